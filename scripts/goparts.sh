@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds CoreDNS, etcd, grpcurl, Helm and programs of Kubernetes for the tests, once for each version; minutes the first
+# Builds CoreDNS, etcd, grpcurl, Helm, metrics-server and programs of Kubernetes for the tests, once for each version; minutes the first
 # time, nothing after.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
@@ -10,6 +10,7 @@ cd "$(dirname "$0")/../tests/real"
 coredns=1.15.0
 grpcurl=1.9.3
 helm=4.3.1
+metrics=0.9.0
 etcd=$(sed -n 's/^require go.etcd.io\/etcd\/server\/v3 v//p' etcd/go.mod)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
 export CGO_ENABLED=0 GOFLAGS=-trimpath
@@ -40,6 +41,13 @@ fi
 if [[ ! -x $cache/helm-$helm/helm ]]; then
   GOBIN=$build go install -ldflags='-s -w' "helm.sh/helm/v4/cmd/helm@v$helm"
   keep "$build/helm" "$cache/helm-$helm/helm"
+fi
+
+if [[ ! -x $cache/metrics-server-$metrics/metrics-server ]]; then
+  # As Kubernetes' own programs, below.
+  GOBIN=$build go install -ldflags="-s -w -X k8s.io/client-go/pkg/version.gitVersion=v$metrics" \
+    "sigs.k8s.io/metrics-server/cmd/metrics-server@v$metrics"
+  keep "$build/metrics-server" "$cache/metrics-server-$metrics/metrics-server"
 fi
 
 # One of Kubernetes' own programs.

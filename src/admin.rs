@@ -42,7 +42,7 @@ use events::Events;
 
 pub use asker::Asker;
 pub use enrol::Invited;
-pub use health::health;
+pub use health::{Pulse, health};
 pub use page::{Streams, Viewers};
 pub use readiness::Readiness;
 pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};

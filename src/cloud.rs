@@ -117,6 +117,7 @@ impl Pod {
         let Prepared { files, ports, gates, client_ports, interception, viewers } =
             startup.finish(prepared)?;
         let port = ports.grpc.at().port();
+        interception.iter().for_each(Interception::mark_own);
         let mut core = Core::new(&settings, &files, port, ports.own(&client_ports));
         let bound = PodBound {
             grpc: ports.grpc.at(),
@@ -161,8 +162,8 @@ impl Pod {
         };
         admin.spawn(listeners, &pod.stopping.admin);
         admin.follow_certificates(settings.certificates(), settings.authorities(), &pod.stopping.admin);
+        balance::spawn(&core.context, &settings);
         let proxies = settings.server.proxy_protocol;
-        balance::spawn(&core.context, settings.registry.rebalance);
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
         let PodBound { grpc, log, .. } = &pod.bound;
         info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");

@@ -15,6 +15,7 @@ mod keeper;
 mod names;
 mod node;
 mod profile;
+mod reach;
 mod renewal;
 mod request;
 
@@ -23,6 +24,7 @@ pub use approver::Approver;
 pub use asked::Asked;
 pub use content::Content;
 pub use error::CsrError;
-pub use judge::{Verdict, judge};
+pub use judge::{Facts, Verdict, judge};
 pub use keeper::{Keeper, Names};
 pub use profile::Profile;
+pub use reach::Reach;

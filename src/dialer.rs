@@ -149,7 +149,10 @@ impl TargetDialer {
                 if self.listening.holds(at, own) {
                     return Err(self.ours(target).into());
                 }
-                found.push(at);
+                // At a node that is loopback by another name, from which who asks may have been kept.
+                if !(at_node && ip.is_unspecified()) {
+                    found.push(at);
+                }
             }
         }
         if !found.is_empty() {

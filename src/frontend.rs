@@ -38,10 +38,10 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tracing::debug;
 
 use crate::names::{NameError, Target};
+use crate::net::tls::Fault;
 use crate::protocol::Refusal;
-use crate::registry::{NotFound, NotLocated};
+use crate::registry::NotLocated;
 use crate::route::RouteError;
-use statuses::in_general;
 use trace::TRACE;
 
 /// Why a client gets no session.
@@ -71,6 +71,9 @@ pub enum Denial {
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),
+    /// The target was reached, and the TLS that this process speaks with it came to nothing.
+    #[error("TLS with the target failed: {0}")]
+    TargetTls(Fault),
     /// User and password are missing.
     #[error("this proxy needs a user and a password")]
     Credentials,
@@ -142,30 +145,6 @@ impl Denial {
     /// What the operator or the user can do about it: the answer's line `next:`.
     pub fn next_step(&self) -> &'static str {
         self.row().2
-    }
-
-    /// What went wrong. A client that is not `trusted` is shown neither addresses nor times of last contact.
-    pub fn sentence(&self, trusted: bool) -> String {
-        match self {
-            Self::Route(RouteError::Offline { node, .. }) if !trusted => {
-                RouteError::Offline { node: node.clone(), missing: NotFound::default() }.to_string()
-            }
-            Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
-                format!("node {node}: {}", in_general(refusal.code))
-            }
-            Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
-            Self::Direct(refusal) | Self::Cloud(refusal) if !trusted => in_general(refusal.code).to_owned(),
-            Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
-                format!("{ip} is an address at several nodes")
-            }
-            Self::NotLocated(NotLocated::NoService(_) | NotLocated::NoPort { .. }) if !trusted => {
-                "there is no such Service, or it has no such port".to_owned()
-            }
-            Self::NotLocated(NotLocated::NoEndpoint(..)) if !trusted => {
-                "the Service has no ready endpoint".to_owned()
-            }
-            other => other.to_string(),
-        }
     }
 
     /// The whole answer. The reason phrase carries the cause, since ssh behind its helpers shows nothing else.
@@ -302,6 +281,7 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 mod tests {
     use super::*;
     use crate::protocol::Code;
+    use crate::registry::NotFound;
     use crate::registry::Unreachable;
     use std::time::Duration;
 

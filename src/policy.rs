@@ -26,7 +26,7 @@ pub use ports::{KUBELET, ProxyPorts, StandsFor, WrongPort};
 pub use targets::{Listening, TargetEntry, Targets};
 pub use tokens::{Tokens, Unproven};
 #[cfg(feature = "kubernetes")]
-pub(crate) use zone::is_reserved;
+pub(crate) use zone::{CLUSTER_DOMAIN, is_reserved};
 pub use zone::{Nameless, Zone};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.

@@ -1,12 +1,14 @@
 //! Health alone, for a process that has nothing else to show.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use tokio::time::Instant;
 use tracing::{Span, info_span};
 
 use super::answers::{NOT_FOUND, ready};
@@ -19,18 +21,46 @@ use crate::net::listen::Listener;
 use crate::policy::Networks;
 use crate::telemetry::Metrics;
 
-/// Answers `/livez` and `/readyz`, and nothing else, until draining begins.
-pub async fn health(listener: Listener, readiness: Readiness, drain: Drain) {
+/// Whether work that never ends goes on: it says so by itself. Cheap to clone; clones share it.
+#[derive(Debug, Clone)]
+pub struct Pulse(Arc<Mutex<Instant>>);
+
+impl Pulse {
+    /// As if there had been a beat now.
+    pub fn new() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+
+    /// The work goes on.
+    pub fn beat(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Whether there was a beat within five minutes.
+    fn is_felt(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < STILL
+    }
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Answers `/livez`, which is well for as long as `pulse` is felt, and `/readyz`, and nothing else, until draining begins.
+pub async fn health(listener: Listener, readiness: Readiness, pulse: Pulse, drain: Drain) {
     let Metrics { connections_refused, refusals, .. } = Metrics::edge();
     let door = Door::new(Limits::slots(CONNECTIONS));
     let entrance =
         Entrance { listener, door, proxies: Networks::default(), refused: connections_refused, refusals };
-    entrance.run(Arc::new(Health { readiness, drain: drain.clone() }), drain).await;
+    entrance.run(Arc::new(Health { readiness, pulse, drain: drain.clone() }), drain).await;
 }
 
 #[derive(Debug)]
 struct Health {
     readiness: Readiness,
+    pulse: Pulse,
     drain: Drain,
 }
 
@@ -40,17 +70,44 @@ impl ConnectionHandler for Health {
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
-        let answer = async |request: Request<Incoming>| self.answer(&request).map(Reply::Left);
+        let answer = async |request: Request<Incoming>| self.answer(request.uri().path()).map(Reply::Left);
         connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
     }
 }
 
 impl Health {
-    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        match request.uri().path() {
-            "/livez" => plain_text(StatusCode::OK, "ok\n"),
+    fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+        match path {
+            "/livez" if self.pulse.is_felt() => plain_text(StatusCode::OK, "ok\n"),
+            "/livez" => plain_text(StatusCode::SERVICE_UNAVAILABLE, "its work stands still: start it anew\n"),
             "/readyz" => ready(&self.readiness),
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
         }
+    }
+}
+
+/// Without a beat for so long the work has ended, or hangs.
+const STILL: Duration = Duration::from_secs(5 * 60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(health: &Health, path: &str) -> StatusCode {
+        health.answer(path).status()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_lives_for_as_long_as_its_work_goes_on() {
+        let (pulse, readiness) = (Pulse::new(), Readiness::waiting_for(&["requests"]));
+        let health = Health { readiness, pulse: pulse.clone(), drain: Drain::new() };
+        tokio::time::advance(STILL - Duration::from_secs(1)).await;
+        assert_eq!(asked(&health, "/livez"), StatusCode::OK);
+        assert_eq!(asked(&health, "/readyz"), StatusCode::SERVICE_UNAVAILABLE);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(asked(&health, "/livez"), StatusCode::SERVICE_UNAVAILABLE);
+        pulse.beat();
+        assert_eq!(asked(&health, "/livez"), StatusCode::OK, "it was slow, and goes on");
+        assert_eq!(asked(&health, "/metrics"), StatusCode::NOT_FOUND);
     }
 }

@@ -13,7 +13,15 @@ fn cloud(nodes: &[&str]) -> Admin {
     for (number, node) in (1..).zip(nodes) {
         let peer = Peer::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(number), peer, None, Dialect::Plain);
-        registry.insert(Linked { sender, instance: None, from: ([10, 0, 0, 1], 5).into() }, false);
+        registry.insert(
+            Linked {
+                sender,
+                instance: None,
+                from: ([10, 0, 0, 1], 5).into(),
+                ips: std::sync::Arc::default(),
+            },
+            false,
+        );
     }
     admin(Program::Cloud(PodView {
         registry,

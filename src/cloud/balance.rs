@@ -1,4 +1,5 @@
-//! Tells the other pods how many nodes this one has, and asks edges to link there if it has too many.
+//! Tells the other pods how many nodes this one has, and whether it is to be told of theirs, and asks edges to link there if
+//! it has too many.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,11 +8,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::info_span;
 
 use super::context::PodContext;
+use crate::config::cloud::Cloud;
 use crate::protocol::Load;
 use crate::registry::{ANNOUNCE_EVERY, Balance, PodLoad, Siblings, Weights};
 
-/// Runs until the pod's links end. `moves`: whether edges are asked at all.
-pub(super) fn spawn(shared: &PodContext, moves: bool) {
+/// Runs until the pod's links end.
+pub(super) fn spawn(shared: &PodContext, settings: &Cloud) {
+    let (moves, catches) = (settings.registry.rebalance, settings.intercept.is_some());
     let Some(siblings) = shared.siblings.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.ground.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {
@@ -28,9 +31,10 @@ pub(super) fn spawn(shared: &PodContext, moves: bool) {
             let (nodes, asked) = shared.registry.held();
             if told.is_none_or(|told| told.elapsed() >= ANNOUNCE_EVERY) {
                 told = Some(Instant::now());
-                // Who has no nodes has nothing to compare.
-                let hold = moves && !stopping && nodes > 0;
-                siblings.announce_load(Load { nodes: nodes as u64, stopping }, hold);
+                // Who has no nodes has nothing to compare; who catches is to hear of the others' at once.
+                let hold = !stopping && (moves && nodes > 0 || catches);
+                let load = Load { nodes: nodes as u64, stopping, catches: catches && !stopping };
+                siblings.announce_load(load, hold);
             }
             if moves && !stopping {
                 let asked = even_out(&mut balance, nodes.saturating_sub(asked), &siblings, &shared);

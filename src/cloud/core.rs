@@ -69,7 +69,7 @@ impl Core {
         let ground = ground(settings, &metrics, &links);
         let table = ground.table.clone();
         let enrolment = enrol::start(settings, files, &readiness, &links);
-        let shown = kubernetes::edge_certificates(settings, &links);
+        let shown = kubernetes::edges_nodes(settings, &links);
         let proven = Proven::start(files.tokens.clone(), enrolment.clone(), shown, table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());

@@ -5,7 +5,9 @@ use super::Pod;
 use super::kubernetes::reached;
 use crate::config::cloud::Cloud;
 #[cfg(feature = "kubernetes")]
-use crate::csr::{Keeper, Names, Profile};
+use crate::config::cloud::ServerNames;
+#[cfg(feature = "kubernetes")]
+use crate::csr::{Keeper, Names, Profile, Reach};
 
 /// The certificates that a pod has signers issue; by default none.
 #[derive(Debug, Default)]
@@ -56,8 +58,8 @@ fn keepers(settings: &Cloud) -> Vec<Keeper> {
     let Some(csr) = &settings.csr else { return Vec::new() };
     let server = csr
         .server
-        .as_ref()
-        .map(|server| (Profile::Server, Names::Of(server.services.clone(), server.names.clone())));
+        .clone()
+        .map(|ServerNames { services, names }| (Profile::Server, Names::Of(Reach { services, names })));
     let proxy_client = csr.proxy_client.then(|| (Profile::ProxyClient, Names::Fixed(Default::default())));
     let keeper = |(profile, names): (Profile, Names)| {
         Keeper::new(reached(&csr.cluster), profile, profile.file(&csr.dir), names, csr.lifetime)

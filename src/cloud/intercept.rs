@@ -72,10 +72,14 @@ pub(super) fn prepare(
 }
 
 impl Interception {
+    /// Has the mark on all that this process sends from now on: to be called before it sends anything.
+    pub(super) fn mark_own(&self) {
+        mark::set(self.settings.mark.mark);
+    }
+
     /// Catches from now on, until the pod begins to stop. The receiver hears once nothing is caught any more.
     pub(super) fn spawn(self, core: &Core, cloud: &Cloud) -> oneshot::Receiver<()> {
         let Self { table, caught, settings } = self;
-        mark::set(settings.mark.mark);
         if cloud.addresses.cluster.is_none() && !settings.trust_edges {
             info!(
                 "what edges say of their own addresses counts for nothing, as no Kubernetes is asked that could contradict \
@@ -151,7 +155,9 @@ fn kind(why: &CatchError) -> FaultKind {
         CatchError::Denied => FaultKind::Permission,
         CatchError::Owned(_) => FaultKind::Port,
         CatchError::Foreign(_) => FaultKind::Config,
-        CatchError::Program(_) | CatchError::Silent | CatchError::Failed(_) => FaultKind::System,
+        CatchError::Program(_) | CatchError::Old | CatchError::Silent | CatchError::Failed(_) => {
+            FaultKind::System
+        }
     }
 }
 

@@ -6,11 +6,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::proven::EdgeCertificates;
+use super::proven::Nodes;
 use crate::admin::Readiness;
 use crate::config::cloud::{AddressSettings, Cloud, ClusterSettings};
-#[cfg(feature = "kubernetes")]
-use crate::csr::Profile;
 use crate::drain::Drain;
 use crate::net::tls::Agents;
 use crate::policy::ProxyPorts;
@@ -143,9 +141,7 @@ pub(super) fn reached(cluster: &ClusterSettings) -> registry::Cluster {
 /// Whose certificates edges may show; `None`: nobody's.
 #[cfg(feature = "kubernetes")]
 pub(super) fn agents(settings: &Cloud) -> Option<Agents> {
-    let ca = settings.csr.as_ref()?.agent_ca.clone()?;
-    let profile = Profile::Agent;
-    Some(Agents { ca, common_name: profile.common_name(), organization: profile.organization() })
+    Some(Agents { ca: settings.csr.as_ref()?.agent_ca.clone()? })
 }
 
 /// Nobody's: a build without Kubernetes has no cluster in its settings.
@@ -156,14 +152,14 @@ pub(super) fn agents(_: &Cloud) -> Option<Agents> {
 
 /// Follows the Nodes for which edges' certificates count, if any do.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
-pub(super) fn edge_certificates(settings: &Cloud, drain: &Drain) -> Option<EdgeCertificates> {
-    let agents = agents(settings)?;
+pub(super) fn edges_nodes(settings: &Cloud, drain: &Drain) -> Option<Nodes> {
+    agents(settings)?;
     #[cfg(feature = "kubernetes")]
     {
         let followed = NodeWatch::new(reached(&settings.csr.as_ref()?.cluster));
         let nodes = followed.known();
         drain.spawn(tracing::info_span!("nodes"), followed.follow(drain.clone()));
-        Some(EdgeCertificates { agents, nodes })
+        Some(nodes)
     }
     #[cfg(not(feature = "kubernetes"))]
     None

@@ -116,17 +116,19 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let edge = hello.instance.map(field::debug);
     info!(link = %sender.id, node = %hello.node, %from, edge, dialect = %hello.dialect, "node is linked");
     shared.proven.begin(&sender, &evidence);
-    let linked = Linked { sender: sender.clone(), instance: hello.instance, from };
+    let ips = hello.ips.iter().copied().collect();
+    let linked = Linked { sender: sender.clone(), instance: hello.instance, from, ips };
     if let Some(silent) = shared.registry.insert(linked, hello.beside) {
         move_from(&silent, &shared);
     }
     shared.finder.gained(&hello.node);
-    make_way(shared.ground.table.instance(), hello.node, None, &shared);
+    make_way(shared.ground.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
     let why = run(link, &shared).await;
     shared.registry.ended(&sender, &why.to_string());
+    shared.finder.lost(&hello.node);
     shared.proven.end(&sender);
 }
 
@@ -181,7 +183,7 @@ async fn run(mut link: Link, shared: &PodContext) -> LinkEnded {
             Ok(Event::RelayRequest(request)) => requests::answer(request, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
-                if let Some(at) = shared.finder.on_found(&link.sender, &node, found) {
+                if let Some(at) = shared.finder.on_found(&link.sender, &node, found.clone()) {
                     make_way(at, node, Some(found), shared);
                 }
             }

@@ -29,18 +29,13 @@ pub(super) struct Proven {
     tokens: Reload<Tokens>,
     /// Who has joined by invitation; `None`: nobody.
     enrolment: Option<Arc<Enrolment>>,
-    /// Whose certificates prove edges; `None`: nobody's.
-    certificates: Option<EdgeCertificates>,
+    /// The Nodes for which edges' certificates count; `None`: no certificate proves an edge.
+    nodes: Option<Nodes>,
     links: Mutex<HashMap<LinkId, Proof>>,
 }
 
-/// Certificates of edges, and the Nodes for which they count.
-#[derive(Debug, Clone)]
-pub(super) struct EdgeCertificates {
-    pub(super) agents: Agents,
-    /// All Nodes of the cluster; `None` until they are known.
-    pub(super) nodes: watch::Receiver<Option<BTreeSet<String>>>,
-}
+/// All Nodes of the cluster; `None` until they are known.
+pub(super) type Nodes = watch::Receiver<Option<BTreeSet<String>>>;
 
 /// What an edge says, and the node of the certificate that it has shown, if any.
 #[derive(Debug, Clone)]
@@ -56,8 +51,9 @@ struct Proof {
     evidence: Evidence,
 }
 
-/// Reads the token file; `None`: it cannot be read, which `startup` has noted.
-pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>> {
+/// Reads the token file; `None`: it cannot be read, which `startup` has noted. `certificates`: edges may prove themselves by
+/// those as well.
+pub(super) fn read(file: &Path, certificates: bool, startup: &mut Startup) -> Option<Reload<Tokens>> {
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
     let tokens = Reload::file(file, move |text| {
         let tokens = Tokens::parse(&String::from_utf8_lossy(text));
@@ -66,7 +62,7 @@ pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>>
         }
         if !tokens.is_empty() {
             first.store(false, Relaxed);
-        } else if !first.load(Relaxed) {
+        } else if !first.load(Relaxed) && !is_meant(&tokens, certificates) {
             // An operator who wants to shut out every edge can stop the pod; here it is more likely a slip.
             return Err("it holds no token, which would end every link: leave at least one line".into());
         }
@@ -74,9 +70,16 @@ pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>>
     });
     let tokens = startup.keep(FaultKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
     if tokens.load().is_empty() {
-        warn!(file = %file.display(), "the token file holds no token: every edge is refused until it has one");
+        let who = if certificates { "every edge without a certificate" } else { "every edge" };
+        warn!(file = %file.display(), "the token file holds no token: {who} is refused until it has one");
     }
     Some(tokens)
+}
+
+/// Whether a file without any token is meant to be so: where edges have certificates, it may hold those alone that are shut
+/// out.
+fn is_meant(tokens: &Tokens, certificates: bool) -> bool {
+    certificates && tokens.shut_some_out()
 }
 
 impl Proven {
@@ -84,12 +87,12 @@ impl Proven {
     pub(super) fn start(
         tokens: Reload<Tokens>,
         enrolment: Option<Arc<Enrolment>>,
-        certificates: Option<EdgeCertificates>,
+        nodes: Option<Nodes>,
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
-        let proven = Arc::new(Self { tokens, enrolment, certificates, links: Mutex::default() });
+        let proven = Arc::new(Self { tokens, enrolment, nodes, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
         proven
     }
@@ -102,8 +105,8 @@ impl Proven {
     /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
     /// one node's.
     pub(super) fn edge(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
-        let agents = &self.certificates.as_ref()?.agents;
-        agents.node(leaf).map(|node| node?.parse().ok())
+        self.nodes.as_ref()?;
+        Agents::node(leaf).map(|node| node?.parse().ok())
     }
 
     /// What the token file, and the edges that are linked here, say of the addresses of nodes.
@@ -129,16 +132,19 @@ impl Proven {
         }
     }
 
-    /// Checks what the edge has shown. With a certificate for its node that counts alone: whose Node is gone comes in by no
-    /// token. Of tokens what it has joined with counts as well as a line of its own.
+    /// Checks what the edge has shown. A node whose line has no token is shut out, whatever it shows. A certificate for its
+    /// node counts alone: whose Node is gone comes in by no token. Of tokens what it has joined with counts as well as a line of its own.
     ///
     /// # Errors
     ///
     /// The reason, for the log alone.
     pub(super) fn check(&self, Evidence { hello, agent }: &Evidence) -> Result<(), Unproven> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
-        if let Some(certificates) = self.certificates.as_ref().filter(|_| agent.as_ref() == Some(node)) {
-            return match &*certificates.nodes.borrow() {
+        if tokens.shut_out(node) {
+            return Err(Unproven::ShutOut(node.clone()));
+        }
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| agent.as_ref() == Some(node)) {
+            return match &*nodes.borrow() {
                 None => Err(Unproven::NodesUnknown),
                 Some(nodes) if nodes.contains(node.as_str()) => Ok(()),
                 Some(_) => Err(Unproven::NoNode(node.clone())),
@@ -171,7 +177,7 @@ impl Proven {
     /// Until draining begins, ends each link whose token has left the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
-        let mut nodes = self.certificates.as_ref().map(|certificates| certificates.nodes.clone());
+        let mut nodes = self.nodes.clone();
         let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
         let mut known = self.tokens.load();
         loop {
@@ -187,13 +193,18 @@ impl Proven {
                 _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
             }
-            let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
-            revoked.retain(|proof| self.check(&proof.evidence).is_err());
+            let all: Vec<Proof> = self.lock().values().cloned().collect();
+            let revoked =
+                all.into_iter().filter_map(|proof| Some((self.check(&proof.evidence).err()?, proof)));
+            let revoked: Vec<_> = revoked.collect();
             if revoked.is_empty() {
                 continue;
             }
-            let names: Vec<&str> =
-                revoked.iter().take(MOST_NAMED).map(|proof| proof.evidence.hello.node.as_str()).collect();
+            let names: Vec<&str> = revoked
+                .iter()
+                .take(MOST_NAMED)
+                .map(|(_, proof)| proof.evidence.hello.node.as_str())
+                .collect();
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
@@ -209,24 +220,25 @@ impl Proven {
 }
 
 /// Ends links, after their sessions were told why.
-async fn end_all(revoked: Vec<Proof>, table: &SessionTable) {
-    for Proof { sender, evidence } in &revoked {
+async fn end_all(revoked: Vec<(Unproven, Proof)>, table: &SessionTable) {
+    for (why, Proof { sender, evidence }) in &revoked {
         let node = &evidence.hello.node;
-        let why = match evidence.agent {
-            Some(_) => format!("Node {node} was deleted"),
-            None => format!("the token of node {node} was revoked"),
+        let why = match why {
+            Unproven::NoNode(_) => format!("Node {node} was deleted"),
+            Unproven::ShutOut(_) => format!("node {node} was shut out"),
+            _ => format!("the token of node {node} was revoked"),
         };
         table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
     }
     // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
     let said = async {
         let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
-        while revoked.iter().any(|proof| !proof.sender.is_closed() && says(&proof.sender)) {
+        while revoked.iter().any(|(_, proof)| !proof.sender.is_closed() && says(&proof.sender)) {
             sleep(POLL_INTERVAL).await;
         }
     };
     let _ = tokio::join!(sleep(LAST_WORDS), timeout(MOST_LAST_WORDS, said));
-    for proof in revoked {
+    for (_, proof) in revoked {
         proof.sender.close();
     }
 }
@@ -253,3 +265,77 @@ const MOST_LAST_WORDS: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The least time for resets to leave before their link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Dialect;
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    /// What the edge of node1 says, with that token and the certificate of that node.
+    fn evidence(token: &str, agent: Option<&str>) -> Evidence {
+        let hello = Hello {
+            node: node("node1"),
+            token: token.to_owned(),
+            instance: None,
+            dialect: Dialect::Plain,
+            beside: false,
+            ips: Box::default(),
+        };
+        Evidence { hello, agent: agent.map(node) }
+    }
+
+    fn proven(nodes: Option<Nodes>) -> Proven {
+        let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
+        Proven { tokens, enrolment: None, nodes, links: Mutex::default() }
+    }
+
+    #[test]
+    fn a_certificate_counts_while_its_node_is_known_to_exist_and_then_no_token_does() {
+        let nodes = watch::Sender::new(None);
+        let proven = proven(Some(nodes.subscribe()));
+        let says = |token: &str, agent: Option<&str>| proven.check(&evidence(token, agent));
+        // kube-apiserver has not answered since the start: who shows a certificate waits, and tokens alone are as ever.
+        for token in ["right", "wrong"] {
+            assert!(matches!(says(token, Some("node1")), Err(Unproven::NodesUnknown)), "{token}");
+        }
+        assert!(says("right", None).is_ok() && says("wrong", None).is_err());
+        nodes.send_replace(Some(["node1".to_owned()].into()));
+        assert!(says("wrong", Some("node1")).is_ok());
+        // Another node's proves nothing, and the token is asked for.
+        assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
+        nodes.send_replace(Some(["node2".to_owned()].into()));
+        assert!(matches!(says("right", Some("node1")), Err(Unproven::NoNode(_))));
+        assert!(says("right", None).is_ok());
+    }
+
+    #[test]
+    fn where_no_certificate_counts_tokens_do() {
+        let proven = proven(None);
+        assert!(proven.check(&evidence("right", Some("node1"))).is_ok());
+        assert!(proven.check(&evidence("wrong", Some("node1"))).is_err());
+    }
+
+    /// Kubernetes keeps its Node, and kubelet's credential gets it a certificate again.
+    #[test]
+    fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
+        let nodes = watch::Sender::new(Some(["node1".to_owned()].into()));
+        for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
+            let tokens = Reload::fixed(Tokens::parse(text));
+            let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };
+            let judged = proven.check(&evidence("a", Some("node1")));
+            assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
+            assert!(is_in || judged == Err(Unproven::ShutOut(node("node1"))), "{judged:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_only_shuts_nodes_out_is_meant_so_where_edges_have_certificates() {
+        let meant = |text, certificates| is_meant(&Tokens::parse(text), certificates);
+        assert!(meant("node1:\n", true) && !meant("node1:\n", false));
+        assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a slip");
+    }
+}

@@ -104,7 +104,8 @@ fn remedy(fault: &Fault) -> &'static str {
         }
         Fault::NoTls => "; something else than an edge has come to this port",
         fault if fault.is_of_the_certificate() => {
-            "; edges show no certificate here, and another pod has to show one that mode.cloud.stream.server.ca has signed"
+            "; an edge may show one (its mode.edge.csr) only of an authority in agent_ca of our mode.cloud.csr, and another \
+             pod has to show one that mode.cloud.stream.server.ca has signed"
         }
         _ => "",
     }

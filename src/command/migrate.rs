@@ -51,6 +51,8 @@ enum Verdict {
     Changed,
     /// Nothing stands for it.
     Gone,
+    /// Nobody here knows what it was for.
+    Unknown,
 }
 
 /// Our settings, and behind `#` a line for each setting of the old deployment. `stdin` is read where a file is `-`. Blocks

@@ -1,4 +1,4 @@
-//! Asks a pod or edge of this machine over its admin socket.
+//! Asks a program of this machine: a pod or an edge over its admin socket, another at its port.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use http::{Method, Request};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -60,9 +61,19 @@ pub(super) async fn ask(
         io::ErrorKind::NotFound => failed(&"there is none; start its program, or name another with --socket"),
         _ => failed(&cause),
     })?;
+    exchange(stream, method, path, body.into()).await.map_err(|cause| failed(&cause))
+}
+
+/// One request over a stream, and its answer, as [`ask`]; else why there is none.
+pub(super) async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> Result<(u16, Bytes), String> {
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let mut request = Request::new(Full::new(body.into()));
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
         *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
         request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
@@ -79,9 +90,9 @@ pub(super) async fn ask(
     };
     match timeout(PATIENCE, exchange).await {
         Ok(Ok((status, Ok(body)))) => Ok((status, body)),
-        Ok(Ok((_, Err(cause)))) => Err(failed(&cause)),
-        Ok(Err(cause)) => Err(failed(&cause)),
-        Err(_) => Err(failed(&format_args!("no answer within {PATIENCE:?}"))),
+        Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
+        Ok(Err(cause)) => Err(cause.to_string()),
+        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
     }
 }
 

@@ -4,6 +4,13 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::{Api, Client};
+
+use super::error::{CsrError, within};
+use crate::registry::Cluster;
+
 /// The names and addresses of kube-apiserver, as far as they are known.
 #[derive(Debug, Clone, Default)]
 pub struct Apiserver(BTreeSet<String>);
@@ -16,11 +23,26 @@ impl Apiserver {
         Self(hosts.filter(|host| !is_loopback(host)).collect())
     }
 
+    /// What this cluster's files say, and the Service `kubernetes` with its endpoints, which all clusters have.
+    ///
+    /// # Errors
+    ///
+    /// kube-apiserver does not answer, or does not let us.
+    pub(super) async fn look_up(cluster: &Cluster, client: &Client) -> Result<Self, CsrError> {
+        let services: Api<Service> = Api::namespaced(client.clone(), DEFAULT);
+        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), DEFAULT);
+        let service = within(services.get_opt(KUBERNETES)).await?;
+        let slice = within(slices.get_opt(KUBERNETES)).await?;
+        let own = service.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
+        let endpoints = slice.into_iter().flat_map(|slice| slice.endpoints).flat_map(|one| one.addresses);
+        Ok(Self::new(cluster.hosts().await?.into_iter().chain(own).chain(endpoints)))
+    }
+
     /// Whether this name or address, or one that it covers, is kube-apiserver's.
     pub fn is_at(&self, name: &str) -> bool {
         let name = plain(name);
         name.contains('*')
-            || name == "kubernetes"
+            || name == KUBERNETES
             || name.starts_with("kubernetes.default")
             || self.0.contains(&name)
     }
@@ -36,3 +58,7 @@ fn plain(host: &str) -> String {
 fn is_loopback(host: &str) -> bool {
     host.parse::<IpAddr>().map_or(host == "localhost", |ip| ip.is_loopback())
 }
+
+/// Its Service, and the EndpointSlice of that.
+const KUBERNETES: &str = "kubernetes";
+const DEFAULT: &str = "default";

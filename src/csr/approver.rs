@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -17,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::error::{CsrError, within};
-use super::{Apiserver, Asked, Profile, Verdict, judge};
+use super::{Apiserver, Asked, Facts, Profile, Reach, Verdict, judge};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::registry::Cluster;
@@ -28,33 +29,36 @@ use crate::telemetry::{AUDIT, printable};
 pub struct Approver {
     cluster: Cluster,
     pods: String,
-    apiserver: Option<String>,
+    reach: Reach,
 }
 
 impl Approver {
-    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`. `apiserver`
-    /// is what kube-apiserver is reached by beside what the cluster's settings say.
-    pub fn new(cluster: Cluster, pods: String, apiserver: Option<String>) -> Self {
-        Self { cluster, pods, apiserver }
+    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`, `reach` by what
+    /// their ports may be reached; the namespace of `cluster` is that of its Services.
+    pub fn new(cluster: Cluster, pods: String, reach: Reach) -> Self {
+        Self { cluster, pods, reach }
     }
 
-    /// Works until draining begins. `report` is told whether requests are seen, now and whenever that changes; it must be
-    /// quick.
+    /// Works until draining begins. `report` is told whether requests are seen, every few minutes at the least, so that who
+    /// hears nothing knows that this has stopped; it must be quick.
     pub async fn run(self, report: impl Fn(Result<(), String>), drain: Drain) {
         let work = async {
             let mut backoff = Backoff::new();
             loop {
+                let was_seen = AtomicBool::new(false);
                 let seen = || {
+                    was_seen.store(true, Relaxed);
                     report(Ok(()));
                 };
-                // What could not be recorded is tried again with the next list.
-                let Ok(ended) = timeout(LIST_EVERY, self.look(&seen)).await else {
-                    backoff = Backoff::new();
-                    continue;
-                };
-                let cause = match ended {
-                    Ok(never) => match never {},
-                    Err(cause) => cause,
+                let cause = match timeout(LIST_EVERY, self.look(&seen)).await {
+                    Ok(Ok(never)) => match never {},
+                    Ok(Err(cause)) => cause,
+                    // What could not be recorded is tried again with the next list.
+                    Err(_) if was_seen.into_inner() => {
+                        backoff = Backoff::new();
+                        continue;
+                    }
+                    Err(_) => CsrError::Watch(format!("not all requests were seen within {LIST_EVERY:?}")),
                 };
                 warn!("requests cannot be seen, trying on: {cause}");
                 report(Err(cause.to_string()));
@@ -70,8 +74,8 @@ impl Approver {
     /// Judges all that there are, then each that comes. The client is made anew each time: its token may be over.
     async fn look(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
         let (client, _) = self.cluster.connect().await?;
-        let hosts = self.cluster.hosts().await?.into_iter().chain(self.apiserver.clone());
-        self.follow(client, &Apiserver::new(hosts), seen).await
+        let apiserver = Apiserver::look_up(&self.cluster, &client).await?;
+        self.follow(client, &apiserver, seen).await
     }
 
     async fn follow(
@@ -116,21 +120,31 @@ impl Approver {
             debug!(csr = csr.name_any(), "not ours: it is no request that can be read");
             return Ok(());
         };
-        let addresses = match (asked.profile(), asked.node()) {
-            (Some(Profile::Agent), Some(node)) => within(nodes.get_opt(node)).await?.as_ref().map(addresses),
-            _ => None,
+        let facts = match (asked.profile(), asked.node()) {
+            (Some(Profile::Agent), Some(node)) => {
+                let addresses = within(nodes.get_opt(node)).await?.as_ref().map(addresses);
+                Facts { addresses, ..Facts::default() }
+            }
+            // Others are refused whatever they ask for.
+            (Some(Profile::Server), _) if asked.requester == self.pods => {
+                Facts { reached: self.reach.look_up(&self.cluster).await?.names, ..Facts::default() }
+            }
+            _ => Facts::default(),
+        };
+        let (Some(uid), Some(version)) = (csr.uid(), csr.resource_version()) else {
+            return Err(CsrError::Gone);
         };
         let (name, requester) = (csr.name_any(), printable(&asked.requester));
-        let (kind, reason, why) = match judge(&asked, &self.pods, apiserver, addresses.as_ref()) {
+        let (kind, reason, why) = match judge(&asked, &self.pods, apiserver, &facts) {
             Verdict::NotOurs => return Ok(()),
             Verdict::Approve => ("Approved", "AutoApproved", "its requester may have it".to_owned()),
             Verdict::Deny(why) => ("Denied", "NotPermitted", why),
         };
         let message = format!("tunnel approve: {why}");
         let condition = json!({"type": kind, "status": "True", "reason": reason, "message": message});
-        // With the version, so that nobody else's verdict is overwritten.
+        // It counts for this very request alone: neither another one by its name gets it, nor is somebody else's overwritten.
         let patch = json!({
-            "metadata": {"resourceVersion": csr.resource_version()},
+            "metadata": {"uid": uid, "resourceVersion": version},
             "status": {"conditions": [condition]},
         });
         // Before it is done: a stop may come while kube-apiserver does it, and nothing is approved without a line.
@@ -198,7 +212,7 @@ mod tests {
         let profile = Profile::ProxyClient;
         let request = Request::new(profile.common_name(), profile.organization(), &[]).unwrap();
         json!({
-            "metadata": {"name": "csr-1", "resourceVersion": "1"},
+            "metadata": {"name": "csr-1", "uid": "u1", "resourceVersion": "7"},
             "spec": {
                 "request": ByteString(request.pem().as_bytes().to_vec()), "signerName": profile.signer(),
                 "usages": profile.usages(), "username": "pods",
@@ -217,7 +231,7 @@ mod tests {
             let patched = patched.clone();
             async move {
                 if request.method() == http::Method::PATCH {
-                    patched.send(()).await.unwrap();
+                    patched.send(request.into_body().collect_bytes().await.unwrap()).await.unwrap();
                     return std::future::pending().await;
                 }
                 let query = request.uri().query().unwrap_or_default();
@@ -231,10 +245,15 @@ mod tests {
         };
         let client = Client::new(tower::service_fn(answer), "n");
         let cluster = Cluster { kubeconfig: None, namespace: None };
-        let (approver, apiserver) = (Approver::new(cluster, "pods".to_owned(), None), Apiserver::default());
+        let (approver, apiserver) =
+            (Approver::new(cluster, "pods".to_owned(), Reach::default()), Apiserver::default());
         tokio::select! {
             ended = approver.follow(client, &apiserver, &|| ()) => panic!("{ended:?}"),
-            _ = is_patched.recv() => {}
+            patch = is_patched.recv() => {
+                let patch: serde_json::Value = serde_json::from_slice(&patch.unwrap()).unwrap();
+                assert_eq!(patch["metadata"], json!({"uid": "u1", "resourceVersion": "7"}), "for this one alone");
+                assert_eq!(patch["status"]["conditions"][0]["type"], "Approved");
+            }
         }
         let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         assert!(said.contains("audit") && said.contains("approving") && said.contains("csr-1"), "{said}");

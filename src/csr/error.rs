@@ -57,6 +57,17 @@ pub enum CsrError {
         /// Who should have signed it.
         signer: &'static str,
     },
+    /// What was signed is of no use to this machine.
+    #[error(
+        "what was signed ends on {until}, and this machine's clock says {now}: set the clock; if it is right, the signer has to \
+         sign for longer"
+    )]
+    Over {
+        /// Its end.
+        until: String,
+        /// The time here.
+        now: String,
+    },
     /// It could not be made or written.
     #[error(transparent)]
     Pki(#[from] PkiError),

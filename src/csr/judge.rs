@@ -17,19 +17,24 @@ pub enum Verdict {
     Deny(String),
 }
 
-/// Judges a request. `pods` is the user that the tunnel's pods are (their service account), `addresses` are those of the
-/// requester's Node; `None`: there is no such Node.
-pub fn judge(
-    asked: &Asked,
-    pods: &str,
-    apiserver: &Apiserver,
-    addresses: Option<&BTreeSet<IpAddr>>,
-) -> Verdict {
+/// What the cluster says, as far as the request is about it.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// The addresses of the requester's Node; `None`: there is no such Node.
+    pub addresses: Option<BTreeSet<IpAddr>>,
+    /// All names and addresses by which the pods' ports are reached, as certificates have them.
+    pub reached: BTreeSet<String>,
+}
+
+/// Judges a request. `pods` is the user that the tunnel's pods are (their service account).
+pub fn judge(asked: &Asked, pods: &str, apiserver: &Apiserver, facts: &Facts) -> Verdict {
     let Some(profile) = asked.profile() else { return Verdict::NotOurs };
     let permitted = sound(asked, profile).and_then(|()| match profile {
-        Profile::Server => by_pods(asked, pods).and_then(|()| server(&asked.content, apiserver)),
+        Profile::Server => {
+            by_pods(asked, pods).and_then(|()| server(&asked.content, apiserver, &facts.reached))
+        }
         Profile::ProxyClient => by_pods(asked, pods).and_then(|()| proxy_client(&asked.content)),
-        Profile::Agent => agent(asked, addresses),
+        Profile::Agent => agent(asked, facts.addresses.as_ref()),
     });
     permitted.map_or_else(|why| Verdict::Deny(printable(&why)), |()| Verdict::Approve)
 }
@@ -54,15 +59,21 @@ fn by_pods(asked: &Asked, pods: &str) -> Result<(), String> {
     Err(format!("only {pods} may have one, and {:?} asks for it", asked.requester))
 }
 
-fn server(content: &Content, apiserver: &Apiserver) -> Result<(), String> {
+fn server(content: &Content, apiserver: &Apiserver, reached: &BTreeSet<String>) -> Result<(), String> {
     if content.dns.is_empty() && content.ips.is_empty() {
         return Err("it has no alternative name, so that no client could believe it".to_owned());
     }
-    let mut names = content.dns.iter().cloned().chain(content.ips.iter().map(IpAddr::to_string));
-    match names.find(|name| apiserver.is_at(name)) {
-        Some(name) => Err(format!("{name:?} stands for kube-apiserver as well")),
-        None => Ok(()),
+    for name in content.dns.iter().cloned().chain(content.ips.iter().map(IpAddr::to_string)) {
+        if apiserver.is_at(&name) {
+            return Err(format!("{name:?} stands for kube-apiserver as well"));
+        }
+        if !reached.contains(&name) {
+            return Err(format!(
+                "no Service that this approver knows (--service) is reached by {name:?}, nor is it one of its --name"
+            ));
+        }
     }
+    Ok(())
 }
 
 fn proxy_client(content: &Content) -> Result<(), String> {

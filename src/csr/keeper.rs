@@ -7,19 +7,19 @@ use std::collections::BTreeSet;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use k8s_openapi::api::core::v1::Service;
-use kube::Api;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::error::{CsrError, within};
+use super::error::CsrError;
+use super::reach::Found;
 use super::request::signed;
-use super::{Apiserver, Profile, names, node, renewal};
+use super::{Profile, Reach, names, renewal};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::net::reload::look_now;
+use crate::net::tls::{Ends, date};
 use crate::pki;
 use crate::registry::Cluster;
 use held::Held;
@@ -44,9 +44,9 @@ pub struct Keeper {
 pub enum Names {
     /// These.
     Fixed(BTreeSet<String>),
-    /// Those of Services of our namespace, these, and loopback's. They are looked up once a minute, and with a new one
-    /// the certificate is asked for anew.
-    Of(Vec<String>, BTreeSet<String>),
+    /// Those by which the ports are reached, which are looked up once a minute; with a new one the certificate is asked for
+    /// anew.
+    Of(Reach),
 }
 
 impl Keeper {
@@ -137,28 +137,12 @@ impl Keeper {
     }
 
     async fn wanted(&self) -> Result<BTreeSet<String>, CsrError> {
-        let (services, more) = match &self.names {
+        let reach = match &self.names {
             Names::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
-            Names::Of(services, more) => (services, more),
+            Names::Of(reach) => reach,
         };
-        let mut all = more.clone();
-        all.extend(names::LOOPBACK.map(str::to_owned));
-        if services.is_empty() {
-            return Ok(names::canonical(all));
-        }
-        let (client, namespace) = self.cluster.connect().await?;
-        let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
-        let mut nodes = None;
-        for name in services {
-            let found = within(api.get_opt(name)).await?;
-            let service = found.ok_or_else(|| CsrError::NoService(name.clone(), namespace.clone()))?;
-            if names::is_node_port(&service) && nodes.is_none() {
-                let apiserver = Apiserver::new(self.cluster.hosts().await?);
-                nodes = Some(node::reached(client.clone(), &apiserver).await?);
-            }
-            names::of_service(&service, nodes.as_ref().unwrap_or(&BTreeSet::new()), &mut all);
-        }
-        Ok(names::canonical(all))
+        let Found { names, missing } = reach.look_up(&self.cluster).await?;
+        missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
     }
 
     /// Makes a key, has a certificate for it signed, and puts both into the file.
@@ -169,21 +153,37 @@ impl Keeper {
         let request = pki::Request::new(profile.common_name(), profile.organization(), &names)?;
         let (client, _) = self.cluster.connect().await?;
         let signed = signed(client, profile, self.lifetime, request.pem()).await?;
-        let (issued, file) = (request.signed(&signed)?, self.file.clone());
+        self.take_up(request, &signed, wanted).await
+    }
+
+    /// Puts what was signed into the file, unless it is over: that would be asked for anew without end, and what there is may
+    /// last longer.
+    async fn take_up(
+        &mut self,
+        request: pki::Request,
+        signed: &str,
+        wanted: BTreeSet<String>,
+    ) -> Result<(), CsrError> {
+        let (issued, file) = (request.signed(signed)?, self.file.clone());
+        let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
+        if let Some(Ends { first, .. }) = Ends::of(signed.as_bytes()).filter(|ends| ends.first <= now) {
+            return Err(CsrError::Over { until: date(first), now: date(now) });
+        }
         let written = tokio::task::spawn_blocking(move || issued.write_together(&file)).await;
         // The task only ends early with the process.
         written.unwrap_or(Ok(()))?;
         self.asked = Some(wanted);
-        info!(profile = profile.name(), file = %self.file.display(), "a certificate was issued");
+        info!(profile = self.profile.name(), file = %self.file.display(), "a certificate was issued");
         look_now();
         Ok(())
     }
 }
 
-/// How long to wait after a failure. Who has denied a request will do so again until somebody has changed something.
+/// How long to wait after a failure. Who has denied a request will do so again until somebody has changed something, and a
+/// clock stays wrong.
 fn pause(cause: &CsrError, backoff: &mut Backoff) -> Duration {
     match cause {
-        CsrError::Denied { .. } | CsrError::Failed { .. } => {
+        CsrError::Denied { .. } | CsrError::Failed { .. } | CsrError::Over { .. } => {
             AFTER_DENIAL.mul_f64(0.5 + rand::random::<f64>() / 2.0)
         }
         _ => backoff.pause(rand::random()),
@@ -214,6 +214,32 @@ const AFTER_DENIAL: Duration = Duration::from_secs(300);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Else a machine whose clock is ahead would ask every two seconds, and keep nothing.
+    #[tokio::test]
+    async fn what_is_over_when_it_is_signed_is_not_kept_and_the_next_is_asked_for_minutes_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("agent.pem");
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let names = Names::Fixed(BTreeSet::new());
+        let mut keeper = Keeper::new(cluster, Profile::Agent, file.clone(), names, None);
+        let signer = rcgen::KeyPair::generate().unwrap();
+        let signer = rcgen::Issuer::new(rcgen::CertificateParams::default(), signer);
+        let mut sign = async |end: i32| {
+            let request = pki::Request::new("c", "o", &["node1"]).unwrap();
+            let mut asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
+            asked.params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+            asked.params.not_after = rcgen::date_time_ymd(end, 1, 1);
+            let signed = asked.signed_by(&signer).unwrap().pem();
+            keeper.take_up(request, &signed, BTreeSet::new()).await
+        };
+        let over = sign(2021).await.unwrap_err();
+        assert!(!file.exists() && over.to_string().contains("clock"), "{over}");
+        assert!(pause(&over, &mut Backoff::new()) >= Duration::from_secs(120));
+        sign(4000).await.unwrap();
+        sign(2021).await.unwrap_err();
+        assert!(Held::read(&file).await.is_some(), "the one that lasts longer stays");
+    }
 
     #[test]
     fn a_directory_is_made_for_its_owner_alone_and_one_that_cannot_be_is_told_with_a_remedy() {

@@ -5,13 +5,18 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
 
-/// Adds those that a Service has: its names in the cluster, its cluster's, outer and balancers' addresses; for a NodePort
-/// those of `nodes`, as its port is reached there.
-pub(super) fn of_service(service: &Service, nodes: &BTreeSet<String>, names: &mut BTreeSet<String>) {
+/// Adds those that a Service has: its names in the cluster, whose domain is `domain`, its cluster's, outer and balancers'
+/// addresses; for a NodePort those of `nodes`, as its port is reached there.
+pub(super) fn of_service(
+    service: &Service,
+    nodes: &BTreeSet<String>,
+    domain: &str,
+    names: &mut BTreeSet<String>,
+) {
     let metadata = &service.metadata;
     if let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) {
         let short = format!("{name}.{namespace}");
-        names.extend([name.clone(), format!("{short}.svc.{DOMAIN}"), format!("{short}.svc"), short]);
+        names.extend([name.clone(), format!("{short}.svc.{domain}"), format!("{short}.svc"), short]);
     }
     let spec = service.spec.as_ref();
     let own = spec.and_then(|spec| spec.cluster_ips.clone()).unwrap_or_default();
@@ -21,9 +26,9 @@ pub(super) fn of_service(service: &Service, nodes: &BTreeSet<String>, names: &mu
         ingress.into_iter().flatten().flat_map(|at| [at.ip.clone(), at.hostname.clone()]).flatten();
     // A Service without an address of its own says None.
     let addresses = own.into_iter().chain(outer).filter(|ip| ip.parse::<IpAddr>().is_ok());
-    names.extend(addresses.chain(balancers).filter(|name| !name.is_empty()));
     let annotations = metadata.annotations.as_ref();
-    names.extend(annotations.and_then(|all| all.get(EXTERNAL)).and_then(|at| host(at)));
+    let annotated = annotations.and_then(|all| all.get(EXTERNAL)).and_then(|at| host(at));
+    names.extend(addresses.chain(balancers.chain(annotated).filter(|name| is_outer(name, domain))));
     if is_node_port(service) {
         names.extend(nodes.iter().cloned());
     }
@@ -38,6 +43,15 @@ pub(super) fn canonical(names: BTreeSet<String>) -> BTreeSet<String> {
 /// Whether its names are those of nodes, too.
 pub(super) fn is_node_port(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("NodePort")
+}
+
+/// Whether it may be a name or an address outside of the cluster: who writes a Service's annotation must not get the name of
+/// another Service.
+fn is_outer(name: &str, domain: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let inside = |name: &str| !name.contains('.') || name.ends_with(".svc");
+    let cut = name.strip_suffix(domain).and_then(|name| name.strip_suffix('.'));
+    name.parse::<IpAddr>().is_ok() || !(inside(&name) || cut.is_some())
 }
 
 /// The host of `host:port`, or of a host alone.
@@ -57,9 +71,6 @@ pub(super) const LOOPBACK: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
 /// YurtTunnel's annotation of a Service that is reached from outside by other means.
 const EXTERNAL: &str = "x-tunnel-server-external-addr";
 
-/// Of Services' names in nearly every cluster.
-const DOMAIN: &str = "cluster.local";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,7 +79,7 @@ mod tests {
     fn names(service: &Value, nodes: &[&str]) -> Vec<String> {
         let mut names = BTreeSet::new();
         let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
-        of_service(&serde_json::from_value(service.clone()).unwrap(), &nodes, &mut names);
+        of_service(&serde_json::from_value(service.clone()).unwrap(), &nodes, "cluster.local", &mut names);
         names.into_iter().collect()
     }
 
@@ -127,6 +138,28 @@ mod tests {
             assert_eq!(names(&annotated, &[]), with(&[host]), "{external}");
         }
         assert_eq!((host(""), host(":10262")), (None, None));
+    }
+
+    #[test]
+    fn nobody_gets_another_services_name_by_an_annotation_or_a_balancer() {
+        for inside in
+            ["", "web", "web.shop.svc", "WEB.shop.SVC", "web.shop.svc.cluster.local", "a.cluster.local"]
+        {
+            let annotated = service(
+                &json!({"type": "ClusterIP"}),
+                &json!([{"hostname": inside}]),
+                &format!("{inside}:443"),
+            );
+            assert_eq!(names(&annotated, &[]), with(&[]), "{inside}");
+        }
+    }
+
+    #[test]
+    fn a_service_has_its_name_in_the_clusters_own_domain() {
+        let (mut names, of) = (BTreeSet::new(), service(&json!({}), &json!([]), "a.cluster.local"));
+        of_service(&serde_json::from_value(of).unwrap(), &BTreeSet::new(), "k8s.example.org", &mut names);
+        assert!(names.contains("s.n.svc.k8s.example.org") && names.contains("a.cluster.local"), "{names:?}");
+        assert_eq!(names.len(), 5);
     }
 
     #[test]

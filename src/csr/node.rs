@@ -35,7 +35,7 @@ fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> 
     Ok(ObjectMeta { labels, ..ObjectMeta::default() })
 }
 
-/// The names and addresses of all Nodes that are no edges. They are listed in pages.
+/// The names and addresses of all Nodes that are neither edges nor of the control plane. They are listed in pages.
 ///
 /// # Errors
 ///
@@ -54,15 +54,20 @@ pub(super) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTr
 }
 
 impl NodePart {
-    /// Adds what it is reached by, unless only the tunnel reaches it. A kubelet says what its Node's addresses are: what is
+    /// Adds what it is reached by, unless only the tunnel reaches it, or kube-apiserver is reached there as well. A kubelet says what its Node's addresses are: what is
     /// neither an address nor a DNS name, or kube-apiserver's, would have the whole certificate refused.
     pub(super) fn reached(&self, apiserver: &Apiserver, names: &mut BTreeSet<String>) {
-        if self.is_edge() {
+        if self.is_edge() || self.is_control_plane() {
             return;
         }
         let own = self.status.of_kinds(["InternalIP", "Hostname"]).take(MOST_NODE_ADDRESSES);
         let own = own.map(str::to_ascii_lowercase);
         names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
+    }
+
+    fn is_control_plane(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        CONTROL_PLANE.iter().any(|key| labels.is_some_and(|labels| labels.contains_key(*key)))
     }
 
     fn is_edge(&self) -> bool {
@@ -90,6 +95,9 @@ fn is_dns_name(text: &str) -> bool {
 /// What nodes behind NAT are labelled with: OpenYurt's way, and SuperEdge's.
 const EDGES: [(&str, &str); 2] =
     [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
+
+/// What Nodes of the control plane are labelled with, now and before.
+const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
 /// Nodes on one page of a list.
 const PAGE: u32 = 100;
@@ -124,6 +132,8 @@ mod tests {
             node(&json!({"openyurt.io/is-edge-worker": "false"}), "cloud1", &["10.0.0.1"]),
             node(&json!({"openyurt.io/is-edge-worker": "true"}), "edge1", &["10.9.0.1"]),
             node(&json!({"superedge.io/node-edge": "enable"}), "edge2", &["10.9.0.2"]),
+            node(&json!({"node-role.kubernetes.io/control-plane": ""}), "plane1", &["10.0.0.8"]),
+            node(&json!({"node-role.kubernetes.io/master": "true"}), "plane2", &["10.0.0.9"]),
             node(&json!({}), "Cloud2.example.org", &["10.0.0.2", "fd00::2"]),
         ];
         assert_eq!(names(&nodes), ["10.0.0.1", "10.0.0.2", "cloud1", "cloud2.example.org", "fd00::2"]);

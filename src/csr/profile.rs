@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::net::tls::EDGE;
+
 /// What a certificate is for. Signer, subject and usages are YurtTunnel's, so that one cluster's rights serve both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Profile {
@@ -53,7 +55,7 @@ impl Profile {
         match self {
             Self::Server => "system:node:tunnel-server",
             Self::ProxyClient => "tunnel-proxy-client",
-            Self::Agent => "tunnel-agent-client",
+            Self::Agent => EDGE.0,
         }
     }
 
@@ -61,7 +63,7 @@ impl Profile {
     pub fn organization(self) -> &'static str {
         match self {
             Self::Server => "system:nodes",
-            Self::ProxyClient | Self::Agent => "openyurt:yurttunnel",
+            Self::ProxyClient | Self::Agent => EDGE.1,
         }
     }
 

@@ -72,6 +72,22 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
     );
 }
 
+/// To dial it is to dial loopback, which a pod may have kept a client from.
+#[tokio::test]
+async fn an_edge_never_dials_the_unspecified_address_whatever_is_allowed() {
+    let place = place(&["0.0.0.0/0:*", "[::/0]:*"]);
+    for (target, names) in [
+        ("0.0.0.0:22", &[][..]),
+        ("[::]:22", &[]),
+        ("[::ffff:0.0.0.0]:22", &[]),
+        ("web.local:22", &["0.0.0.0", "::"]),
+    ] {
+        let refused = found(&place, target, &[], names).await.unwrap_err();
+        assert_eq!(refused.code, Code::NotAllowed, "{target}");
+    }
+    assert_eq!(found(&place, "web.local:22", &[], &["::", "10.0.0.1"]).await.unwrap(), ["10.0.0.1:22"]);
+}
+
 #[tokio::test]
 async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
     let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };

@@ -53,7 +53,8 @@ impl Keeper {
     /// Dials the cloud, serves the link, and dials again, until the edge stops.
     pub(super) async fn keep(self: Arc<Self>) {
         let (mut backoff, mut second) = (Backoff::new(), SecondLink::new(self.ground.metrics.clone()));
-        let mut said = String::new();
+        // Two, as tries with a certificate and without may fail by turns.
+        let mut said: [String; 2] = Default::default();
         let links = self.ground.drain.clone();
         let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
         let (mut server, mut hint, mut made) = (0, AddressHint::default(), None);
@@ -75,7 +76,7 @@ impl Keeper {
             };
             match next {
                 Ok(next) => {
-                    said.clear();
+                    said = Default::default();
                     server = next.server;
                     let begun = Instant::now();
                     let (outcome, carried) = self.run(next, &mut second).await;
@@ -93,9 +94,9 @@ impl Keeper {
                     if !self.uplinks.is_linked() {
                         self.readiness.set(LINK, Err(text.clone()));
                     }
-                    if said != text {
+                    if !said.contains(&text) {
                         warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {MAX_PAUSE:?}");
-                        said = text;
+                        said = [text, std::mem::take(&mut said[0])];
                     }
                     if self.dialer.is_refused(&why) {
                         backoff.refused();

@@ -5,12 +5,14 @@ mod words;
 pub use words::remedy as tls_remedy;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
@@ -44,7 +46,7 @@ pub(super) struct LinkDialer {
     /// Which of them is tried next: the one that was taken last.
     pub(super) turn: AtomicUsize,
     pub(super) tls: Reload<ClientConfig>,
-    /// What is shown beside the token, once it has been issued.
+    /// What is shown beside the token, once it has been issued: to a server that seems not to take it at every second try.
     pub(super) own: Option<OwnCertificate>,
     pub(super) proxy: Option<Proxy>,
     pub(super) resolver: Resolver,
@@ -58,6 +60,8 @@ pub(super) struct CloudServer {
     at: Target,
     name: ServerName<'static>,
     authority: String,
+    /// Whether the next try there shows no certificate.
+    declined: AtomicBool,
 }
 
 /// A link that was made.
@@ -94,7 +98,8 @@ impl CloudServer {
     pub(super) fn new(server: &Server) -> Result<Self, TlsError> {
         // What goes into `:authority`: the name in the certificate, as Go's edges do.
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-        Ok(Self { at: server.at.clone(), name: tls::server_name(&server.dns.to_string())?, authority })
+        let (at, name) = (server.at.clone(), tls::server_name(&server.dns.to_string())?);
+        Ok(Self { at, name, authority, declined: AtomicBool::new(false) })
     }
 }
 
@@ -147,13 +152,31 @@ impl LinkDialer {
         let congestion = self.ground.congestion.as_deref();
         tune_link(&socket, congestion).context("connection was gone at once")?;
         let shown = match &self.own {
-            Some(own) => own.tls().await,
-            None => None,
+            Some(own) if !to.declined.swap(false, Relaxed) => own.tls().await,
+            _ => None,
         };
+        let shows = shown.is_some();
+        let made = self.link(to, older, socket, shown).await.map_err(|why| {
+            // A cloud that takes none, or not this one, ends the connection.
+            to.declined.store(shows && is_broken(&why), Relaxed);
+            if shows { why.context(words::SHOWN) } else { why }
+        });
+        Ok(NewLink { link: made?, server, at })
+    }
+
+    /// Makes a connection a link, with TLS that shows a certificate, if there is one.
+    async fn link(
+        &self,
+        to: &CloudServer,
+        older: Older,
+        socket: TcpStream,
+        shown: Option<Arc<ClientConfig>>,
+    ) -> anyhow::Result<Link> {
+        let shows = shown.is_some();
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let io = io.await.context("the TLS handshake took too long")?;
-        let io = io.map_err(|e| anyhow::anyhow!(words::no_tls(&e, &to.at, &to.name.to_str())))?;
+        let io = io.map_err(|e| anyhow::anyhow!(words::no_tls(&e, &to.at, &to.name.to_str(), shows)))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.ground.table.instance());
@@ -166,7 +189,7 @@ impl LinkDialer {
         if dialled.as_ref().is_err_and(DialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
-        Ok(NewLink { link: dialled?, server, at })
+        Ok(dialled?)
     }
 
     /// Whether the cloud was reached and took none of the tokens.
@@ -194,7 +217,8 @@ impl LinkDialer {
             None => {
                 let mut addresses = self.resolve(&to.at).await?;
                 hint.sort(&mut addresses);
-                let socket = dial(&addresses, patience).await?;
+                let socket = dial(&addresses, patience).await;
+                let socket = socket.map_err(|why| anyhow::anyhow!(words::no_connection(&why)))?;
                 let at = socket.peer_addr().ok();
                 Ok((socket, at))
             }
@@ -210,6 +234,15 @@ impl LinkDialer {
         // A name may stand for all pods: each edge takes any of them, and another one if that is stopping.
         addresses.shuffle(&mut rand::rng());
         Ok(addresses)
+    }
+}
+
+/// Whether a connection ended in its handshake, or before it was answered: in TLS 1.3 a certificate is judged between the
+/// two.
+fn is_broken(why: &anyhow::Error) -> bool {
+    match why.downcast_ref() {
+        Some(dialled) => matches!(dialled, DialError::Broken(_)),
+        None => !why.is::<Elapsed>(),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
 use http::request::Parts;
-use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -77,7 +77,7 @@ where
         let Some(tls) = &self.tls else { return Ok(opened) };
         // Loaded for each: a certificate that was renewed is shown from now on, and cuts nothing.
         let encrypted = encrypted(opened, node, tls.load(), self.visit.context().pool.clone());
-        encrypted.await.map_err(|why| self.failed(Denial::Unanswered(why)))
+        encrypted.await.map_err(|fault| self.failed(Denial::TargetTls(fault)))
     }
 
     fn failed(&self, denial: Denial) -> Denied {
@@ -95,29 +95,29 @@ impl<P> Drop for Requests<'_, '_, P> {
     }
 }
 
-/// Puts TLS over what was opened. The error is a sentence; the session has its line then.
+/// Puts TLS over what was opened. Where that fails, the session has its line then.
 async fn encrypted(
     opened: Granted,
     node: &NodeName,
     config: Arc<ClientConfig>,
     pool: Pool,
-) -> Result<Granted, String> {
+) -> Result<Granted, Fault> {
     let Opened { session, early, mut access, alive, slot } = opened;
     let shaken = match tls::server_name(node.as_str()) {
-        Err(why) => Err(why.to_string()),
+        Err(why) => Err(Fault::Other(why.to_string())),
         Ok(name) => match timeout(SHAKEN_WITHIN, session.encrypted(config, name, pool)).await {
-            Ok(shaken) => shaken.map_err(|cause| Fault::of(&cause).to_string()),
-            Err(_) => Err(format!("it did not finish its TLS handshake within {SHAKEN_WITHIN:?}")),
+            Ok(shaken) => shaken.map_err(|cause| Fault::of(&cause)),
+            Err(_) => Err(Fault::Other(format!("it did not finish within {SHAKEN_WITHIN:?}"))),
         },
     };
     match shaken {
         Ok(session) => Ok(Opened { session, early, access, alive, slot }),
-        Err(why) => {
-            let why = format!("TLS with it: {why}");
-            access.status = Some(StatusCode::BAD_GATEWAY.as_u16());
-            access.end("target_tls", &why);
-            alive.end("target_tls");
-            Err(why)
+        Err(fault) => {
+            let denial = Denial::TargetTls(fault.clone());
+            access.status = Some(denial.status().as_u16());
+            access.end(denial.name(), &denial.to_string());
+            alive.end(denial.name());
+            Err(fault)
         }
     }
 }

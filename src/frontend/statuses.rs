@@ -5,8 +5,9 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::Denial;
+use crate::net::tls::Fault;
 use crate::protocol::{Code, Refusal};
-use crate::registry::NotLocated;
+use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
 
 impl Denial {
@@ -18,6 +19,31 @@ impl Denial {
             _ => INTERNAL_ERROR,
         };
         Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
+    }
+
+    /// What went wrong. A client that is not `trusted` is shown neither addresses nor times of last contact.
+    pub fn sentence(&self, trusted: bool) -> String {
+        match self {
+            Self::Route(RouteError::Offline { node, .. }) if !trusted => {
+                RouteError::Offline { node: node.clone(), missing: NotFound::default() }.to_string()
+            }
+            Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
+                format!("node {node}: {}", in_general(refusal.code))
+            }
+            Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
+            Self::Direct(refusal) | Self::Cloud(refusal) if !trusted => in_general(refusal.code).to_owned(),
+            Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
+                format!("{ip} is an address at several nodes")
+            }
+            Self::NotLocated(NotLocated::NoService(_) | NotLocated::NoPort { .. }) if !trusted => {
+                "there is no such Service, or it has no such port".to_owned()
+            }
+            Self::NotLocated(NotLocated::NoEndpoint(..)) if !trusted => {
+                "the Service has no ready endpoint".to_owned()
+            }
+            other => other.to_string(),
+        }
     }
 
     /// Status, fixed word and next step for each cause.
@@ -46,6 +72,7 @@ impl Denial {
                 (S::MISDIRECTED_REQUEST, "no_node", "ask by the node's name: http://<node>:<port>/")
             }
             Self::Unanswered(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
+            Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
             Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", GIVE_PASSWORD),
             Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "password", CHECK_PASSWORD),
             Self::NoNode(_) => (
@@ -77,6 +104,15 @@ impl Denial {
             Self::Busy(_) => BUSY,
             Self::Route(why) => not_routed(why),
         }
+    }
+}
+
+/// What to do about a target with which this process could not speak TLS.
+fn target_tls(fault: &Fault) -> &'static str {
+    match fault {
+        fault if fault.is_of_the_certificate() => TARGET_CERTIFICATE,
+        Fault::Disbelieves(_) => OUR_CERTIFICATE,
+        _ => TARGET_TLS,
     }
 }
 
@@ -169,7 +205,7 @@ fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static 
 }
 
 /// What a code means, without the far end's own text, which may hold addresses.
-pub(super) fn in_general(code: Code) -> &'static str {
+fn in_general(code: Code) -> &'static str {
     match code {
         Code::TargetRefused => "the target refused the connection",
         Code::TargetTimeout => "the target did not answer in time",
@@ -196,7 +232,19 @@ const NO_NODE: &str = "ask by the node's name; kube-apiserver always does with -
                        it a pod that may ask Kubernetes knows where pods are";
 /// A target that was reached has said nothing of use.
 const NO_ANSWER: &str = "see what the service at that port of the node logs, whether it speaks HTTP, and, if it asks for a \
-                         client's certificate, cert and key of [mode.edge.https] in that node's config";
+                         client's certificate, what it was shown: target_cert of [mode.cloud.https], or else cert and key of \
+                         [mode.edge.https] in that node's config";
+/// A target's certificate will not do.
+const TARGET_CERTIFICATE: &str = "name the authority that signs kubelets' certificates in target_ca of [mode.cloud.https]; \
+                                  each certificate has to carry its node's name, as those have that kubelets ask the \
+                                  cluster for (serverTLSBootstrap); for those that kubelets have signed themselves, set \
+                                  target_insecure = true";
+/// A target does not take ours.
+const OUR_CERTIFICATE: &str = "see who has signed target_cert of [mode.cloud.https]: for a kubelet it has to be the authority of \
+                               its --client-ca-file";
+/// TLS with a target has failed before certificates counted.
+const TARGET_TLS: &str = "see what the target logs; a kubelet with serverTLSBootstrap answers so until its request for a \
+                          certificate is approved: kubectl get csr";
 /// What lets clients have a target dialled by a pod.
 const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of every pod";
 /// The same for edges.
@@ -231,6 +279,17 @@ mod tests {
             assert!(next.contains(says), "{next}");
         }
         assert!(!refused(Code::NodeNotAllowed).contains("[mode.edge.allow]"));
+    }
+
+    #[test]
+    fn what_to_do_about_a_targets_tls_depends_on_what_failed() {
+        use tokio_rustls::rustls::AlertDescription::{InternalError, UnknownCA};
+        let next = |fault| Denial::TargetTls(fault).next_step();
+        for fault in [Fault::Authority, Fault::Name(vec!["node9".to_owned()]), Fault::IsAuthority] {
+            assert!(next(fault.clone()).contains("target_ca of [mode.cloud.https]"), "{fault}");
+        }
+        assert!(next(Fault::Disbelieves(UnknownCA)).contains("target_cert of [mode.cloud.https]"));
+        assert!(next(Fault::Other(format!("alert {InternalError:?}"))).contains("kubectl get csr"));
     }
 
     #[test]

@@ -2,17 +2,16 @@
 //! at some ports, to listeners of ours, which learn from the kernel where it was meant to go.
 //!
 //! The table is the kernel's, and stays when its owner dies. So its ports are forgotten unless they are renewed, and
-//! whoever owns the name in this network may take it over: an abstract socket of that name, which the kernel takes back
-//! with the process, shows that the owner lives.
+//! whoever comes then may take it over.
 
+mod netfilter;
 mod nft;
+mod owner;
 mod pending;
 mod rules;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -21,6 +20,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tracing::{debug, info, warn};
 
+use owner::Owner;
 pub use rules::Sets;
 
 /// What is caught, and where it is led.
@@ -47,7 +47,7 @@ pub struct Table {
     /// What the kernel has; `None`: that is not known, so all is made anew.
     kept: Option<Sets>,
     /// Shows others that the owner lives.
-    _alive: UnixDatagram,
+    _owner: Owner,
 }
 
 /// Why nothing can be caught.
@@ -70,6 +70,9 @@ pub enum CatchError {
     /// It is there, and not as we make it.
     #[error("the table inet {0} is there, and not made by this program: delete it, or choose another name")]
     Foreign(String),
+    /// The kernel knows no owners.
+    #[error("this kernel lets no process own a table of nftables: it takes Linux 5.12 or newer")]
+    Old,
     /// nft does not end.
     #[error("nft has not ended within {PATIENCE:?}")]
     Silent,
@@ -86,13 +89,10 @@ impl Table {
     ///
     /// What will not do.
     pub fn claim(catch: Catch) -> Result<Self, CatchError> {
-        let name = format!("tunnel nftables inet {}", catch.table);
-        let at = std::os::unix::net::SocketAddr::from_abstract_name(name)
-            .map_err(|cause| CatchError::Failed(cause.to_string()))?;
-        let alive = UnixDatagram::bind_addr(&at).map_err(|_| CatchError::Owned(catch.table.clone()))?;
+        let owner = Owner::of(&catch.table)?;
         catch.is_free()?;
         nft::wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&Sets::default())))?;
-        Ok(Self { catch, kept: None, _alive: alive })
+        Ok(Self { catch, kept: None, _owner: owner })
     }
 
     /// Makes the sets these in one transaction, the whole table where it is not there or not known to be right, and renews

@@ -1,4 +1,4 @@
-//! The mark that all connections carry which this process dials, so that the kernel's rules know them for its own.
+//! The mark that all sockets carry by which this process asks others, so that the kernel's rules know them for its own.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -8,12 +8,12 @@ use socket2::SockRef;
 /// Of the whole process, as every rule that looks for it concerns every dial. 0: none.
 static MARK: AtomicU32 = AtomicU32::new(0);
 
-/// From now on each connection that is dialled carries this mark (`SO_MARK`), which takes CAP_NET_ADMIN; 0: none.
+/// From now on each connection that is dialled, and each question of DNS, carries this mark (`SO_MARK`), which takes CAP_NET_ADMIN; 0: none.
 pub fn set(mark: u32) {
     MARK.store(mark, Relaxed);
 }
 
-/// Puts it on a socket that is about to connect.
+/// Puts it on a socket that is about to connect, or to send.
 ///
 /// # Errors
 ///

@@ -1,5 +1,7 @@
 //! Resolves names to addresses within a bounded time.
 
+mod marked;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,16 +9,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{
     ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
 use hickory_resolver::net::NetError;
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::system_conf::parse_resolv_conf;
 use tokio::time::timeout;
 use tracing::warn;
 
+use self::marked::Marked;
 use super::reload::{Reload, ReloadError};
 use crate::drain::Drain;
 
@@ -24,7 +25,7 @@ use crate::drain::Drain;
 ///
 /// Addresses are cached for 2 s at most and failures not at all, so that a name that moved is soon found.
 #[derive(Debug, Clone)]
-pub struct Resolver(Reload<TokioResolver>);
+pub struct Resolver(Reload<hickory_resolver::Resolver<Marked>>);
 
 /// Why a name has no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -115,8 +116,8 @@ fn build(
     config: ResolverConfig,
     options: ResolverOpts,
     hosts: ResolveHosts,
-) -> Result<TokioResolver, NetError> {
-    let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+) -> Result<hickory_resolver::Resolver<Marked>, NetError> {
+    let mut builder = hickory_resolver::Resolver::builder_with_config(config, Marked::default());
     let to_set = builder.options_mut();
     *to_set = options;
     to_set.use_hosts_file = hosts;

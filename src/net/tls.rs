@@ -23,7 +23,7 @@ use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 use agents::AgentVerifier;
-pub use agents::Agents;
+pub use agents::{Agents, EDGE};
 pub use ends::{Ends, date};
 pub use fault::Fault;
 pub use leaf::{About, Oddity, Summary, host_of, summary};
@@ -242,7 +242,7 @@ impl ClientCertificates {
                 let issuers = Arc::new(issuers);
                 let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
                 let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
-                return Ok(Some(Arc::new(AgentVerifier::new(agents.clone(), issued, others))));
+                return Ok(Some(Arc::new(AgentVerifier::new(issued, others))));
             }
             Self::Optional(path) => (path, true),
             Self::Required(path) => (path, false),

@@ -49,8 +49,13 @@ impl ProxyPorts {
                 LOOPBACK => {
                     reader.ports.loopback.clear();
                     for item in items(text) {
-                        let port = reader.port(key, item);
-                        reader.ports.loopback.extend(port);
+                        let Some(port) = reader.port(key, item) else { continue };
+                        let loopback = &mut reader.ports.loopback;
+                        if loopback.len() < MOST || loopback.contains(&port) {
+                            loopback.insert(port);
+                        } else {
+                            reader.complain(key, item, TOO_MANY);
+                        }
                     }
                 }
                 _ => reader.complain(key, text, NOT_A_KEY),
@@ -177,7 +182,7 @@ const PAIRS: &str = "dnat-ports-pair";
 const FRONT: &str = "10264";
 const SECURE_FRONT: &str = "10263";
 
-/// Ports at most: each is an entry of a Service.
+/// Ports at most, of a node's loopback and others: each of the latter is an entry of a Service.
 const MOST: usize = 250;
 
 /// Faults that are told at most, and characters of each that are repeated.
@@ -190,7 +195,7 @@ const NOT_A_PAIR: &str = "want port=10264 for HTTP or port=10263 for TLS, severa
 const OWN: &str =
     "the pods themselves listen at that port: take it out, or give the pods another one in their config";
 const BOTH: &str = "it is named for HTTP and for TLS: take it out of one of the two";
-const TOO_MANY: &str = "250 ports are named before it, which is all that a Service is given: take some out";
+const TOO_MANY: &str = "250 ports are named before it, which is all that counts: take some out";
 
 #[cfg(test)]
 mod tests {
@@ -259,6 +264,9 @@ mod tests {
         let many = (1..=400).map(|port: u16| port.to_string()).collect::<Vec<_>>().join(",");
         let (ports, wrong) = parse(&[(HTTP, &many), (HTTPS, &"x,".repeat(1000))]);
         assert_eq!((ports.http.len(), wrong.len()), (MOST, MOST_WRONG));
+        let (ports, wrong) = parse(&[(LOOPBACK, &many)]);
+        assert_eq!((ports.loopback.len(), wrong.len()), (MOST, MOST_WRONG));
+        assert!(wrong[0].contains("localhost-proxy-ports: \"251\": 250 ports"), "{wrong:?}");
         assert!(parse(&[(HTTP, &"y".repeat(10_000))]).1[0].len() < 200);
     }
 

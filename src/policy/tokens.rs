@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq;
 use crate::names::NodeName;
 
 /// The contents of a token file: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without
-/// a line of their own (docs/superedge.md#token-file). Behind a node's token may stand which addresses the node has:
+/// a line of their own (docs/superedge.md#token-file). A node whose line has no token is shut out. Behind a node's token may stand which addresses the node has:
 /// `node:token ip=10.0.0.7,fd00::7`. Never shown.
 pub struct Tokens {
     lines: HashMap<String, String>,
@@ -38,6 +38,12 @@ pub enum Unproven {
          its own in the file that mode.cloud.stream.server.tokenfile names"
     )]
     Joined,
+    /// Its line has no token, which shuts it out.
+    #[error(
+        "the line of {0} in the file that mode.cloud.stream.server.tokenfile names has no token, so that nothing proves it, no \
+         certificate either: give it a token, or take the line out"
+    )]
+    ShutOut(NodeName),
     /// It has shown a certificate, and its Node is gone.
     #[error("it has shown the certificate of Node {0}, and there is no such Node in the cluster")]
     NoNode(NodeName),
@@ -103,11 +109,22 @@ impl Tokens {
         let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
         let equal: bool = expected.as_bytes().ct_eq(token.as_bytes()).into();
         match (equal, own) {
+            (_, Some(own)) if own.is_empty() => Err(Unproven::ShutOut(node.clone())),
             _ if expected.is_empty() => Err(Unproven::NoLine(node.clone())),
             (true, _) => Ok(()),
             (false, Some(_)) => Err(Unproven::Differs("the node's own line")),
             (false, None) => Err(Unproven::Differs("the default line")),
         }
+    }
+
+    /// Whether a node has a line of its own that has no token: nothing at all proves it then.
+    pub fn shut_out(&self, node: &NodeName) -> bool {
+        self.lines.get(&node.as_str().to_ascii_lowercase()).is_some_and(String::is_empty)
+    }
+
+    /// Whether any node is shut out.
+    pub fn shut_some_out(&self) -> bool {
+        self.lines.iter().any(|(node, token)| token.is_empty() && node != DEFAULT)
     }
 
     /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MAX_FAULTS` of them.
@@ -138,7 +155,7 @@ impl Tokens {
         self.lines.len()
     }
 
-    /// Whether nobody can prove anything.
+    /// Whether no token proves anything.
     pub fn is_empty(&self) -> bool {
         self.lines.values().all(String::is_empty)
     }
@@ -185,6 +202,16 @@ mod tests {
     }
 
     #[test]
+    fn a_node_whose_own_line_has_no_token_is_shut_out() {
+        let shut_out = |text, node: &str| Tokens::parse(text).shut_out(&node.parse().unwrap());
+        assert!(shut_out("Node1:\nnode2:a", "nODE1") && shut_out("node1: ip=10.0.0.7", "node1"));
+        assert!(!shut_out("node1:\nnode2:a", "node2") && !shut_out("default:", "node1"));
+        assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line counts");
+        assert!(Tokens::parse("node1:").shut_some_out());
+        assert!(!Tokens::parse("default:\nnode1\nnode2:a").shut_some_out());
+    }
+
+    #[test]
     fn an_empty_token_proves_nothing() {
         assert!(!prove("", "n", "") && !prove("default:", "n", "") && !prove("n:\ndefault:a", "n", ""));
         assert!(!prove("n:\ndefault:a", "n", "a"), "its own line counts, even an empty one");
@@ -197,7 +224,8 @@ mod tests {
         };
         for (text, says) in [
             ("node1:t", "the token file has no line for node7, and no default: add one"),
-            ("default:\nnode7:", "the token file has no line for node7, and no default: add one"),
+            ("default:", "the token file has no line for node7, and no default: add one"),
+            ("default:t\nnode7:", "the line of node7 in the file that"),
             ("node7:a\ndefault:t", "the token differs from that of the node's own line in the file"),
             ("default:a", "the token differs from that of the default line in the file"),
         ] {

@@ -101,12 +101,12 @@ impl fmt::Debug for Zone {
 pub(crate) fn is_reserved(name: &str) -> bool {
     let of_services = name.split('.').skip(1).any(|label| label.starts_with("svc"));
     let of_cluster =
-        name.strip_suffix(CLUSTER).is_some_and(|before| before.is_empty() || before.ends_with('.'));
+        name.strip_suffix(CLUSTER_DOMAIN).is_some_and(|before| before.is_empty() || before.ends_with('.'));
     of_services || of_cluster || name.split('.').any(|label| matches!(label, "localhost" | "wpad"))
 }
 
 /// The domain of nearly every cluster, which its programs append to the names that they look up.
-const CLUSTER: &str = "cluster.local";
+pub(crate) const CLUSTER_DOMAIN: &str = "cluster.local";
 
 #[cfg(test)]
 mod tests {

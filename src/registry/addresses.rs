@@ -8,6 +8,7 @@ mod facts;
 mod holders;
 #[cfg(feature = "kubernetes")]
 mod objects;
+mod refusal;
 mod table;
 #[cfg(feature = "kubernetes")]
 mod watch;

@@ -1,5 +1,7 @@
 //! How this pod reaches kube-apiserver.
 
+mod client;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +11,8 @@ use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Error};
 use tokio::time::timeout;
+
+use crate::policy::CLUSTER_DOMAIN;
 
 /// A cluster, and where in it we are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +55,7 @@ impl Cluster {
     pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
         let mut config = self.config().await?;
         (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
-        let client = Client::try_from(config).map_err(|cause| config_error(&cause))?;
+        let client = client::client(config)?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
     }
@@ -67,6 +71,13 @@ impl Cluster {
         let config = self.config().await?;
         let host = config.cluster_url.host().map(str::to_owned);
         Ok(host.into_iter().chain(config.tls_server_name).collect())
+    }
+
+    /// The domain below which the names of the cluster's Services are: as this pod's resolver searches them, else that of
+    /// nearly every cluster.
+    pub async fn domain(&self) -> String {
+        let resolver = tokio::fs::read_to_string(RESOLVER).await.unwrap_or_default();
+        searched(&resolver).unwrap_or(CLUSTER_DOMAIN).to_owned()
     }
 
     async fn config(&self) -> Result<Config, ClusterError> {
@@ -103,6 +114,13 @@ impl From<Error> for ClusterError {
     }
 }
 
+/// The domain of a cluster in a resolver's settings, where it is searched as `svc.DOMAIN`.
+fn searched(resolver: &str) -> Option<&str> {
+    let lists = resolver.lines().filter_map(|line| line.trim().strip_prefix("search"));
+    let domain = lists.flat_map(str::split_whitespace).find_map(|name| name.strip_prefix("svc."))?;
+    Some(domain.trim_end_matches('.')).filter(|domain| !domain.is_empty())
+}
+
 fn config_error(cause: &dyn std::error::Error) -> ClusterError {
     ClusterError::Config(chain(cause))
 }
@@ -124,6 +142,9 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// Longest wait for one piece of work at kube-apiserver, with all its tries: it takes milliseconds.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What kubelet writes for each container.
+const RESOLVER: &str = "/etc/resolv.conf";
+
 /// A connection on which nothing comes for so long is dead: longer than a watch lasts in which nothing happens. Nothing
 /// else ends a list, or the beginning of a watch, at an apiserver that has vanished without a word.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
@@ -143,6 +164,17 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let cluster = Cluster { kubeconfig: Some(file), namespace: None };
         assert_eq!(cluster.hosts().await.unwrap(), ["[fd00::1]", "api.test"]);
+    }
+
+    #[test]
+    fn the_clusters_domain_is_the_one_that_its_pods_resolver_searches() {
+        let of_a_pod =
+            "nameserver 10.96.0.10\nsearch a.svc.k8s.example.org svc.k8s.example.org k8s.example.org\n";
+        assert_eq!(searched(of_a_pod), Some("k8s.example.org"));
+        assert_eq!(searched("search\tsvc.cluster.local. example.org"), Some("cluster.local"));
+        for elsewhere in ["", "nameserver 10.0.0.1\nsearch example.org\n", "search svc.", "# svc.a.b"] {
+            assert_eq!(searched(elsewhere), None, "{elsewhere}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

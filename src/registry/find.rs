@@ -7,6 +7,7 @@ mod known;
 mod missing;
 mod search;
 
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +15,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::{LinkSender, Parked, SessionTable};
+use crate::protocol::{LinkSender, Parked, Peer, SessionTable};
 use crate::registry::Dns;
 use crate::registry::siblings::{NodeFound, Siblings};
-use crate::registry::{NodeLocation, Registry};
+use crate::registry::{Claim, Claimant, NodeLocation, Registry};
 
 use interest::Interest;
 use known::LocationCache;
@@ -132,9 +133,21 @@ impl Finder {
         }
     }
 
-    /// Whether there is a node of that name, as far as is known without asking anybody.
+    /// Whether there is a node of that name, as far as is known without asking anybody. What was heard of a pod's nodes
+    /// before the link to it was made does not count: nobody has said since that they are there, or gone.
     pub fn knows(&self, node: &NodeName) -> bool {
-        self.at_hand(&NodeQuery::new(node, None, None)).is_ok()
+        let Ok(Path { sender, .. }) = self.at_hand(&NodeQuery::new(node, None, None)) else { return false };
+        let heard = || self.others.as_ref().and_then(|others| others.known.age(node));
+        sender.peer != Peer::Pod || heard().is_some_and(|heard| heard <= sender.age())
+    }
+
+    /// What edges at other pods say of their nodes' addresses, as far as the nodes are known to be there.
+    pub fn claims(&self) -> Vec<Claim> {
+        let Some(others) = &self.others else { return Vec::new() };
+        let mut said = others.known.claims();
+        said.retain(|(node, _)| self.knows(node));
+        let claim = |node: &NodeName, ip: &IpAddr| Claim { ip: *ip, node: node.clone(), by: Claimant::Edge };
+        said.iter().flat_map(|(node, ips)| ips.iter().map(move |ip| claim(node, ip))).collect()
     }
 
     /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one

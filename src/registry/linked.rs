@@ -1,6 +1,6 @@
 //! A node's link, as the registry keeps it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::names::Instance;
@@ -15,6 +15,8 @@ pub struct Linked {
     pub instance: Option<Instance>,
     /// The address that the edge connected from.
     pub from: SocketAddr,
+    /// The addresses that the edge says its node has.
+    pub ips: Arc<[IpAddr]>,
 }
 
 impl Linked {
@@ -26,6 +28,7 @@ impl Linked {
             silence: self.sender.silence(),
             instance: Some(self.instance.unwrap_or(own)),
             age: Some(self.sender.age()),
+            ips: self.ips.clone(),
             ..Found::away(question)
         }
     }

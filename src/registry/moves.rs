@@ -91,7 +91,7 @@ mod tests {
         let instance = (dialect != Dialect::Plain).then(|| Instance::from_bits(number.into()));
         let sender = LinkSender::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance, dialect);
         let from = ([10, 0, 0, 1], 1).into();
-        registry.insert(Linked { sender: sender.clone(), instance, from }, false);
+        registry.insert(Linked { sender: sender.clone(), instance, from, ips: Arc::default() }, false);
         sender
     }
 

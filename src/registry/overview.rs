@@ -99,7 +99,8 @@ mod tests {
         let instance = Some(Instance::from_bits(1));
         let peer = Peer::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(id), peer, instance, Dialect::NEWEST);
-        let linked = Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 1).into() };
+        let linked =
+            Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
         registry.insert(linked, true);
         sender
     }

@@ -87,6 +87,7 @@ impl Siblings {
                 drain,
                 changed: watch::Sender::new(()),
                 members_changed: Arc::default(),
+                catches: Arc::default(),
             },
             pods: Mutex::default(),
             questions: Mutex::default(),
@@ -114,7 +115,7 @@ impl Siblings {
             before
         };
         self.means.registry.told_of_a_pod();
-        incoming.news.greet(&self.means.registry);
+        self.means.greet(sender, &incoming.news);
         self.means.members_changed.notify_one();
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
@@ -194,27 +195,27 @@ impl Siblings {
             found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
             () = sender.closed() => return Err(silent()),
         };
-        let Found { here, silence, instance, at, authoritative, .. } = found;
+        let Found { here, silence, instance, at, authoritative, ips, .. } = found;
         let from = sender.instance;
         Ok(FindAnswer {
             pod: from,
-            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, silence }),
+            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, silence, ips }),
             seen: (!here && !silence.is_zero()).then_some(silence),
             at: at.filter(|_| !here),
             authoritative,
         })
     }
 
-    /// Takes a Found. True if it is an announcement, false if it answers a Find.
-    pub fn on_found(&self, from: &LinkSender, found: Found) -> bool {
+    /// Takes a Found that answers a Find. Returns one that is an announcement.
+    pub fn on_found(&self, from: &LinkSender, found: Found) -> Option<Found> {
         if found.question == UNASKED {
-            return true;
+            return Some(found);
         }
         if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
             // This fails only if the waiter has just gone.
             let _ = asked.send(found);
         }
-        false
+        None
     }
 
     /// A copy of the list, to be looked at without the lock. Of the links that one pod has made it has only the newest.

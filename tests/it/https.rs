@@ -108,10 +108,15 @@ async fn hears<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
 
 /// A pod whose HTTPS port stands for that port of every node.
 fn pod(place: &TestDir, target: SocketAddr) -> TestPod {
+    pod_with(place, target, "")
+}
+
+/// As [`pod`], with these keys beside the usual.
+fn pod_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestPod {
     let dir = place.path().display();
     let more = format!(
         "[mode.cloud.https]\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
-         names = [\"apiserver\"]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{target}\" }}\n"
+         names = [\"apiserver\"]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{target}\" }}\n{keys}"
     );
     TestPod::with(place, &more)
 }
@@ -447,4 +452,72 @@ async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target
         "{told}"
     );
     assert!(got(&open, &own, "").await.starts_with("GET "));
+}
+
+/// A pod with such a port that speaks TLS with targets itself, and believes those that this key says.
+fn showing(place: &TestDir, target: SocketAddr, believed: &str) -> TestPod {
+    let [cert, key] = ["shown.crt", "shown.key"].map(|name| place.path().join(name));
+    place.authority.0.client("the pod").unwrap().write(&cert, &key).unwrap();
+    pod_with(place, target, &format!("target_cert = {cert:?}\ntarget_key = {key:?}\n{believed}\n"))
+}
+
+#[tokio::test]
+async fn where_the_pod_speaks_tls_with_targets_they_see_its_certificate_and_a_cut_line_cuts_nothing() {
+    let place = TestDir::new();
+    let (target, connections) = web_tls(&place).await;
+    let pod = showing(&place, target, &format!("target_ca = {:?}", place.files.ca));
+    let line = Line::to(pod.pod.bound.grpc).await;
+    // The target's certificate has the name of this node alone.
+    let _edge = start_edge(&place.edge(NAME, line.at, ""));
+    let first = pod.has(NAME).await.sender.id;
+    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    say(&mut client, &get(NAME, "/pods")).await;
+    hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
+    let upgrade =
+        format!("GET /exec HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n");
+    say(&mut client, &upgrade).await;
+    assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
+    hears(&mut client, "hi").await;
+    line.reset();
+    wait_until("the link is gone", || pod.link(NAME).is_none_or(|link| link.sender.id != first)).await;
+    say(&mut client, "more").await;
+    hears(&mut client, "more").await;
+    client.shutdown().await.unwrap();
+    let mut rest = String::new();
+    soon("the end", client.read_to_string(&mut rest)).await.unwrap();
+    assert_eq!((rest.as_str(), connections.load(Relaxed)), ("bye", 1));
+}
+
+#[tokio::test]
+async fn a_target_whose_certificate_will_not_do_is_refused_with_the_remedy_unless_none_is_asked_for() {
+    let place = TestDir::new();
+    let (target, _) = web_tls(&place).await;
+    let other = place.file("other.crt", crate::certificates::Authority::new().0.cert());
+    let ours = format!("target_ca = {:?}", place.files.ca);
+    for (believed, node, told) in [
+        (ours, "node-a", Some(format!("its certificate is for {NAME}, 127.0.0.1, and not for that name"))),
+        (
+            format!("target_ca = {other:?}"),
+            NAME,
+            Some("its certificate was signed by an authority that is not believed".to_owned()),
+        ),
+        ("target_insecure = true".to_owned(), "node-a", None),
+    ] {
+        let pod = showing(&place, target, &believed);
+        let _edge = edge_with(&place, &pod, node, "").await;
+        let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+        say(&mut client, &get(node, "/pods")).await;
+        let answer = head(&mut client).await.unwrap();
+        let Some(told) = told else {
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+            continue;
+        };
+        assert!(answer.starts_with(&format!("HTTP/1.1 502 TLS with the target failed: {told}")), "{answer}");
+        let length = answer.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        let mut body = vec![0; length.parse().unwrap()];
+        soon("a body", client.read_exact(&mut body)).await.unwrap();
+        let body = String::from_utf8(body).unwrap();
+        assert!(body.contains("next: ") && body.contains("target_ca of [mode.cloud.https]"), "{body}");
+        assert_eq!(pod.pod.metrics.sessions.ended("https", "target_tls"), 1);
+    }
 }

@@ -1,12 +1,21 @@
 //! Tokens that change while links stand.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tunnel::config::Environment;
+use tunnel::config::cloud::ClusterSettings;
+use tunnel::config::edge::{Csr, EdgeSettings};
+use tunnel::edge::Edge;
+use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
 
+use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, is_reset};
 use crate::support::programs::{TOKEN, TestDir, at, edge, start_edge};
-use crate::support::{hurry, pods, targets, wait_until, wait_within};
+use crate::support::{hurry, pods, soon, targets, wait_until, wait_within};
 
 #[tokio::test]
 async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_others() {
@@ -97,6 +106,55 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
     wait_within(Duration::from_secs(15), "it has another link", || link().is_some() && link() != first).await;
     wait_until("it was refused once for each change", || {
         pods[0].pod.metrics.calls_refused.counted("token") == 2
+    })
+    .await;
+}
+
+/// An edge that shows a certificate of an authority that no pod knows, beside its token.
+fn start_with_certificate(place: &TestDir, pod: SocketAddr) -> Edge {
+    let file = place.path().join("agent.pem");
+    Authority::new().0.client("tunnel-agent-client").unwrap().write_together(&file).unwrap();
+    let (mut settings, _) =
+        EdgeSettings::read(&place.edge("node1", pod, ""), &Environment::default()).unwrap();
+    // Where there is no kube-apiserver it is never renewed.
+    let kubeconfig = Some(place.path().join("none"));
+    let cluster = ClusterSettings { kubeconfig, namespace: None, service: None };
+    settings.csr = Some(Csr { cluster, file, lifetime: None, node_ip: None });
+    Edge::start(settings, None).unwrap()
+}
+
+#[tokio::test]
+async fn an_edge_whose_certificate_is_not_taken_comes_in_by_its_token() {
+    let place = TestDir::new();
+    let pods = pods::start(&place, 1);
+    let _edge = start_with_certificate(&place, pods[0].pod.bound.grpc);
+    pods[0].has("node1").await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_ends_the_connection_is_shown_at_every_second_try_and_the_reason_is_told() {
+    let place = TestDir::new();
+    let identity = Identity { cert: place.path().join("cloud.crt"), key: place.path().join("cloud.key") };
+    let clients = ClientCertificates::Siblings(place.files.ca.clone(), None);
+    let server =
+        ServerSettings { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
+    let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+    let (tell, mut told) = mpsc::channel(9);
+    let cloud = targets::serve(move |socket| {
+        let (acceptor, tell) = (acceptor.clone(), tell.clone());
+        async move {
+            let is_shown = acceptor.accept(socket).await.is_err();
+            let _ = tell.send(is_shown).await;
+        }
+    })
+    .await;
+    let edge = start_with_certificate(&place, cloud);
+    for is_shown in [true, false, true, false, true] {
+        assert_eq!(soon("a try", told.recv()).await, Some(is_shown));
+    }
+    let log = edge.bound.log.unwrap();
+    soon("the reason in /readyz", async {
+        while !get(log, "/readyz").await.body.contains("agent_ca of the cloud's mode.cloud.csr") {}
     })
     .await;
 }

@@ -1,13 +1,19 @@
-//! How kube-apiserver and its etcd are started, and how their clients find them.
+//! How kube-apiserver, its etcd and who signs certificates are started, and how their clients find them.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::certificates::Files;
 use crate::tunnel::TestDir;
+
+/// Where the tunnel's pods are.
+pub(crate) const NAMESPACE: &str = "edge-system";
+
+/// The tunnel's pods, as kube-apiserver knows them.
+pub(crate) const PODS: &str = "system:serviceaccount:edge-system:tunnel-cloud";
 
 /// Puts kube-apiserver's flags behind a command, and makes a file for each user (`name,groups`) by which it is reached;
 /// a user's token is its name.
@@ -45,6 +51,42 @@ pub(crate) fn etcd(mut command: Command, place: &Path, url: &str, peers: u16) ->
     command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
     command.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
     command
+}
+
+/// Puts the flags of a kube-controller-manager that does nothing but sign certificates, each for so long, behind a command.
+pub(crate) fn signer(command: Command, place: &TestDir, port: u16, duration: &str) -> Command {
+    let (ca, key) = (&place.files.ca, place.path().join("ca.key"));
+    std::fs::write(&key, place.authority.0.key()).unwrap();
+    let mut command = manager(command, place, port, "certificatesigningrequest-signing-controller");
+    command.arg(format!("--cluster-signing-duration={duration}"));
+    command.arg("--cluster-signing-cert-file").arg(ca).arg("--cluster-signing-key-file").arg(key);
+    command
+}
+
+/// Puts the flags of a kube-controller-manager that has these controllers alone behind a command.
+pub(crate) fn manager(mut command: Command, place: &TestDir, port: u16, controllers: &str) -> Command {
+    command.arg("--kubeconfig").arg(place.path().join("admin")).arg("--cert-dir").arg(place.path());
+    command.args(["--leader-elect=false", "--bind-address=127.0.0.1", &format!("--secure-port={port}")]);
+    command.arg(format!("--controllers={controllers}"));
+    command
+}
+
+/// Puts the arguments of `tunnel approve`, with the rights of its own account, behind a command.
+pub(crate) fn approver(mut command: Command, place: &TestDir, health: u16) -> Command {
+    let account = acts_as(place, "system:serviceaccount:edge-system:tunnel-approver");
+    command.arg("approve").arg(format!("--k={}", account.display()));
+    command.args([&format!("--account={NAMESPACE}:tunnel-cloud"), &format!("--health=127.0.0.1:{health}")]);
+    command
+}
+
+/// The file by which a service account's pods reach kube-apiserver.
+pub(crate) fn acts_as(place: &TestDir, account: &str) -> PathBuf {
+    let mut admin: Value =
+        serde_json::from_slice(&std::fs::read(place.path().join("admin")).unwrap()).unwrap();
+    admin["users"][0]["user"]["as"] = account.into();
+    let file = place.path().join(account.replace(':', "-"));
+    std::fs::write(&file, admin.to_string()).unwrap();
+    file
 }
 
 fn kubeconfig(ca: &Path, at: SocketAddr, token: &str) -> String {

@@ -1,5 +1,5 @@
-//! A whole Kubernetes on two machines: etcd and kube-apiserver in the cloud, containerd, kubelet and a running pod at
-//! the edge. Between them is what the test starts.
+//! A whole Kubernetes on machines of its own: etcd and kube-apiserver in the cloud, containerd, kubelet and a running pod at
+//! each edge. Between them is what the test starts.
 
 pub(crate) mod node;
 mod ways;
@@ -8,24 +8,25 @@ mod webhook;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::apiserver;
 use crate::certificates::Files;
-use crate::network::{Network, POD};
+use crate::network::{Network, POD, address};
 use crate::parts::{have, kept};
-use crate::process::{PATIENCE, Running};
+use crate::process::{PATIENCE, Running, run_command};
+use crate::tunnel::{PROGRAM, not_led_astray};
 use crate::wait::wait_until;
-use node::Node;
-pub(crate) use ways::Way;
-use ways::{APISERVER, kubelet_client};
+use node::{Node, Settings};
+pub(crate) use ways::{APISERVER, Way, kubelet_client, target_ca};
 pub(crate) use webhook::Hook;
 
 /// All of it but the tunnel.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     // Fields drop in order: who uses a thing before the thing.
-    _node: Node,
+    nodes: Vec<Node>,
+    _signer: Option<Running>,
     apiserver: Running,
     _etcd: Running,
     pub(crate) network: Network,
@@ -34,26 +35,90 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it with this way to the kubelet, up to a pod that runs. None if a program is missing, or who runs the
-    /// test is not root.
+    /// Starts it with this way to the kubelet of one node, up to a pod that runs. None if a program is missing, or who runs
+    /// the test is not root.
     pub(crate) fn start(way: Way) -> Option<Self> {
+        let mut cluster = Self::without_nodes(way, 1)?;
+        cluster.join(&Settings { number: 1, ip: &address(1), asks: false })?;
+        cluster.comes_up();
+        Some(cluster)
+    }
+
+    /// As [`Self::start`], with two nodes, of which the second has an address of IPv6 alone. Their kubelets ask the cluster
+    /// for their certificates, and have none until [`Self::approve_kubelets`].
+    pub(crate) fn signed(way: Way) -> Option<Self> {
+        let manager = kept("kubernetes-1.36.3/kube-controller-manager")?;
+        let mut cluster = Self::without_nodes(way, 2)?;
+        let ips = [address(1), cluster.network.add_v6(2)];
+        for (number, ip) in (1..).zip(&ips) {
+            cluster.join(&Settings { number, ip, asks: true })?;
+        }
+        cluster.comes_up();
+        let (place, cloud) = (&cluster.network.place, &cluster.network.cloud);
+        let mut command = apiserver::signer(cloud.command(manager), place, 10257, "24h");
+        let signer = Running::start("controller-manager", place.path(), &mut command);
+        Some(Self { _signer: Some(signer), ..cluster })
+    }
+
+    fn without_nodes(way: Way, machines: usize) -> Option<Self> {
         let etcd = kept("etcd-3.6.16/etcd")?;
-        let (program, kubelet) =
-            (kept("kubernetes-1.36.3/kube-apiserver")?, kept("kubernetes-1.36.3/kubelet")?);
-        let kubectl = kept("kubernetes-1.36.3/kubectl")?;
+        let (program, kubectl) =
+            (kept("kubernetes-1.36.3/kube-apiserver")?, kept("kubernetes-1.36.3/kubectl")?);
         if !have(&["containerd", "ctr", "runc", "busybox", "script", "ptp", "socat"]) {
             return None;
         }
-        let network = Network::start(1)?;
+        let network = Network::start(machines)?;
         std::os::unix::fs::symlink(kubectl, network.place.path().join("kubectl")).unwrap();
         let etcd = start_etcd(&network, &etcd);
         let apiserver = start_apiserver(&network, &program, way);
-        let node = Node::start(&network.place, &network.edges[0], &kubelet);
-        let cluster = Self { _node: node, apiserver, _etcd: etcd, network, way, program };
-        cluster.is_ready();
-        cluster.apply("busy", &node::busy());
-        cluster.sh("kubectl wait --for=condition=Ready --timeout=110s pod/busy");
-        Some(cluster)
+        Some(Self { nodes: Vec::new(), _signer: None, apiserver, _etcd: etcd, network, way, program })
+    }
+
+    fn join(&mut self, node: &Settings<'_>) -> Option<()> {
+        let kubelet = kept("kubernetes-1.36.3/kubelet")?;
+        self.nodes.push(Node::start(&self.network, &kubelet, node));
+        Some(())
+    }
+
+    /// Waits until a pod runs on each node.
+    fn comes_up(&self) {
+        self.is_ready();
+        if self.way != Way::Shown {
+            self.apply("kubelet-clients", &kubelet_clients());
+        }
+        for number in 1..=self.nodes.len() {
+            self.apply(node::busy_name(number), &node::busy(number));
+        }
+        self.sh("kubectl wait --for=condition=Ready --timeout=110s pod --all");
+    }
+
+    /// Has the certificates issued that its kubelets ask for, and waits until they show them.
+    pub(crate) fn approve_kubelets(&self) {
+        let theirs = "kubectl get csr --no-headers | grep system:node:node | cut -d ' ' -f 1";
+        wait_until("kubelets have their certificates", 3 * PATIENCE, || {
+            self.network.tries(&format!("kubectl certificate approve $({theirs})"));
+            self.network.edges.iter().all(|node| {
+                let mut curl = node.command("curl");
+                curl.args(["-sk", "-m", "5", "https://127.0.0.1:10250/"]);
+                run_command("curl", &mut curl, None, PATIENCE).status.success()
+            })
+        });
+    }
+
+    /// Gives the pods of the tunnel the rights that `deploy` has, and starts who approves what they ask for.
+    pub(crate) fn approver(&self) -> Running {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize");
+        for part in ["base", "csr"] {
+            self.sh(&format!("kubectl apply -k {}", deploy.join(part).display()));
+        }
+        let (place, cloud) = (&self.network.place, &self.network.cloud);
+        let mut command = apiserver::approver(not_led_astray(cloud.command(PROGRAM)), place, APPROVER);
+        let mut approver = Running::start("approver", place.path(), &mut command);
+        wait_until("it sees requests", PATIENCE, || {
+            approver.lives();
+            self.network.tries(&format!("curl -sf http://127.0.0.1:{APPROVER}/readyz")).stdout == "ok\n"
+        });
+        approver
     }
 
     /// Goes over to another way to the kubelet; pods of the tunnel have to be started anew.
@@ -95,9 +160,19 @@ impl Cluster {
     /// Starts a pod of the tunnel; kube-apiserver comes to the one at [`POD`].
     pub(crate) fn pod(&self, ip: &str) -> Running {
         let tables = if ip == POD { self.way.tables(&self.network.place) } else { String::new() };
-        let kubeconfig = format!("--k={}", self.network.place.path().join("admin").display());
+        self.pod_with(ip, &tables)
+    }
+
+    /// As [`Self::pod`], with these tables in place of those of its way.
+    pub(crate) fn pod_with(&self, ip: &str, tables: &str) -> Running {
+        let place = &self.network.place;
+        let account = match self.way {
+            Way::Shown => apiserver::acts_as(place, apiserver::PODS),
+            _ => place.path().join("admin"),
+        };
+        let kubeconfig = format!("--k={}", account.display());
         let args: &[&str] = if self.way.asks() { &[&kubeconfig] } else { &[] };
-        self.network.pod_with(ip, &tables, args)
+        self.network.pod_with(ip, tables, args)
     }
 
     /// Puts a certificate for this name in the place of the one that the pod of the tunnel shows kube-apiserver, which
@@ -123,7 +198,11 @@ fn start_etcd(network: &Network, program: &Path) -> Running {
 
 fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
     let place = &network.place;
-    let users = [("admin", "admin", "system:masters"), ("node", "system:node:node1", "system:nodes")];
+    let users = [
+        ("admin", "admin", "system:masters"),
+        ("kubelet1", "system:node:node1", "system:nodes"),
+        ("kubelet2", "system:node:node2", "system:nodes"),
+    ];
     let at = format!("{POD}:6443").parse().unwrap();
     let mut command = apiserver::apiserver(network.cloud.command(program), place, ETCD, at, &users);
     command.args(["--authorization-mode", "Node,RBAC"]);
@@ -136,4 +215,16 @@ fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
     Running::start("apiserver", place.path(), &mut command)
 }
 
+/// What lets kube-apiserver act at kubelets, as kubeadm has it.
+fn kubelet_clients() -> Value {
+    let rbac = "rbac.authorization.k8s.io";
+    json!({
+        "apiVersion": format!("{rbac}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "kubelet-clients"},
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
+        "subjects": [{"apiGroup": rbac, "kind": "User", "name": APISERVER}],
+    })
+}
+
+/// Where `tunnel approve` tells of itself.
+const APPROVER: u16 = 51012;
 const ETCD: &str = "http://127.0.0.1:2379";

@@ -17,16 +17,13 @@ use serde_json::json;
 use tunnel::csr::Profile;
 use tunnel::pki::Request;
 
-use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
 use crate::parts::{free_port, have};
 use crate::process::{PATIENCE, Said, run_command};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::{wait_for, wait_until};
 use kubelet::Kubelet;
 use signer::Signer;
-
-/// The tunnel's pods, as kube-apiserver knows them.
-const PODS: &str = "system:serviceaccount:edge-system:tunnel-cloud";
 
 #[test]
 fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
@@ -179,6 +176,18 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
     signer
         .kubernetes
         .set_node_status("node1", &json!({"addresses": [{"type": "InternalIP", "address": "10.0.0.7"}]}));
+    let port = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "tunnel-cloud"},
+        "spec": {"type": "NodePort", "clusterIP": "10.96.0.99", "ports": [{"name": "grpc", "port": 9000}]},
+    });
+    signer.kubernetes.apply::<Service>(&port);
+    let plane = json!({"node-role.kubernetes.io/control-plane": ""});
+    for (name, ip, labels) in [("cloud1", "10.0.0.99", plane), ("cloud2", "10.0.0.8", json!({}))] {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+        signer.kubernetes.apply_everywhere::<Node>(&node);
+        let addresses = json!([{"type": "InternalIP", "address": ip}, {"type": "Hostname", "address": name}]);
+        signer.kubernetes.set_node_status(name, &json!({"addresses": addresses}));
+    }
     let kubernetes = &signer.kubernetes;
     let (node, admin) = (kubernetes.place().path().join("node1"), kubernetes.admin());
     let (pods, other) = (
@@ -193,8 +202,20 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
     let foreign = foreign.map(|(wish, who)| wish.made(kubernetes, who));
     let denied = [
         (Wish::of(Profile::ProxyClient, &[]), &node, "only system:serviceaccount"),
-        (Wish::of(Profile::Server, &["a.b"]), &node, "only system:serviceaccount"),
-        (Wish::of(Profile::Server, &["a.b"]), &other, "only system:serviceaccount"),
+        (Wish::of(Profile::Server, &["tunnel-cloud"]), &node, "only system:serviceaccount"),
+        (Wish::of(Profile::Server, &["tunnel-cloud"]), &other, "only system:serviceaccount"),
+        (Wish::of(Profile::Server, &["tunnel-cloud", "kubernetes.default.svc"]), &pods, "kube-apiserver"),
+        (Wish::of(Profile::Server, &["10.96.0.1"]), &pods, "kube-apiserver"),
+        (
+            Wish::of(Profile::Server, &["tunnel-cloud", "10.0.0.99"]),
+            &pods,
+            "no Service that this approver knows",
+        ),
+        (
+            Wish::of(Profile::Server, &["metrics-server.kube-system.svc"]),
+            &pods,
+            "no Service that this approver knows",
+        ),
         (Wish::of(Profile::ProxyClient, &[]), &admin, "only system:serviceaccount"),
         (Wish::of(Profile::Agent, &["node1"]), &pods, "only a node may have one for itself"),
         (Wish::of(Profile::Agent, &["node2"]), &node, "want exactly \"node1\""),
@@ -202,7 +223,10 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
     ]
     .map(|(wish, who, why)| (wish.made(kubernetes, who), why));
     let approved = [
-        (Wish::of(Profile::Server, &["a.b"]), &pods),
+        (
+            Wish::of(Profile::Server, &["tunnel-cloud.edge-system.svc", "10.96.0.99", "10.0.0.8", "cloud2"]),
+            &pods,
+        ),
         (Wish::of(Profile::ProxyClient, &[]), &pods),
         (Wish::of(Profile::Agent, &["node1", "10.0.0.7"]), &node),
     ]
@@ -265,6 +289,25 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     cloud.process.says("Nodes deleted: their links are ended");
     cloud.process.says("there is no such Node in the cluster");
     kubernetes.apply_everywhere::<Node>(&named("node1"));
+    cloud.has("node1");
+    edge.lives();
+
+    // kube-apiserver is away: what the pod knew stands.
+    signer.kubernetes.stop();
+    edge.terminate();
+    edge.ends(PATIENCE);
+    let mut edge = start("node1", "wrong", "edge-away");
+    edge.says_of("cloud=", "linked");
+    // A pod that begins in that time knows no Node: tokens alone count.
+    cloud.process.terminate();
+    cloud.process.ends(PATIENCE);
+    let (env, at) = ([("POD_NAMESPACE", NAMESPACE)], crate::parts::loopback(cloud.grpc));
+    let mut cloud = Cloud::launch(&place, ("cloud-anew", at), &tables, &env, &[&k]);
+    cloud.process.says("kube-apiserver has not told yet which Nodes there are");
+    let _by_token = Edge::start_as(&place, "node2", &at.to_string());
+    cloud.has("node2");
+    assert!(!cloud.process.log().contains("node is linked node=node1"));
+    signer.kubernetes.restart();
     cloud.has("node1");
     edge.lives();
 }

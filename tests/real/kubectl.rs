@@ -1,6 +1,7 @@
 //! kubectl by way of a real kube-apiserver to a real kubelet that only the tunnel reaches.
 
 use std::io::Write;
+use std::process::ChildStdin;
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
@@ -74,11 +75,13 @@ fn kubectl_reaches_a_node_at_another_pod_survives_a_cut_line_and_is_told_why_a_n
     let Some(cluster) = Cluster::start(Way::Egress) else { return };
     let _pods = [cluster.pod(POD), cluster.pod(OTHER_POD)];
     let mut edge = cluster.edge(OTHER_POD, "[mode.edge.session]\ndrain = \"0s\"\n");
-    let kubectl = Kubectl { cluster: &cluster, web_sockets: true };
+    let kubectl = Kubectl { cluster: &cluster, pod: "busy", web_sockets: true };
     the_log_of_a_pod(&cluster);
     kubectl.exec();
     kubectl.cp();
-    a_command_survives_a_cut_line(&cluster);
+    let mut talk = Talk::begin(&cluster);
+    talk.survives_a_cut_line(&cluster);
+    talk.ends();
 
     edge.terminate();
     edge.ends(PATIENCE);
@@ -92,7 +95,7 @@ fn all_works(cluster: &Cluster) {
     the_log_of_a_pod(cluster);
     the_node_itself(cluster);
     for web_sockets in [true, false] {
-        let kubectl = Kubectl { cluster, web_sockets };
+        let kubectl = Kubectl { cluster, pod: "busy", web_sockets };
         kubectl.exec();
         kubectl.exec_with_a_terminal();
         kubectl.attach();
@@ -104,60 +107,63 @@ fn all_works(cluster: &Cluster) {
     }
 }
 
-struct Kubectl<'a> {
-    cluster: &'a Cluster,
-    web_sockets: bool,
+/// Who asks for one pod.
+pub(crate) struct Kubectl<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) pod: &'a str,
+    pub(crate) web_sockets: bool,
 }
 
 impl Kubectl<'_> {
     fn sh(&self, line: &str) -> String {
         let way = self.web_sockets;
         self.cluster.sh(&format!(
-            "export KUBECTL_REMOTE_COMMAND_WEBSOCKETS={way} KUBECTL_PORT_FORWARD_WEBSOCKETS={way}; {line}"
+            "export KUBECTL_REMOTE_COMMAND_WEBSOCKETS={way} KUBECTL_PORT_FORWARD_WEBSOCKETS={way} pod={}; {line}",
+            self.pod
         ))
     }
 
-    fn exec(&self) {
+    pub(crate) fn exec(&self) {
         let said =
-            self.sh("kubectl exec busy -- sh -c 'echo out; echo err >&2; exit 7' 2>err; echo $?; cat err");
+            self.sh("kubectl exec $pod -- sh -c 'echo out; echo err >&2; exit 7' 2>err; echo $?; cat err");
         assert!(said.starts_with("out\n7\nerr\n"), "{said}");
         // EOF arrives, and all before it.
         let said = self.sh("head -c 20000000 /dev/urandom >typed; sha256sum <typed
-            kubectl exec -i busy -- sha256sum <typed; kubectl exec -i busy -- cat <typed >back; cmp typed back");
+            kubectl exec -i $pod -- sha256sum <typed; kubectl exec -i $pod -- cat <typed >back; cmp typed back");
         same(&said, 2);
     }
 
-    fn exec_with_a_terminal(&self) {
+    pub(crate) fn exec_with_a_terminal(&self) {
         let said = self.sh(
             // The size comes when it comes.
-            "script -qec 'stty rows 33 cols 77; kubectl exec -it busy -- sh -c \"until stty size | grep \\\"33 77\\\"; do sleep 0.1; done\"' /dev/null </dev/null",
+            "script -qec 'stty rows 33 cols 77; kubectl exec -it $pod -- sh -c \"until stty size | grep \\\"33 77\\\"; do sleep 0.1; done\"' /dev/null </dev/null",
         );
         assert!(said.contains("33 77"), "{said}");
     }
 
-    fn attach(&self) {
+    pub(crate) fn attach(&self) {
         // What is said comes back only to who hears the pod already.
         self.sh("rm -f input heard; mkfifo input; exec 9<>input
-            kubectl attach -i busy <input >heard & trap 'kill $!; wait' EXIT
+            kubectl attach -i $pod <input >heard & trap 'kill $!; wait' EXIT
             until grep -q line heard; do kill -0 $! || exit; sleep 0.05; done
             echo hello >&9
             until grep -q 'heard hello' heard; do kill -0 $! || exit; sleep 0.05; done");
     }
 
-    fn cp(&self) {
+    pub(crate) fn cp(&self) {
         let said = self.sh("head -c 50000000 /dev/urandom >given; sha256sum <given
-            kubectl cp given busy:/tmp/given; kubectl exec busy -- sha256sum /tmp/given
-            kubectl cp busy:/tmp/given back >&2; sha256sum <back");
+            kubectl cp given $pod:/tmp/given; kubectl exec $pod -- sha256sum /tmp/given
+            kubectl cp $pod:/tmp/given back >&2; sha256sum <back");
         same(&said, 3);
     }
 
     /// One connection stands still while another goes on. Each by a kubectl of its own: all connections of one share a
     /// stream without flow control, where the first that is not read holds up the others, tunnel or not.
-    fn port_forward(&self) {
-        let said = self.sh("kubectl exec busy -- sh -c 'pidof httpd >&2 || httpd -p 127.0.0.1:8080 -h /tmp'
+    pub(crate) fn port_forward(&self) {
+        let said = self.sh("kubectl exec $pod -- sh -c 'pidof httpd >&2 || httpd -p 127.0.0.1:8080 -h /tmp'
             rm -f forwarding-*
             for port in 8081 8082; do
-              kubectl port-forward pod/busy $port:8080 >forwarding-$port & kubectls+=($!)
+              kubectl port-forward pod/$pod $port:8080 >forwarding-$port & kubectls+=($!)
             done
             trap 'kill ${kubectls[*]}; wait' EXIT
             for n in 0 1; do
@@ -222,28 +228,55 @@ fn same(said: &str, lines: usize) {
     assert!(hashes.len() == lines && hashes.iter().all(|hash| *hash == hashes[0]), "{said}");
 }
 
-/// A command that says what it is told goes on after 20 s in which nothing passes between edge and cloud, and nothing
-/// of it is lost.
-fn a_command_survives_a_cut_line(cluster: &Cluster) {
-    let (mut kubectl, mut input) = cluster.network.runs("exec", "kubectl exec -i busy -- cat");
-    input.write_all(b"before\n").unwrap();
-    kubectl.says("before");
-    cluster.network.edges[0].sh("nft add rule inet shut output tcp dport 9000 drop");
-    input.write_all(b"meanwhile\n").unwrap();
-    let begun = SystemTime::now();
-    wait_until("20 s are over", 2 * PATIENCE, || begun.elapsed().unwrap() > Duration::from_secs(20));
-    kubectl.lives();
-    cluster.network.edges[0].sh("nft flush chain inet shut output");
-    kubectl.says("meanwhile");
-    input.write_all(b"after\n").unwrap();
-    kubectl.says("after");
-    drop(input);
-    assert!(kubectl.ends(PATIENCE).success());
-    assert_eq!(kubectl.log(), "before\nmeanwhile\nafter\n");
+/// A command that says what it is told, and nothing of it is lost.
+pub(crate) struct Talk {
+    kubectl: Running,
+    input: ChildStdin,
+    told: String,
+}
+
+impl Talk {
+    pub(crate) fn begin(cluster: &Cluster) -> Self {
+        let (kubectl, input) = cluster.network.runs("exec", "kubectl exec -i busy -- cat");
+        let mut new = Self { kubectl, input, told: String::new() };
+        new.goes_on("before");
+        new
+    }
+
+    fn tell(&mut self, word: &str) {
+        self.told += &format!("{word}\n");
+        self.input.write_all(format!("{word}\n").as_bytes()).unwrap();
+    }
+
+    /// It says a word that it is told.
+    pub(crate) fn goes_on(&mut self, word: &str) {
+        self.tell(word);
+        self.kubectl.says(word);
+    }
+
+    /// It goes on after 20 s in which nothing passes between edge and cloud.
+    pub(crate) fn survives_a_cut_line(&mut self, cluster: &Cluster) {
+        cluster.network.edges[0].sh("nft add rule inet shut output tcp dport 9000 drop");
+        self.tell("meanwhile");
+        let begun = SystemTime::now();
+        wait_until("20 s are over", 2 * PATIENCE, || begun.elapsed().unwrap() > Duration::from_secs(20));
+        self.kubectl.lives();
+        cluster.network.edges[0].sh("nft flush chain inet shut output");
+        self.kubectl.says("meanwhile");
+        self.goes_on("after");
+    }
+
+    /// It ends well at the end of its input.
+    pub(crate) fn ends(self) {
+        let Self { mut kubectl, input, told } = self;
+        drop(input);
+        assert!(kubectl.ends(PATIENCE).success());
+        assert_eq!(kubectl.log(), told);
+    }
 }
 
 /// What the person at kubectl is told who does not reach the node.
-fn is_told(cluster: &Cluster, why: &str) {
+pub(crate) fn is_told(cluster: &Cluster, why: &str) {
     for line in ["kubectl logs busy", "kubectl exec busy -- true"] {
         // Pods tell each other of a node, which takes them a moment.
         wait_until(&format!("{line} says {why:?}"), PATIENCE, || {

@@ -14,14 +14,13 @@ use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
+use crate::apiserver::acts_as;
+pub(crate) use crate::apiserver::{NAMESPACE, PODS};
 use crate::parts::{free_port, kept, loopback};
 use crate::process::{PATIENCE, Running};
 use crate::publish::Etcd;
 use crate::tunnel::TestDir;
 use crate::wait::wait_until;
-
-/// Where the tunnel's pods are.
-pub(crate) const NAMESPACE: &str = "edge-system";
 
 /// The Service whose endpoints they are.
 pub(crate) const SERVICE: &str = "tunnel-cloud";
@@ -67,11 +66,14 @@ impl Kubernetes {
 
     /// How a service account's pods reach it.
     pub(crate) fn kubeconfig_as(&self, account: &str) -> PathBuf {
-        let mut admin: Value = serde_json::from_slice(&std::fs::read(self.admin()).unwrap()).unwrap();
-        admin["users"][0]["user"]["as"] = account.into();
-        let file = self.place.path().join(account.replace(':', "-"));
-        std::fs::write(&file, admin.to_string()).unwrap();
-        file
+        acts_as(&self.place, account)
+    }
+
+    /// Starts a kube-controller-manager with these controllers; none if it is not built.
+    pub(crate) fn manager(&self, controllers: &str) -> Option<Running> {
+        let command = Command::new(kept("kubernetes-1.36.3/kube-controller-manager")?);
+        let mut command = crate::apiserver::manager(command, &self.place, free_port(), controllers);
+        Some(Running::start("controller-manager", self.place.path(), &mut command))
     }
 
     /// Runs something beside the test.

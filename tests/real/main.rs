@@ -35,6 +35,7 @@ mod held;
 mod intercept;
 mod invitations;
 mod kubectl;
+mod kubelets;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod measure;

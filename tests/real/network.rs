@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command};
 
+use crate::apiserver::NAMESPACE;
 use crate::parts::{asked, have, kept, root};
 use crate::process::{PATIENCE, Running, Said, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
@@ -46,6 +47,15 @@ impl Network {
         write_entry(&place, &cloud);
         let dns = start_dns(&place, &cloud, &coredns);
         Some(Self { _dns: dns, edges, cloud, place })
+    }
+
+    /// Gives the cable to a node addresses of IPv6, too; the node's.
+    pub(crate) fn add_v6(&self, number: usize) -> String {
+        let (near, far) = (format!("fd77:{number}::1"), format!("fd77:{number}::2"));
+        self.cloud.sh(&format!("ip addr add {near}/64 dev node{number} nodad"));
+        self.edges[number - 1]
+            .sh(&format!("ip addr add {far}/64 dev wan nodad; ip route add default via {near}"));
+        far
     }
 
     /// Runs a line of bash in the cloud, whatever comes of it.
@@ -93,8 +103,16 @@ impl Network {
     /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is
     /// linked, and CoreDNS knows at which pod.
     pub(crate) fn edge(&self, number: usize, pod: &str, tables: &str) -> Running {
+        self.edge_of(number, &[pod], tables)
+    }
+
+    /// As [`Self::edge`], towards the first of these pods, or else the next.
+    pub(crate) fn edge_of(&self, number: usize, pods: &[&str], tables: &str) -> Running {
         let node = format!("node{number}");
-        let config = self.place.edge_config(&node, &format!("{pod}:9000"), ADMIN) + tables;
+        let places = pods.iter().map(|pod| format!("{pod}:9000")).collect::<Vec<_>>().join("\", \"");
+        let config = self.place.edge_config(&node, &places, ADMIN) + tables;
+        let config = config.replace(&format!("\"{places}\""), &format!("[\"{places}\"]"));
+        let pod = pods[0];
         let running = self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[]);
         wait_until(&format!("DNS leads {node} to {pod}"), PATIENCE, || {
             self.tries(&format!("getent ahostsv4 {node}")).stdout.contains(pod)
@@ -126,7 +144,13 @@ impl Network {
         args: &[&str],
     ) -> Running {
         let command = machine.command(asked("TUNNEL").unwrap_or_else(|| PROGRAM.into()));
-        let mut running = self.place.tunnel_as(command, names, config, &[("POD_IP", ip)], args);
+        let mut running = self.place.tunnel_as(
+            command,
+            names,
+            config,
+            &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)],
+            args,
+        );
         wait_until(&format!("{} is ready", names.1), PATIENCE, || {
             running.lives();
             let mut curl = machine.command("curl");

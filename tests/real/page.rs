@@ -119,7 +119,10 @@ fn link(pod: &Pod, number: u64) -> Arc<LinkSender> {
     let peer = Peer::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
     let sender = LinkSender::new(LinkId(1_000_000 + number), peer, instance, Dialect::NEWEST);
-    pod.registry.insert(Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into() }, false);
+    pod.registry.insert(
+        Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
+        false,
+    );
     sender
 }
 

@@ -54,7 +54,7 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
     }
 }
 
-fn targets(targets: &[String; 2]) -> Value {
+pub(crate) fn targets(targets: &[String; 2]) -> Value {
     json!({"static_configs": [{"targets": targets}]})
 }
 
@@ -68,12 +68,16 @@ fn page_by_host(network: &Network, number: usize) -> Running {
 
 /// What the page of an instance has said, as Prometheus tells it.
 fn asked(network: &Network, job: &str, instance: &str) -> Vec<String> {
-    let query = format!("page{{job=\"{job}\",instance=\"{instance}\"}}");
+    let found = query(network, &format!("page{{job=\"{job}\",instance=\"{instance}\"}}"));
+    found.iter().map(|series| series["metric"]["of"].as_str().unwrap().to_owned()).collect()
+}
+
+/// What Prometheus answers to a query, series by series.
+pub(crate) fn query(network: &Network, query: &str) -> Vec<Value> {
     let line =
         format!("curl -sf -m 5 -G --data-urlencode 'query={query}' http://127.0.0.1:9090/api/v1/query");
     let said: Value = serde_json::from_str(&network.tries(&line).stdout).unwrap_or_default();
-    let found = said["data"]["result"].as_array().cloned().unwrap_or_default();
-    found.iter().map(|series| series["metric"]["of"].as_str().unwrap().to_owned()).collect()
+    said["data"]["result"].as_array().cloned().unwrap_or_default()
 }
 
 /// A page of metrics on a node, which says whose it is.
@@ -84,7 +88,7 @@ fn page(network: &Network, number: usize) -> Running {
 }
 
 /// One that asks both nodes each second, in each of these ways.
-fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
+pub(crate) fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
     let dir = network.place.path();
     let job = |(name, more): &(&str, Value)| {
         let mut job =

@@ -166,7 +166,7 @@ impl Dns {
     }
 
     /// The address; empty if there is none.
-    fn ask(&self, name: &str) -> String {
+    pub(crate) fn ask(&self, name: &str) -> String {
         let args = format!("@127.0.0.1 -p {} +short +time=1 +tries=1 {name} A", self.port);
         let said = run("dig", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE);
         assert!(said.status.success(), "{} {said:?}", self.process.log());

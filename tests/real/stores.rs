@@ -54,7 +54,10 @@ impl Pod {
     fn link(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
         let sender = LinkSender::new(LinkId(node as u64), Peer::Edge(name), None, Dialect::NEWEST);
-        self.registry.insert(Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into() }, false);
+        self.registry.insert(
+            Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() },
+            false,
+        );
     }
 
     fn lose(&self, node: usize) {

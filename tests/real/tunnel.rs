@@ -152,8 +152,8 @@ pub(crate) fn tunnel() -> Command {
     not_led_astray(Command::new(PROGRAM))
 }
 
-/// Without what the machine has set.
-fn not_led_astray(mut command: Command) -> Command {
+/// A program without what the machine has set.
+pub(crate) fn not_led_astray(mut command: Command) -> Command {
     for name in [
         "NODE_NAME",
         "NODE_IP",

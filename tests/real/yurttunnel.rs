@@ -1,5 +1,7 @@
 //! What YurtTunnel's users have: ports by ConfigMap, and names of nodes that one pod writes.
 
+mod led;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -127,6 +129,13 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     kubernetes.delete_everywhere::<Node>("a1");
     is(&format!("{ip}\tedge-a1\n"), "1");
 
+    // What somebody has written there by hand does not stay, though no Node has changed.
+    kubernetes.apply::<ConfigMap>(&json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "yurt-tunnel-nodes"},
+        "data": {"tunnel-nodes": "192.0.2.1\tedge-a1\n192.0.2.1\tforeign\n"},
+    }));
+    is(&format!("{ip}\tedge-a1\n"), "1");
+
     held.hold();
     node(&kubernetes, "late", &json!({}), [10, 0, 0, 3].into());
     let late = held.write();
@@ -186,9 +195,7 @@ fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
         );
         let text =
             at(at(text, "/etc/tunnel/certs/cloud.key", &files.key), "/etc/tunnel/certs/ca.crt", &files.ca);
-        let text = at(text, "/etc/tunnel/certs/client-ca.crt", &files.ca);
-        let text = at(text, "/etc/tunnel/certs/apiserver-kubelet-client.crt", &files.cert);
-        at(text, "/etc/tunnel/certs/apiserver-kubelet-client.key", &files.key)
+        at(text, "/etc/tunnel/certs/client-ca.crt", &files.ca)
     };
     for (mode, task) in
         [("cloud", "migrate yurttunnel old.yaml"), ("edge", "migrate yurttunnel --edge - <old.yaml")]

@@ -36,7 +36,7 @@ impl World {
         let instance = sender.instance;
         let mut older = None;
         if pod.place.route.is_some() {
-            let linked = Linked { sender, instance, from: ([127, 0, 0, 1], 1).into() };
+            let linked = Linked { sender, instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
             older = pod.registry.insert(linked, beside);
         }
         let mut plan = self.plan.clone();

@@ -112,7 +112,8 @@ impl Keeper {
             ];
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
-        let claims = self.shared.proven.claims();
+        let mut claims = self.shared.proven.claims();
+        claims.extend(self.shared.finder.claims());
         let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
         // Of what nobody claims any more.
         let refused = |ip: IpAddr, node: &NodeName| {

@@ -1,5 +1,5 @@
-//! Looks for nodes whose addresses would be caught, and of which this pod has not heard that any pod has them: a pod hears
-//! by itself of the nodes of which it is a home, and of those that it has asked for.
+//! Looks for nodes whose addresses would be caught, and of which this pod has not heard that any pod has them: it is told of
+//! every node, but by older pods only of those of which it is a home, and of those that it has asked for.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

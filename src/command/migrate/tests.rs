@@ -96,7 +96,7 @@ fn the_pods_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
         "kept     --enable-dns-controller=true: [mode.cloud.node_names]",
         "kept     --secure-port=20263: ",
         "changed  --cert-dns-names=tunnel.example.org: ",
-        "gone     --odd=1: no flag of YurtTunnel 1.3 that is known here",
+        "unknown  --odd=1: no flag that any YurtTunnel is known to have",
         "changed  --v=2: ",
         "kept     dnat-ports-pair: \"9052=10264\": ",
         "kept     http-proxy-ports: \"9051, x\": ",
@@ -114,6 +114,25 @@ fn the_pods_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
 }
 
 #[test]
+fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
+    for namespace in [
+        r#"x\"\n[mode.cloud.tcp]\n\"0.0.0.0:22\" = \"0.0.0.0:22\"\n#"#,
+        "Kube System",
+        "",
+        "a".repeat(64).as_str(),
+    ] {
+        let place = format!("name: yurt-tunnel-server-cfg, namespace: \"{namespace}\"");
+        let old = OLD.replace("name: yurt-tunnel-server-cfg, namespace: kube-system", &place);
+        let text = migrated(&old, false).unwrap();
+        let (settings, _) = Cloud::read(&text, &in_a_cluster()).unwrap();
+        assert!(settings.tcp.is_empty(), "{text}");
+        assert_eq!(settings.ports.unwrap().namespace, "kube-system");
+        assert_eq!(settings.node_names.unwrap().namespace, "kube-system");
+        assert!(remarks(&text).iter().any(|line| line.contains("it is no namespace's name")), "{text}");
+    }
+}
+
+#[test]
 fn the_edges_settings_that_are_printed_load() {
     let text = migrated(OLD, true).unwrap();
     let (_, warnings) = EdgeSettings::read(&text, &in_a_cluster()).unwrap();
@@ -122,6 +141,34 @@ fn the_edges_settings_that_are_printed_load() {
     assert_eq!(remarks(&text).len(), 3);
     let silent = OLD.replace("--tunnelserver-addr=tunnel.example.org:31008, ", "");
     EdgeSettings::read(&migrated(&silent, true).unwrap(), &in_a_cluster()).unwrap();
+}
+
+/// The flags of YurtTunnel's programs of all versions, as their sources have them.
+#[test]
+fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
+    let server = "version kube-config bind-address insecure-bind-address cert-dns-names cert-ips cert-dir enable-iptables \
+                  enable-dns-controller egress-selector-enable iptables-sync-period dns-sync-period server-count \
+                  proxy-strategy tunnel-agent-connect-port secure-port insecure-port meta-port v";
+    let agent = "version node-name node-ip tunnelserver-addr apiserver-addr kube-config agent-identifiers meta-host meta-port \
+                 cert-dir v";
+    let flags = |names: &str, more: &str| {
+        let all = names.split_whitespace().chain([more]);
+        all.map(|name| (name.to_owned(), "1".to_owned())).collect::<Vec<_>>()
+    };
+    for remarks in [flags::server(&flags(server, "kubeconfig")).1, flags::agent(&flags(agent, "node")).1] {
+        let (last, known) = remarks.split_last().unwrap();
+        assert_eq!(last.verdict, Verdict::Unknown, "{last:?}");
+        for remark in known {
+            assert_ne!(remark.verdict, Verdict::Unknown, "{remark:?}");
+        }
+    }
+    // What it did without being told has its line, too.
+    let (_, remarks) = flags::server(&[]);
+    assert_eq!(remarks.len(), 1);
+    assert!(remarks[0].what == "--enable-iptables=true, its default" && remarks[0].why.contains("intercept"));
+    // Kubelets probe the pods, so metrics cannot stay at --insecure-bind-address.
+    let (server, remarks) = flags::server(&flags("enable-iptables", "meta-port"));
+    assert_eq!((server.meta, remarks[1].verdict), (1, Verdict::Changed));
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub(super) fn cloud(old: &Old) -> Result<String, String> {
     let (server, of_flags) = flags::server(flags);
     let remarks = of_objects(old, &server, of_flags);
     let Server { bind, insecure_bind, agents, secure, insecure, meta, names } = server;
-    let namespace = old.ports.as_ref().map_or("kube-system", |(namespace, _)| namespace);
+    let namespace = namespace(old).unwrap_or(NAMESPACE);
     let names = if names { format!("\n{NAMES}namespace = \"{namespace}\"\n") } else { String::new() };
     let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
     Ok(format!(
@@ -46,7 +46,7 @@ cert = "/etc/tunnel/certs/cloud.crt"
 key = "/etc/tunnel/certs/cloud.key"
 client_ca = "/etc/tunnel/certs/client-ca.crt"
 names = ["kube-apiserver-kubelet-client", "system:serviceaccount:*"]
-
+{SHOWN}
 [mode.cloud.http]
 listen_ip = "{insecure_bind}"
 addr = {{ "{insecure}" = "host" }}
@@ -106,19 +106,27 @@ token_file = "/etc/tunnel/token/token"
 
 [mode.edge.allow]
 targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
-
-# What targets with TLS are shown, the kubelet among them; YurtTunnel's server had its own for that.
-[mode.edge.https]
-cert = "/etc/tunnel/certs/apiserver-kubelet-client.crt"
-key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
 "#,
         remarks = lines(&remarks),
     ))
 }
 
+/// Where the ConfigMap of ports is; `None`: there is none, or what stands there is no namespace's name.
+fn namespace(old: &Old) -> Option<&str> {
+    let (namespace, _) = old.ports.as_ref()?;
+    let sound = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let is_label = (1..=63).contains(&namespace.len()) && namespace.bytes().all(sound);
+    (is_label && !namespace.starts_with('-') && !namespace.ends_with('-')).then_some(namespace)
+}
+
 /// What became of the ports that the ConfigMap names.
 fn ports(old: &Old, own: &BTreeSet<u16>) -> Vec<Remark> {
-    let Some((_, data)) = &old.ports else { return Vec::new() };
+    let Some((found, data)) = &old.ports else { return Vec::new() };
+    let odd = namespace(old).is_none().then(|| Remark {
+        verdict: Verdict::Gone,
+        what: format!("namespace {found:?} of yurt-tunnel-server-cfg"),
+        why: format!("it is no namespace's name; {NAMESPACE} stands in its place"),
+    });
     let (_, wrong) = ProxyPorts::parse(data, own);
     let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
         verdict: Verdict::Kept,
@@ -130,7 +138,7 @@ fn ports(old: &Old, own: &BTreeSet<u16>) -> Vec<Remark> {
         what: format!("{}: {:?}", wrong.key, wrong.found),
         why: wrong.remedy.to_owned(),
     });
-    kept.chain(wrong).collect()
+    odd.into_iter().chain(kept).chain(wrong).collect()
 }
 
 fn services(old: &Old) -> impl Iterator<Item = Remark> {
@@ -140,9 +148,11 @@ fn services(old: &Old) -> impl Iterator<Item = Remark> {
                 "deploy/kustomize/yurttunnel has it; one of your own needs the annotation tunnel.cloud.io/ports: managed"
             }
             "x-tunnel-server-svc" => "deploy/kustomize/yurttunnel has it, as a NodePort: give it your type",
-            _ => "no Service of YurtTunnel 1.3 that is known here",
+            _ => "no Service that any YurtTunnel is known to have",
         };
-        Remark { verdict: Verdict::Changed, what: format!("Service {name} ({kind})"), why: why.to_owned() }
+        let known = ["x-tunnel-server-internal-svc", "x-tunnel-server-svc"].contains(&name.as_str());
+        let verdict = if known { Verdict::Changed } else { Verdict::Unknown };
+        Remark { verdict, what: format!("Service {name} ({kind})"), why: why.to_owned() }
     })
 }
 
@@ -151,6 +161,7 @@ fn lines(remarks: &[Remark]) -> String {
         Verdict::Kept => "kept",
         Verdict::Changed => "changed",
         Verdict::Gone => "gone",
+        Verdict::Unknown => "unknown",
     };
     // What stands there is somebody else's, and must not end a comment.
     let line = |Remark { verdict, what, why }: &Remark| {
@@ -165,6 +176,19 @@ fn missing(program: &str, kind: &str) -> String {
         kind = kind.to_lowercase()
     )
 }
+
+/// Where YurtTunnel is.
+const NAMESPACE: &str = "kube-system";
+
+const SHOWN: &str = r#"# What kubelets are shown, which YurtTunnel's server had for itself: take these lines and [mode.cloud.csr] in once somebody
+# approves it (deploy/kustomize/yurttunnel/csr).
+# target_cert = "/var/lib/tunnel/pki/proxy-client.pem"
+# Who has signed kubelets' certificates; or target_insecure = true, as it was there.
+# target_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+# [mode.cloud.csr]
+# profiles = ["proxy-client"]
+"#;
 
 const NAMES: &str = "[mode.cloud.node_names]\n";
 

@@ -63,9 +63,7 @@ pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
     let asks = if kinds.is_empty() { "agent_ca" } else { "profiles" };
     let cluster = issuing::cluster(&mut table, asks, !kinds.is_empty() || agent_ca.is_some(), env, report);
     table.finish(report);
-    // A pod's own address is one that clients may come to.
-    let own = env.pod_ip.clone().filter(|ip| !ip.is_empty());
-    let server = server.then(|| ServerNames { services, names: names.into_iter().chain(own).collect() });
+    let server = server.then_some(ServerNames { services, names });
     let proxy_client = kinds.contains(&Kind::ProxyClient);
     Some(Csr { cluster: cluster?, dir, server, proxy_client, lifetime, agent_ca })
 }

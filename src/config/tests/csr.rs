@@ -62,11 +62,8 @@ fn certificates_are_asked_for_by_profile() {
     if !cfg!(feature = "kubernetes") {
         return;
     }
-    let inside = Environment {
-        kubernetes_service_host: Some("10.96.0.1".to_owned()),
-        pod_ip: Some("10.244.0.9".to_owned()),
-        ..Environment::default()
-    };
+    let inside =
+        Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
     let read = |text: &str| Cloud::read(text, &inside);
     let nameless = read("[mode.cloud.csr]\nprofiles = [\"server\"]\n").unwrap_err().to_string();
     assert!(nameless.contains("mode.cloud.csr.services"), "{nameless}");
@@ -76,7 +73,7 @@ fn certificates_are_asked_for_by_profile() {
     assert_eq!(csr.lifetime, Some(Duration::from_secs(7200)));
     let server = csr.server.unwrap();
     assert_eq!(server.services, ["s"]);
-    assert_eq!(server.names, ["10.244.0.9", "fd00::1", "tunnel.test"].map(str::to_owned).into());
+    assert_eq!(server.names, ["fd00::1", "tunnel.test"].map(str::to_owned).into());
 }
 
 #[test]

@@ -43,8 +43,15 @@ fn good(profile: Profile) -> Asked {
     }
 }
 
+/// Those of node7, and by what the pods are reached; kube-apiserver's, too, as an annotation or a Node may say so.
+fn facts() -> Facts {
+    let reached =
+        ["x-tunnel-server-svc", "127.0.0.1", "10.96.0.9", "10.96.0.1", "api.example.org", "*.default.svc"];
+    Facts { addresses: Some(addresses()), reached: reached.map(str::to_owned).into() }
+}
+
 fn verdict(asked: &Asked) -> Verdict {
-    judge(asked, PODS, &apiserver(), Some(&addresses()))
+    judge(asked, PODS, &apiserver(), &facts())
 }
 
 /// The reason of a denial.
@@ -67,7 +74,8 @@ fn each_profile_is_approved_for_who_may_have_it() {
         assert_eq!(verdict(&good(profile)), Verdict::Approve, "{profile:?}");
     }
     let without_addresses = changed(Profile::Agent, |asked| asked.content.ips.clear());
-    assert_eq!(judge(&without_addresses, PODS, &apiserver(), Some(&BTreeSet::new())), Verdict::Approve);
+    let bare = Facts { addresses: Some(BTreeSet::new()), ..Facts::default() };
+    assert_eq!(judge(&without_addresses, PODS, &apiserver(), &bare), Verdict::Approve);
     let turned = changed(Profile::Server, |asked| asked.usages.reverse());
     assert_eq!(verdict(&turned), Verdict::Approve, "the order of usages means nothing");
 }
@@ -106,7 +114,7 @@ fn an_agent_has_its_nodes_names_and_addresses_alone() {
     }
     let foreign = changed(Profile::Agent, |asked| asked.content.ips.push("10.0.0.8".parse().unwrap()));
     assert!(denied(&foreign).contains("10.0.0.8 is no address of Node node7"));
-    let gone = judge(&good(Profile::Agent), PODS, &apiserver(), None);
+    let gone = judge(&good(Profile::Agent), PODS, &apiserver(), &Facts::default());
     assert_eq!(gone, Verdict::Deny("there is no Node node7".to_owned()));
 }
 
@@ -138,6 +146,28 @@ fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_non
 }
 
 #[test]
+fn a_server_has_the_names_and_addresses_of_our_services_alone() {
+    let mapped = "::ffff:10.96.0.9";
+    for foreign in
+        ["metrics-server.kube-system.svc", "X-tunnel-server-svc", "x-tunnel-server-svc.", "", mapped]
+    {
+        let asked = changed(Profile::Server, |asked| asked.content.dns.push(foreign.to_owned()));
+        assert!(denied(&asked).contains("no Service that this approver knows"), "{foreign}");
+    }
+    for foreign in ["10.96.0.10", "10.0.0.7", mapped] {
+        let asked = changed(Profile::Server, |asked| asked.content.ips.push(foreign.parse().unwrap()));
+        assert!(denied(&asked).contains("no Service that this approver knows"), "{foreign}");
+    }
+    let ours = changed(Profile::Server, |asked| {
+        asked.content.dns.extend(texts(&["x-tunnel-server-svc"]));
+        asked.content.ips = vec!["10.96.0.9".parse().unwrap(), "127.0.0.1".parse().unwrap()];
+    });
+    assert_eq!(verdict(&ours), Verdict::Approve);
+    let unknown = judge(&good(Profile::Server), PODS, &apiserver(), &Facts::default());
+    assert!(matches!(unknown, Verdict::Deny(_)), "{unknown:?}");
+}
+
+#[test]
 fn a_reason_is_one_short_line_whatever_was_asked_for() {
     let names: Vec<_> = (0..1000).map(|n| format!("n{n}\u{1b}[2J\n")).collect();
     let many = changed(Profile::Agent, |asked| asked.content.dns = names.clone());
@@ -146,9 +176,12 @@ fn a_reason_is_one_short_line_whatever_was_asked_for() {
         asked.content.dns = vec![format!("kubernetes{}", names.concat()), "*\u{9b}".repeat(99)]
     });
     let used = changed(Profile::Agent, |asked| asked.usages = names);
-    for (asked, says) in
-        [(many, "want exactly \"node7\""), (who, PODS), (long, "\"*"), (used, "want exactly the usages")]
-    {
+    for (asked, says) in [
+        (many, "want exactly \"node7\""),
+        (who, PODS),
+        (long, "no Service that"),
+        (used, "want exactly the usages"),
+    ] {
         let why = denied(&asked);
         assert!(why.len() <= 200 && why.contains(says) && !why.contains(char::is_control), "{why:?}");
     }
@@ -235,7 +268,12 @@ proptest! {
             let profile = asked.profile().unwrap();
             prop_assert_eq!(&asked.usages.iter().collect::<BTreeSet<_>>().len(), &3);
             match profile {
-                Profile::Server | Profile::ProxyClient => prop_assert_eq!(&asked.requester, PODS),
+                Profile::Server => {
+                    prop_assert_eq!(&asked.requester, PODS);
+                    prop_assert!(asked.content.dns.iter().all(|name| facts().reached.contains(name)));
+                    prop_assert!(asked.content.ips.iter().all(|ip| facts().reached.contains(&ip.to_string())));
+                }
+                Profile::ProxyClient => prop_assert_eq!(&asked.requester, PODS),
                 Profile::Agent => {
                     prop_assert_eq!(&asked.requester, "system:node:node7");
                     prop_assert_eq!(&asked.content.dns, &["node7"]);

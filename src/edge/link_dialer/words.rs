@@ -1,14 +1,37 @@
-//! Why the TLS handshake with the cloud failed, for whoever runs the edge: what was found, which key, the remedy.
+//! Why the cloud was not reached, or the TLS handshake with it failed, for whoever runs the edge: what was found, which key,
+//! the remedy.
 
 use std::io;
 
 use crate::names::Target;
+use crate::net::dial::{DialError, Failure};
 use crate::net::tls::Fault;
 
-/// The whole sentence; `name` is what the cloud's certificate has to carry.
-pub(super) fn no_tls(error: &io::Error, at: &Target, name: &str) -> String {
+/// The whole sentence where no address of a server took the connection.
+pub(super) fn no_connection(error: &DialError) -> String {
+    let remedy = match error.first() {
+        Some(Failure::Refused(_)) => {
+            "; nothing listens there: is the pod running, and does mode.edge.stream.client.server_name name the port of its \
+             mode.cloud.stream.server.listen, by default 9000?"
+        }
+        Some(Failure::Timeout(..) | Failure::Unreachable(..)) => {
+            "; is mode.edge.stream.client.server_name right, and does a firewall let this machine out to that port? Where only \
+             a proxy leads out, start the edge with HTTPS_PROXY"
+        }
+        Some(Failure::Local(..)) | None => "",
+    };
+    format!("{error}{remedy}")
+}
+
+/// Stands before the cause where a certificate was shown.
+pub(super) const SHOWN: &str = "the certificate of mode.edge.csr was shown, which counts only where agent_ca of the cloud's \
+                                mode.cloud.csr has its authority; if the connection broke by it, the next try is with the token \
+                                alone";
+
+/// The whole sentence; `name` is what the cloud's certificate has to carry, `shows` whether a certificate was shown.
+pub(super) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) -> String {
     let fault = Fault::of(error);
-    let remedy = remedy(&fault);
+    let remedy = if shows && matches!(fault, Fault::Disbelieves(_)) { "" } else { remedy(&fault) };
     let then = if remedy.is_empty() { "" } else { "; " };
     format!("TLS with the cloud as {name:?} failed, at {at}: {fault}{then}{remedy}")
 }
@@ -48,5 +71,23 @@ pub fn remedy(fault: &Fault) -> &'static str {
              between?"
         }
         Fault::Other(_) => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::dial::dial;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn who_refuses_a_connection_may_be_another_port_than_that_for_links() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let said = no_connection(&dial(&[closed], Duration::from_secs(20)).await.unwrap_err());
+        assert!(
+            said.starts_with(&format!("{closed} refused the connection; nothing listens there")),
+            "{said}"
+        );
+        assert!(said.contains("server_name") && said.contains("listen"), "{said}");
     }
 }

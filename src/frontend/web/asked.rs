@@ -79,7 +79,8 @@ impl NodePort {
         Ok(Some((node, target)))
     }
 
-    /// The node, and whether what Host names is of it.
+    /// The node, and whether what Host names is of it. What a header names is wanted at that very host, so it is of whichever
+    /// node: its own, or else the one that the rest of the request tells.
     fn node(
         &self,
         path: &str,
@@ -100,6 +101,9 @@ impl NodePort {
             asker.addresses.node_of_pod(namespace, pod)
         };
         let other = asker.server_name.and_then(|name| asker.named(name)).or_else(of_pod);
+        if let Some(Named { exact: true, .. }) = named {
+            return Ok(of_host.or(other).map(|node| (node, true)));
+        }
         let is_named = other.is_none() || other == of_host;
         Ok(other.or(of_host).map(|node| (node, is_named)))
     }
@@ -110,10 +114,13 @@ impl NodePort {
         let [kubelet, _] = KUBELET;
         let port = named.map_or(kubelet, |named| named.port.unwrap_or(asker.default_port));
         let on_loopback = self.ports.borrow().is_on_loopback(port);
+        // To dial the unspecified address is to dial loopback.
+        let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
         let host = match asker.asked(node, named)? {
-            Some((ip, _)) if ip.is_loopback() && !on_loopback => {
+            Some((ip, _)) if is_here(ip) && !on_loopback => {
                 return Err(Denial::Forbidden(NOT_ON_LOOPBACK.to_owned()));
             }
+            Some((ip, _)) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
             Some((ip, false)) => ip,
             _ if on_loopback => Ipv4Addr::LOCALHOST.into(),
             Some((ip, true)) => ip,

@@ -11,6 +11,7 @@ use socket2::Socket;
 use tokio::task::yield_now;
 
 use super::Sets;
+use super::netfilter::{HEADS, NETLINK_NETFILTER, attribute, message};
 use crate::net::diag;
 
 /// Has the kernel forget each connection to one of these nodes and ports that nobody has answered and that is not led
@@ -29,7 +30,7 @@ pub(super) async fn forget(of: &Sets) -> io::Result<usize> {
         }
         let pending = pending(&mut asked, family, of).await?;
         for entry in &pending {
-            told.send(&message(CT_DELETE, NLM_F_REQUEST, family, entry))?;
+            told.send(&message(CT_DELETE, 0, 0, (family, 0), entry))?;
         }
         forgotten += pending.len();
     }
@@ -39,8 +40,8 @@ pub(super) async fn forget(of: &Sets) -> io::Result<usize> {
 /// What names each such connection to the kernel.
 async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<Vec<u8>>> {
     // Only what was neither answered nor led elsewhere; an older kernel tells of all.
-    let wanted = [attribute(CTA_STATUS, [0; 4]), attribute(CTA_STATUS_MASK, LED.to_be_bytes())].concat();
-    kernel.send(&message(CT_GET, NLM_F_REQUEST | NLM_F_DUMP, family, &wanted))?;
+    let wanted = [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &LED.to_be_bytes())].concat();
+    kernel.send(&message(CT_GET, NLM_F_DUMP, 0, (family, 0), &wanted))?;
     let (mut room, mut found) = (vec![0; ROOM], Vec::new());
     loop {
         let len = kernel.read(&mut room)?;
@@ -113,34 +114,14 @@ fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
     })
 }
 
-fn attribute(kind: u16, value: [u8; 4]) -> Vec<u8> {
-    [&8_u16.to_ne_bytes()[..], &kind.to_ne_bytes(), &value].concat()
-}
-
-/// `struct nlmsghdr`, then `struct nfgenmsg`, then attributes.
-fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
-    let len = u32::try_from(HEADS + attributes.len()).unwrap_or_default();
-    let mut message = len.to_ne_bytes().to_vec();
-    message.extend(kind.to_ne_bytes());
-    message.extend(flags.to_ne_bytes());
-    message.extend([0; 8]);
-    message.extend([family, 0, 0, 0]);
-    message.extend(attributes);
-    message
-}
-
-const NETLINK_NETFILTER: i32 = 12;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// Of the subsystem of connection tracking: tell of connections, forget one.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_DELETE: u16 = 1 << 8 | 2;
-const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// Both headers of a message.
-const HEADS: usize = 20;
 /// The part of an attribute's kind that is no flag.
 const KIND: u16 = 0x3fff;
 const CTA_TUPLE_ORIG: u16 = 1;

@@ -13,22 +13,21 @@ use tokio_rustls::rustls::{
 
 use super::leaf;
 
-/// What edges' certificates are: issued by a CA of this file, with exactly this subject.
+/// What edges' certificates are: issued by a CA of this file, with exactly the subject [`EDGE`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agents {
     /// The file of CAs.
     pub ca: PathBuf,
-    /// The one common name.
-    pub common_name: &'static str,
-    /// The one organization.
-    pub organization: &'static str,
 }
+
+/// The one common name, and the one organization, of edges' certificates. They are YurtTunnel's.
+pub const EDGE: (&str, &str) = ("tunnel-agent-client", "openyurt:yurttunnel");
 
 impl Agents {
     /// The node whose certificate this is: its one DNS name; `None`: it is not an edge's, inner `None`: it has none, or several.
     /// Whether it is to be believed was settled by the handshake.
-    pub fn node(&self, der: &[u8]) -> Option<Option<String>> {
-        self.is_meant(der).then(|| match leaf::dns_names(der).as_slice() {
+    pub fn node(der: &[u8]) -> Option<Option<String>> {
+        leaf::is_edges(der).then(|| match leaf::dns_names(der).as_slice() {
             [node] => Some(node.clone()),
             _ => None,
         })
@@ -55,17 +54,11 @@ impl Agents {
             path.display()
         ))
     }
-
-    /// Whether it says of itself to be an edge's.
-    fn is_meant(&self, der: &[u8]) -> bool {
-        leaf::has_subject(der, self.common_name, self.organization)
-    }
 }
 
 /// Believes certificates with the subject of edges' by one rule, and all others by another: no CA makes both.
 #[derive(Debug)]
 pub(super) struct AgentVerifier {
-    agents: Agents,
     issued: Arc<dyn ClientCertVerifier>,
     /// `None`: nobody else may show one.
     others: Option<Arc<dyn ClientCertVerifier>>,
@@ -74,11 +67,10 @@ pub(super) struct AgentVerifier {
 impl AgentVerifier {
     /// `issued` believes those of the agents' CAs.
     pub(super) fn new(
-        agents: Agents,
         issued: Arc<dyn ClientCertVerifier>,
         others: Option<Arc<dyn ClientCertVerifier>>,
     ) -> Self {
-        Self { agents, issued, others }
+        Self { issued, others }
     }
 }
 
@@ -98,7 +90,7 @@ impl ClientCertVerifier for AgentVerifier {
         above: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        if self.agents.is_meant(leaf) {
+        if leaf::is_edges(leaf) {
             return self.issued.verify_client_cert(leaf, above, now);
         }
         match &self.others {
@@ -161,7 +153,7 @@ mod tests {
             let names: Vec<_> = nodes.iter().map(|node| (*node).to_owned()).collect();
             let mut params = CertificateParams::new(names).unwrap();
             params.distinguished_name.push(DnType::CommonName, common_name);
-            params.distinguished_name.push(DnType::OrganizationName, "o");
+            params.distinguished_name.push(DnType::OrganizationName, EDGE.1);
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
             let key = KeyPair::generate().unwrap();
             let file = self.dir.path().join(format!("{common_name}-{}.pem", nodes.join("-")));
@@ -175,7 +167,7 @@ mod tests {
     fn the_authority_of_edges_certificates_is_never_the_pods() {
         let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
         let load = |ca: PathBuf| {
-            let agents = Agents { ca, common_name: "agent", organization: "o" };
+            let agents = Agents { ca };
             let siblings = ClientCertificates::Siblings(cloud.ca(), None);
             let clients = ClientCertificates::Agents(agents, Box::new(siblings));
             let offer = crate::net::tls::TlsParams::default();
@@ -195,8 +187,7 @@ mod tests {
     #[tokio::test]
     async fn an_edges_certificate_is_of_the_clusters_authority_and_a_pods_of_the_clouds() {
         let (cloud, cluster, other) = (Authority::new("cloud"), Cluster::new(), Cluster::new());
-        let agents =
-            Agents { ca: cluster.dir.path().join("ca.crt"), common_name: "agent", organization: "o" };
+        let agents = Agents { ca: cluster.dir.path().join("ca.crt") };
         let siblings = ClientCertificates::Siblings(cloud.ca(), None);
         let pod = cloud.issue("pod", "a.b");
         let tls = server(pod.clone(), ClientCertificates::Agents(agents.clone(), Box::new(siblings)));
@@ -211,7 +202,7 @@ mod tests {
                 let mut stream = TlsAcceptor::from(tls.load()).accept(far).await?;
                 stream.write_all(b"x").await?;
                 let leaf = stream.get_ref().1.peer_certificates().map(|shown| shown[0].clone());
-                Ok::<_, std::io::Error>(leaf.map(|leaf| agents.node(&leaf)))
+                Ok::<_, std::io::Error>(leaf.map(|leaf| Agents::node(&leaf)))
             };
             let (accepted, _) = tokio::join!(accept, connect);
             accepted.map_err(|cause| cause.to_string())
@@ -219,10 +210,10 @@ mod tests {
         assert_eq!(shows(None).await, Ok(None));
         assert_eq!(shows(Some(pod)).await, Ok(Some(None)), "it is no edge's");
         let node = Some(Some(Some("node1".to_owned())));
-        assert_eq!(shows(Some(cluster.issue("agent", &["node1"]))).await, Ok(node));
-        let several = shows(Some(cluster.issue("agent", &["node1", "node2"]))).await;
+        assert_eq!(shows(Some(cluster.issue(EDGE.0, &["node1"]))).await, Ok(node));
+        let several = shows(Some(cluster.issue(EDGE.0, &["node1", "node2"]))).await;
         assert_eq!(several, Ok(Some(Some(None))), "it is no one node's");
-        for foreign in [other.issue("agent", &["node1"]), cluster.issue("kubelet", &["a.b"])] {
+        for foreign in [other.issue(EDGE.0, &["node1"]), cluster.issue("system:node:node1", &["node1"])] {
             assert!(shows(Some(foreign)).await.is_err());
         }
     }

@@ -6,6 +6,8 @@ use std::ops::RangeInclusive;
 use tokio_rustls::rustls::pki_types::ServerName;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
+use super::EDGE;
+
 /// Checks the certificate that a server will show. A fault with which it cannot serve is an error; a fault that only
 /// some clients refuse, and dates, are warnings. Each sentence names the remedy.
 pub(super) fn check(der: &[u8]) -> Result<Vec<Oddity>, String> {
@@ -39,11 +41,13 @@ pub fn host_of(der: &[u8]) -> Option<String> {
     })
 }
 
-/// What it calls its owner: the common names of the subject, then the DNS names.
+/// What it calls its owner: the common names of the subject, then the DNS names; of an edge's the former alone.
 pub(super) fn names(der: &[u8]) -> Vec<String> {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
     let common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
     let others = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
+    // A node may be called as anybody is.
+    let others = others.filter(|_| !has_edges_subject(&cert));
     let dns = others.into_iter().flatten().filter_map(|name| match name {
         GeneralName::DNSName(name) => Some(*name),
         _ => None,
@@ -62,10 +66,13 @@ pub(super) fn dns_names(der: &[u8]) -> Vec<String> {
     dns.collect()
 }
 
-/// Whether its subject is exactly one common name and one organization, these.
-pub(super) fn has_subject(der: &[u8], common_name: &str, organization: &str) -> bool {
-    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
-    let subject = cert.subject();
+/// Whether it says of itself to be an edge's: its subject is exactly [`EDGE`].
+pub(super) fn is_edges(der: &[u8]) -> bool {
+    X509Certificate::from_der(der).is_ok_and(|(_, cert)| has_edges_subject(&cert))
+}
+
+fn has_edges_subject(cert: &X509Certificate<'_>) -> bool {
+    let (subject, (common_name, organization)) = (cert.subject(), EDGE);
     let is = |name: Option<&str>, wanted| name == Some(wanted);
     subject.iter_attributes().count() == 2
         && is(subject.iter_common_name().next().and_then(|name| name.as_str().ok()), common_name)
@@ -241,6 +248,20 @@ mod tests {
         });
         assert_eq!(names(&der), ["system:kube-apiserver", "tunnel.cloud.io"]);
         assert_eq!(names(b"junk"), [""; 0]);
+    }
+
+    /// Its node has chosen that name, and signers of clients' certificates sign edges' as well.
+    #[test]
+    fn of_an_edges_certificate_the_nodes_name_is_no_clients() {
+        let edge = |organization: &str| {
+            made(|p| {
+                p.distinguished_name = rcgen::DistinguishedName::new();
+                p.distinguished_name.push(rcgen::DnType::CommonName, EDGE.0);
+                p.distinguished_name.push(rcgen::DnType::OrganizationName, organization);
+            })
+        };
+        assert_eq!(names(&edge(EDGE.1)), [EDGE.0]);
+        assert_eq!(names(&edge("o")), [EDGE.0, "tunnel.cloud.io"], "it is somebody else's");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The extended dialect: neutral frames as messages, and back.
 
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -9,7 +11,7 @@ use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::codec::proto::Control;
 use crate::protocol::wire::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Load, Refusal, SessionFrame,
+    Category, Code, Conflict, Found, Frame, FrameKind, Load, MOST_IPS, Refusal, SessionFrame,
 };
 use crate::protocol::wire::opener::Opener;
 use crate::protocol::wire::peer::Peer;
@@ -57,10 +59,10 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             let addr = to.map(|to| to.to_string()).unwrap_or_default();
             StreamMsg { addr, ..signal(node, DRAIN, None) }
         }
-        FrameKind::Load(Load { nodes, stopping }) => {
+        FrameKind::Load(Load { nodes, stopping, catches }) => {
             let code = u32::from(if stopping { Code::Busy } else { Code::Over } as u8);
             StreamMsg {
-                data: pack(&Control { nodes, code, ..Control::default() }),
+                data: pack(&Control { nodes, code, catches, ..Control::default() }),
                 ..signal(node, LOAD, None)
             }
         }
@@ -98,7 +100,8 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
         (STREAM, FOUND) if pods => FrameKind::Found(found(&control(&message)?)),
         (STREAM, LOAD) if pods => {
             let said = control(&message)?;
-            FrameKind::Load(Load { nodes: said.nodes, stopping: Code::from_wire(said.code) != Code::Over })
+            let stopping = Code::from_wire(said.code) != Code::Over;
+            FrameKind::Load(Load { nodes: said.nodes, stopping, catches: said.catches })
         }
         (STREAM, _) => return Err(NotAFrame::UnknownType),
         (category, kind) => {
@@ -207,7 +210,12 @@ fn about(found: &Found) -> Control {
     let instance = wire(found.instance);
     let (silence, at) = (millis(found.silence), wire(found.at));
     let authoritative = found.authoritative;
-    Control { code: u32::from(code as u8), silence, instance, age, at, authoritative, ..Control::default() }
+    let ips = found.ips.iter().take(MOST_IPS).map(|ip| match ip {
+        IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
+    });
+    let (code, ips) = (u32::from(code as u8), ips.collect());
+    Control { code, silence, instance, age, at, authoritative, ips, ..Control::default() }
 }
 
 fn found(c: &Control) -> Found {
@@ -215,7 +223,13 @@ fn found(c: &Control) -> Found {
     let silence = Duration::from_millis(c.silence);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
     let [instance, at] = [&c.instance, &c.at].map(|bytes| Instance::from_bytes(bytes));
-    Found { question: c.epoch, here, silence, instance, age, at, authoritative: c.authoritative }
+    let ips = if here { c.ips.iter().take(MOST_IPS).filter_map(ip).collect() } else { Arc::default() };
+    Found { question: c.epoch, here, silence, instance, age, at, authoritative: c.authoritative, ips }
+}
+
+fn ip(bytes: &Bytes) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(&bytes[..]).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(&bytes[..]).map(IpAddr::from)).ok()
 }
 
 fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
@@ -358,17 +372,20 @@ mod tests {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
         let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
-        let found = Found { question: 3, here: true, silence, instance, age, at: None, authoritative: false };
+        let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
+        let found = Found { here: true, silence, instance, age, ips, ..Found::away(3) };
         let away = Found { question: 0, at: instance, authoritative: true, ..Found::away(0) };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
+        let load = |nodes| Load { nodes, stopping: false, catches: false };
         for (body, theirs, others) in [
             (FrameKind::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
             (FrameKind::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
             (FrameKind::Drain(None), edge.to_vec(), pod.to_vec()),
             (FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), edge.to_vec(), pod.to_vec()),
-            (FrameKind::Load(Load { nodes: 0, stopping: false }), pod.to_vec(), edge.to_vec()),
-            (FrameKind::Load(Load { nodes: 300, stopping: true }), pod.to_vec(), edge.to_vec()),
+            (FrameKind::Load(load(0)), pod.to_vec(), edge.to_vec()),
+            (FrameKind::Load(Load { stopping: true, ..load(300) }), pod.to_vec(), edge.to_vec()),
+            (FrameKind::Load(Load { catches: true, ..load(1) }), pod.to_vec(), edge.to_vec()),
             (FrameKind::Find(5), pod.to_vec(), edge.to_vec()),
             (FrameKind::Found(found), pod.to_vec(), edge.to_vec()),
             (FrameKind::Found(away), pod.to_vec(), edge.to_vec()),
@@ -382,5 +399,18 @@ mod tests {
                 assert_eq!(from_message(to_message(frame.clone()), peer), Err(NotAFrame::UnknownType));
             }
         }
+    }
+
+    #[test]
+    fn of_the_addresses_that_a_pod_tells_few_count_and_none_that_is_no_address() {
+        let many: Vec<_> = (0..20).map(|last| IpAddr::from([10, 0, 0, last])).collect();
+        let read = |ips: Vec<Bytes>, code: u32| found(&Control { ips, code, ..Control::default() }).ips;
+        let bytes = |ips: &[IpAddr]| about(&Found { here: true, ips: ips.into(), ..Found::away(1) }).ips;
+        assert_eq!(bytes(&many).len(), MOST_IPS);
+        let all = many.iter().map(|ip| bytes(&[*ip]).remove(0)).collect::<Vec<_>>();
+        assert_eq!(read(all.clone(), 0)[..], many[..MOST_IPS]);
+        let wild = [&[Bytes::from_static(b"seven"), Bytes::new()], &all[..1]].concat();
+        assert_eq!(read(wild, 0)[..], many[..1]);
+        assert!(read(all, u32::from(Code::NotHere as u8)).is_empty(), "it is not there");
     }
 }

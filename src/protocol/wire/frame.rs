@@ -1,7 +1,8 @@
 //! The neutral frames: what two ends of a link send to each other, whatever the dialect.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -49,10 +50,12 @@ pub struct Load {
     pub nodes: u64,
     /// Whether it takes no new links.
     pub stopping: bool,
+    /// Whether it is to be told of every node, as it catches what is sent to their addresses.
+    pub catches: bool,
 }
 
 /// A pod's answer or announcement about a node: whether it is linked to that pod itself, else where it is instead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// The number of the Find that it answers; 0 for an announcement.
     pub question: u64,
@@ -69,6 +72,8 @@ pub struct Found {
     pub at: Option<Instance>,
     /// Whether the sender, as a home of the node, would know if the node were linked to another pod.
     pub authoritative: bool,
+    /// If it is linked to the sender: the addresses that its edge says it has; [`MOST_IPS`] at most.
+    pub ips: Arc<[IpAddr]>,
 }
 
 /// Two living processes have the same name.
@@ -152,6 +157,7 @@ impl Found {
             age: None,
             at: None,
             authoritative: false,
+            ips: Arc::default(),
         }
     }
 }
@@ -289,3 +295,6 @@ impl Category {
             .find(|c| c.name() == name)
     }
 }
+
+/// Addresses that an edge may claim for its node.
+pub const MOST_IPS: usize = 8;

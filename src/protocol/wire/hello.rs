@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::wire::frame::MOST_IPS;
 
 /// The dialect of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -288,9 +289,8 @@ const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a link that leaves an older one of its process in place.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
-/// Header with the addresses of an edge's node, and how many it may claim.
+/// Header with the addresses of an edge's node.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
-const MOST_IPS: usize = 8;
 /// Header with the version of the program, for people.
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// What is kept of it.

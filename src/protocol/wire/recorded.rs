@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -86,6 +87,8 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     };
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
+    let load = Load { nodes: 5000, stopping: false, catches: false };
+    let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
     vec![
         ("ping", FrameKind::Ping(Some(258)), edge.clone()),
         ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
@@ -94,6 +97,7 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
         ("find", FrameKind::Find(7), Peer::Pod),
         ("found, version 1", found(None), Peer::Pod),
         ("found", found(Some(60_000)), Peer::Pod),
+        ("found, with addresses", FrameKind::Found(Found { here: true, ips, ..Found::away(7) }), Peer::Pod),
         ("found, away", FrameKind::Found(Found::away(7)), Peer::Pod),
         (
             "found, authoritative",
@@ -107,8 +111,9 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
             FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
             Peer::Pod,
         ),
-        ("load", FrameKind::Load(Load { nodes: 5000, stopping: false }), Peer::Pod),
-        ("load, stopping", FrameKind::Load(Load { nodes: 5000, stopping: true }), Peer::Pod),
+        ("load", FrameKind::Load(load), Peer::Pod),
+        ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Peer::Pod),
+        ("load, of a pod that catches", FrameKind::Load(Load { catches: true, ..load }), Peer::Pod),
     ]
 }
 

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::NotLocated;
-use super::holders::{Claim, Claimant};
 use super::table::{Claims, FactTable};
 use crate::names::{Host, NodeName, Target};
 
@@ -167,29 +166,6 @@ impl Facts {
         }
     }
 
-    /// Whether all Nodes, pods and Services have been told.
-    pub(super) fn are_listed(&self) -> bool {
-        self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
-    }
-
-    /// Why a node may not have the address that is claimed for it.
-    pub(super) fn refusal(&self, Claim { ip, node, by }: &Claim) -> Option<&'static str> {
-        if self.services.is_claimed(At::Own(*ip)) {
-            return Some("a Service's");
-        }
-        if *by >= Claimant::Kubernetes && self.pods.is_claimed(*ip) {
-            return Some("a pod's");
-        }
-        // A load balancer may stand at the very addresses of nodes.
-        let at = [At::Own(*ip), At::Outside(*ip)];
-        let mut nodes = at.into_iter().flat_map(|at| self.nodes.claiming(at));
-        if *by < Claimant::Edge || nodes.clone().any(|(name, _)| node.as_str().eq_ignore_ascii_case(name)) {
-            return None;
-        }
-        let a_services = self.services.is_claimed(At::Outside(*ip));
-        a_services.then_some(OUTSIDE).or_else(|| nodes.next().map(|_| "another Node's"))
-    }
-
     pub(super) fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
         self.pods.get(&format!("{namespace}/{name}")).map(|pod| pod.node.clone())
     }
@@ -258,9 +234,6 @@ fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T>
     let place = (chance * count as f64) as usize;
     all.nth(place.min(count.checked_sub(1)?))
 }
-
-/// Why no edge has what leads to a Service from outside of the cluster.
-const OUTSIDE: &str = "a Service's, from outside of the cluster";
 
 impl Claims for NodeFacts {
     type Claim = At;

@@ -317,6 +317,12 @@ fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
     assert_eq!(of("198.51.100.7", "edge2", Claimant::TokenLine), "edge2");
     assert_eq!(of("198.51.100.5", "edge2", Claimant::Edge), "it is another Node's");
     assert_eq!(of("198.51.100.5", "Edge1", Claimant::Edge), "Edge1", "it is its own");
+    // Nor has a Node, whose own kubelet writes what it has.
+    book.change(|facts| facts.nodes.put("stolen", machine(ips(&["198.51.100.5", "198.51.100.7"]))));
+    let of = |at| holder(&book.holders([], false, |_| None), at);
+    assert_eq!(of("198.51.100.5"), "it is another Node's");
+    assert_eq!(of("198.51.100.7"), "stolen", "a load balancer may stand at nodes' own addresses");
+    book.change(|facts| facts.nodes.remove("stolen"));
     let holders = book.holders([claim("192.168.1.5", "edge1", Claimant::Edge)], false, |_| None);
     assert_eq!(holder(&holders, "192.168.1.5"), "edge1", "a load balancer stands there");
     assert!(holders.void.is_empty());

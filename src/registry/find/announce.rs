@@ -10,8 +10,8 @@ use crate::protocol::{Dialect, Found, LinkSender};
 use crate::registry::NodeLocation;
 
 impl Finder {
-    /// Announces to the node's homes that it is linked here now. If this pod is one of them, also to those that
-    /// are interested.
+    /// Announces to the node's homes, and to pods that catch, that it is linked here now. If this pod is one of its homes,
+    /// also to those that are interested.
     pub fn gained(&self, node: &NodeName) {
         let Some(others) = &self.others else { return };
         let before = others.known.last_pod(node).and_then(|pod| pod.process());
@@ -19,6 +19,18 @@ impl Finder {
         others.siblings.announce(node);
         for pod in self.interested(node, before, self.own) {
             others.siblings.announce_to(pod, node, None);
+        }
+    }
+
+    /// Tells the pods that catch that a link of the node's has ended, if it has no other one here.
+    pub fn lost(&self, node: &NodeName) {
+        let Some(others) = self.others.as_ref().filter(|_| self.registry.here(node).is_none()) else {
+            return;
+        };
+        others.siblings.announce_gone(node);
+        // It may have come back in between, and that been announced first.
+        if self.registry.here(node).is_some() {
+            others.siblings.announce(node);
         }
     }
 
@@ -41,24 +53,30 @@ impl Finder {
         to.found(node, found);
     }
 
-    /// Takes a Found of another pod. The process of the pod at which the node is now, if it is news: the caller then
-    /// calls [`Self::contest`] and [`Self::make_way`].
+    /// Takes a Found of another pod: an answer, or the announcement that a node is there or elsewhere, or not there any more.
+    /// The process of the pod at which the node is now, if it is news: the caller then calls [`Self::contest`] and
+    /// [`Self::make_way`].
     pub fn on_found(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> Option<Instance> {
         let others = self.others.as_ref()?;
-        if !others.siblings.on_found(from, found) {
-            return None;
-        }
-        let (at, pod) = if found.here {
-            (from.instance?, others.siblings.behind(from))
-        } else {
-            let at = found.at.filter(|at| *at != self.own)?;
-            (at, others.siblings.of_process(at)?)
+        let found = others.siblings.on_found(from, found)?;
+        let (at, pod) = match found.at {
+            _ if found.here => (from.instance?, others.siblings.behind(from)),
+            Some(at) if at != self.own => (at, others.siblings.of_process(at)?),
+            Some(_) => return None,
+            None => {
+                others.known.forget(node, &others.siblings.behind(from));
+                return None;
+            }
         };
         let before = others.known.last_pod(node).and_then(|pod| pod.process());
         if !others.known.is_complete() {
-            others.known.make_room(others.siblings.own_homes());
+            others.known.make_room(others.siblings.kept());
         }
-        others.known.learn(node, pod, found.instance, others.siblings.is_home(node));
+        others.known.learn(node, pod, found.instance, others.siblings.kept()(node));
+        if found.here {
+            // A home that tells where the node is says nothing of them.
+            others.known.claim(node, found.ips);
+        }
         self.registry.wake_waiters(node);
         if found.here && from.dialect.has(Dialect::HOMES) {
             let forwarded = Found {
@@ -68,7 +86,7 @@ impl Finder {
                 ..Found::away(found.question)
             };
             for pod in self.interested(node, before, at) {
-                others.siblings.announce_to(pod, node, Some(forwarded));
+                others.siblings.announce_to(pod, node, Some(forwarded.clone()));
             }
         }
         Some(at)
@@ -160,7 +178,7 @@ mod tests {
         let names = (0..).map(|n| format!("node{n}").parse::<NodeName>().unwrap());
         let node = &names.into_iter().find(|node| siblings.is_home(node)).unwrap();
         let here = Found { here: true, instance: Some(pod(77)), ..Found::away(0) };
-        assert_eq!(finder.on_found(&first, node, here), Some(pod(7)));
+        assert_eq!(finder.on_found(&first, node, here.clone()), Some(pod(7)));
         finder.answer(&asker, node, 5);
         finder.answer(&older, node, 5);
         assert_eq!(told(&asker), [Found { at: Some(pod(7)), ..Found::away(5) }]);
@@ -168,10 +186,10 @@ mod tests {
         assert_eq!(finder.on_found(&second, node, here), Some(pod(8)));
         settled().await;
         let moved = Found { at: Some(pod(8)), instance: Some(pod(77)), ..Found::away(0) };
-        assert_eq!((told(&first), told(&asker)), (vec![moved], vec![moved]));
-        assert_eq!((told(&second), told(&older)), (vec![], vec![moved]), "an older pod drops it");
+        assert_eq!((told(&first), told(&asker)), (vec![moved.clone()], vec![moved.clone()]));
+        assert_eq!((told(&second), told(&older)), (vec![], vec![moved.clone()]), "an older pod drops it");
         // As the other two hear it.
-        assert_eq!(finder.on_found(&second, node, moved), Some(pod(8)));
+        assert_eq!(finder.on_found(&second, node, moved.clone()), Some(pod(8)));
         assert_eq!(
             finder.on_found(&second, node, Found { at: Some(own), ..moved }),
             None,
@@ -195,8 +213,15 @@ mod tests {
         finder.answer(&asker, node, 5);
         assert_eq!(told(&asker), [Found::away(5)], "it was never anywhere");
         let edge = link(7, Peer::Edge(node.clone()));
-        registry
-            .insert(Linked { sender: edge.clone(), instance: None, from: ([127, 0, 0, 1], 1).into() }, false);
+        registry.insert(
+            Linked {
+                sender: edge.clone(),
+                instance: None,
+                from: ([127, 0, 0, 1], 1).into(),
+                ips: Arc::default(),
+            },
+            false,
+        );
         registry.remove(&edge);
         tokio::time::advance(Duration::from_secs(2)).await;
         finder.answer(&asker, node, 6);
@@ -210,5 +235,46 @@ mod tests {
         other.close();
         finder.answer(&asker, gone, 8);
         assert_eq!(told(&asker), [Found { silence: Duration::from_millis(1), ..Found::away(8) }]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_edge_at_another_pod_says_of_its_addresses_counts_while_it_is_there_and_that_pod_linked()
+    {
+        let (siblings, _addresses, _made) = siblings(&[]);
+        let registry = Registry::new(Metrics::cloud("", ""));
+        let finder = Finder::new(registry, Instance::from_bits(1), siblings.clone(), nowhere(), 1);
+        let node: &NodeName = &"node1".parse().unwrap();
+        let pod = |id| Instance::from_bits(u128::from(id));
+        let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(pod(id)), Dialect::NEWEST);
+        let links @ [first, second] = &[7, 8].map(link);
+        links.iter().for_each(|link| drop(siblings.joined(link, false)));
+        settled().await;
+        let says = |from: &Arc<LinkSender>, found| finder.on_found(from, node, found);
+        let claims = || finder.claims().into_iter().map(|claim| claim.ip.to_string()).collect::<Vec<_>>();
+        let (edge, ips) = (Some(pod(77)), ["10.0.0.7", "fd00::7"]);
+        let mine = ips.map(|ip| ip.parse().unwrap()).into();
+        let here = Found { here: true, instance: edge, ips: mine, ..Found::away(0) };
+        says(first, here.clone());
+        assert_eq!(claims(), ips);
+        says(second, Found { at: Some(pod(7)), instance: edge, ..Found::away(0) });
+        assert_eq!(claims(), ips, "a home says where the node is, and nothing of its addresses");
+        says(second, Found::away(0));
+        assert!(finder.knows(node), "only the pod that has it says that it is gone");
+        says(first, Found::away(0));
+        assert!(!finder.knows(node) && claims().is_empty(), "it is gone");
+        says(first, here.clone());
+        says(second, Found { at: Some(pod(7)), instance: Some(pod(78)), ..Found::away(0) });
+        assert!(claims().is_empty(), "it is another process, of which nothing is known");
+        says(second, here.clone());
+        assert_eq!(claims(), ips);
+        second.close();
+        assert!(claims().is_empty(), "nobody knows whether it is still there");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let again = link(8);
+        siblings.joined(&again, false);
+        settled().await;
+        assert!(!finder.knows(node) && claims().is_empty(), "it has not been said by the new link");
+        says(&again, here);
+        assert_eq!(claims(), ips);
     }
 }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -23,7 +24,7 @@ pub(super) struct LocationCache {
 struct Locations {
     /// Bounded by [`MAX_LOCATIONS`] and [`MOST_KEPT`].
     all: HashMap<NodeName, At>,
-    /// How many of them are kept.
+    /// How many of them are kept, whatever is looked for.
     kept: usize,
     /// How many of them are kept at each pod; none that is 0.
     kept_at: HashMap<Instance, usize>,
@@ -37,12 +38,16 @@ struct At {
     /// None: it is not there any more.
     pod: Option<SiblingPod>,
     instance: Option<Instance>,
-    /// The process of that pod, if this is kept for other pods, as this one is a home of the node.
+    /// The process of that pod, if this is kept: for other pods, as this one is a home of the node, or as this one catches.
     kept: Option<Instance>,
     /// Whether a path there has proved wrong, so that the pod is asked before another one is tried.
     doubted: bool,
+    /// When this was learned.
+    learned: Instant,
     /// Since when no pod has it, although this one had: the node may be linking to another.
     lost: Option<Instant>,
+    /// The addresses that its edge says it has, as a pod has told that had its link.
+    ips: Arc<[IpAddr]>,
 }
 
 impl LocationCache {
@@ -72,10 +77,11 @@ impl LocationCache {
         Some((first.clone(), several))
     }
 
-    /// Notes that a pod has the node. `keep`: for other pods, too, as long as there is room for all and for that pod.
+    /// Notes that a pod has the node. `keep`: whatever else is looked for, as long as there is room for all and for that pod.
     pub(super) fn learn(&self, node: &NodeName, pod: SiblingPod, instance: Option<Instance>, keep: bool) {
         let process = if keep { pod.process() } else { None };
         let mut nodes = self.lock();
+        let ips = nodes.all.get(node).filter(|at| at.instance == instance).map(|at| at.ips.clone());
         nodes.remove(node);
         if nodes.all.len() - nodes.kept >= MAX_LOCATIONS {
             // Half of them, whichever: each can be found again.
@@ -90,9 +96,30 @@ impl LocationCache {
             nodes.kept += 1;
             *nodes.kept_at.entry(pod).or_default() += 1;
         }
-        nodes.all.insert(node.clone(), At { pod: Some(pod), instance, kept, doubted: false, lost: None });
+        let ips = ips.unwrap_or_default();
+        let (pod, learned) = (Some(pod), Instant::now());
+        nodes.all.insert(node.clone(), At { pod, instance, kept, doubted: false, learned, lost: None, ips });
         drop(nodes);
         self.missed().remove(node);
+    }
+
+    /// Notes which addresses the node's edge says it has, as the pod tells that has its link.
+    pub(super) fn claim(&self, node: &NodeName, ips: Arc<[IpAddr]>) {
+        if let Some(at) = self.lock().all.get_mut(node) {
+            at.ips = ips;
+        }
+    }
+
+    /// The nodes whose edges say which addresses they have.
+    pub(super) fn claims(&self) -> Vec<(NodeName, Arc<[IpAddr]>)> {
+        let nodes = self.lock();
+        let claiming = nodes.all.iter().filter(|(_, at)| !at.ips.is_empty() && !at.doubted);
+        claiming.map(|(node, at)| (node.clone(), at.ips.clone())).collect()
+    }
+
+    /// How long it is known where the node is, or was.
+    pub(super) fn age(&self, node: &NodeName) -> Option<Duration> {
+        Some(self.lock().all.get(node)?.learned.elapsed())
     }
 
     /// Whether all that is to be kept for other pods has room.
@@ -101,9 +128,9 @@ impl LocationCache {
         nodes.kept < MOST_KEPT && nodes.kept_at.values().all(|kept| *kept < MOST_KEPT_AT_ONE)
     }
 
-    /// Once there is no room any more: forgets what was kept of nodes whose home this pod `is_home` no longer, and at
-    /// pods that are gone. Once a minute at most, as it looks at all.
-    pub(super) fn make_room(&self, is_home: impl Fn(&NodeName) -> bool) {
+    /// Once there is no room any more: forgets what was kept of nodes that need not be `kept` any longer, and at pods that
+    /// are gone. Once a minute at most, as it looks at all.
+    pub(super) fn make_room(&self, kept: impl Fn(&NodeName) -> bool) {
         let mut nodes = self.lock();
         if nodes.swept.is_some_and(|swept| swept.elapsed() < SWEEP_INTERVAL) {
             return;
@@ -113,7 +140,7 @@ impl LocationCache {
             .all
             .iter()
             .filter(|(_, at)| at.kept.is_some())
-            .filter(|(node, at)| !is_home(node) || at.pod.as_ref().is_none_or(|pod| pod.process() != at.kept))
+            .filter(|(node, at)| !kept(node) || at.pod.as_ref().is_none_or(|pod| pod.process() != at.kept))
             .map(|(node, _)| node.clone())
             .collect();
         for node in over {

@@ -80,6 +80,13 @@ impl NodeQuery {
     }
 }
 
+impl SearchContext {
+    fn learn(&self, node: &NodeName, yes: &NodeFound) {
+        self.known.learn(node, yes.pod.clone(), yes.instance, self.siblings.kept()(node));
+        self.known.claim(node, yes.ips.clone());
+    }
+}
+
 impl Searches {
     pub(super) fn new(siblings: Arc<Siblings>, known: Arc<LocationCache>, dns: Dns, port: u16) -> Self {
         Self { means: SearchContext { siblings, known, dns: Arc::new(dns), port }, running: Mutex::default() }
@@ -181,10 +188,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
             () = sleep_until(until) => if let Stage::All = stage { break },
         }
     }
-    let said = asking.said;
-    let yes = best.ok_or(said)?;
-    let keep = means.siblings.is_home(&wanted.node);
-    means.known.learn(&wanted.node, yes.pod.clone(), yes.instance, keep);
+    let yes = best.ok_or(asking.said)?;
+    means.learn(&wanted.node, &yes);
     Ok(yes)
 }
 

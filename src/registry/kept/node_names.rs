@@ -210,3 +210,6 @@ const WHOLE: Duration = Duration::from_secs(30 * 60);
 
 /// Before another try for a term.
 const PAUSE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,5 @@
-//! The homes of a node: a few pods that keep for all others where it is. Who they are, and announcing it to them.
+//! The homes of a node: a few pods that keep for all others where it is. Who they are, and announcing it to them, and to
+//! the pods that catch what is sent to nodes' addresses, which are told of every node.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::list::MOST_KNOWN;
 use super::pod::Which;
 use super::rendezvous::{Member, Members};
 use super::state::process;
-use super::{Sibling, SiblingPod, Siblings};
+use super::{Sibling, SiblingPod, Siblings, UNASKED};
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Dialect, Found};
 
@@ -24,6 +25,8 @@ pub(super) struct Membership {
     since: Instant,
     /// Pods that have said that they are stopping; each is a pod that is known.
     stopping: HashSet<Instance>,
+    /// Pods that have said that they catch; likewise.
+    catching: HashSet<Instance>,
     /// How many links that a pod has made have ended, so that announcements that were under way may be lost. Of pods
     /// that are known.
     losses: HashMap<Instance, u64>,
@@ -32,16 +35,19 @@ pub(super) struct Membership {
 impl Membership {
     /// Of a pod that knows no other.
     pub(super) fn of_one(own: Instance) -> Self {
-        let members = Arc::new(Members::new(vec![Member { pod: own, generation: 0 }]));
-        Self { members, since: Instant::now(), stopping: HashSet::new(), losses: HashMap::new() }
+        let members = Arc::new(Members::new(vec![Member { pod: own, generation: 0, catches: false }]));
+        let [stopping, catching] = [HashSet::new(), HashSet::new()];
+        Self { members, since: Instant::now(), stopping, catching, losses: HashMap::new() }
     }
 
     /// Takes the pods that are known now. The members before and from now on, if they are others.
     fn update(&mut self, mut pods: Vec<Member>) -> Option<[Arc<Members>; 2]> {
         let known: HashSet<_> = pods.iter().map(|member| member.pod).collect();
         self.stopping.retain(|pod| known.contains(pod));
+        self.catching.retain(|pod| known.contains(pod));
         self.losses.retain(|pod, _| known.contains(pod));
         pods.retain(|member| !self.stopping.contains(&member.pod));
+        pods.iter_mut().for_each(|member| member.catches = self.catching.contains(&member.pod));
         let new = Arc::new(Members::new(pods));
         if *self.members == *new {
             return None;
@@ -52,10 +58,10 @@ impl Membership {
 }
 
 impl Siblings {
-    /// Announces that a node is linked here now: to its homes, and to pods that know of no homes.
+    /// Announces that a node is linked here now: to its homes, to pods that catch, and to those that know of no homes.
     pub fn announce(&self, node: &NodeName) {
-        for home in self.members().homes(node) {
-            self.announce_to(home.pod, node, None);
+        for told in self.members().told(node) {
+            self.announce_to(told.pod, node, None);
         }
         let (known, incoming) = self.pods();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
@@ -71,6 +77,14 @@ impl Siblings {
             if incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod)) {
                 incoming.news.add(node, None);
             }
+        }
+    }
+
+    /// Tells the pods that catch that a node is not linked here any more.
+    pub fn announce_gone(&self, node: &NodeName) {
+        let gone = Found { silence: Duration::from_millis(1), ..Found::away(UNASKED) };
+        for told in self.members().catching() {
+            self.announce_to(told.pod, node, Some(gone.clone()));
         }
     }
 
@@ -98,10 +112,12 @@ impl Siblings {
         self.members().is_home(self.means.own, node)
     }
 
-    /// The same for many nodes: as it is now, without a lock.
-    pub fn own_homes(&self) -> impl Fn(&NodeName) -> bool + use<> {
+    /// Which nodes this pod keeps the whereabouts of, whether anybody has asked it for them or not: those whose home it is,
+    /// and all if it catches. As it is now, without a lock.
+    pub fn kept(&self) -> impl Fn(&NodeName) -> bool + use<> {
         let (members, own) = (self.members(), self.means.own);
-        move |node| members.is_home(own, node)
+        let catches = members.catching().any(|member| member.pod == own);
+        move |node| catches || members.is_home(own, node)
     }
 
     /// How many other pods may be homes.
@@ -133,6 +149,18 @@ impl Siblings {
         }
     }
 
+    /// Notes whether a pod, which may be this one, catches: if so, it is told of every node from now on. It may say so before
+    /// it is one of the members; who becomes none is forgotten with the next look at them, which this brings about.
+    pub(super) fn note_catching(&self, pod: Instance, catches: bool) {
+        let mut membership = self.membership();
+        let catching = &mut membership.catching;
+        let changed = if catches { catching.insert(pod) } else { catching.remove(&pod) };
+        drop(membership);
+        if changed {
+            self.means.members_changed.notify_one();
+        }
+    }
+
     /// Notes that a link which a pod had made has ended.
     pub(super) fn note_lost(&self, pod: Instance) {
         let mut membership = self.membership();
@@ -157,7 +185,8 @@ impl Siblings {
         if pod.is_gone() { self.of_process(pod.process()?) } else { Some(pod) }
     }
 
-    /// Follows who the members are, and announces to each of them the nodes here whose home it has become.
+    /// Follows who the members are, and announces to each of them the nodes here whose home it has become, or all if it
+    /// catches.
     pub(super) async fn follow_members(self: Arc<Self>) {
         let drain = self.means.drain.clone();
         loop {
@@ -166,7 +195,7 @@ impl Siblings {
                 () = self.means.members_changed.notified() => {}
             }
             let begun = Instant::now();
-            if self.announce_to_new_homes().await {
+            if self.announce_to_new_members().await {
                 // Pods that come and go without end cost a tenth of a core at most.
                 sleep(GATHERED.max(9 * begun.elapsed())).await;
             }
@@ -174,13 +203,13 @@ impl Siblings {
     }
 
     /// Returns whether the members have changed.
-    async fn announce_to_new_homes(&self) -> bool {
+    async fn announce_to_new_members(&self) -> bool {
         let pods = self.candidates();
         let Some([old, new]) = self.membership().update(pods) else { return false };
         for (n, node) in self.means.registry.nodes().iter().enumerate() {
-            let before: Vec<_> = old.homes(node).collect();
-            for home in new.homes(node).filter(|home| !before.contains(home)) {
-                self.announce_to(home.pod, node, None);
+            let before = old.told(node);
+            for told in new.told(node).iter().filter(|told| !before.contains(told)) {
+                self.announce_to(told.pod, node, None);
             }
             if n % AT_ONCE == 0 {
                 yield_now().await;
@@ -193,10 +222,11 @@ impl Siblings {
     /// this one.
     fn candidates(&self) -> Vec<Member> {
         let (known, incoming) = self.pods();
-        let own = Member { pod: self.means.own, generation: 0 };
+        let own = Member { pod: self.means.own, generation: 0, catches: false };
         let known = known.iter().filter_map(|sibling| sibling.process());
         let losses = self.membership().losses.clone();
-        let member = |pod| Member { pod, generation: losses.get(&pod).copied().unwrap_or(0) };
+        let generation = |pod: Instance| losses.get(&pod).copied().unwrap_or(0);
+        let member = |pod| Member { pod, generation: generation(pod), catches: false };
         let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender)).map(member);
         [own].into_iter().chain(known).chain(incoming).take(MOST_KNOWN).collect()
     }

@@ -27,6 +27,8 @@ impl Siblings {
         if load.stopping {
             self.note_stopping(self.means.own);
         }
+        self.means.catches.store(load.catches, Relaxed);
+        self.note_catching(self.means.own, load.catches);
         let (known, incoming) = self.pods();
         let mut told = Vec::new();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
@@ -55,6 +57,7 @@ impl Siblings {
         if load.stopping {
             self.note_stopping(pod);
         }
+        self.note_catching(pod, load.catches);
         let (now, mut loads) = (Instant::now(), self.loads.lock().unwrap_or_else(PoisonError::into_inner));
         loads.retain(|_, (_, at)| now - *at < FRESH);
         if loads.len() < MOST_KNOWN || loads.contains_key(&pod) {

@@ -57,7 +57,7 @@ impl Announcements {
             // Looked up again now: the node may have gone since it was added, and then there is nothing to announce.
             let here = || registry.here(&node).map(|linked| linked.found(UNASKED, own));
             let Some(found) = forwarded.or_else(here) else { continue };
-            while !to.found(&node, found) {
+            while !to.found(&node, found.clone()) {
                 if to.is_closed() {
                     return;
                 }

@@ -1,6 +1,7 @@
 //! Another pod, as a search sees it.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct NodeFound {
     pub instance: Option<Instance>,
     /// How long ago the pod last read something from the node.
     pub silence: Duration,
+    /// The addresses that its edge says it has.
+    pub ips: Arc<[IpAddr]>,
 }
 
 /// What a pod has answered.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -12,6 +13,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use super::news::Announcements;
 use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::dial::dial;
@@ -21,7 +23,7 @@ use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::net::tls::{Dialer, Fault};
 use crate::protocol::grpc::{DialError, LinkContext, dial_pod};
-use crate::protocol::{Link, LinkSender};
+use crate::protocol::{Link, LinkSender, Load};
 use crate::registry::Registry;
 
 /// Why another pod could not be asked.
@@ -100,6 +102,18 @@ pub(super) struct DialContext {
     pub(super) changed: watch::Sender<()>,
     /// Notified when the pods that may be homes may have changed.
     pub(super) members_changed: Arc<Notify>,
+    /// Whether this pod is to be told of every node.
+    pub(super) catches: Arc<AtomicBool>,
+}
+
+impl DialContext {
+    /// Says first over a new link to another pod, at whichever side it was made, what that has to know.
+    pub(super) fn greet(&self, link: &LinkSender, news: &Announcements) {
+        if self.catches.load(Relaxed) {
+            link.load(Load { nodes: self.registry.held().0 as u64, stopping: false, catches: true });
+        }
+        news.greet(&self.registry);
+    }
 }
 
 impl TlsPodDialer {

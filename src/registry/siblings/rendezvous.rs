@@ -15,6 +15,8 @@ pub(super) struct Member {
     pub(super) pod: Instance,
     /// Another number after each time that announcements to it may have been lost.
     pub(super) generation: u64,
+    /// Whether it is told of every node, as it catches what is sent to their addresses.
+    pub(super) catches: bool,
 }
 
 impl Members {
@@ -47,6 +49,18 @@ impl Members {
             }
         }
         highest.into_iter().flatten().map(|(_, member)| member)
+    }
+
+    /// The pods that are told where the node is: its homes, and those that catch.
+    pub(super) fn told(&self, node: &NodeName) -> Vec<Member> {
+        let mut told: Vec<_> = self.catching().collect();
+        told.extend(self.homes(node).filter(|home| !home.catches));
+        told
+    }
+
+    /// The pods that catch.
+    pub(super) fn catching(&self) -> impl Iterator<Item = Member> {
+        self.0.iter().filter(|member| member.catches).copied()
     }
 
     /// Whether the pod is one of the node's homes.
@@ -84,7 +98,10 @@ mod tests {
 
     fn members(pods: impl Iterator<Item = u128>) -> Members {
         let random = |n: u128| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-        Members::new(pods.map(|n| Member { pod: Instance::from_bits(random(n)), generation: 0 }).collect())
+        Members::new(
+            pods.map(|n| Member { pod: Instance::from_bits(random(n)), generation: 0, catches: false })
+                .collect(),
+        )
     }
 
     fn node(n: usize) -> NodeName {

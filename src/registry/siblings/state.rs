@@ -35,7 +35,7 @@ pub(super) struct KnownProcess {
 impl KnownProcess {
     pub(super) fn get(&self) -> Option<Member> {
         let pod = *self.pod.load_full()?;
-        Some(Member { pod, generation: self.losses.load(Relaxed) })
+        Some(Member { pod, generation: self.losses.load(Relaxed), catches: false })
     }
 
     /// Takes the process at the end of a link, or that nobody knows it any more. True if that changes anything. For one

@@ -172,13 +172,13 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
         while siblings.questions().is_empty() {
             tokio::task::yield_now().await;
         }
-        assert!(!siblings.on_found(&other, found(1)), "not asked over that link");
+        assert!(siblings.on_found(&other, found(1)).is_none(), "not asked over that link");
         assert_eq!(siblings.questions().len(), 1);
-        assert!(!siblings.on_found(&link, found(1)));
+        assert!(siblings.on_found(&link, found(1)).is_none());
     };
     let (asked, ()) = tokio::join!(siblings.ask(&pod, &node), answers);
     assert_eq!(asked.unwrap().yes.unwrap().sender.id, link.id);
-    assert!(siblings.on_found(&link, found(UNASKED)));
+    assert_eq!(siblings.on_found(&link, found(UNASKED)), Some(found(UNASKED)));
     siblings.left(&link);
     assert!(siblings.all().is_empty() && siblings.questions().is_empty());
 }
@@ -251,7 +251,7 @@ async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
     let link = |id: u64| {
         LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
     };
-    let load = |nodes| Load { nodes, stopping: false };
+    let load = |nodes| Load { nodes, stopping: false, catches: false };
     let (dialled, incoming) = (link(7), link(8));
     siblings.joined(&incoming, false);
     siblings.on_load(&incoming, load(80));
@@ -261,7 +261,7 @@ async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
     siblings.on_load(&dialled, load(70));
     let known = PodLoad { at: Some(listed.at), nodes: 70 };
     assert_eq!(siblings.loads(), Some(vec![known, PodLoad { at: None, nodes: 80 }]));
-    siblings.on_load(&incoming, Load { nodes: 0, stopping: true });
+    siblings.on_load(&incoming, Load { stopping: true, ..load(0) });
     assert_eq!(siblings.loads(), None, "one is stopping");
     siblings.left(&incoming);
     assert_eq!(siblings.loads(), Some(vec![known]));
@@ -280,7 +280,7 @@ async fn a_pod_that_is_told_of_loads_under_many_names_keeps_a_bounded_number() {
     for id in 0..MOST_KNOWN as u64 + 10 {
         let link =
             LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST);
-        siblings.on_load(&link, Load { nodes: 1, stopping: false });
+        siblings.on_load(&link, Load { nodes: 1, stopping: false, catches: false });
     }
     assert_eq!(siblings.loads.lock().unwrap().len(), MOST_KNOWN);
 }

@@ -5,11 +5,21 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::network::{Machine, address};
+use crate::network::Network;
 use crate::process::{PATIENCE, Running, run, run_command};
 use crate::tunnel::TestDir;
 
-/// `node1`.
+/// Which node it is.
+pub(super) struct Settings<'a> {
+    /// 1 for `node1`, and so on.
+    pub(super) number: usize,
+    /// Its InternalIP.
+    pub(super) ip: &'a str,
+    /// Whether its kubelet asks the cluster for its certificate, and has none before.
+    pub(super) asks: bool,
+}
+
+/// One that runs.
 #[derive(Debug)]
 pub(crate) struct Node {
     // Fields drop in order: the processes before the groups that they are in.
@@ -22,34 +32,43 @@ pub(crate) struct Node {
 struct Groups(String);
 
 impl Node {
-    pub(super) fn start(place: &TestDir, machine: &Machine, kubelet: &Path) -> Self {
-        let (dir, sources) = (place.path(), Path::new(SOURCES));
+    pub(super) fn start(network: &Network, kubelet: &Path, node: &Settings<'_>) -> Self {
+        let (place, sources) = (&network.place, Path::new(SOURCES));
+        let (name, dir) =
+            (format!("node{}", node.number), &place.path().join(format!("node{}", node.number)));
+        std::fs::create_dir_all(dir.join("cni")).unwrap();
         let image = dir.join("image.tar");
         let mut command = Command::new(sources.join("image.sh"));
         let said = run_command("image.sh", command.arg(&image), None, PATIENCE);
         assert!(said.status.success(), "{said:?}");
 
-        let serving = dir.join("kubelet");
-        let (cert, key) = (serving.with_extension("crt"), serving.with_extension("key"));
-        place.authority.0.server(&["node1"]).unwrap().write(&cert, &key).unwrap();
         let config = dir.join("kubelet.json");
-        std::fs::write(&config, kubelet_config(place, &cert, &key).to_string()).unwrap();
+        let mut settings = kubelet_config(place, dir);
+        if node.asks {
+            settings["serverTLSBootstrap"] = true.into();
+        } else {
+            let (cert, key) = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
+            place.authority.0.server(&[&name]).unwrap().write(&cert, &key).unwrap();
+            settings["tlsCertFile"] = json!(cert);
+            settings["tlsPrivateKeyFile"] = json!(key);
+        }
+        std::fs::write(&config, settings.to_string()).unwrap();
         std::fs::write(dir.join("containerd.toml"), containerd_config(dir)).unwrap();
-        std::fs::create_dir(dir.join("cni")).unwrap();
         std::fs::write(dir.join("cni/pods.conflist"), cni_config(dir).to_string()).unwrap();
 
         // All of it ends with the first process of its namespace.
-        let mut command = machine.command("unshare");
+        let mut command = network.edges[node.number - 1].command("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
         command.arg(sources.join("node.sh")).arg(dir).arg(image).arg(kubelet);
-        command.arg("--config").arg(config).arg("--kubeconfig").arg(dir.join("node"));
-        command.args(["--hostname-override", "node1", "--node-ip", &address(1)]);
+        let log = format!("kubelet{}", node.number);
+        command.arg("--config").arg(config).arg("--kubeconfig").arg(place.path().join(&log));
+        command.args(["--hostname-override", &name, "--node-ip", node.ip]);
         command
             .arg("--root-dir")
             .arg(dir.join("kubelet-root"))
             .arg("--cert-dir")
             .arg(dir.join("kubelet-certs"));
-        Self { _programs: Running::start("kubelet", dir, &mut command), _groups: Groups(groups(dir)) }
+        Self { _programs: Running::start(&log, place.path(), &mut command), _groups: Groups(groups(dir)) }
     }
 }
 
@@ -67,19 +86,28 @@ impl Drop for Groups {
 }
 
 /// A pod that says a line a second, and what it is told.
-pub(super) fn busy() -> Value {
+pub(super) fn busy(number: usize) -> Value {
     let script = "i=0; while :; do i=$((i + 1)); echo line $i; read -t 1 word && echo heard $word; done";
-    pod("busy", &json!({"command": ["sh", "-c", script], "stdin": true}))
+    on(number, busy_name(number), &json!({"command": ["sh", "-c", script], "stdin": true}))
+}
+
+/// How that one of a node is called.
+pub(crate) fn busy_name(number: usize) -> &'static str {
+    if number == 1 { "busy" } else { "busy-too" }
 }
 
 /// A pod on `node1`, of one container that has this beside an image.
 pub(crate) fn pod(name: &str, container: &Value) -> Value {
+    on(1, name, container)
+}
+
+fn on(number: usize, name: &str, container: &Value) -> Value {
     let mut whole = json!({"name": "main", "image": IMAGE, "imagePullPolicy": "Never"});
     whole.as_object_mut().unwrap().extend(container.as_object().unwrap().clone());
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {
-            "nodeName": "node1", "tolerations": [{"operator": "Exists"}],
+            "nodeName": format!("node{number}"), "tolerations": [{"operator": "Exists"}],
             "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": false, "enableServiceLinks": false,
             "containers": [whole],
@@ -87,17 +115,16 @@ pub(crate) fn pod(name: &str, container: &Value) -> Value {
     })
 }
 
-fn kubelet_config(place: &TestDir, cert: &Path, key: &Path) -> Value {
-    let dir = place.path();
+/// It asks kube-apiserver who comes, and what they may.
+fn kubelet_config(place: &TestDir, dir: &Path) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-        "address": "0.0.0.0", "port": 10250, "healthzPort": 0,
-        "tlsCertFile": cert, "tlsPrivateKeyFile": key,
+        "address": "::", "port": 10250, "healthzPort": 0,
         "authentication": {
-            "anonymous": {"enabled": false}, "webhook": {"enabled": false},
+            "anonymous": {"enabled": false}, "webhook": {"enabled": true},
             "x509": {"clientCAFile": place.files.ca},
         },
-        "authorization": {"mode": "AlwaysAllow"},
+        "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": format!("unix://{}", dir.join("containerd.sock").display()),
         // It is no machine of its own: whatever belongs to the whole machine is left alone.
         "cgroupDriver": "cgroupfs", "cgroupRoot": format!("/{}", groups(dir)), "failCgroupV1": false, "cgroupsPerQOS": false, "enforceNodeAllocatable": [],
@@ -112,7 +139,7 @@ fn kubelet_config(place: &TestDir, cert: &Path, key: &Path) -> Value {
 
 /// Beside whatever else this machine runs.
 fn groups(dir: &Path) -> String {
-    format!("tunnel-test{}", dir.file_name().unwrap().to_string_lossy().replace('.', "-"))
+    format!("tunnel-test{}", dir.display()).replace(['/', '.'], "-")
 }
 
 fn containerd_config(dir: &Path) -> String {

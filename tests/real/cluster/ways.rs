@@ -29,11 +29,18 @@ pub(crate) enum Way {
         /// Whether kube-apiserver looks at the pod's certificate. Else the pod has to ask it where a pod is.
         verified: bool,
     },
+    /// As [`Self::Terminate`], but the pod as well speaks TLS with the kubelet, by a certificate that the cluster issues for
+    /// it. kube-apiserver does not look at the one that it is shown, which has no node's name.
+    Shown,
+    /// kubeadm's own flags: nodes have addresses, and the pod catches what is sent to these. kube-apiserver looks at each
+    /// kubelet's certificate.
+    Caught,
 }
 
 impl Way {
     pub(super) fn apiserver_flags(self, place: &TestDir) -> Vec<String> {
         let dir = place.path();
+        let authority = || format!("--kubelet-certificate-authority={}", place.files.ca.display());
         let transport = match self {
             Self::Direct => return vec!["--kubelet-preferred-address-types=InternalIP".to_owned()],
             Self::Egress => {
@@ -44,8 +51,12 @@ impl Way {
             }
             Self::Unix => json!({"uds": {"udsName": socket(place)}}),
             Self::Passthrough { verified } | Self::Terminate { verified } => {
-                let flag = format!("--kubelet-certificate-authority={}", place.files.ca.display());
-                return if verified { vec![flag] } else { vec![] };
+                return if verified { vec![authority()] } else { vec![] };
+            }
+            Self::Shown => return vec![],
+            Self::Caught => {
+                let types = "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname";
+                return vec![types.to_owned(), authority()];
             }
         };
         let file = dir.join("egress.json");
@@ -53,8 +64,8 @@ impl Way {
         vec![format!("--egress-selector-config-file={}", file.display())]
     }
 
-    /// What a pod's config has for it.
-    pub(super) fn tables(self, place: &TestDir) -> String {
+    /// What the config of a pod has for it.
+    pub(crate) fn tables(self, place: &TestDir) -> String {
         let Files { ca, cert, key } = &place.files;
         match self {
             Self::Direct => String::new(),
@@ -71,6 +82,20 @@ impl Way {
                     "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"10263\" = \"host\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
                 )
             }
+            Self::Shown => {
+                let (dir, believed) = (place.path().join("pki"), target_ca(place));
+                std::fs::copy(ca, &believed).unwrap();
+                let (server, shown) = (dir.join("server.pem"), dir.join("proxy-client.pem"));
+                format!(
+                    "[mode.cloud.addresses]\nkubernetes = true\n[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\n\
+                     dir = {dir:?}\nservices = [\"tunnel-cloud\"]\n[mode.cloud.https]\nlisten_ip = \"{POD}\"\n\
+                     addr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {server:?}\nkey = {server:?}\nclient_ca = {ca:?}\n\
+                     names = [\"{APISERVER}\"]\ntarget_cert = {shown:?}\ntarget_ca = {believed:?}\n"
+                )
+            }
+            Self::Caught => "[mode.cloud.addresses]\nkubernetes = true\n[mode.cloud.intercept]\n\
+                             networks = [\"10.77.0.0/16\", \"fd77::/16\"]\n"
+                .to_owned(),
         }
     }
 
@@ -83,7 +108,7 @@ impl Way {
 
     /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
     pub(super) fn asks(self) -> bool {
-        matches!(self, Self::Egress | Self::Terminate { verified: false })
+        matches!(self, Self::Egress | Self::Terminate { verified: false } | Self::Shown | Self::Caught)
     }
 }
 
@@ -96,9 +121,14 @@ pub(super) fn shown(place: &TestDir, name: &str) -> Files {
 }
 
 /// What a kubelet's clients show it.
-pub(super) fn kubelet_client(place: &TestDir) -> Files {
+pub(crate) fn kubelet_client(place: &TestDir) -> Files {
     let at = |end: &str| place.path().join(format!("kubelet-client.{end}"));
     Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") }
+}
+
+/// The authorities by which a pod of the tunnel believes kubelets.
+pub(crate) fn target_ca(place: &TestDir) -> PathBuf {
+    place.path().join("target-ca.crt")
 }
 
 fn socket(place: &TestDir) -> PathBuf {
@@ -115,4 +145,4 @@ fn selector(transport: &Value) -> Value {
 }
 
 /// What kube-apiserver's certificates call it.
-pub(super) const APISERVER: &str = "kube-apiserver";
+pub(crate) const APISERVER: &str = "kube-apiserver";

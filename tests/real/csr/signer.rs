@@ -6,14 +6,12 @@ use std::process::Command;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use serde_json::json;
 
-use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::apiserver;
+use crate::kubernetes::Kubernetes;
 use crate::parts::{free_port, kept};
 use crate::process::{PATIENCE, Running, run_command};
 use crate::tunnel::tunnel;
 use crate::wait::wait_until;
-
-/// The account of `tunnel approve`.
-const APPROVER: &str = "system:serviceaccount:edge-system:tunnel-approver";
 
 pub(super) struct Signer {
     // Fields drop in order: those who ask kube-apiserver before it.
@@ -34,33 +32,17 @@ impl Signer {
             command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-k"]).arg(&rights);
             run_command("kubectl", &mut command, None, PATIENCE).status.success()
         });
-        let dir = kubernetes.place().path();
-        let (ca, key) = (&kubernetes.place().files.ca, dir.join("ca.key"));
-        std::fs::write(&key, kubernetes.place().authority.0.key()).unwrap();
-        let mut command = Command::new(manager);
-        command
-            .arg("--kubeconfig")
-            .arg(kubernetes.admin())
-            .args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
-        command.args([
-            "--controllers=certificatesigningrequest-signing-controller",
-            &format!("--secure-port={}", free_port()),
-            &format!("--cluster-signing-duration={duration}"),
-        ]);
-        command.arg("--cert-dir").arg(dir);
-        command.arg("--cluster-signing-cert-file").arg(ca).arg("--cluster-signing-key-file").arg(key);
-        let manager = Running::start("controller-manager", dir, &mut command);
+        let place = kubernetes.place();
+        let mut command = apiserver::signer(Command::new(manager), place, free_port(), duration);
+        let manager = Running::start("controller-manager", place.path(), &mut command);
         Some(Self { approver: None, _manager: manager, kubernetes })
     }
 
     /// Starts `tunnel approve`, and waits until it sees requests.
     pub(super) fn approve(&mut self) {
-        let (account, health) = (self.kubernetes.kubeconfig_as(APPROVER), free_port());
-        let mut command = tunnel();
-        command.arg("approve").arg(format!("--k={}", account.display()));
-        command
-            .args([&format!("--account={NAMESPACE}:tunnel-cloud"), &format!("--health=127.0.0.1:{health}")]);
-        let mut approver = Running::start("approver", self.kubernetes.place().path(), &mut command);
+        let (place, health) = (self.kubernetes.place(), free_port());
+        let mut command = apiserver::approver(tunnel(), place, health);
+        let mut approver = Running::start("approver", place.path(), &mut command);
         approver.answers_only(health, "/readyz", "ok\n");
         self.approver = Some(approver);
     }

@@ -72,7 +72,8 @@ impl Pod {
 
     fn announce_load(&self) {
         let (stopping, nodes) = (self.stopping.load(Relaxed), self.registry.held().0);
-        self.siblings.announce_load(Load { nodes: nodes as u64, stopping }, !stopping && nodes > 0);
+        self.siblings
+            .announce_load(Load { nodes: nodes as u64, stopping, catches: false }, !stopping && nodes > 0);
     }
 
     /// It begins to stop.
@@ -85,7 +86,8 @@ impl Pod {
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
         let (id, peer) = (LinkId(net.number()), Peer::Edge(node.clone()));
         let sender = LinkSender::new(id, peer, Some(process), Dialect::NEWEST);
-        let linked = Linked { sender: sender.clone(), instance: Some(process), from: self.at };
+        let linked =
+            Linked { sender: sender.clone(), instance: Some(process), from: self.at, ips: Arc::default() };
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.gained(node);
@@ -114,7 +116,7 @@ impl Pod {
                 self.finder.answer(from, &frame.node, question);
             }
             FrameKind::Found(found) => {
-                if let Some(at) = self.finder.on_found(from, &frame.node, found) {
+                if let Some(at) = self.finder.on_found(from, &frame.node, found.clone()) {
                     self.make_way(at, &frame.node, Some(found));
                 }
             }

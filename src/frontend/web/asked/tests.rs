@@ -13,6 +13,15 @@ fn head(host: &str, path: &str) -> Parts {
     http::Request::get(path).header(HOST, host).body(()).unwrap().into_parts().0
 }
 
+/// A request with these headers.
+fn with(headers: &[(&HeaderName, &str)]) -> Parts {
+    let mut head = head("10.96.0.20:9051", "/metrics");
+    for (name, value) in headers {
+        head.headers.append(*name, value.parse().unwrap());
+    }
+    head
+}
+
 /// A pod with a link to edge4; pod shop/db is at edge3; Kubernetes knows the addresses of edge3 and edge4.
 struct Site {
     finder: Arc<Finder>,
@@ -24,7 +33,10 @@ impl Site {
     fn new() -> Self {
         let registry = Registry::new(Metrics::edge());
         let edge4 = LinkSender::new(LinkId(1), Peer::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
-        registry.insert(Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into() }, false);
+        registry.insert(
+            Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into(), ips: Arc::default() },
+            false,
+        );
         let addresses = AddressBook::new(
             vec![
                 (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),
@@ -67,11 +79,7 @@ impl Site {
 
     /// As [`Self::place`], of a client that sends these headers.
     fn told(&self, stands_for: &str, headers: &[(&HeaderName, &str)], trusted: bool) -> String {
-        let mut head = head("10.96.0.20:9051", "/metrics");
-        for (name, value) in headers {
-            head.headers.append(*name, value.parse().unwrap());
-        }
-        self.place(stands_for, &head, None, trusted)
+        self.place(stands_for, &with(headers), None, trusted)
     }
 }
 
@@ -185,6 +193,10 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     for loopback in ["127.0.0.1:9052", "127.8.8.8:9052", "[::1]:9052", "[::ffff:127.0.0.1]:9052"] {
         assert!(both(loopback).starts_with("403 of a node's loopback only"), "{loopback}");
     }
+    for unspecified in ["0.0.0.0:9052", "[::]:9052", "[::ffff:0.0.0.0]:9052"] {
+        assert!(both(unspecified).starts_with("403 of a node's loopback only"), "{unspecified}");
+    }
+    assert_eq!(both("0.0.0.0:10266"), "127.0.0.1:10266 at edge4");
     assert!(both("edge3:9052").starts_with("400 "), "{}", both("edge3:9052"));
     assert!(both("localhost:9052").starts_with("400 "));
     assert_eq!(told(&[(&TUNNEL_HOST, "10.0.0.5")]), "421 the node of 10.0.0.5:80 cannot be told");
@@ -198,6 +210,24 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     let fixed = |headers: &[(&HeaderName, &str)]| site.told("127.0.0.1:10250", headers, true);
     assert_eq!(fixed(&[(&TUNNEL_HOST, "edge4")]), "127.0.0.1:10250 at edge4");
     assert!(fixed(&[(&TUNNEL_DEST, "edge4:9052")]).starts_with("403 X-Tunnel-Proxy-Dest counts only"));
+}
+
+#[test]
+fn a_target_by_header_is_never_another_one_because_of_the_server_name() {
+    let site = Site::new();
+    let dest =
+        |dest, server_name| site.place("host", &with(&[(&TUNNEL_DEST, dest)]), Some(server_name), true);
+    assert_eq!(dest("10.0.0.2:9100", "edge3"), "10.0.0.2:9100 at edge3", "whether it may, the edge knows");
+    assert_eq!(dest("10.0.0.4:9100", "edge3"), "10.0.0.4:9100 at edge4", "it is that node's own address");
+    assert_eq!(dest("10.0.0.3:9100", "edge3"), "10.0.0.3:9100 at edge3");
+    assert_eq!(dest("10.9.0.1:9100", "edge3"), "10.9.0.1:9100 at edge9", "it is behind that node");
+    assert_eq!(dest("127.0.0.1:10266", "edge3"), "127.0.0.1:10266 at edge3");
+    let unknown = dest("elsewhere:9100", "edge3");
+    assert!(unknown.starts_with("421 no address of node elsewhere is known"), "{unknown}");
+    let mut of_a_pod = with(&[(&TUNNEL_DEST, "10.0.0.2:9100")]);
+    of_a_pod.uri = "/exec/shop/db/c".parse().unwrap();
+    let place = site.place("host", &of_a_pod, None, true);
+    assert_eq!(place, "10.0.0.2:9100 at edge3");
 }
 
 #[test]

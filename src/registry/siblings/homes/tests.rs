@@ -38,7 +38,7 @@ fn node(n: u64) -> NodeName {
 fn link_nodes(siblings: &Siblings, count: u64) {
     for n in 0..count {
         let sender = LinkSender::new(LinkId(1000 + n), Peer::Edge(node(n)), None, Dialect::NEWEST);
-        let linked = Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into() };
+        let linked = Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
         siblings.means.registry.insert(linked, false);
         siblings.announce(&node(n));
     }
@@ -87,6 +87,53 @@ async fn a_node_is_announced_to_its_homes_and_to_a_pod_that_comes_only_those_tha
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_catches_is_told_of_every_node_and_of_each_that_goes() {
+    let (siblings, _addresses, _made) = siblings(&[]);
+    let pods = linked_pods(&siblings, 10, 10);
+    settled().await;
+    link_nodes(&siblings, 100);
+    settled().await;
+    number_announced(&pods);
+    let load = Load { nodes: 0, stopping: false, catches: true };
+    let say = async |from: &Arc<LinkSender>, load| {
+        siblings.on_load(from, load);
+        settled().await;
+        number_announced(&pods)
+    };
+    assert_eq!(say(&pods[0], load).await, 100);
+    assert_eq!(say(&pods[0], load).await, 0, "it has said so before");
+    siblings.announce(&node(7));
+    settled().await;
+    assert_eq!(announced(&pods[0]), [node(7)]);
+    number_announced(&pods);
+    siblings.announce_gone(&node(7));
+    settled().await;
+    let said =
+        |link: &LinkSender| match link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now()) {
+            Poll::Ready(Some(frame)) => Some(frame.body),
+            _ => None,
+        };
+    let gone = Found { silence: Duration::from_millis(1), ..Found::away(UNASKED) };
+    assert_eq!(said(&pods[0]), Some(FrameKind::Found(gone)));
+    assert!(pods[1..].iter().all(|pod| said(pod).is_none()), "nobody else is told");
+    // What it was told by a link that has ended may be lost.
+    siblings.left(&pods[0]);
+    settled().await;
+    number_announced(&pods);
+    siblings.joined(&pods[0], false);
+    settled().await;
+    number_announced(&pods);
+    assert_eq!(say(&pods[0], load).await, 100);
+    say(&pods[0], Load { catches: false, ..load }).await;
+    assert_eq!(siblings.members().catching().count(), 0);
+    // This pod itself.
+    assert!(!(0..100).all(|n| siblings.kept()(&node(n))));
+    siblings.announce_load(load, false);
+    settled().await;
+    assert!((0..100).all(|n| siblings.kept()(&node(n))));
+}
+
+#[tokio::test(start_paused = true)]
 async fn homes_have_converged_once_the_pods_have_been_the_same_for_long_and_none_is_old_or_away() {
     let (siblings, addresses, _made) = siblings(&[]);
     assert!(!siblings.has_converged());
@@ -112,7 +159,7 @@ async fn a_pod_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others() {
     settled().await;
     let its: Vec<_> = announced(&pods[0]);
     number_announced(&pods);
-    let stopping = Load { nodes: 0, stopping: true };
+    let stopping = Load { nodes: 0, stopping: true, catches: false };
     siblings.on_load(&pods[0], stopping);
     settled().await;
     // Each node has one home fewer, and gets another one, which may be this pod.
@@ -140,7 +187,7 @@ async fn this_pod_is_no_home_while_it_stops() {
     settled().await;
     link_nodes(&siblings, 10);
     assert!((0..10).all(|n| siblings.is_home(&node(n))), "three pods are homes of all");
-    siblings.announce_load(Load { nodes: 10, stopping: true }, false);
+    siblings.announce_load(Load { nodes: 10, stopping: true, catches: false }, false);
     settled().await;
     assert!((0..10).all(|n| !siblings.is_home(&node(n)) && siblings.homes_of(&node(n)).len() == 2));
     assert_eq!(siblings.other_members(), 2);

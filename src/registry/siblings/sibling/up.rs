@@ -49,7 +49,7 @@ impl Sibling {
         self.note(None, means);
         self.is_process(Some(link), means);
         means.registry.told_of_a_pod();
-        self.news.greet(&means.registry);
+        means.greet(link, &self.news);
         self.news.send(link, &means.registry, means.own).await;
         // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;

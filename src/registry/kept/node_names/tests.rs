@@ -1,0 +1,227 @@
+//! The whole of it, before a kube-apiserver that says only what it is asked.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Method, Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::advance;
+
+use super::*;
+
+/// What the cluster has.
+#[derive(Debug, Default)]
+struct State {
+    nodes: Vec<(&'static str, &'static str)>,
+    /// How often all Nodes were listed.
+    lists: usize,
+    /// ConfigMap and Lease, by the last part of their paths.
+    objects: BTreeMap<String, Value>,
+    version: u64,
+}
+
+/// A kube-apiserver on a thread of its own, where time goes on by itself. Its watches tell of nothing.
+struct Apiserver {
+    state: Arc<Mutex<State>>,
+    kubeconfig: PathBuf,
+    /// Where it gives each byte back.
+    echo: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+impl Apiserver {
+    fn start() -> Self {
+        let [listener, echoes] = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let [at, echo] = [&listener, &echoes].map(|one| {
+            one.set_nonblocking(true).unwrap();
+            one.local_addr().unwrap()
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        let text = format!(
+            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
+             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
+             clusters: [{{name: a, cluster: {{server: 'http://{at}'}}}}]}}\n"
+        );
+        std::fs::write(&kubeconfig, text).unwrap();
+        let state = Arc::<Mutex<State>>::default();
+        let (shared, turns) = (state.clone(), watch::Sender::new(0));
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let tasks = tokio::task::LocalSet::new();
+            tasks.block_on(&runtime, async {
+                let [listener, echoes] = [listener, echoes].map(|one| TcpListener::from_std(one).unwrap());
+                loop {
+                    let (socket, _) = tokio::select! {
+                        accepted = listener.accept() => accepted.unwrap(),
+                        accepted = echoes.accept() => {
+                            let ((mut socket, _), told) = (accepted.unwrap(), turns.clone());
+                            tokio::task::spawn_local(async move {
+                                while let Ok(byte) = socket.read_u8().await {
+                                    told.send_modify(|turns| *turns += 1);
+                                    let _ = socket.write_u8(byte).await;
+                                }
+                            });
+                            continue;
+                        }
+                    };
+                    let (state, watched) = (shared.clone(), turns.subscribe());
+                    let answer = service_fn(move |request| answer(state.clone(), watched.clone(), request));
+                    tokio::task::spawn_local(async move {
+                        let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), answer).await;
+                    });
+                }
+            });
+        });
+        Self { state, kubeconfig, echo, _dir: dir }
+    }
+
+    fn text(&self) -> Option<String> {
+        let state = self.state.lock().unwrap();
+        Some(state.objects.get("map")?["data"]["key"].as_str()?.to_owned())
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap());
+    }
+}
+
+async fn answer(
+    state: Arc<Mutex<State>>,
+    mut turns: watch::Receiver<u64>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (head, body) = request.into_parts();
+    let is_watch = head.uri.query().is_some_and(|query| query.contains("watch=true"));
+    if is_watch {
+        // It ends after ten seconds of the test's.
+        let until = *turns.borrow_and_update() + 10 * TURNS;
+        let _ = turns.wait_for(|turns| *turns >= until).await;
+        return Ok(Response::new(Full::default()));
+    }
+    let body = body.collect().await.unwrap().to_bytes();
+    let mut state = state.lock().unwrap();
+    let name = head.uri.path().rsplit('/').next().unwrap().to_owned();
+    let (status, said) = match (head.method, name.as_str()) {
+        (Method::GET, "nodes") => {
+            state.lists += 1;
+            let node = |(name, ip): &(&str, &str)| json!({"metadata": {"name": name}, "status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
+            let items: Vec<_> = state.nodes.iter().map(node).collect();
+            let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items});
+            (200, list)
+        }
+        (Method::GET, "service") => {
+            (200, json!({"metadata": {"name": "service"}, "spec": {"clusterIPs": ["10.96.0.20"]}}))
+        }
+        (Method::GET, name) => match state.objects.get(name) {
+            Some(found) => (200, found.clone()),
+            None => failure(404),
+        },
+        (_, _) => {
+            let mut object: Value = serde_json::from_slice(&body).unwrap();
+            let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+            let before = state.objects.get(&name).map(|found| found["metadata"]["resourceVersion"].clone());
+            if before.is_some_and(|before| before != object["metadata"]["resourceVersion"]) {
+                failure(409)
+            } else {
+                state.version += 1;
+                object["metadata"]["resourceVersion"] = state.version.to_string().into();
+                state.objects.insert(name, object.clone());
+                (200, object)
+            }
+        }
+    };
+    Ok(Response::builder().status(status).body(Full::from(said.to_string())).unwrap())
+}
+
+fn failure(code: u16) -> (u16, Value) {
+    let reason = if code == 409 { "Conflict" } else { "NotFound" };
+    let said = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": reason, "code": code});
+    (code, said)
+}
+
+fn names(apiserver: &Apiserver, me: &str) -> NodeNames {
+    let params = NodeNameParams {
+        cluster: Cluster { kubeconfig: Some(apiserver.kubeconfig.clone()), namespace: Some("n".to_owned()) },
+        namespace: "n".to_owned(),
+        configmap: "map".to_owned(),
+        key: "key".to_owned(),
+        lease: "lease".to_owned(),
+        me: me.to_owned(),
+        edges: ("edge".to_owned(), "true".to_owned()),
+        service: "service".to_owned(),
+        holders: None,
+    };
+    NodeNames::new(params, |_| {})
+}
+
+/// Lets a second go by again and again until it is so. In each the kube-apiserver has its turn several times, so that what it
+/// is asked is answered long before anybody gives it up, however fast this machine is.
+async fn passes(apiserver: &Apiserver, what: &str, is_so: impl Fn() -> bool) {
+    let mut line = TcpStream::connect(apiserver.echo).await.unwrap();
+    line.set_nodelay(true).unwrap();
+    for _ in 0..MOST_STEPS {
+        if is_so() {
+            return;
+        }
+        for _ in 0..TURNS {
+            line.write_all(b"x").await.unwrap();
+            line.read_u8().await.unwrap();
+        }
+        advance(Duration::from_secs(1)).await;
+    }
+    panic!("{what}");
+}
+
+const MOST_STEPS: usize = 20_000;
+
+/// Turns in each second.
+const TURNS: u64 = 2;
+
+#[tokio::test(start_paused = true)]
+async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes_without_news() {
+    let apiserver = Apiserver::start();
+    apiserver.change(|state| state.nodes = vec![("a", "10.0.0.1")]);
+    // While something blocks, time goes on by `advance` alone.
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let blocks = tokio::task::spawn_blocking(move || is_over.recv().is_err());
+    let drain = Drain::new();
+    drain.spawn(tracing::Span::none(), names(&apiserver, "first").run(drain.clone()));
+    let is = |text: &str| apiserver.text().as_deref() == Some(text);
+    passes(&apiserver, "it is written", || is("10.0.0.1\ta\n")).await;
+
+    apiserver.change(|state| {
+        let map = state.objects.get_mut("map").unwrap();
+        map["data"]["key"] = "192.0.2.1\ta\n".into();
+        map["metadata"]["resourceVersion"] = "by hand".into();
+    });
+    passes(&apiserver, "what was written by hand is mended", || is("10.0.0.1\ta\n")).await;
+    apiserver.change(|state| state.nodes = vec![("a", "10.0.0.9"), ("b", "10.0.0.2")]);
+    passes(&apiserver, "all Nodes are listed anew", || is("10.0.0.2\tb\n10.0.0.9\ta\n")).await;
+
+    // A new holder lists all of them, whatever the old one knew.
+    drain.begin();
+    passes(&apiserver, "it is given back", || {
+        let state = apiserver.state.lock().unwrap();
+        state.objects["lease"]["spec"]["holderIdentity"] == ""
+    })
+    .await;
+    apiserver.change(|state| state.nodes = vec![("c", "10.0.0.3")]);
+    let (drain, lists) = (Drain::new(), apiserver.state.lock().unwrap().lists);
+    drain.spawn(tracing::Span::none(), names(&apiserver, "second").run(drain.clone()));
+    passes(&apiserver, "its successor writes", || is("10.0.0.3\tc\n")).await;
+    assert!(apiserver.state.lock().unwrap().lists > lists);
+    drain.begin();
+    drop(over);
+    assert!(blocks.await.unwrap());
+}

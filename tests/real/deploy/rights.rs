@@ -1,0 +1,116 @@
+//! The rights of what asks for certificates and approves them, and a pod that catches by address.
+
+use std::process::Command;
+
+use serde_json::{Deserializer, Value};
+
+use super::{Cluster, container, deploy};
+use crate::process::{PATIENCE, run_command};
+use crate::wait::wait_until;
+
+/// Applies a folder of `deploy`, whose objects are in that namespace.
+fn applied(cluster: &Cluster, folder: &str, namespace: &str) {
+    let folder = deploy(folder);
+    wait_until("all objects are taken", 3 * PATIENCE, || {
+        cluster.asks(&["-n", namespace, "apply", "-k", folder.to_str().unwrap()]).0
+    });
+}
+
+fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)], wanted: bool) {
+    let who = format!("--as=system:serviceaccount:{namespace}:{account}");
+    // kube-apiserver hears of roles a moment after they are made.
+    for (verb, what) in rights {
+        wait_until(&format!("{account} of {namespace}: {verb} {what}: {wanted}"), PATIENCE, || {
+            cluster.lets(&["-n", namespace, &who], verb, what) == wanted
+        });
+    }
+}
+
+const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
+
+/// For which signers one may approve, kubectl cannot be asked: the tests of `csr` work with these very roles.
+#[test]
+fn who_asks_for_certificates_and_who_approves_them_may_do_that_and_nothing_else() {
+    let Some(cluster) = Cluster::new() else { return };
+    for (folder, namespace) in [("kustomize/csr", "edge-system"), ("kustomize/yurttunnel/csr", "kube-system")]
+    {
+        applied(&cluster, folder, namespace);
+        let approval = format!("{CSRS}:approval");
+        let approver = [
+            ("list", CSRS),
+            ("watch", CSRS),
+            ("patch", &approval),
+            ("get", "nodes"),
+            ("list", "nodes"),
+            ("get", "services"),
+        ];
+        can(&cluster, namespace, "tunnel-approver", &approver, true);
+        can(&cluster, "default", "tunnel-approver", &[("get", "services")], false);
+        let none = [("create", CSRS), ("get", "secrets"), ("create", "pods"), ("update", "services")];
+        can(&cluster, namespace, "tunnel-approver", &none, false);
+        let pods =
+            [("create", CSRS), ("get", CSRS), ("list", "nodes"), ("watch", "nodes"), ("get", "services")];
+        can(&cluster, namespace, "tunnel-cloud", &pods, true);
+        let none = [
+            ("list", CSRS),
+            ("patch", &approval),
+            ("get", "nodes:proxy"),
+            ("update", "nodes"),
+            ("get", "secrets"),
+        ];
+        can(&cluster, namespace, "tunnel-cloud", &none, false);
+    }
+    let of_kubernetes = ["services/kubernetes", "endpointslices.discovery.k8s.io/kubernetes"];
+    for account in ["tunnel-approver", "tunnel-cloud"] {
+        let who = format!("--as=system:serviceaccount:kube-system:{account}");
+        for what in of_kubernetes {
+            assert!(cluster.lets(&["-n", "default", &who], "get", what), "{account}: {what}");
+        }
+    }
+    // The proxy client's user alone may do something at kubelets; the group that edges are in as well may nothing.
+    let of_group = ["--as=edge", "--as-group=openyurt:yurttunnel", "--as-group=system:authenticated"];
+    for (who, wanted) in [(&["--as=tunnel-proxy-client"][..], true), (&of_group, false)] {
+        for (verb, what) in [("create", "nodes:proxy"), ("get", "nodes:metrics")] {
+            assert_eq!(cluster.lets(who, verb, what), wanted, "{who:?} {what}");
+        }
+    }
+}
+
+/// The overlay that the component's own comment has.
+#[test]
+fn a_pod_that_catches_by_address_is_taken_as_its_component_says() {
+    let Some(cluster) = Cluster::with_base() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let mut copy = Command::new("cp");
+    copy.arg("-r").arg(deploy("kustomize")).arg(place.path());
+    assert!(run_command("cp", &mut copy, None, PATIENCE).status.success());
+    let (folders, site) = (place.path().join("kustomize"), place.path().join("kustomize/site"));
+    let component = std::fs::read_to_string(folders.join("components/intercept/kustomization.yaml")).unwrap();
+    let overlay: Vec<_> = component.lines().filter_map(|line| line.strip_prefix("#   ")).collect();
+    std::fs::create_dir(&site).unwrap();
+    let head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: edge-system\n";
+    std::fs::write(site.join("kustomization.yaml"), format!("{head}{}\n", overlay.join("\n"))).unwrap();
+    std::fs::copy(folders.join("base/files/cloud.toml"), site.join("cloud.toml")).unwrap();
+    let dry = ["apply", "--dry-run=server", "-k", site.to_str().unwrap()];
+    let (is_well, said) = cluster.asks(&dry);
+    assert!(is_well && said.contains("deployment.apps/tunnel-cloud configured"), "{said}");
+    let (_, text) = cluster.asks(&["kustomize", site.to_str().unwrap()]);
+    assert!(!text.contains("kind: HorizontalPodAutoscaler"), "{text}");
+    let (is_well, text) = cluster.asks(&[&dry[..], &["-o", "json"]].concat());
+    assert!(is_well, "{text}");
+    // kubectl's warnings stand behind it.
+    let made: Value = Deserializer::from_str(&text).into_iter().next().unwrap().unwrap();
+    let items = made["items"].as_array().unwrap();
+    let cloud =
+        items.iter().find(|one| one["kind"] == "Deployment" && one["metadata"]["name"] == "tunnel-cloud");
+    let cloud = cloud.unwrap();
+    let pod = &cloud["spec"]["template"]["spec"];
+    assert_eq!((&pod["hostNetwork"], &pod["securityContext"]["runAsUser"]), (&true.into(), &0.into()));
+    let added = container(cloud)["securityContext"]["capabilities"]["add"].as_array().unwrap();
+    assert!(added.contains(&"NET_ADMIN".into()), "{added:?}");
+    let ports = container(cloud)["ports"].as_array().unwrap();
+    assert!(
+        ports.iter().all(|port| port["containerPort"].as_u64().unwrap() > 1023),
+        "the host has ssh: {ports:?}"
+    );
+}

@@ -1,0 +1,69 @@
+//! What other machines send through the pod's host.
+
+use super::*;
+
+#[test]
+fn what_other_machines_send_through_the_host_is_caught_and_nothing_else_of_theirs() {
+    let Some(world) = World::start(1) else { return };
+    let host = &world.host;
+    // As strict as a host may be set.
+    host.sh("echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+        for all in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 1 > $all; done
+        for all in /proc/sys/net/ipv4/conf/*/route_localnet; do echo 0 > $all; done");
+    let (office, shop) = (neighbour(&world, 80), neighbour(&world, 81));
+    let (other, _answers) = world.other();
+    other.sh("ip route add default via 10.79.200.1");
+    let keys = "forwarded = [\"10.80.0.0/24\", \"fd80::/64\"]\nport = 15000\n\
+                allow_from = [\"10.80.0.0/24\", \"fd80::/64\"]\n";
+    let mut pod = world.pod(&format!("{keys}{}", world.fixed()));
+    let (_kubelet, _edge) = (world.kubelet(1), world.edge(1, ""));
+    for ip in addresses(1) {
+        world.is_caught(&ip, true);
+        let said = run_command("curl", &mut world.kubelet_client_of(&office, 1, &ip), None, PATIENCE);
+        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", pod.log());
+    }
+    pod.says_of(FRONT, "10.80.0.2");
+    pod.says_of(FRONT, "fd80::2");
+    // Who is in none of the networks is led nowhere, and nobody answers it, as nobody can dial the node.
+    for ip in addresses(1) {
+        let said = get(&shop, &format!("http://{}/", at(&ip, 10250)));
+        assert_eq!(said.status.code(), Some(28), "{ip}: {said:?}");
+    }
+    // Nor is what goes elsewhere, or to another port.
+    assert_eq!(get(&office, &format!("http://{OTHER}:10250/")).stdout, OTHER);
+    assert_eq!(get(&office, "http://10.79.1.2:10251/").status.code(), Some(28));
+    // The listener for what the host itself sends is on loopback alone; the other one serves nobody who was not led there.
+    for near in ["10.80.0.1", "fd80::1"] {
+        assert_eq!(get(&office, &format!("http://{}/", at(near, 15000))).status.code(), Some(7), "{near}");
+        let direct = get(&office, &format!("http://{}/", at(near, 15001)));
+        assert!(!direct.status.success() && direct.status.code() != Some(28), "{near}: {direct:?}");
+    }
+    assert_eq!(pod.log().matches(FRONT).count(), 2, "{}", pod.log());
+}
+
+impl World {
+    /// As [`Self::kubelet_client`], of another machine.
+    fn kubelet_client_of(&self, machine: &Machine, number: usize, ip: &str) -> Command {
+        let mut curl = machine.command("curl");
+        self.asking(&mut curl, number, ip);
+        curl
+    }
+}
+
+fn get(from: &Machine, url: &str) -> Said {
+    run_command("curl", from.command("curl").args(["-sS", "-g", "-m", "3", url]), None, PATIENCE)
+}
+
+/// A machine whose way to everything leads through the host.
+fn neighbour(world: &World, network: u8) -> Machine {
+    let machine = Machine::new();
+    let device = format!("near{network}");
+    let (near, far) = (format!("10.{network}.0.1/24"), format!("10.{network}.0.2/24"));
+    world.host.cable((&device, &near), &machine, ("lan", &far));
+    world.host.sh(&format!("ip addr add fd{network}::1/64 dev {device} nodad"));
+    machine.sh(&format!(
+        "ip addr add fd{network}::2/64 dev lan nodad
+        ip route add default via 10.{network}.0.1; ip -6 route add default via fd{network}::1"
+    ));
+    machine
+}

@@ -1,0 +1,84 @@
+//! What the pod itself sends, whichever part of it.
+
+use super::*;
+
+#[test]
+fn all_that_the_pod_sends_carries_its_mark() {
+    let Some(world) = World::start(1) else { return };
+    let node = &world.nodes[0];
+    node.sh("nft delete table inet shut");
+    // At the node's own address stand a DNS server whose answers are too long for UDP, an etcd and a kube-apiserver, none of
+    // which says anything of use; the host sends nothing else there.
+    std::fs::write(world.place.path().join("truncates"), TRUNCATES).unwrap();
+    let truncates = format!("SYSTEM:sh {}", world.place.path().join("truncates").display());
+    let servers = [
+        ("dns", "UDP-RECVFROM:53,fork", truncates.as_str()),
+        ("dns-tcp", "TCP-LISTEN:53,fork,reuseaddr", "SYSTEM:exit"),
+        ("etcd", "TCP-LISTEN:2379,fork,reuseaddr", "SYSTEM:exit"),
+        ("apiserver", "TCP-LISTEN:6443,fork,reuseaddr", "SYSTEM:exit"),
+    ];
+    let _servers = servers.map(|(name, at, does)| {
+        Running::start(name, world.place.path(), node.command("socat").args([at, does]))
+    });
+    world.host.sh(COUNTERS);
+    std::fs::write(world.place.path().join("kubeconfig"), KUBECONFIG).unwrap();
+    let tables = format!(
+        "[mode.cloud.registry]\ndns = [\"10.79.1.2:53\"]\npublish = \"etcd\"\netcd = [\"http://10.79.1.2:2379\"]\n\
+         {}kubernetes = true\n",
+        world.fixed()
+    );
+    let config = world.config(0, &tables).replace("[10250, 9100]", "[10250, 53, 2379, 6443]");
+    let kubeconfig = format!("--k={}", world.place.path().join("kubeconfig").display());
+    let env = [("POD_IP", "10.79.1.1"), ("POD_NAMESPACE", "default")];
+    let command = world.host.command(PROGRAM);
+    let mut pod = world.place.tunnel_as(command, ("cloud", "pod"), &config, &env, &["--v=4", &kubeconfig]);
+    let _edge = world.edge(1, "");
+    world.is_caught("10.79.1.2", true);
+    // A node that is nowhere is looked for in DNS.
+    let asks = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", "http://node9:22/"];
+    run_command("curl", world.host.command("curl").args(asks), None, PATIENCE);
+    for of in ["dns_udp", "dns_tcp", "etcd", "apiserver"] {
+        wait_until(&format!("{of} is asked"), PATIENCE, || world.counted(of) > 0);
+    }
+    assert_eq!(world.counted("unmarked"), 0, "{}", world.host.sh("nft list table inet counts"));
+    assert!(!pod.log().contains(FRONT), "{}", pod.log());
+    pod.lives();
+}
+
+impl World {
+    /// The packets that a counter of [`COUNTERS`] has seen.
+    fn counted(&self, name: &str) -> u64 {
+        let said = self.host.sh(&format!("nft list counter inet counts {name}"));
+        let packets = said.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        packets.unwrap().parse().unwrap()
+    }
+}
+
+/// Counts what begins at the host towards the first node, before anything leads it elsewhere.
+const COUNTERS: &str = "nft -f - <<'END'
+table inet counts {
+    counter unmarked {}
+    counter dns_udp {}
+    counter dns_tcp {}
+    counter etcd {}
+    counter apiserver {}
+    chain output {
+        type filter hook output priority -200;
+        ip daddr != 10.79.1.2 return
+        ct state != new return
+        meta mark & 0x40 == 0 counter name unmarked return
+        udp dport 53 counter name dns_udp
+        tcp dport 53 counter name dns_tcp
+        tcp dport 2379 counter name etcd
+        tcp dport 6443 counter name apiserver
+    }
+}
+END";
+const KUBECONFIG: &str = "{apiVersion: v1, kind: Config, current-context: a, users: [{name: a, user: {}}],
+contexts: [{name: a, context: {cluster: a, user: a}}],
+clusters: [{name: a, cluster: {server: 'http://10.79.1.2:6443'}}]}
+";
+/// Answers a question of DNS with itself, as an answer that was cut short.
+const TRUNCATES: &str = r"{ dd bs=1 count=2; dd bs=1 count=2 of=/dev/null; printf '\203\200'; cat; } 2>/dev/null |
+dd bs=512 iflag=fullblock 2>/dev/null
+";

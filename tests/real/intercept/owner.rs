@@ -1,0 +1,53 @@
+//! Whose the table is.
+
+use super::*;
+
+#[test]
+fn nobody_without_rights_keeps_a_pod_from_its_table() {
+    let Some(world) = World::start(0) else { return };
+    // The names by which pods have known each other, or might.
+    let names = ["tunnel nftables inet tunnel", "tunnel", "inet tunnel"];
+    let squatters: Vec<_> = (0..)
+        .zip(names)
+        .map(|(n, name)| {
+            let mut socat = world.host.command("setpriv");
+            socat.args(["--reuid=65534", "--regid=65534", "--clear-groups", "socat"]);
+            socat.args([&format!("ABSTRACT-RECVFROM:{name},fork"), "-"]);
+            Running::start(&format!("squatter-{n}"), world.place.path(), &mut socat)
+        })
+        .collect();
+    wait_until("the names are taken", PATIENCE, || {
+        let taken = world.host.sh("cat /proc/net/unix");
+        names.iter().all(|name| taken.lines().any(|line| line.ends_with(&format!("@{name}"))))
+    });
+    let _pod = world.pod("");
+    // Nor do they get what shows that it lives.
+    let mut nft = world.host.command("setpriv");
+    nft.args(["--reuid=65534", "--regid=65534", "--clear-groups", "nft", "delete table inet tunnel-owner"]);
+    let denied = run_command("nft", &mut nft, None, PATIENCE);
+    assert!(!denied.status.success(), "{denied:?}");
+    drop(squatters);
+}
+
+#[test]
+fn pods_with_process_ids_of_their_own_know_each_other_on_one_host() {
+    let Some(world) = World::start(0) else { return };
+    let own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    let launch = |number: u16| {
+        let name = format!("pod-{number}");
+        world.launch(&name, &world.config(number, ""), &own, &[])
+    };
+    let mut first = launch(0);
+    ready(&mut first, &world.host, ADMIN);
+    let mut second = launch(1);
+    assert!(!second.ends(PATIENCE).success());
+    second.said("the table inet tunnel belongs to another process, which is alive");
+    // Not even root deletes what shows that the owner lives, unless as the owner.
+    let mut nft = world.host.command("nft");
+    let denied = run_command("nft", nft.arg("delete table inet tunnel-owner"), None, PATIENCE);
+    assert!(!denied.status.success(), "{denied:?}");
+    first.kill();
+    let mut third = launch(2);
+    ready(&mut third, &world.host, ADMIN + 2);
+    third.said("a table is taken over whose owner has died");
+}

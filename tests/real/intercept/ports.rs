@@ -1,0 +1,98 @@
+//! Ports that a ConfigMap names.
+
+use std::io::Write as _;
+use std::time::SystemTime;
+
+use crate::apiserver;
+
+use super::*;
+
+#[test]
+fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut() {
+    let (Some(etcd), Some(program)) = (kept("etcd-3.6.16/etcd"), kept("kubernetes-1.36.3/kube-apiserver"))
+    else {
+        return;
+    };
+    let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
+    let Some(world) = World::start(1) else { return };
+    let (host, dir) = (&world.host, world.place.path());
+    let url = "http://127.0.0.1:2379";
+    let mut etcd = Running::start("etcd", dir, &mut apiserver::etcd(host.command(etcd), dir, url, 2380));
+    etcd.says("ready to serve client requests");
+    let (at, users) = ("10.79.1.1:6443".parse().unwrap(), [("admin", "admin", "system:masters")]);
+    let mut command = apiserver::apiserver(host.command(program), &world.place, url, at, &users);
+    let _apiserver = Running::start("apiserver", dir, &mut command);
+    let kubeconfig = dir.join("admin");
+    let kubectl = |line: &str| {
+        let mut command = host.command(&kubectl);
+        command.arg("--kubeconfig").arg(&kubeconfig).args(line.split(' '));
+        run_command("kubectl", &mut command, None, 3 * PATIENCE)
+    };
+    wait_until("apiserver answers", 6 * PATIENCE, || {
+        kubectl("get configmaps -n kube-system").status.success()
+    });
+    let names = |ports: &str| {
+        let said = kubectl(&format!(
+            "patch configmap yurt-tunnel-server-cfg -n kube-system -p {{\"data\":{{\"http-proxy-ports\":\"{ports}\"}}}}"
+        ));
+        assert!(said.status.success(), "{said:?}");
+        SystemTime::now()
+    };
+    let made =
+        kubectl("create configmap yurt-tunnel-server-cfg -n kube-system --from-literal=http-proxy-ports=");
+    assert!(made.status.success(), "{made:?}");
+
+    let node = &world.nodes[0];
+    let servers = [9400, 9500].map(|port| {
+        let mut socat = node.command("socat");
+        socat.args([&format!("TCP-LISTEN:{port},pf=ip6,ipv6only=0,fork,reuseaddr"), "EXEC:cat"]);
+        Running::start(&format!("echo-{port}"), dir, &mut socat)
+    });
+    let config = world.config(0, &format!("[mode.cloud.ports]\n{}", world.fixed()));
+    let k = format!("--k={}", kubeconfig.display());
+    let env = [("POD_NAMESPACE", "default")];
+    let mut pod =
+        world.place.tunnel_as(host.command(PROGRAM), ("cloud", "pod"), &config, &env, &["--v=4", &k]);
+    let _edge = world.edge(1, "");
+    let ip = &addresses(1)[0];
+    world.is_caught(ip, true);
+    let listed = |port: u16| host.sh("nft -j list set inet tunnel ports").contains(&port.to_string());
+    let reaches = |port: u16| {
+        let line = format!("echo asked | socat -T 3 - TCP:{ip}:{port},connect-timeout=2");
+        run_command("sh", host.command("sh").args(["-c", &line]), None, PATIENCE).stdout == "asked\n"
+    };
+    assert!(!reaches(9400), "nobody can dial the node");
+    let session = |port: u16| {
+        let mut client = host.command("socat");
+        client.args(["-", &format!("TCP:{ip}:{port}")]);
+        Running::start_fed(&format!("client-{port}"), dir, &mut client)
+    };
+
+    let edited = names("9400");
+    wait_until("its port is caught", PATIENCE, || listed(9400));
+    tell("caught", edited);
+    assert!(reaches(9400), "{}", pod.log());
+    let (mut client, mut says) = session(9400);
+    says.write_all(b"before\n").unwrap();
+    client.says("before");
+
+    let edited = names("9500");
+    wait_until("its port is caught, and the other one direct", PATIENCE, || listed(9500) && !listed(9400));
+    tell("another one caught", edited);
+    assert!(reaches(9500) && !reaches(9400));
+    says.write_all(b"after\n").unwrap();
+    client.says("after");
+    // From now on the node can be dialled: what is not caught reaches it.
+    node.sh("nft delete table inet shut");
+    let caught = || pod.log().matches(FRONT).count();
+    let before = caught();
+    assert!(reaches(9400));
+    assert_eq!(caught(), before, "it is direct");
+    drop(servers);
+    pod.lives();
+}
+
+/// Says how long it took, which depends on the machine.
+fn tell(what: &str, since: SystemTime) {
+    let _ = writeln!(std::io::stderr(), "{what} after {:?}", since.elapsed().unwrap_or_default());
+}

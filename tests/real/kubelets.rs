@@ -1,0 +1,280 @@
+//! Real kubelets whose certificates the cluster has signed, and who ask it whom they may serve: by a port of the pod that stands
+//! for theirs and shows them a certificate, and by their nodes' own addresses.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::certificates::Authority;
+use crate::cluster::{Cluster, Way, kubelet_client, target_ca};
+use crate::intercept::FRONT;
+use crate::kubectl::{Kubectl, Talk, is_told};
+use crate::network::{OTHER_POD, POD, address};
+use crate::parts::{have, kept};
+use crate::process::{PATIENCE, Running};
+use crate::prometheus::{prometheus, query, targets};
+use crate::tunnel::TOKEN;
+use crate::wait::wait_until;
+
+#[test]
+fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster_issues_for_the_pod() {
+    let Some(cluster) = Cluster::signed(Way::Shown) else { return };
+    let Some(metrics) = MetricsServer::built() else { return };
+    let _approver = cluster.approver();
+    let mut pod = cluster.pod(POD);
+    let _edges = [1, 2].map(|number| cluster.network.edge(number, POD, ""));
+    // What kubelets ask for is left to others, and who asks for a log is told what is missing.
+    let asked = cluster.sh("kubectl get csr --no-headers");
+    for (whose, condition) in [("system:node:node", "Pending"), ("tunnel-cloud", "Approved,Issued")] {
+        let lines: Vec<_> = asked.lines().filter(|line| line.contains(whose)).collect();
+        assert!(lines.len() >= 2 && lines.iter().all(|line| line.ends_with(condition)), "{asked}");
+    }
+    is_told(&cluster, "kubectl get csr");
+    cluster.approve_kubelets();
+    let metrics = metrics.by_name(&cluster);
+    let kubectl = Kubectl { cluster: &cluster, pod: "busy", web_sockets: true };
+    kubectl.exec();
+    kubectl.exec_with_a_terminal();
+    kubectl.attach();
+    kubectl.cp();
+    kubectl.port_forward();
+    let other = Kubectl { cluster: &cluster, pod: "busy-too", web_sockets: false };
+    other.exec();
+    assert!(cluster.sh("kubectl logs busy-too --tail=1").starts_with("line "));
+    it_is_shown_for_whoever_proves_a_name_alone(&cluster);
+    metrics.knows_both(&cluster);
+
+    let (believed, theirs) = (target_ca(&cluster.network.place), cluster.network.place.files.ca.clone());
+    std::fs::write(&believed, Authority::new().0.cert()).unwrap();
+    pod.hang_up();
+    // A log would come over the session that there is.
+    wait_until("what to do about it is told", PATIENCE, || {
+        cluster.network.tries("kubectl exec busy -- true").stderr.contains("target_ca of [mode.cloud.https]")
+    });
+    pod.says("TLS with the target failed: its certificate was signed by an authority that is not believed");
+    std::fs::copy(&theirs, &believed).unwrap();
+    pod.hang_up();
+    is_reached(&cluster);
+    drop(pod);
+    let tables = Way::Shown.tables(&cluster.network.place);
+    let unproved = tables.replace(&format!("target_ca = {believed:?}"), "target_insecure = true");
+    assert_ne!(unproved, tables);
+    let pod = cluster.pod_with(POD, &unproved);
+    pod.said("targets are not verified");
+    is_reached(&cluster);
+}
+
+/// A kubelet answers 401 to who shows nothing, and 403 to kube-apiserver itself, which may do nothing there.
+fn it_is_shown_for_whoever_proves_a_name_alone(cluster: &Cluster) {
+    let dir = cluster.network.place.path().display();
+    let somebody = cluster.network.place.authority.0.client("somebody").unwrap();
+    let place = cluster.network.place.path();
+    somebody.write(&place.join("somebody.crt"), &place.join("somebody.key")).unwrap();
+    let asks = |way: &str, who: &str| {
+        let shown = if who.is_empty() {
+            String::new()
+        } else {
+            format!("--cert {dir}/{who}.crt --key {dir}/{who}.key")
+        };
+        let line = format!("curl -sk -m 30 {way} {shown} -w ' %{{http_code}}' https://node1:10250/pods");
+        cluster.network.tries(&line)
+    };
+    let through = format!("-p -x http://{POD}:22");
+    for (way, who, status) in [
+        (through.as_str(), "", "401"),
+        (&through, "kubelet-client", "403"),
+        ("", "somebody", "403"),
+        ("", "kubelet-client", "200"),
+    ] {
+        let said = asks(way, who);
+        assert!(said.stdout.ends_with(&format!(" {status}")), "{way} {who}: {said:?}");
+    }
+    assert!(!asks("", "").status.success(), "nobody without a certificate is let in there");
+}
+
+#[test]
+fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_nothing_is_said_to_them() {
+    if !have(&["prometheus", "openssl"]) {
+        return;
+    }
+    let Some(cluster) = Cluster::signed(Way::Caught) else { return };
+    let Some(metrics) = MetricsServer::built() else { return };
+    cluster.approve_kubelets();
+    let (network, ips) = (&cluster.network, [address(1), "fd77:2::2".to_owned()]);
+    let mut pod = cluster.pod(POD);
+    let mut other = cluster.pod(OTHER_POD);
+    // A node without an edge, as those of the cloud are, is dialled as if there were no tunnel; one at the edge is not reached.
+    network.edges[1].sh("nft flush chain inet shut input");
+    cluster.sh("kubectl exec busy-too -- true");
+    network.edges[1].shut("wan");
+    let lost = network.tries("timeout 3 kubectl exec busy -- true; timeout 3 kubectl exec busy-too -- true");
+    assert_eq!(lost.status.code(), Some(124), "{lost:?}");
+    let _edges = [network.edge_of(1, &[OTHER_POD, POD], ""), network.edge(2, POD, "")];
+    for ip in &ips {
+        is_caught(&cluster, ip, true);
+    }
+    assert!(!pod.log().contains(FRONT), "{}", pod.log());
+    let metrics = metrics.by_address(&cluster);
+    let scraped = [format!("{}:10250", ips[0]), format!("[{}]:10250", ips[1])];
+    let mut job = targets(&scraped);
+    let ca = network.place.files.ca.display().to_string();
+    let more = json!({"scheme": "https", "metrics_path": "/metrics/resource", "tls_config": {"ca_file": ca},
+        "authorization": {"credentials": "admin"}, "scrape_interval": "5s", "scrape_timeout": "5s"});
+    job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let _prometheus = prometheus(network, &[("kubelets", job)]);
+
+    for (pod, web_sockets) in [("busy", true), ("busy-too", false)] {
+        let kubectl = Kubectl { cluster: &cluster, pod, web_sockets };
+        kubectl.exec();
+        kubectl.attach();
+        kubectl.cp();
+        kubectl.port_forward();
+        assert!(cluster.sh(&format!("kubectl logs {pod} --tail=1")).starts_with("line "));
+    }
+    each_kubelet_proves_its_node_to_the_client(&cluster, &ips);
+    for ip in &ips {
+        who_names_nothing_has_a_command_run(&cluster, ip);
+    }
+    for instance in &scraped {
+        wait_until(&format!("{instance} is scraped"), 3 * PATIENCE, || {
+            let up = query(network, &format!("up{{instance=\"{instance}\"}}"));
+            up.iter().any(|series| series["value"][1] == "1")
+        });
+    }
+    metrics.knows_both(&cluster);
+    for node in ["node1", "node2"] {
+        let of = |line: &&str| line.contains(FRONT) && line.contains(&format!("node={node} "));
+        assert!(pod.log().lines().any(|line| of(&line)), "{node}: {}", pod.log());
+    }
+
+    who_claims_anothers_address_gets_nothing(&cluster, &mut pod);
+    let mut talk = Talk::begin(&cluster);
+    talk.survives_a_cut_line(&cluster);
+    other.kill();
+    talk.goes_on("orphaned");
+    talk.ends();
+}
+
+/// An address that two Nodes have is nobody's, until somebody says whose it is who is believed more.
+fn who_claims_anothers_address_gets_nothing(cluster: &Cluster, pod: &mut Running) {
+    let (ip, place) = (address(1), &cluster.network.place);
+    cluster.apply("thief", &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "thief"}}));
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
+    cluster.sh(&format!("kubectl patch node thief --subresource=status --type=merge -p '{status}'"));
+    is_caught(cluster, &ip, false);
+    pod.says_of(&ip, "is not caught for");
+    std::fs::write(place.path().join("token"), format!("default:{TOKEN}\nnode1:{TOKEN} ip={ip}\n")).unwrap();
+    pod.hang_up();
+    is_caught(cluster, &ip, true);
+    is_reached(cluster);
+}
+
+fn is_caught(cluster: &Cluster, ip: &str, caught: bool) {
+    let set = if ip.contains(':') { "nodes6" } else { "nodes4" };
+    wait_until(&format!("{ip} is caught: {caught}"), PATIENCE, || {
+        let said = cluster.network.tries(&format!("nft list set inet tunnel {set}"));
+        said.status.success() && said.stdout.contains(ip) == caught
+    });
+}
+
+/// TLS is between client and kubelet: the name in the certificate is the one of the node that was meant.
+fn each_kubelet_proves_its_node_to_the_client(cluster: &Cluster, ips: &[String; 2]) {
+    let asks = |node: &str, ip: &str| {
+        let at = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+        let to = format!("--connect-to {node}:10250:{at}:10250");
+        cluster.network.tries(&format!("curl -sS -m 30 --cacert ca.crt {to} https://{node}:10250/pods"))
+    };
+    for (node, ip) in ["node1", "node2"].into_iter().zip(ips) {
+        assert_eq!(asks(node, ip).stdout, "Unauthorized", "{node}");
+    }
+    let mistaken = asks("node1", &ips[1]);
+    assert!(mistaken.stderr.contains("subject name"), "{mistaken:?}");
+}
+
+/// A command by a client that sends no server name and no Host.
+fn who_names_nothing_has_a_command_run(cluster: &Cluster, ip: &str) {
+    let at = if ip.contains(':') { format!("[{ip}]:10250") } else { format!("{ip}:10250") };
+    let pod = if ip.contains(':') { "busy-too" } else { "busy" };
+    let line = format!(
+        "openssl s_client -quiet -noservername -connect {at} -CAfile ca.crt -verify_return_error \
+         -cert kubelet-client.crt -key kubelet-client.key | tr -cd '\\n -~'"
+    );
+    let (mut client, mut says) = cluster.network.runs("raw", &line);
+    let head = format!(
+        "GET /exec/default/{pod}/main?command=echo&command=untouched&output=1 HTTP/1.0\r\nConnection: Upgrade\r\n\
+         Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+         Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
+    );
+    says.write_all(head.as_bytes()).unwrap();
+    assert!(client.ends(PATIENCE).success());
+    client.said("untouched");
+}
+
+/// Waits until a command is run at the first node.
+fn is_reached(cluster: &Cluster) {
+    wait_until("a command is run", PATIENCE, || {
+        cluster.network.tries("kubectl exec busy -- true").status.success()
+    });
+}
+
+/// One that is to be started, or runs.
+struct MetricsServer<P>(P);
+
+impl MetricsServer<PathBuf> {
+    /// `None`: it is not built.
+    fn built() -> Option<Self> {
+        kept("metrics-server-0.9.0/metrics-server").map(Self)
+    }
+
+    /// Begins to ask kubelets at their names, with a certificate; it does not look at theirs.
+    fn by_name(&self, cluster: &Cluster) -> MetricsServer<Running> {
+        let shown = kubelet_client(&cluster.network.place);
+        self.start(
+            cluster,
+            &[
+                "--kubelet-preferred-address-types=Hostname",
+                "--kubelet-insecure-tls",
+                &format!("--kubelet-client-certificate={}", shown.cert.display()),
+                &format!("--kubelet-client-key={}", shown.key.display()),
+            ],
+        )
+    }
+
+    /// Begins to ask kubelets at their addresses, with a token; their certificates have to have those.
+    fn by_address(&self, cluster: &Cluster) -> MetricsServer<Running> {
+        let ca = cluster.network.place.files.ca.display();
+        let authority = format!("--kubelet-certificate-authority={ca}");
+        self.start(cluster, &["--kubelet-preferred-address-types=InternalIP", &authority])
+    }
+
+    fn start(&self, cluster: &Cluster, more: &[&str]) -> MetricsServer<Running> {
+        let place = &cluster.network.place;
+        let admin = place.path().join("admin");
+        let mut command = cluster.network.cloud.command(&self.0);
+        for flag in ["--kubeconfig", "--authentication-kubeconfig", "--authorization-kubeconfig"] {
+            command.arg(flag).arg(&admin);
+        }
+        command.args(["--secure-port=4443", "--bind-address=127.0.0.1", "--metric-resolution=10s"]);
+        command
+            .args(["--kubelet-request-timeout=9s", "--v=2"])
+            .arg("--cert-dir")
+            .arg(place.path().join("metrics"));
+        MetricsServer(Running::start("metrics-server", place.path(), command.args(more)))
+    }
+}
+
+impl MetricsServer<Running> {
+    /// Waits until it tells of both nodes' use.
+    fn knows_both(mut self, cluster: &Cluster) {
+        let line = "curl -sk -m 20 -H 'Authorization: Bearer admin' https://127.0.0.1:4443/apis/metrics.k8s.io/v1beta1/nodes";
+        wait_until("metrics-server knows both nodes", 4 * PATIENCE, || {
+            self.0.lives();
+            let said: Value = serde_json::from_str(&cluster.network.tries(line).stdout).unwrap_or_default();
+            let items = said["items"].as_array().cloned().unwrap_or_default();
+            let names = items.iter().map(|item| item["metadata"]["name"].as_str().unwrap());
+            names.collect::<BTreeSet<_>>() == ["node1", "node2"].into()
+        });
+    }
+}

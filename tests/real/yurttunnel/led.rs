@@ -1,0 +1,73 @@
+//! Names of nodes as a real CoreDNS answers them, from the ConfigMap that pods write: each edge's leads to the pod that has it.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
+use serde_json::json;
+
+use super::{SERVICE, node, service};
+use crate::fleet::Line;
+use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::parts::{free_port, have, kept, loopback};
+use crate::process::PATIENCE;
+use crate::publish::Dns;
+use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::wait::wait_until;
+
+#[test]
+fn an_edges_name_leads_to_the_pod_that_has_it_and_goes_with_it() {
+    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&["dig"])) else { return };
+    let Some(kubernetes) = Kubernetes::start() else { return };
+    let edge = json!({"openyurt.io/is-edge-worker": "true"});
+    service(&kubernetes, true);
+    node(&kubernetes, "node1", &edge, [10, 0, 0, 1].into());
+    node(&kubernetes, "unlinked", &edge, [10, 0, 0, 2].into());
+    node(&kubernetes, "cloud-node1", &json!({}), [10, 0, 0, 3].into());
+    let (place, hosts) = (TestDir::new(), tempfile::tempdir().unwrap());
+    let pods = [("cloud-a", "127.0.0.2"), ("cloud-b", "127.0.0.3")].map(|(name, ip)| {
+        let tables = format!(
+            "[mode.cloud.registry]\npublish = \"configmap\"\n\
+             [mode.cloud.node_names]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\nlead_to = \"pod\"\n"
+        );
+        let (at, env) = (loopback(free_port()), [("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)]);
+        let k = format!("--k={}", kubernetes.admin().display());
+        let mut pod = Cloud::launch(&place, (name, at), &tables, &env, &[&k]);
+        pod.ready();
+        (pod, at)
+    });
+    let line = Line::to(pods[0].1);
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", line.port));
+
+    let file = hosts.path().join("tunnel-nodes");
+    std::fs::write(&file, "").unwrap();
+    let dns = Dns::of_hosts(&place, &coredns, &file, true);
+    // What kubelet does for whoever mounts the ConfigMap.
+    let mounts = || {
+        let map = kubernetes.object::<ConfigMap>("yurt-tunnel-nodes");
+        let text = map.and_then(|map| map.data?.remove("tunnel-nodes")).unwrap_or_default();
+        if std::fs::read_to_string(&file).unwrap() != text {
+            let new = hosts.path().join("new");
+            std::fs::write(&new, text).unwrap();
+            std::fs::rename(new, &file).unwrap();
+        }
+    };
+    let leads = |name: &str, to: &str| {
+        wait_until(&format!("{name} leads to {to:?}"), 2 * PATIENCE, || {
+            mounts();
+            dns.ask(name) == to
+        });
+    };
+    let ip = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().cluster_ip.unwrap();
+    leads("node1", "127.0.0.2");
+    leads("unlinked", &ip);
+    leads("cloud-node1", "10.0.0.3");
+    // Exact names alone: no end of one, nothing below one, and nobody who is no Node.
+    for nobody in ["ode1", "de1", "x.node1", "cloud", "localhost"] {
+        leads(nobody, "");
+    }
+
+    line.lead_to(pods[1].1);
+    line.reset();
+    leads("node1", "127.0.0.3");
+    leads("cloud-node1", "10.0.0.3");
+    kubernetes.delete_everywhere::<Node>("node1");
+    leads("node1", "");
+}
