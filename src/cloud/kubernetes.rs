@@ -119,6 +119,7 @@ pub(super) fn follow_node_names(
             lease: names.lease.clone(),
             me: format!("{}_{:016x}", settings.pod_name, rand::random::<u64>()),
             edges: names.edges.clone(),
+            names: names.names.clone(),
             service: names.service.clone(),
             holders: names.holders.clone(),
         };

@@ -230,6 +230,7 @@ fn params(cluster: Cluster, me: &str) -> NodeNameParams {
         lease: "tunnel-node-names".to_owned(),
         me: me.to_owned(),
         edges: ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned()),
+        names: Vec::new(),
         service: SERVICE.to_owned(),
         holders: None,
     }

@@ -7,6 +7,7 @@ use super::registry::{Publish, RegistrySettings};
 use crate::config::Environment;
 use crate::config::fold::{Report, Table};
 use crate::config::value::{self, Wrong};
+use crate::policy::Glob;
 
 /// `[mode.cloud.node_names]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct NodeNameSettings {
     pub lease: String,
     /// Label and value of the Nodes that are edges.
     pub edges: (String, String),
+    /// What names with dots that Nodes may have look like.
+    pub names: Vec<Glob>,
     /// The Service of our own namespace to which edges' names lead.
     pub service: String,
     /// The ConfigMap that says at which pod an edge is, if edges' names lead there; `None`: they lead to the Service.
@@ -44,6 +47,7 @@ pub(super) fn read(
     let (configmap, namespace) = (name("configmap", CONFIGMAP), name("namespace", NAMESPACE));
     let (key, lease, service) = (name("key", KEY), name("lease", LEASE), name("service", SERVICE));
     let edges = table.read("edges", label, report).unwrap_or_else(|| (LABEL.to_owned(), "true".to_owned()));
+    let names = table.list("names", value::parsed::<Glob>, report).unwrap_or_default();
     let to_pod = table.read("lead_to", lead_to, report).unwrap_or_default();
     let reached = cluster::reached(env);
     let present = table.is_present();
@@ -66,7 +70,7 @@ pub(super) fn read(
     }
     table.finish(report);
     let cluster = reached.ok().filter(|_| present)?;
-    Some(NodeNameSettings { cluster, namespace, configmap, key, lease, edges, service, holders })
+    Some(NodeNameSettings { cluster, namespace, configmap, key, lease, edges, names, service, holders })
 }
 
 /// Whether edges' names lead to the pods that have them, and not to the Service.

@@ -9,6 +9,7 @@
 mod cap;
 mod kernel;
 mod noise;
+mod rate;
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -41,13 +41,14 @@ impl Lease {
     }
 
     /// Waits until this pod holds the Lease. `least` is the lowest number that the term may have. Cancel safe: a term
-    /// that has begun unnoticed ends by itself.
-    pub(super) async fn acquire(&mut self, least: i32) -> Term {
+    /// that has begun unnoticed ends by itself. `report` gets of each try whether another one holds it, and else why it
+    /// cannot be had.
+    pub(super) async fn acquire(&mut self, least: i32, report: impl Fn(Result<(), String>)) -> Term {
         loop {
             match self.in_time(Self::try_acquire, least).await {
                 Ok(Some(term)) => return term,
-                Ok(None) => {}
-                Err(cause) => debug!(lease = self.name, %cause, "not acquired"),
+                Ok(None) => report(Ok(())),
+                Err(cause) => report(Err(format!("Lease {}/{}: {cause}", self.namespace, self.name))),
             }
             sleep(RETRY).await;
         }

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use super::lease::{Lease, Term};
 use crate::drain::Drain;
+use crate::policy::Glob;
 use crate::registry::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::registry::follow::{Followed, Take};
 use node::{NamedNode, Nodes};
@@ -44,6 +45,8 @@ pub struct NodeNameParams {
     pub me: String,
     /// Label and value of Nodes that are edges.
     pub edges: (String, String),
+    /// What names with dots that Nodes may have look like: no other Node with dots in its name is written.
+    pub names: Vec<Glob>,
     /// Service in our own namespace that leads to the pods.
     pub service: String,
     /// ConfigMap of our own namespace in which pods say which nodes they have: each edge's name leads to its pod, and to
@@ -113,8 +116,7 @@ impl NodeNames {
                 }
                 sleep(PAUSE).await;
             };
-            (self.report)(Ok(()));
-            lease.acquire(least).await
+            lease.acquire(least, &self.report).await
         };
         tokio::select! {
             term = acquired => Some(term),
@@ -140,17 +142,21 @@ impl NodeNames {
 
     async fn keep(&self, term: Term) -> String {
         let look_again = if self.params.holders.is_some() { LOOK_AT_HOLDERS } else { LOOK_AGAIN };
-        let mut first = true;
+        let (mut first, mut next) = (true, Instant::now());
         loop {
             tokio::select! {
                 () = self.news.notified() => sleep(GATHERING).await,
                 () = sleep(look_again) => {}
             }
+            sleep_until(next).await;
             let Some(nodes) = self.nodes().whole() else { continue };
             let passed = timeout(REQUEST_TIMEOUT, self.pass(term, &nodes, first)).await;
             match passed.unwrap_or(Err(Stopped::Failed(ClusterError::Silent))) {
-                Ok(()) => {
+                Ok(written) => {
                     first = false;
+                    if written {
+                        next = Instant::now() + BETWEEN_WRITES;
+                    }
                     (self.report)(Ok(()));
                 }
                 Err(Stopped::Fenced(why)) => return why,
@@ -179,14 +185,14 @@ impl NodeNames {
 
 impl Take<NamedNode> for &NodeNames {
     fn take(&mut self, event: Event<NamedNode>) -> bool {
-        let (news, listed) = {
+        let (news, followed) = {
             let mut nodes = self.nodes();
-            (nodes.take(event, &self.params.edges), nodes.listed)
+            (nodes.take(event, &self.params.edges), nodes.are_followed())
         };
         if news {
             self.news.notify_one();
         }
-        listed
+        followed
     }
 }
 
@@ -198,6 +204,9 @@ impl std::fmt::Debug for NodeNames {
 
 /// How long changes are gathered: each write sends the whole text.
 const GATHERING: Duration = Duration::from_millis(200);
+
+/// The least time between two writes of a term: a kubelet may change its own Node as often as it likes.
+const BETWEEN_WRITES: Duration = Duration::from_secs(5);
 
 /// How often it is looked at although no Node has changed: the Service or the text itself may have.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);

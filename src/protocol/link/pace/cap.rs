@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::protocol::link::pace::noise::Noise;
+use crate::protocol::link::pace::rate::{carried, per_second, time_of};
 
 /// The cap, and what it is derived from.
 #[derive(Debug)]
@@ -127,23 +128,26 @@ impl Cap {
             self.round = Round { hit: self.round.hit, near: self.round.near, ..next };
             return;
         };
+        let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
+        let jitter = self.jitter(least);
         // Half a round more of doubling would fill the queue of any line.
-        let overfull = self.doubling
-            && self.was_near
-            && self.least.is_some_and(|least| trip > least + self.standing(least));
-        if now - since >= if overfull { SHORTEST_ROUND } else { trip.max(SHORTEST_ROUND) } {
-            if overfull {
-                self.round.least = Some(trip);
-            }
-            self.end_round(trip, delivered, now - since);
+        let overfull = self.doubling && self.was_near && trip > least + standing(least) + jitter;
+        let (lasts, here) = match jitter {
+            _ if overfull => (SHORTEST_ROUND, trip),
+            Duration::ZERO => (trip.max(SHORTEST_ROUND), shortest),
+            // Of a line that jitters one round trip says little, and the shortest one least.
+            _ => (trip.max(jitter), self.noise.usual().saturating_sub(jitter / 10 * 7)),
+        };
+        if now - since >= lasts {
+            self.end_round(here, trip, delivered, now - since);
             self.round = next;
         }
     }
 
-    fn end_round(&mut self, trip: Duration, delivered: u64, took: Duration) {
-        let (Some(here), Some(least)) = (self.round.least, self.least) else { return };
+    fn end_round(&mut self, here: Duration, trip: Duration, delivered: u64, took: Duration) {
+        let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
         // A round in which there was a pause shows nothing.
-        let paused = took > PAUSE.max(here * 3);
+        let paused = took > PAUSE.max(shortest * 3);
         let (hit, near) = (self.round.hit && !paused, self.round.near && !paused);
         let rate = per_second(delivered.wrapping_sub(self.round.delivered), took);
         if hit || rate > self.best() {
@@ -155,7 +159,7 @@ impl Cap {
         self.noise.end_round(trip, ours && self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none());
         self.uncut = self.uncut.saturating_add(1);
         if let Some(mut renewal) = self.renewal.take() {
-            renewal.least = Some(renewal.least.map_or(here, |l| l.min(here)));
+            renewal.least = Some(renewal.least.map_or(shortest, |l| l.min(shortest)));
             renewal.step += 1;
             if renewal.step < RENEWAL_EIGHTHS.len() {
                 self.renewal = Some(renewal);
@@ -171,7 +175,7 @@ impl Cap {
             if std::mem::take(&mut self.overshot) {
                 self.bytes = self.bytes.max(carried(self.best(), least + self.target(least)));
             }
-        } else if queue > self.standing(least) {
+        } else if queue > standing(least) {
             if ours {
                 self.stands(here, least);
             }
@@ -191,14 +195,20 @@ impl Cap {
     /// A queue stands on the line.
     fn stands(&mut self, here: Duration, least: Duration) {
         let bytes = self.bytes;
+        let best = self.best();
+        let allowed = carried(best, least + self.target(least));
+        if allowed >= bytes && !self.doubling && self.trial.is_none() {
+            // So little under way makes no such queue: the line does that by itself.
+            self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
+            return;
+        }
         let trial = self.trial.take().unwrap_or(Trial { bytes, trip: here, shorter: Duration::ZERO });
-        if trial.shorter >= TARGET_QUEUE && here + trial.shorter / 2 > trial.trip {
+        if trial.shorter >= self.target(least) && here + trial.shorter / 2 > trial.trip {
             // Less under way, and it is as long as before: it is not ours.
             (self.least, self.bytes) = (Some(here), trial.bytes);
             return;
         }
-        let best = self.best();
-        let lowered = carried(best, least + self.target(least)).clamp(LEAST_CAP, bytes);
+        let lowered = allowed.clamp(LEAST_CAP, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
         // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
         let tried = Trial { shorter: trial.shorter + less, ..trial };
@@ -207,14 +217,15 @@ impl Cap {
         (self.bytes, self.settling, self.grown, self.uncut) = (lowered, 1, 0, 0);
     }
 
-    /// The round trip above the least by which a queue stands.
-    fn standing(&self, least: Duration) -> Duration {
-        STANDING_QUEUE.max(least / 8).max(self.noise.now())
+    /// The queue that is allowed. A line that jitters carries what it can only if as much is under way as its usual round
+    /// trip takes.
+    fn target(&self, least: Duration) -> Duration {
+        target(least) + self.jitter(least) / 5 * 2
     }
 
-    /// The queue that is allowed: a shorter one would not be seen.
-    fn target(&self, least: Duration) -> Duration {
-        target(least).max(self.noise.now() / 2)
+    /// By how much the round trip changes without us, if that is more than what would be taken for a queue.
+    fn jitter(&self, least: Duration) -> Duration {
+        Some(self.noise.now(least)).filter(|noise| *noise > standing(least)).unwrap_or_default()
     }
 
     /// What the line carries, as far as is known.
@@ -227,7 +238,7 @@ impl Cap {
         if !hit {
             return;
         }
-        if queue > self.target(least) / 2 {
+        if queue > target(least) / 2 {
             self.grown = 0;
             return;
         }
@@ -248,24 +259,14 @@ impl Cap {
     }
 }
 
+/// By how much a round trip above that least one means that a queue stands.
+fn standing(least: Duration) -> Duration {
+    STANDING_QUEUE.max(least / 8)
+}
+
 /// The queue that is allowed on a line with that least round trip, when it never changes by itself.
 fn target(least: Duration) -> Duration {
     TARGET_QUEUE.max(least / 12)
-}
-
-fn per_second(bytes: u64, took: Duration) -> u64 {
-    let micros = took.as_micros().max(1);
-    u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
-}
-
-/// What `rate` bytes a second carry in a time.
-pub(super) fn carried(rate: u64, time: Duration) -> u64 {
-    u64::try_from(u128::from(rate) * time.as_micros() / 1_000_000).unwrap_or(u64::MAX)
-}
-
-fn time_of(bytes: u64, rate: u64) -> Duration {
-    let micros = u128::from(bytes) * 1_000_000 / u128::from(rate.max(1));
-    Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
 /// Before anything is known: about what TCP itself sends at first, several times over.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::net::tcp_info::TcpInfo;
-use crate::protocol::link::pace::cap::{Cap, FIRST_CAP, carried};
+use crate::protocol::link::pace::cap::{Cap, FIRST_CAP};
+use crate::protocol::link::pace::rate::carried;
 
 /// What the kernel has shown of one line.
 #[derive(Debug)]

@@ -89,12 +89,12 @@ impl Waiting {
         if let Some(session) = self.answers.pop_front().or_else(|| self.credits.pop_front()) {
             return Poll::Ready(Some(Next::Control(session)));
         }
-        let small_only = self.turns.len() > 0 && self.pace.as_mut().is_some_and(Pace::is_capped);
+        let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(Pace::is_capped);
         let longest = self.longest_frame();
         if let Some(turn) = self.turns.next(small_only) {
             return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
         }
-        if small_only && self.turns.has_bulk() {
+        if small_only {
             if self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
                 return Poll::Ready(Some(self.ping(now)));
             }
@@ -174,3 +174,73 @@ impl Waiting {
 const SWEEP: usize = 1000;
 /// Longest data frame to a plain peer, whose queues count frames.
 const PLAIN_FRAME: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::names::{NodeName, SessionId};
+    use crate::protocol::link::source::{LinkId, Sent};
+    use crate::protocol::wire::frame::{Category, SessionFrame, SessionKey};
+
+    #[derive(Debug)]
+    struct Typist(SessionKey);
+
+    impl FrameSource for Typist {
+        fn key(&self) -> &SessionKey {
+            &self.0
+        }
+
+        fn is_closed(&self) -> bool {
+            false
+        }
+
+        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> (Option<SessionFrame>, bool) {
+            (None, false)
+        }
+
+        fn next_turn(
+            self: Arc<Self>,
+            _: LinkId,
+            turn: &Turn<Arc<dyn FrameSource>>,
+            _: usize,
+            _: usize,
+            _: Instant,
+        ) -> Sent {
+            Sent { frame: None, bytes: 0, account: turn.starts(), backlog: None }
+        }
+
+        fn is_over(&self) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
+        let (mut waiting, mut now) = (Waiting::new(true), Instant::now());
+        let cap = waiting.pace.as_ref().map(Pace::cap);
+        let mut cx = Context::from_waker(Waker::noop());
+        for round in 0..300u64 {
+            now += Duration::from_millis(20);
+            waiting.read(
+                Some(TcpInfo {
+                    // Calm for a second, then later for a while.
+                    round_trip: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
+                    variation: Duration::from_millis(1),
+                    pacing: 1_000_000,
+                    delivered: round * 4_000,
+                    in_flight: 12_000,
+                    unsent: 0,
+                    written: round * 4_000,
+                }),
+                now,
+            );
+            let key =
+                SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+            waiting.turns.enter(Arc::new(Typist(key)), 0, 100, 16_384);
+            while !matches!(waiting.poll_next(&mut cx, now), Poll::Ready(Some(Next::Turn { .. }))) {}
+        }
+        assert_eq!(waiting.pace.as_ref().map(Pace::cap), cap);
+    }
+}

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::node::Seen;
-use crate::policy::is_reserved;
+use crate::names::NodeName;
+use crate::policy::{Glob, is_reserved};
 
 /// What is to be written.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -15,10 +16,11 @@ pub(super) struct Text {
     pub(super) left_out: BTreeMap<String, &'static str>,
 }
 
-/// The text for these Nodes, of `most` bytes at most. An edge's name leads to its pods, or else to the Service; each other
+/// The text for these Nodes, of `most` bytes at most; of those whose names have dots, for such as match one of `dotted`. An edge's name leads to its pods, or else to the Service; each other
 /// one to the node itself, if it has an address. Where not all have room, those are left out that want the most of it.
 pub(super) fn text(
     nodes: &BTreeMap<String, Seen>,
+    dotted: &[Glob],
     service: &BTreeSet<IpAddr>,
     holders: &BTreeMap<String, BTreeSet<IpAddr>>,
     most: usize,
@@ -27,6 +29,13 @@ pub(super) fn text(
     for (name, node) in nodes {
         if is_reserved(name) {
             text.left_out.insert(name.clone(), "programs trust that name: rename the node");
+            continue;
+        }
+        // Whoever can add a Node chooses its name, and it may be any host's of the Internet.
+        let is_given = |node: &NodeName| dotted.iter().any(|pattern| pattern.matches(node));
+        if name.contains('.') && !name.parse().is_ok_and(|node| is_given(&node)) {
+            text.left_out
+                .insert(name.clone(), "it has dots: add it to mode.cloud.node_names.names, or rename it");
             continue;
         }
         let at = match node.is_edge {
@@ -87,7 +96,7 @@ mod tests {
             ("new", false, &[]),
         ]);
         let both = ips(&["10.96.0.20", "fd00:96::20"]);
-        let said = text(&nodes, &both, &BTreeMap::new(), usize::MAX).lines;
+        let said = text(&nodes, &[], &both, &BTreeMap::new(), usize::MAX).lines;
         assert_eq!(said, "10.0.0.2\tedge-a1\n10.96.0.20\ta1\nfd00:96::20\ta1\nfd00::2\tedge-a1\n");
     }
 
@@ -98,7 +107,7 @@ mod tests {
         let known = holders(
             "# by hand\n10.1.0.1    a1\n10.1.0.2 a1\nnone a2\n10.1.0.1 a2 more\n10.1.0.1 c\n\n10.1.0.3 edge-a2\n",
         );
-        let said = text(&nodes, &ips(&["10.96.0.20"]), &known, usize::MAX).lines;
+        let said = text(&nodes, &[], &ips(&["10.96.0.20"]), &known, usize::MAX).lines;
         assert_eq!(said, "10.0.0.3\tc\n10.1.0.1\ta1\n10.1.0.2\ta1\n10.96.0.20\ta2\n");
     }
 
@@ -107,7 +116,7 @@ mod tests {
         let many: Vec<_> = (1..=8).map(|n| format!("10.0.0.{n}")).collect();
         let many: Vec<_> = many.iter().map(String::as_str).collect();
         let nodes = nodes(&[("big", false, &many), ("c", false, &["10.0.1.1"]), ("d", false, &["10.0.1.2"])]);
-        let of = |most| text(&nodes, &BTreeSet::new(), &BTreeMap::new(), most);
+        let of = |most| text(&nodes, &[], &BTreeSet::new(), &BTreeMap::new(), most);
         let full = "the ConfigMap is full: a ConfigMap holds 1 MiB";
         let said = of(30);
         assert_eq!(said.lines, "10.0.1.1\tc\n10.0.1.2\td\n");
@@ -127,11 +136,19 @@ mod tests {
             "a.cluster.local",
         ];
         let all: Vec<_> = reserved.iter().map(|name| (*name, false, &["10.0.0.1"][..])).collect();
-        let said = text(&nodes(&all), &BTreeSet::new(), &BTreeMap::new(), usize::MAX);
+        let said = text(&nodes(&all), &[], &BTreeSet::new(), &BTreeMap::new(), usize::MAX);
         assert_eq!((said.lines.as_str(), said.left_out.len()), ("", reserved.len()));
-        let nodes = nodes(&[("node.example.org", true, &["10.0.0.1"])]);
-        let said = text(&nodes, &ips(&["10.96.0.20"]), &BTreeMap::new(), usize::MAX);
-        assert_eq!(said.lines, "10.96.0.20\tnode.example.org\n");
+    }
+
+    #[test]
+    fn a_name_with_dots_is_given_only_where_the_settings_say_so() {
+        let nodes =
+            nodes(&[("registry.example.com", false, &["10.0.0.1"]), ("n.example.org", true, &["10.0.0.2"])]);
+        let of = |dotted: &[Glob]| text(&nodes, dotted, &ips(&["10.96.0.20"]), &BTreeMap::new(), usize::MAX);
+        assert_eq!((of(&[]).lines.as_str(), of(&[]).left_out.len()), ("", 2));
+        let said = of(&["*.example.org".parse().unwrap()]);
+        assert_eq!(said.lines, "10.96.0.20\tn.example.org\n");
+        assert!(said.left_out["registry.example.com"].contains("node_names.names"));
     }
 
     proptest! {
@@ -143,7 +160,7 @@ mod tests {
                 (name.clone(), Seen { is_edge: *is_edge, ips: [IpAddr::from(*ip)].into() })
             }).collect();
             let service: IpAddr = "10.96.0.20".parse().unwrap();
-            let said = text(&nodes, &[service].into(), &BTreeMap::new(), usize::MAX).lines;
+            let said = text(&nodes, &[], &[service].into(), &BTreeMap::new(), usize::MAX).lines;
             prop_assert_eq!(said.lines().count(), nodes.len());
             for line in said.lines() {
                 let (ip, name) = line.split_once('\t').unwrap();

@@ -17,7 +17,7 @@ use crate::registry::follow::{NodeStatus, part_of};
 pub(super) struct Nodes {
     known: BTreeMap<String, Seen>,
     listing: Option<BTreeMap<String, Seen>>,
-    pub(super) listed: bool,
+    listed: bool,
 }
 
 /// What is known of a Node.
@@ -52,6 +52,11 @@ impl Nodes {
     /// All of them; `None` until they are listed.
     pub(super) fn whole(&self) -> Option<BTreeMap<String, Seen>> {
         self.listed.then(|| self.known.clone())
+    }
+
+    /// Whether all are known, and none are listed anew, which may fail yet.
+    pub(super) fn are_followed(&self) -> bool {
+        self.listed && self.listing.is_none()
     }
 
     /// True if all are known, and something of them is news.
@@ -109,6 +114,17 @@ mod tests {
         let cloud = json!({"openyurt.io/is-edge-worker": "false"});
         assert_eq!(seen(cloud, &all[..2]), (false, vec!["192.0.2.1".to_owned()]));
         assert_eq!(seen(json!({}), &[]), (false, vec![]));
+    }
+
+    #[test]
+    fn a_list_that_has_only_begun_may_fail_yet() {
+        let (mut nodes, edges) = (Nodes::default(), (String::new(), String::new()));
+        let events =
+            [(Event::Init, false), (Event::InitDone, true), (Event::Init, false), (Event::InitDone, true)];
+        for (event, followed) in events {
+            nodes.take(event, &edges);
+            assert_eq!(nodes.are_followed(), followed);
+        }
     }
 
     #[test]

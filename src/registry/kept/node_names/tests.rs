@@ -28,6 +28,8 @@ struct State {
     /// ConfigMap and Lease, by the last part of their paths.
     objects: BTreeMap<String, Value>,
     version: u64,
+    /// Objects that nobody may read or write.
+    forbidden: Vec<&'static str>,
 }
 
 /// A kube-apiserver on a thread of its own, where time goes on by itself. Its watches tell of nothing.
@@ -123,6 +125,7 @@ async fn answer(
         (Method::GET, "service") => {
             (200, json!({"metadata": {"name": "service"}, "spec": {"clusterIPs": ["10.96.0.20"]}}))
         }
+        (_, name) if state.forbidden.contains(&name) => failure(403),
         (Method::GET, name) => match state.objects.get(name) {
             Some(found) => (200, found.clone()),
             None => failure(404),
@@ -145,13 +148,22 @@ async fn answer(
 }
 
 fn failure(code: u16) -> (u16, Value) {
-    let reason = if code == 409 { "Conflict" } else { "NotFound" };
+    let reason = match code {
+        403 => "Forbidden",
+        409 => "Conflict",
+        _ => "NotFound",
+    };
     let said = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": reason, "code": code});
     (code, said)
 }
 
 fn names(apiserver: &Apiserver, me: &str) -> NodeNames {
-    let params = NodeNameParams {
+    let params = params(apiserver, me);
+    NodeNames::new(params, |_| {})
+}
+
+fn params(apiserver: &Apiserver, me: &str) -> NodeNameParams {
+    NodeNameParams {
         cluster: Cluster { kubeconfig: Some(apiserver.kubeconfig.clone()), namespace: Some("n".to_owned()) },
         namespace: "n".to_owned(),
         configmap: "map".to_owned(),
@@ -159,15 +171,15 @@ fn names(apiserver: &Apiserver, me: &str) -> NodeNames {
         lease: "lease".to_owned(),
         me: me.to_owned(),
         edges: ("edge".to_owned(), "true".to_owned()),
+        names: Vec::new(),
         service: "service".to_owned(),
         holders: None,
-    };
-    NodeNames::new(params, |_| {})
+    }
 }
 
 /// Lets a second go by again and again until it is so. In each the kube-apiserver has its turn several times, so that what it
 /// is asked is answered long before anybody gives it up, however fast this machine is.
-async fn passes(apiserver: &Apiserver, what: &str, is_so: impl Fn() -> bool) {
+async fn passes(apiserver: &Apiserver, what: &str, mut is_so: impl FnMut() -> bool) {
     let mut line = TcpStream::connect(apiserver.echo).await.unwrap();
     line.set_nodelay(true).unwrap();
     for _ in 0..MOST_STEPS {
@@ -222,6 +234,74 @@ async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes
     passes(&apiserver, "its successor writes", || is("10.0.0.3\tc\n")).await;
     assert!(apiserver.state.lock().unwrap().lists > lists);
     drain.begin();
+    drop(over);
+    assert!(blocks.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_may_not_be_had_is_told_of() {
+    let apiserver = Apiserver::start();
+    apiserver.change(|state| state.forbidden = vec!["lease", "leases"]);
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let blocks = tokio::task::spawn_blocking(move || is_over.recv().is_err());
+    let (drain, told) = (Drain::new(), Arc::new(Mutex::new(Ok(()))));
+    let state = told.clone();
+    let names = NodeNames::new(params(&apiserver, "first"), move |now| *state.lock().unwrap() = now);
+    drain.spawn(tracing::Span::none(), names.run(drain.clone()));
+    passes(&apiserver, "it is told", || {
+        told.lock().unwrap().as_ref().is_err_and(|why| why.contains("Lease n/lease"))
+    })
+    .await;
+    apiserver.change(|state| {
+        state.forbidden.clear();
+        state.nodes = vec![("a", "10.0.0.1")];
+    });
+    passes(&apiserver, "it is had at last", || told.lock().unwrap().is_ok() && apiserver.text().is_some())
+        .await;
+    drain.begin();
+    drop(over);
+    assert!(blocks.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
+    let apiserver = Apiserver::start();
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let blocks = tokio::task::spawn_blocking(move || is_over.recv().is_err());
+    let mut names = params(&apiserver, "first");
+    names.edges = ("no".to_owned(), "edges".to_owned());
+    let names = NodeNames::new(names, |_| {});
+    let term = Term { number: 1 };
+    let node = |last: u8| {
+        let node = json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP", "address": format!("10.0.0.{last}")}]}});
+        serde_json::from_value::<NamedNode>(node).unwrap()
+    };
+    let edges = names.params.edges.clone();
+    names.nodes().take(Event::InitDone, &edges);
+    let (writes, begun) = (Mutex::new(Vec::new()), Instant::now());
+    let changes = async {
+        let mut last = 0;
+        passes(&apiserver, "it is written some times", || {
+            last = if last == 200 { 1 } else { last + 1 };
+            (&names).take(Event::Apply(node(last)));
+            let text = apiserver.text();
+            let mut writes = writes.lock().unwrap();
+            if text.is_some() && writes.last().is_none_or(|(_, before)| *before != text) {
+                writes.push((begun.elapsed(), text));
+            }
+            writes.len() > 3
+        })
+        .await;
+    };
+    tokio::select! {
+        why = names.keep(term) => panic!("{why}"),
+        () = changes => {}
+    }
+    // Seen a second later at the most.
+    let writes = writes.lock().unwrap();
+    for two in writes.windows(2) {
+        assert!(two[1].0 - two[0].0 >= BETWEEN_WRITES - Duration::from_secs(1), "{writes:?}");
+    }
     drop(over);
     assert!(blocks.await.unwrap());
 }

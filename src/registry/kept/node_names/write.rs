@@ -32,13 +32,13 @@ impl<E: Into<ClusterError>> From<E> for Stopped {
 
 impl NodeNames {
     /// Makes the ConfigMap say what is true now. `first`: it is to carry this term's number even if it is true already, so
-    /// that no write of an earlier term comes through any more.
+    /// that no write of an earlier term comes through any more. Whether it was written.
     pub(super) async fn pass(
         &self,
         term: Term,
         nodes: &BTreeMap<String, Seen>,
         first: bool,
-    ) -> Result<(), Stopped> {
+    ) -> Result<bool, Stopped> {
         let NodeNameParams { cluster, namespace, configmap, key, .. } = &self.params;
         let (client, home) = cluster.connect().await?;
         let service = self.look_up(&client, &home).await?;
@@ -48,7 +48,7 @@ impl NodeNames {
                 format!("there is no Service {home}/{} that edges' names could lead to", self.params.service);
             return Err(ClusterError::Failed(why).into());
         }
-        let Text { lines: text, left_out } = text(nodes, &service, &holders, MOST_BYTES);
+        let Text { lines: text, left_out } = text(nodes, &self.params.names, &service, &holders, MOST_BYTES);
         self.tell(left_out);
         let api = Api::<ConfigMap>::namespaced(client, namespace);
         let found = api.get_opt(configmap).await?;
@@ -58,7 +58,7 @@ impl NodeNames {
         }
         let is_true = found.as_ref().and_then(|map| map.data.as_ref()?.get(key)) == Some(&text);
         if is_true && !(first && number != Some(term.number)) {
-            return Ok(());
+            return Ok(false);
         }
         let (there, mut object) = (found.is_some(), found.unwrap_or_default());
         object.metadata.name = Some(configmap.clone());
@@ -75,7 +75,7 @@ impl NodeNames {
         match written {
             Ok(_) => {
                 info!(lines, term = term.number, "names of nodes are written");
-                Ok(())
+                Ok(true)
             }
             Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 Err(Stopped::Fenced(format!("somebody else has written: {}", status.message)))
