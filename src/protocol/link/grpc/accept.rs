@@ -109,28 +109,25 @@ where
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
     let (ahead, crew, alarm) = (ReadAhead::default(), Crew::default(), Alarm::new());
-    let service = {
-        let handler = CallHandler {
-            from,
-            certificate: waiting.certificate.clone(),
-            arrivals,
-            ends: Ends { remote: Some(from), ..ends(&io) },
-            shared: Shared {
-                ground: ground.clone(),
-                ahead: ahead.clone(),
-                tcp_info: io.tcp().and_then(TcpInfoReader::of),
-                connection: connection.clone(),
-                accepted: accepted.clone(),
-                alarm: alarm.clone(),
-            },
-        };
-        hyper::service::service_fn(move |request: Request<Incoming>| {
-            // Boxed, because hyper keeps its room as long as the call lasts.
-            Box::pin(handler.clone().answer(request)).map(Ok::<_, Infallible>)
-        })
+    let handler = CallHandler {
+        from,
+        certificate: waiting.certificate.clone(),
+        arrivals,
+        ends: Ends { remote: Some(from), ..ends(&io) },
+        shared: Shared {
+            ground: ground.clone(),
+            ahead: ahead.clone(),
+            tcp_info: io.tcp().and_then(TcpInfoReader::of),
+            connection: connection.clone(),
+            accepted: accepted.clone(),
+            alarm: alarm.clone(),
+        },
     };
-    // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
-    // link lives.
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        // Boxed, because hyper keeps its room as long as the call lasts.
+        Box::pin(handler.clone().answer(request)).map(Ok::<_, Infallible>)
+    });
+    // Boxed, and outside of any async block: those hold what they are given twice, for as long as a link lives.
     let io = TokioIo::new(Bounded { io, hook: ahead });
     let mut serving = Box::pin(http(crew.clone(), alarm).serve_connection(io, service));
     crew.run(Box::pin(async move {
