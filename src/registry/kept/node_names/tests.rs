@@ -298,7 +298,7 @@ async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
         () = changes => {}
     }
     // Seen a second later at the most.
-    let writes = writes.lock().unwrap();
+    let writes = writes.into_inner().unwrap();
     for two in writes.windows(2) {
         assert!(two[1].0 - two[0].0 >= BETWEEN_WRITES - Duration::from_secs(1), "{writes:?}");
     }
