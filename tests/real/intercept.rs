@@ -449,6 +449,12 @@ impl World {
         run_command("curl", curl.args(["-sS", "-m", "3", url]), None, PATIENCE)
     }
 
+    /// Whether what a client of the host says there comes back.
+    fn echoes_at(&self, at: &str) -> bool {
+        let line = format!("echo asked | socat -T 3 - TCP:{at},connect-timeout=2");
+        run_command("sh", self.host.command("sh").args(["-c", &line]), None, PATIENCE).stdout == "asked\n"
+    }
+
     /// Waits until an address is in the set, or is not.
     fn is_caught(&self, ip: &str, caught: bool) {
         self.is_caught_in("tunnel", ip, caught);

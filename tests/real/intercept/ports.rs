@@ -38,9 +38,12 @@ fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut()
         assert!(said.status.success(), "{said:?}");
         SystemTime::now()
     };
-    let made =
-        kubectl("create configmap yurt-tunnel-server-cfg -n kube-system --from-literal=http-proxy-ports=");
-    assert!(made.status.success(), "{made:?}");
+    // kube-apiserver makes that namespace itself, some time after it has begun to answer.
+    wait_until("the ConfigMap is made", 6 * PATIENCE, || {
+        kubectl("create configmap yurt-tunnel-server-cfg -n kube-system --from-literal=http-proxy-ports=")
+            .status
+            .success()
+    });
 
     let node = &world.nodes[0];
     let servers = [9400, 9500].map(|port| {
@@ -57,10 +60,7 @@ fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut()
     let ip = &addresses(1)[0];
     world.is_caught(ip, true);
     let listed = |port: u16| host.sh("nft -j list set inet tunnel ports").contains(&port.to_string());
-    let reaches = |port: u16| {
-        let line = format!("echo asked | socat -T 3 - TCP:{ip}:{port},connect-timeout=2");
-        run_command("sh", host.command("sh").args(["-c", &line]), None, PATIENCE).stdout == "asked\n"
-    };
+    let reaches = |port: u16| world.echoes_at(&format!("{ip}:{port}"));
     assert!(!reaches(9400), "nobody can dial the node");
     let session = |port: u16| {
         let mut client = host.command("socat");
