@@ -16,8 +16,9 @@ pub(super) struct Text {
     pub(super) left_out: BTreeMap<String, &'static str>,
 }
 
-/// The text for these Nodes, of `most` bytes at most; of those whose names have dots, for such as match one of `dotted`. An edge's name leads to its pods, or else to the Service; each other
-/// one to the node itself, if it has an address. Where not all have room, those are left out that want the most of it.
+/// The text for these Nodes, of `most` bytes at most. A Node whose name has dots stands in it if a pattern of `dotted` matches
+/// that. An edge's name leads to its pods, or else to the Service; each other one to the node itself, if it has an address.
+/// Where not all have room, those are left out that want the most of it.
 pub(super) fn text(
     nodes: &BTreeMap<String, Seen>,
     dotted: &[Glob],

@@ -158,8 +158,7 @@ fn failure(code: u16) -> (u16, Value) {
 }
 
 fn names(apiserver: &Apiserver, me: &str) -> NodeNames {
-    let params = params(apiserver, me);
-    NodeNames::new(params, |_| {})
+    NodeNames::new(params(apiserver, me), |_| {})
 }
 
 fn params(apiserver: &Apiserver, me: &str) -> NodeNameParams {
@@ -195,6 +194,13 @@ async fn passes(apiserver: &Apiserver, what: &str, mut is_so: impl FnMut() -> bo
     panic!("{what}");
 }
 
+/// While this lives, something blocks, and time goes on by `advance` alone.
+fn time_stands_still() -> std::sync::mpsc::Sender<()> {
+    let (over, is_over) = std::sync::mpsc::channel();
+    tokio::task::spawn_blocking(move || is_over.recv());
+    over
+}
+
 const MOST_STEPS: usize = 20_000;
 
 /// Turns in each second.
@@ -204,9 +210,7 @@ const TURNS: u64 = 2;
 async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes_without_news() {
     let apiserver = Apiserver::start();
     apiserver.change(|state| state.nodes = vec![("a", "10.0.0.1")]);
-    // While something blocks, time goes on by `advance` alone.
-    let (over, is_over) = std::sync::mpsc::channel::<()>();
-    let blocks = tokio::task::spawn_blocking(move || is_over.recv().is_err());
+    let _still = time_stands_still();
     let drain = Drain::new();
     drain.spawn(tracing::Span::none(), names(&apiserver, "first").run(drain.clone()));
     let is = |text: &str| apiserver.text().as_deref() == Some(text);
@@ -234,16 +238,13 @@ async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes
     passes(&apiserver, "its successor writes", || is("10.0.0.3\tc\n")).await;
     assert!(apiserver.state.lock().unwrap().lists > lists);
     drain.begin();
-    drop(over);
-    assert!(blocks.await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_may_not_be_had_is_told_of() {
     let apiserver = Apiserver::start();
     apiserver.change(|state| state.forbidden = vec!["lease", "leases"]);
-    let (over, is_over) = std::sync::mpsc::channel::<()>();
-    let blocks = tokio::task::spawn_blocking(move || is_over.recv().is_err());
+    let _still = time_stands_still();
     let (drain, told) = (Drain::new(), Arc::new(Mutex::new(Ok(()))));
     let state = told.clone();
     let names = NodeNames::new(params(&apiserver, "first"), move |now| *state.lock().unwrap() = now);
@@ -259,18 +260,13 @@ async fn a_lease_that_may_not_be_had_is_told_of() {
     passes(&apiserver, "it is had at last", || told.lock().unwrap().is_ok() && apiserver.text().is_some())
         .await;
     drain.begin();
-    drop(over);
-    assert!(blocks.await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
 async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
     let apiserver = Apiserver::start();
-    let (over, is_over) = std::sync::mpsc::channel::<()>();
-    let blocks = tokio::task::spawn_blocking(move || is_over.recv().is_err());
-    let mut names = params(&apiserver, "first");
-    names.edges = ("no".to_owned(), "edges".to_owned());
-    let names = NodeNames::new(names, |_| {});
+    let _still = time_stands_still();
+    let names = names(&apiserver, "first");
     let term = Term { number: 1 };
     let node = |last: u8| {
         let node = json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP", "address": format!("10.0.0.{last}")}]}});
@@ -302,6 +298,4 @@ async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
     for two in writes.windows(2) {
         assert!(two[1].0 - two[0].0 >= BETWEEN_WRITES - Duration::from_secs(1), "{writes:?}");
     }
-    drop(over);
-    assert!(blocks.await.unwrap());
 }
