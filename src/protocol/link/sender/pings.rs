@@ -17,6 +17,8 @@ pub(super) struct Watch {
     stirred: Notify,
     /// Notified while the far end does not answer.
     silent: Notify,
+    /// Notified when sessions move again after a pause.
+    moved: Notify,
 }
 
 /// What is known of a link at one moment.
@@ -131,6 +133,19 @@ impl LinkSender {
         }
         if until >= before + millis(PAUSE) {
             self.stir();
+            self.watch.moved.notify_waiters();
+        }
+    }
+
+    /// Waits until frames of sessions come or go, or have within the last 2 s. Cancel safe.
+    pub async fn moving(&self) {
+        loop {
+            let mut moved = std::pin::pin!(self.watch.moved.notified());
+            moved.as_mut().enable();
+            if self.life(Instant::now()).ask_every == Some(ASK_MOVING) {
+                return;
+            }
+            moved.await;
         }
     }
 
