@@ -238,8 +238,7 @@ impl Registry {
         let silent = kept.first().map(|kept| kept.sender.clone());
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
-        // The lock goes first: closing a link takes the link's own lock, and two are never held at once. Until the old
-        // link is closed it may still deliver frames; its sessions stay with it until its read loop ends.
+        // Closing takes the link's own lock, and two are never held at once. A link delivers frames until its loop ends.
         drop(nodes);
         for old in oldest.into_iter().chain(foreign).chain(before) {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");

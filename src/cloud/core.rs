@@ -10,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::info_span;
 
 use super::context::PodContext;
+use super::drive;
 use super::enrol;
 use super::files::PodFiles;
 use super::kubernetes::{self, Pods};
-use super::drive;
 use super::policies::Policies;
 use super::proven::Proven;
 use super::requests;

@@ -111,8 +111,12 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     }
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
-    let linked =
-        |sender: &Arc<LinkSender>| Linked { sender: sender.clone(), instance: hello.instance, from, ips: ips.clone() };
+    let linked = |sender: &Arc<LinkSender>| Linked {
+        sender: sender.clone(),
+        instance: hello.instance,
+        from,
+        ips: ips.clone(),
+    };
     if hello.older == Older::Busy {
         return interactive::admit(call, linked, &evidence, &shared).await;
     }

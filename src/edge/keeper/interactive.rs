@@ -52,7 +52,7 @@ impl Keeper {
     async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut Sorting) -> bool {
         busy.moving().await;
         sleep(Sorting::EVERY).await;
-        if busy.round_trip() < LONG || busy.sessions() < 2 {
+        if busy.least_round_trip().is_none_or(|trip| trip < LONG) || busy.sessions() < 2 {
             return false;
         }
         let sorted = self.ground.table.sort(busy, sorting);
@@ -60,7 +60,12 @@ impl Keeper {
     }
 
     /// Sorts the sessions of both links until the one beside ends or is of no use any more. Whether it has fallen silent.
-    async fn sort_beside(self: &Arc<Self>, busy: &Arc<LinkSender>, link: Link, sorting: &mut Sorting) -> bool {
+    async fn sort_beside(
+        self: &Arc<Self>,
+        busy: &Arc<LinkSender>,
+        link: Link,
+        sorting: &mut Sorting,
+    ) -> bool {
         let beside = link.sender.clone();
         info!(link = %beside.id, busy = %busy.id, "a link for interactive sessions, beside one that is busy with bulk");
         busy.stand_beside(Some(beside.clone()));

@@ -26,8 +26,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use crate::protocol::link::sender::members::Disbanded;
 use crate::protocol::link::sender::interactive::Interactive;
+pub(crate) use crate::protocol::link::sender::members::Disbanded;
 use crate::protocol::link::sender::members::Members;
 pub(super) use crate::protocol::link::sender::pings::Life;
 use crate::protocol::link::sender::pings::Watch;

@@ -204,12 +204,11 @@ impl Hello {
     /// Adds to a request of an edge what becomes of its older link. One stays only at a pod that has [`Dialect::BESIDE`],
     /// or for a busy one [`Dialect::INTERACTIVE`]: any other closes it.
     pub fn beside(headers: &mut HeaderMap, older: Older) {
-        let mark = match older {
-            Older::Closed => return,
-            Older::Silent => SILENT,
-            Older::Busy => BUSY,
+        match older {
+            Older::Closed => None,
+            Older::Silent => headers.insert(BESIDE, SILENT),
+            Older::Busy => headers.insert(BESIDE, BUSY),
         };
-        headers.insert(BESIDE, mark);
     }
 
     /// Adds to a request of an edge which addresses its node has; the first 8 of them.

@@ -180,10 +180,9 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
         now.push((name, hex(message)));
     }
     now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
-    for (name, older) in [
-        ("header of an edge, beside", Older::Silent),
-        ("header of an edge, beside a busy link", Older::Busy),
-    ] {
+    for (name, older) in
+        [("header of an edge, beside", Older::Silent), ("header of an edge, beside a busy link", Older::Busy)]
+    {
         let mut said = Hello::edge_request(&node(), "t", instance());
         Hello::beside(&mut said, older);
         now.push((name, headers(&said)));

@@ -44,7 +44,11 @@ impl LinkSender {
     /// Has a session run on the link beside this one, if there is one, or here, from when it is resumed next.
     pub(crate) fn divert(&self, id: SessionId, beside: bool) {
         if let Some(interactive) = lock(&self.interactive).as_mut() {
-            if beside { interactive.meant.insert(id) } else { interactive.meant.remove(&id) };
+            if beside {
+                interactive.meant.insert(id)
+            } else {
+                interactive.meant.remove(&id)
+            };
         }
     }
 }

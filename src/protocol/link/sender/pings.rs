@@ -99,6 +99,11 @@ impl LinkSender {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
+    /// The least round trip so far; none before the first answer.
+    pub fn least_round_trip(&self) -> Option<Duration> {
+        self.lock().trips.least()
+    }
+
     /// Waits until the peer of a link that was dialled here has not answered a ping for 1 s and four round trips. Never
     /// returns while no session has run there for ten minutes, nor on a plain link. For one task. Cancel safe.
     pub async fn falls_silent(&self) {
