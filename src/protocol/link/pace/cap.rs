@@ -4,11 +4,14 @@
 //! round trip plus a little. Whether the queue was ours shows after that: if it is as long as before, it was not, and
 //! the line is simply as long as that now.
 
+mod round;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::protocol::link::pace::cap::round::{Renewal, Round, Trial};
 use crate::protocol::link::pace::noise::Noise;
 use crate::protocol::link::pace::rate::{carried, per_second, time_of};
 
@@ -34,6 +37,11 @@ pub(super) struct Cap {
     overshot: bool,
     /// Whether much was under way in the round before. If not, what stands on the line is older, or not ours.
     was_near: bool,
+    /// Whether much less was under way in the round before than the cap is, though more was to be sent: the kernel stood
+    /// still, as BBR does to see the least round trip, or came up again. Its round trips show a queue that goes.
+    was_low: bool,
+    /// When much was under way last.
+    busy_at: Option<Instant>,
     /// The cap has just changed: what comes of it shows after so many rounds.
     settling: u32,
     /// How often in a row it has grown without a queue.
@@ -41,35 +49,6 @@ pub(super) struct Cap {
     /// Rounds since it was cut.
     uncut: u32,
     pub(super) noise: Noise,
-}
-
-/// One round trip, or [`SHORTEST_ROUND`] if that is longer.
-#[derive(Debug, Clone, Copy, Default)]
-struct Round {
-    since: Option<Instant>,
-    delivered: u64,
-    least: Option<Duration>,
-    hit: bool,
-    /// Much is under way, whether the cap is what holds it or the kernel.
-    near: bool,
-}
-
-/// Some rounds below the cap, which empty the queue that we may keep standing ourselves.
-#[derive(Debug, Clone, Copy)]
-struct Renewal {
-    /// Which of [`RENEWAL_EIGHTHS`] is on.
-    step: usize,
-    least: Option<Duration>,
-}
-
-/// The cap was lowered: does the queue become shorter?
-#[derive(Debug, Clone, Copy)]
-struct Trial {
-    /// The cap and the round trip before.
-    bytes: u64,
-    trip: Duration,
-    /// By how much the round trip should be shorter now.
-    shorter: Duration,
 }
 
 impl Cap {
@@ -87,6 +66,8 @@ impl Cap {
             trial: None,
             overshot: false,
             was_near: false,
+            was_low: false,
+            busy_at: None,
             settling: 0,
             grown: 0,
             uncut: ROUNDS_TO_DRAIN,
@@ -103,14 +84,28 @@ impl Cap {
     /// Whether so many bytes under way are as many as may be. Those who ask have more to send.
     pub(super) fn is_reached(&mut self, under_way: u64) -> bool {
         self.round.near |= under_way >= self.bytes() / 8;
+        self.round.low |= under_way < self.bytes() / 2;
         // While it doubles, the line must not wait for that.
         self.round.hit |= under_way >= if self.doubling { self.bytes() / 2 } else { self.bytes() };
         under_way >= self.bytes()
     }
 
+    /// Whether nothing of ours stands on the line any more: little has been under way for long enough.
+    pub(super) fn rests(&self, now: Instant) -> bool {
+        self.busy_at.is_none_or(|busy| now - busy >= RESTED)
+    }
+
     /// The least round trip, once one is known.
     pub(super) fn least(&self) -> Option<Duration> {
         self.least
+    }
+
+    /// How fast bulk may be let go on a long line: a little faster than the line is known to carry it. And how long it may be
+    /// let go at once. None while the cap still doubles.
+    pub(super) fn pour(&self) -> Option<(u64, Duration)> {
+        let least = self.least.filter(|least| *least >= LONG && !self.doubling)?;
+        let best = self.best();
+        (best > 0).then(|| (best / 8 * 9, self.jitter(least)))
     }
 
     /// Bytes per second that the line is known to carry.
@@ -123,9 +118,10 @@ impl Cap {
         self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
         self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
         self.noise.sample(trip);
+        self.busy_at = if self.round.near { Some(now) } else { self.busy_at };
         let next = Round { since: Some(now), delivered, ..Round::default() };
         let Some(since) = self.round.since else {
-            self.round = Round { hit: self.round.hit, near: self.round.near, ..next };
+            self.round = Round { hit: self.round.hit, near: self.round.near, low: self.round.low, ..next };
             return;
         };
         let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
@@ -156,7 +152,9 @@ impl Cap {
         }
         let ours = std::mem::replace(&mut self.was_near, near) && near;
         self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
-        self.noise.end_round(trip, ours && self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none());
+        let steady = !(std::mem::replace(&mut self.was_low, self.round.low) || self.round.low);
+        let counts = ours && steady && self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none();
+        self.noise.end_round(trip, counts);
         self.uncut = self.uncut.saturating_add(1);
         if let Some(mut renewal) = self.renewal.take() {
             renewal.least = Some(renewal.least.map_or(shortest, |l| l.min(shortest)));
@@ -271,6 +269,8 @@ fn target(least: Duration) -> Duration {
 
 /// Before anything is known: about what TCP itself sends at first, several times over.
 pub(super) const FIRST_CAP: u64 = 64 * 1024;
+/// On a shorter line a cap that is let go at once is no queue that anybody would notice.
+const LONG: Duration = Duration::from_millis(5);
 /// Below this a link's own overhead would eat it.
 const LEAST_CAP: u64 = 16_000;
 /// More than HTTP/2 lets be under way in any case.
@@ -287,6 +287,9 @@ const SHORTEST_ROUND: Duration = Duration::from_millis(10);
 const ROUNDS_KEPT: usize = 8;
 /// After so many rounds the queue of before a cut is gone.
 const ROUNDS_TO_DRAIN: u32 = 3;
+/// So long after much was under way, what varies is the line. BBR's look for the least round trip takes less, and the
+/// kernel's mean deviation has forgotten what was before.
+const RESTED: Duration = Duration::from_secs(2);
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.

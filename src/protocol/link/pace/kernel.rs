@@ -25,13 +25,23 @@ pub(super) struct Kernel {
     /// The least that the bytes pulled were ahead of those written. It only ever falls: what is pulled is counted
     /// without HTTP/2's and TLS's own, what is written with them.
     least_ahead: i64,
+    /// Bytes that may be pulled before it is read again, if they are bounded. A kernel that has emptied the line, as BBR does to see its least
+    /// round trip, would else send a whole cap at once behind that, which is a queue of half a round trip.
+    allowed: Option<i64>,
 }
 
 impl Kernel {
     /// After the first reading.
     pub(super) fn new(reading: TcpInfo, sent: u64, now: Instant) -> Self {
-        let mut this =
-            Self { cap: Cap::new(), latest: reading, at: now, sent, above: 0, least_ahead: i64::MAX };
+        let mut this = Self {
+            cap: Cap::new(),
+            latest: reading,
+            at: now,
+            sent,
+            above: 0,
+            least_ahead: i64::MAX,
+            allowed: None,
+        };
         this.read(reading, sent, now);
         this
     }
@@ -41,8 +51,14 @@ impl Kernel {
         let ahead = sent.wrapping_sub(reading.written).cast_signed();
         self.least_ahead = self.least_ahead.min(ahead);
         self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();
+        self.allowed = self.cap.pour().map(|(rate, jitter)| {
+            // A frame may be longer than what was left: then the next one waits for that.
+            let left = self.allowed.unwrap_or_default() - sent.wrapping_sub(self.sent).cast_signed();
+            let more = left.saturating_add_unsigned(carried(rate, now - self.at));
+            more.min(carried(rate, self.patience() + jitter).cast_signed())
+        });
         (self.latest, self.sent, self.at) = (reading, sent, now);
-        if reading.in_flight <= FEW {
+        if reading.in_flight <= FEW && self.cap.rests(now) {
             self.cap.noise.alone(reading.variation * 3);
         }
         self.cap.sample(reading.round_trip, reading.delivered, now);
@@ -57,7 +73,8 @@ impl Kernel {
     pub(super) fn is_capped(&mut self, sent: u64) -> bool {
         let waits = self.latest.unsent + self.above + (sent - self.sent);
         // Not the line's, so nothing that its cap should grow by.
-        waits >= self.may_wait() || self.cap.is_reached(self.latest.in_flight + waits)
+        let floods = self.allowed.is_some_and(|allowed| (sent - self.sent).cast_signed() >= allowed);
+        waits >= self.may_wait() || floods || self.cap.is_reached(self.latest.in_flight + waits)
     }
 
     /// When to look again, if bulk has to wait: before all that waits is sent.

@@ -325,6 +325,25 @@ async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_line_that_a_kernel_emptied_for_a_look_is_not_flooded_behind_that() {
+    for (mbit, trip, most) in [(100, 200, 45), (1000, 20, 25), (10, 600, 130)] {
+        let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+        wire.run(Some(&mut pace), SECOND * 12);
+        for _ in 0..5 {
+            wire.run(Some(&mut pace), SECOND * 3);
+            // As BBR does once in ten seconds: four segments for 200 ms, then all at once.
+            let window = std::mem::replace(&mut wire.window, 4 * SEGMENT);
+            wire.most = 4 * SEGMENT;
+            wire.run(Some(&mut pace), Duration::from_millis(200) + wire.trip * 2);
+            (wire.window, wire.most) = (window, u64::MAX);
+            let share = wire.run(Some(&mut pace), SECOND * 3);
+            let worst = wire.worst.as_millis();
+            assert!(worst <= most && share > 0.75, "{worst} ms wait, {share} of {mbit} Mbit/s at {trip} ms");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
     for (mbit, trip, most) in [(10, 600, 400), (7, 600, 400), (130, 200, 120), (70, 200, 120), (20, 40, 70)] {
         let (mut wire, mut plain, mut pace) = (Wire::new(mbit, trip), Wire::new(mbit, trip), Pace::new());
