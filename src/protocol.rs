@@ -18,9 +18,10 @@ pub use crate::protocol::session::recv::Windows;
 pub use crate::protocol::session::{Account, Answer, Offer, Opening, Parked, Session};
 pub use crate::protocol::table::overview::SessionView;
 pub use crate::protocol::table::request::RelayRequest;
+pub use crate::protocol::table::sorting::{Sorted, Sorting};
 pub use crate::protocol::table::{Event, SessionLimits, SessionTable, TableFull};
 pub use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Load, Refusal, SessionKey};
-pub use crate::protocol::wire::hello::{Caller, Dialect, Hello};
+pub use crate::protocol::wire::hello::{Caller, Dialect, Hello, Older};
 pub use crate::protocol::wire::opener::Opener;
 pub use crate::protocol::wire::peer::Peer;
 

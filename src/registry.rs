@@ -14,6 +14,7 @@ mod etcd;
 mod find;
 #[cfg(feature = "kubernetes")]
 mod follow;
+mod interactive;
 #[cfg(feature = "kubernetes")]
 mod kept;
 mod linked;
@@ -129,6 +130,8 @@ struct Nodes {
     /// The link of an edge that has said that it has another one, and stays for the sessions that run there: at most one
     /// for each node. Nobody finds the node by it.
     leaving: HashMap<NodeName, Linked>,
+    /// Links for interactive sessions. Nobody finds a node by its one.
+    interactive: HashMap<NodeName, Linked>,
     /// When each node that is not linked any more lost its link, and what last went wrong with nodes.
     past: Past,
 }
@@ -136,7 +139,8 @@ struct Nodes {
 impl Nodes {
     /// Every link, the older ones too.
     fn all(&self) -> Vec<Linked> {
-        self.linked.values().chain(self.older.values()).chain(self.leaving.values()).cloned().collect()
+        let aside = self.leaving.values().chain(self.interactive.values());
+        self.linked.values().chain(self.older.values()).chain(aside).cloned().collect()
     }
 }
 
@@ -227,16 +231,16 @@ impl Registry {
         let instance = linked.instance;
         let before = nodes.linked.insert(node.clone(), linked);
         let oldest = nodes.older.remove(&node);
+        let foreign = nodes.take_foreign(&node, instance);
         let (kept, before): (Vec<_>, Vec<_>) = before.into_iter().partition(|before| {
             beside && before.instance.is_some() && before.instance == instance && !before.sender.is_closed()
         });
         let silent = kept.first().map(|kept| kept.sender.clone());
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
-        // The lock goes first: closing a link takes the link's own lock, and two are never held at once. Until the old
-        // link is closed it may still deliver frames; its sessions stay with it until its read loop ends.
+        // Closing takes the link's own lock, and two are never held at once. A link delivers frames until its loop ends.
         drop(nodes);
-        for old in oldest.into_iter().chain(before) {
+        for old in oldest.into_iter().chain(foreign).chain(before) {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
             old.sender.close();
         }
@@ -250,9 +254,7 @@ impl Registry {
     pub fn remove(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
-        if nodes.leaving.get(node).is_some_and(|leaving| leaving.sender.id == sender.id) {
-            nodes.leaving.remove(node);
-        } else if nodes.take(node, sender).is_some() {
+        if !nodes.take_aside(node, sender) && nodes.take(node, sender).is_some() {
             self.count(&nodes);
             drop(nodes);
             self.changed.send_replace(());

@@ -116,6 +116,7 @@ impl Admin {
                 match standing {
                     Standing::Current => {}
                     Standing::Older => link.state = "older".into(),
+                    Standing::Interactive => link.state = "interactive".into(),
                     Standing::Leaving => link.state = "leaving".into(),
                 }
                 link.address = Some(linked.from.to_string());

@@ -10,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::info_span;
 
 use super::context::PodContext;
+use super::drive;
 use super::enrol;
 use super::files::PodFiles;
 use super::kubernetes::{self, Pods};
-use super::links;
 use super::policies::Policies;
 use super::proven::Proven;
 use super::requests;
@@ -113,7 +113,7 @@ impl Core {
             stopping: stopping.begun.clone(),
             policies,
             searches: Arc::new(Semaphore::new(requests::MOST_SEARCHES)),
-            moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
+            moves: Arc::new(Semaphore::new(drive::MOST_MOVES)),
         };
         let client_sessions = frontend::sessions(session.max, session.max_for_client);
         let resolver = files.resolver.clone();

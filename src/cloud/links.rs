@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{debug, debug_span, field, info, info_span, warn};
 
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
+use crate::cloud::drive::{make_way, move_from, run};
 use crate::cloud::enrol;
+use crate::cloud::interactive;
 use crate::cloud::proven::Evidence;
-use crate::cloud::requests;
 use crate::cloud::unshaken::Unshaken;
-use crate::names::{Instance, NodeName};
+use crate::names::Instance;
 use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
 use crate::net::listen::Listener;
@@ -20,9 +21,8 @@ use crate::net::reload::Reload;
 use crate::net::tls::{Acceptor, HANDSHAKES};
 use crate::policy::Networks;
 use crate::protocol::grpc::{Arrival, Call, Dismissal};
-use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkEnded, LinkSender, Refusal};
+use crate::protocol::{Caller, Hello, Link, LinkSender, Older};
 use crate::registry::Linked;
-use crate::route::Room;
 
 /// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
 /// header), and those that are `made` to other pods.
@@ -110,14 +110,22 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
         return call.refuse(Dismissal::NameTaken(taken.to_string()));
     }
     let from = call.from;
+    let ips: Arc<[_]> = hello.ips.iter().copied().collect();
+    let linked = |sender: &Arc<LinkSender>| Linked {
+        sender: sender.clone(),
+        instance: hello.instance,
+        from,
+        ips: ips.clone(),
+    };
+    if hello.older == Older::Busy {
+        return interactive::admit(call, linked, &evidence, &shared).await;
+    }
     let link = call.accept();
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
     info!(link = %sender.id, node = %hello.node, %from, edge, dialect = %hello.dialect, "node is linked");
     shared.proven.begin(&sender, &evidence);
-    let ips = hello.ips.iter().copied().collect();
-    let linked = Linked { sender: sender.clone(), instance: hello.instance, from, ips };
-    if let Some(silent) = shared.registry.insert(linked, hello.beside) {
+    if let Some(silent) = shared.registry.insert(linked(&sender), hello.older == Older::Silent) {
         move_from(&silent, &shared);
     }
     shared.finder.gained(&hello.node);
@@ -164,89 +172,3 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
         links.spawn(span, async move { drop(run(link, &shared).await) });
     }
 }
-
-/// Drives a link until it ends, then looks for new paths for its sessions.
-async fn run(mut link: Link, shared: &PodContext) -> LinkEnded {
-    let links = &shared.ground.metrics.links;
-    links.inc();
-    let own = Arc::new(Semaphore::new(requests::MOST_SEARCHES_OF_ONE));
-    let room = Room { own, all: shared.searches.clone() };
-    let why = loop {
-        match link.next().await {
-            Ok(Event::Offer(offer)) => {
-                // Never happens: a pod gets its requests as `Event::Request` first.
-                let why = format!("edges may not reach {} through this pod", offer.target());
-                offer.refuse(Refusal::new(Code::NotAllowed, why));
-            }
-            Ok(Event::Parked(parked)) => shared.route.mend(parked, &shared.ground.drain),
-            Ok(Event::RelayRequest(request)) => requests::answer(request, shared, &room),
-            Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
-            Ok(Event::Found(node, found)) => {
-                if let Some(at) = shared.finder.on_found(&link.sender, &node, found.clone()) {
-                    make_way(at, node, Some(found), shared);
-                }
-            }
-            Ok(Event::Conflict(node, conflict)) => shared.finder.gives_way(&node, conflict),
-            Ok(Event::Drain(_)) => {
-                // The edge has another link now, over which it is found.
-                shared.registry.leave(&link.sender);
-                shared.ground.table.release(&link.sender, |_| true);
-            }
-            Ok(Event::Load(load)) => {
-                if let Some(siblings) = &shared.siblings {
-                    siblings.on_load(&link.sender, load);
-                }
-            }
-            Err(why) => break why,
-        }
-    };
-    links.dec();
-    shared.ground.metrics.links_ended.count(why.name());
-    let parked = link.end(&why);
-    let node = link.sender.peer.node().map(field::display);
-    info!(link = %link.sender.id, node, %why, sessions = parked.len(), "link has ended");
-    for parked in parked {
-        shared.route.mend(parked, &shared.ground.drain);
-    }
-    why
-}
-
-/// Has the sessions of a link that has fallen silent for the process that dialled it go on over its new one. The link
-/// itself stays: if it answers that process first after all, the new one ends, and they come back.
-fn move_from(silent: &Arc<LinkSender>, shared: &PodContext) {
-    let table = &shared.ground.table;
-    table.release(silent, |_| true);
-    let parked = table.leave(silent, |_, _| true);
-    let node = silent.peer.node().map(field::display);
-    info!(link = %silent.id, node, sessions = parked.len(), "the far end has linked beside this link, which is silent for it");
-    for parked in parked {
-        shared.route.mend(parked, &shared.ground.drain);
-    }
-}
-
-/// After a node has linked anew at the pod `at`, here or as was `found` elsewhere: pings its older links, and drops
-/// those that do not answer.
-fn make_way(at: Instance, node: NodeName, found: Option<Found>, shared: &PodContext) {
-    if shared.siblings.is_none() {
-        return;
-    }
-    // Beyond that many at once, the silence of a dead link shows that it is dead.
-    let Ok(permit) = shared.moves.clone().try_acquire_owned() else { return };
-    let (span, shared) = (info_span!("moved", %node), shared.clone());
-    shared.ground.drain.clone().spawn(span, async move {
-        let contest = async {
-            if let Some(found) = found {
-                shared.finder.contest(at, &node, found).await;
-            }
-        };
-        let table = &shared.ground.table;
-        let (parked, ()) = tokio::join!(shared.finder.make_way(at, &node, table), contest);
-        for parked in parked {
-            shared.route.mend(parked, &shared.ground.drain);
-        }
-        drop(permit);
-    });
-}
-
-/// Nodes whose older links are pinged at once. Bounds what a pod that announces nodes without end can cause.
-pub(super) const MOST_MOVES: usize = 10_000;

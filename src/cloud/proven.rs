@@ -282,7 +282,7 @@ mod tests {
             token: token.to_owned(),
             instance: None,
             dialect: Dialect::Plain,
-            beside: false,
+            older: crate::protocol::Older::Closed,
             ips: Box::default(),
         };
         Evidence { hello, agent: agent.map(node) }

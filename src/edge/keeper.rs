@@ -1,5 +1,6 @@
 //! Keeps the edge linked: dials the cloud, serves the link, and dials again.
 
+mod interactive;
 mod network;
 mod replaced;
 
@@ -10,14 +11,14 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
 
-use super::link_dialer::{AddressHint, LinkDialer, NewLink, Older, is_name_taken};
+use super::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
 use super::{LINK, NAME};
 use crate::admin::Readiness;
 use crate::backend::Backend;
 use crate::drain::Drain;
 use crate::net::backoff::{Backoff, MAX_PAUSE};
 use crate::protocol::grpc::LinkContext;
-use crate::protocol::{Code, Event, Link, LinkEnded, Refusal, SecondLink};
+use crate::protocol::{Code, Event, Link, LinkEnded, Older, Refusal, SecondLink};
 use crate::registry::Uplinks;
 use crate::route::Route;
 
@@ -133,7 +134,8 @@ impl Keeper {
         let hint = AddressHint { to: at, not: None };
         let sender = link.sender.clone();
         let mut outrun =
-            Box::pin(second.beside(&sender, || self.dialer.connect_to(server, hint, Older::Stays)));
+            Box::pin(second.beside(&sender, || self.dialer.connect_to(server, hint, Older::Silent)));
+        let mut interactive = Box::pin(self.keep_interactive(&sender, server, at));
         let why = loop {
             let outcome = tokio::select! {
                 biased;
@@ -153,13 +155,15 @@ impl Keeper {
                     LinkOutcome::FailedBack(Box::new(made))
                 }
                 made = &mut outrun => LinkOutcome::Outrun(Box::new(made)),
+                () = &mut interactive => continue,
             };
             let keeper = self.clone();
             let span = info_span!("old link", pod = link.sender.instance.map(field::debug));
             carried |= link.sender.sessions() > 0;
             let is_outrun = matches!(outcome, LinkOutcome::Outrun(_));
             self.ground.drain.spawn(span, async move {
-                if is_outrun { keeper.give_up(link).await } else { keeper.hand_over(link).await }
+                let next = keeper.uplinks.newer(link.sender.id);
+                if is_outrun { keeper.give_up(link).await } else { keeper.hand_over(link, next).await }
             });
             return (outcome, carried);
         };

@@ -31,7 +31,7 @@ use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
 use crate::net::tls::{self, TlsError};
 use crate::protocol::grpc::{self, DialError, LinkContext};
-use crate::protocol::{Hello, Link};
+use crate::protocol::{Hello, Link, Older};
 
 /// What a link to the cloud takes.
 #[derive(Debug)]
@@ -80,15 +80,6 @@ pub(super) struct AddressHint {
     pub(super) to: Option<SocketAddr>,
     /// That pod's own, which comes last.
     pub(super) not: Option<SocketAddr>,
-}
-
-/// What becomes of an older link of this process at the same pod.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Older {
-    /// The new one closes it.
-    Closed,
-    /// It stays until this process ends one of the two.
-    Stays,
 }
 
 impl CloudServer {
@@ -180,10 +171,8 @@ impl LinkDialer {
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.ground.table.instance());
-        let mut said = match older {
-            Older::Closed => Hello::edge_request(node, token, own),
-            Older::Stays => Hello::beside_request(node, token, own),
-        };
+        let mut said = Hello::edge_request(node, token, own);
+        Hello::beside(&mut said, older);
         Hello::claim(&mut said, &self.ips);
         let dialled = grpc::dial(io, &to.authority, node, said, &self.ground).await;
         if dialled.as_ref().is_err_and(DialError::is_token_refused) {

@@ -9,6 +9,7 @@ mod offers;
 mod on_frame;
 pub(super) mod overview;
 pub(super) mod request;
+pub(super) mod sorting;
 mod upkeep;
 
 use std::collections::{HashMap, VecDeque};

@@ -15,6 +15,8 @@ pub enum Standing {
     Current,
     /// The older one of two that its process keeps.
     Older,
+    /// It stands beside the current one for interactive sessions.
+    Interactive,
     /// It stays for its sessions only; the node is found elsewhere.
     Leaving,
 }
@@ -54,6 +56,7 @@ impl Registry {
         };
         let mut linked = links(&nodes.linked, Standing::Current);
         linked.extend(links(&nodes.older, Standing::Older));
+        linked.extend(links(&nodes.interactive, Standing::Interactive));
         linked.extend(links(&nodes.leaving, Standing::Leaving));
         let gone = nodes.past.all_gone(most);
         drop(nodes);

@@ -73,6 +73,18 @@ impl Uplinks {
         self.came.arrival(&self.node)
     }
 
+    /// Waits until there is a link. Cancel safe.
+    pub async fn any(&self) {
+        loop {
+            // As in [`Self::newer`].
+            let arrival = self.arrival();
+            if self.newest(None).is_some() {
+                return;
+            }
+            arrival.come().await;
+        }
+    }
+
     /// Waits until there is a newer link than this one. Cancel safe.
     pub async fn newer(&self, than: LinkId) {
         loop {

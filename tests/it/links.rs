@@ -9,7 +9,7 @@ use tunnel::names::Instance;
 use tunnel::protocol::Peer;
 use tunnel::protocol::wire::extension::from_message;
 use tunnel::protocol::wire::frame::FrameKind;
-use tunnel::protocol::wire::hello::Hello;
+use tunnel::protocol::wire::hello::{Hello, Older};
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
@@ -162,7 +162,11 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
     let place = TestDir::new();
     let pod = TestPod::start(&place);
     let instance = Instance::random();
-    let beside = || Hello::beside_request(&"node1".parse().unwrap(), TOKEN, instance);
+    let beside = || {
+        let mut said = Hello::edge_request(&"node1".parse().unwrap(), TOKEN, instance);
+        Hello::beside(&mut said, Older::Silent);
+        said
+    };
     let current = || pod.link("node1").unwrap().sender;
     let link = async || {
         let before = pod.link("node1").map(|linked| linked.sender.id);

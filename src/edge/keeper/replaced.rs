@@ -1,14 +1,16 @@
 //! Links that are replaced: one whose pod is to be left, and one that has fallen silent.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use super::Keeper;
 use crate::protocol::{Link, LinkEnded};
 
 impl Keeper {
-    /// Serves a link that is to be replaced: what we opened to nodes moves to the next link as soon as there is one; the
-    /// rest may stay until it is over or the pod goes.
-    pub(super) async fn hand_over(&self, mut link: Link) {
+    /// Serves a link that is to be replaced: what we opened to nodes moves to another link as soon as there is the `next`
+    /// one; the rest may stay until it is over or the pod goes.
+    pub(super) async fn hand_over(&self, mut link: Link, next: impl Future<Output = ()>) {
+        let mut next = pin!(next);
         let sender = link.sender.clone();
         let mut moved = false;
         let mut look = tokio::time::interval(POLL_INTERVAL);
@@ -20,10 +22,12 @@ impl Keeper {
                     }
                     Err(why) => break why,
                 },
-                () = self.uplinks.newer(sender.id), if !moved => {
+                () = &mut next, if !moved => {
                     moved = true;
-                    // What that pod dialled itself ends with it, and no other path leads there as well as this one.
-                    let moves = |_: &_, end: Option<_>| end.is_none() || end != sender.instance;
+                    // What that pod dialled itself ends with it, and no link to another pod leads there as well as this one.
+                    let next = self.uplinks.newest(None);
+                    let stays = next.is_some_and(|next| next.instance == sender.instance);
+                    let moves = |_: &_, end: Option<_>| stays || end.is_none() || end != sender.instance;
                     for parked in self.ground.table.leave(&sender, moves) {
                         self.route.mend(parked, &self.ground.drain);
                     }

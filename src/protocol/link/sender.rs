@@ -10,6 +10,7 @@
 //! session asks for a turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry,
 //! of the same kind. The members have a third lock, which is not held with either.
 
+mod interactive;
 mod members;
 mod pings;
 mod seen;
@@ -25,6 +26,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::protocol::link::sender::interactive::Interactive;
 pub(crate) use crate::protocol::link::sender::members::Disbanded;
 use crate::protocol::link::sender::members::Members;
 pub(super) use crate::protocol::link::sender::pings::Life;
@@ -68,6 +70,8 @@ pub struct LinkSender {
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
     members: Mutex<Option<Members>>,
+    /// The link for interactive sessions beside this one.
+    interactive: Mutex<Option<Box<Interactive>>>,
     /// The bytes that may wait here for sessions that are relayed.
     room: OnceLock<Arc<Budget>>,
     /// The bytes that may wait here for readers, of a plain peer, to which no window was promised.
@@ -97,6 +101,7 @@ impl LinkSender {
             dismissed: OnceLock::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
+            interactive: Mutex::default(),
             room: OnceLock::new(),
             unread: OnceLock::new(),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),

@@ -47,6 +47,8 @@ struct Queue {
     most: usize,
     /// Nothing more is taken in: the last frame waits, or was sent.
     sealed: bool,
+    /// Bytes of data that have come so far.
+    passed: u64,
     account: u64,
     in_control: bool,
     in_turns: bool,
@@ -63,6 +65,7 @@ impl RelayQueue {
             taken: budgets,
             most,
             sealed: false,
+            passed: 0,
             account: 0,
             in_control: false,
             in_turns: false,
@@ -99,6 +102,11 @@ impl RelayQueue {
             }
         }
         Ok(queue.intent())
+    }
+
+    /// Bytes of data that have come to it so far.
+    pub(crate) fn passed(&self) -> u64 {
+        lock(&self.queue).passed
     }
 
     /// Replaces all that waits by this last frame; an answer that waits is still sent before it.
@@ -219,6 +227,7 @@ impl Queue {
         let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGE_BELOW);
         self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();
+        self.passed += bytes.len() as u64;
         if merged && let Some(SessionFrame::Data(last)) = self.ordered.back_mut() {
             *last = joined(std::mem::take(last), &bytes);
         } else {

@@ -59,6 +59,18 @@ impl RelayTable {
         lock(&self.bindings).contains_key(&id)
     }
 
+    /// Bytes that have passed in both directions since a session was bound to that link, which leads to its acceptor; none
+    /// of one that is not, or that is not answered yet.
+    pub(crate) fn passed(&self, id: SessionId, link: LinkId) -> Option<u64> {
+        let queues = {
+            let bindings = lock(&self.bindings);
+            let binding = bindings.get(&id).filter(|binding| binding.seeker.is_none())?;
+            let acceptor = binding.acceptor.as_ref().filter(|acceptor| acceptor.link.id == link)?;
+            [binding.opener.queue.clone(), acceptor.queue.clone()]
+        };
+        Some(queues.iter().map(|queue| queue.passed()).sum())
+    }
+
     /// Bytes that wait in all queues, with what their frames cost.
     pub(crate) fn queued(&self) -> usize {
         self.queued.used()

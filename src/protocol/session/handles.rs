@@ -183,9 +183,9 @@ impl Parked {
         seeks
     }
 
-    /// Sends Resume over a link.
+    /// Sends Resume over a link, or the one beside it if the session is to run there.
     pub fn resume(&self, link: &Arc<LinkSender>) {
-        self.shared.ask(link, None, true);
+        self.shared.ask(&link.carrier(self.id()), None, true);
     }
 
     /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::LinkId;
-use crate::protocol::session::state::Effects;
+use crate::protocol::session::state::{Effects, Phase};
 use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
@@ -91,6 +91,13 @@ impl SessionCore {
         let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
         inner.lost = Some((times, now, moved));
         Some(Parked::new(self.clone(), seeker, times))
+    }
+
+    /// Whether it was opened here, and how many bytes have moved in both directions; none unless it is open and on a path.
+    pub(crate) fn traffic(&self) -> Option<(bool, u64)> {
+        let inner = self.lock();
+        let open = inner.state.phase() == Phase::Open;
+        open.then(|| (inner.state.is_opener(), inner.state.moved()))
     }
 
     /// Whether its last frame waits for its turn on the path that it has.

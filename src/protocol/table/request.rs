@@ -62,6 +62,7 @@ impl RelayRequest {
     /// Tries a path: passes it on, and takes it back if the acceptor is not there. Tried while another path has not
     /// answered, this one is only for the next attempt: as only its opener moves a session, both ends get Lost.
     pub fn try_path(&self, to: &Arc<LinkSender>) {
+        let to = &to.carrier(self.attempt.key.id);
         match (self.table.relays.stand(&self.attempt), &self.frame) {
             (Stand::Sought, Some(frame)) if self.leads(to) => {
                 self.table.relays.pass(&self.attempt, to, frame.clone(), true);
@@ -98,6 +99,7 @@ impl RelayRequest {
     /// Passes it on: this pod relays the session from now on. What came from a pod goes to no other pod, and
     /// nothing goes back to the process it came from; both are refused as *not here*.
     pub fn pass(mut self, to: &Arc<LinkSender>) {
+        let to = &to.carrier(self.attempt.key.id);
         if !self.leads(to) {
             return self.refuse(Refusal::new(Code::NotHere, "the node is not linked to this pod"));
         }

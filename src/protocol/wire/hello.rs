@@ -1,13 +1,15 @@
 //! The hello of a link: gRPC metadata in both directions, from which both ends derive the dialect.
 
+mod credentials;
+
 use std::fmt;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use serde::{Deserialize, Serialize};
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::wire::frame::MOST_IPS;
+use crate::protocol::wire::hello::credentials::Credentials;
 
 /// The dialect of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,10 +31,21 @@ pub struct Hello {
     pub instance: Option<Instance>,
     /// The dialect of both ends.
     pub dialect: Dialect,
-    /// Whether an older link of the same process stays beside this one, until the edge ends one of them.
-    pub beside: bool,
+    /// What becomes of an older link of the same process.
+    pub older: Older,
     /// The addresses that it claims its node has: at most 8.
     pub ips: Box<[IpAddr]>,
+}
+
+/// What becomes of an older link of an edge's process at the same pod, when the edge makes another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Older {
+    /// The new one closes it.
+    Closed,
+    /// It has fallen silent, and stays until the edge ends one of the two.
+    Silent,
+    /// It is busy with bulk, and stays the one by which the node is found; the new one is for sessions that say little.
+    Busy,
 }
 
 /// The caller of a link.
@@ -88,6 +101,8 @@ impl Dialect {
     pub const LOADS: u8 = 2;
     /// From this version on a pod announces a node to its homes only, which keep where it is for all others.
     pub const HOMES: u8 = 3;
+    /// From this version on a pod takes a link for sessions that say little beside one that is busy with bulk.
+    pub const INTERACTIVE: u8 = 4;
 
     /// Whether both ends have that version of the extension, or a newer one.
     pub fn has(self, version: u8) -> bool {
@@ -118,7 +133,7 @@ impl Caller {
         }
         match agreed(headers) {
             (dialect, Some(instance)) => {
-                Ok(Self::Pod { instance, dialect, beside: is_beside(headers, dialect) })
+                Ok(Self::Pod { instance, dialect, beside: older(headers, dialect) == Older::Silent })
             }
             (_, None) => Err(HelloError::PlainPod),
         }
@@ -134,7 +149,7 @@ impl Caller {
     /// As [`Self::pod_request`], for a link that leaves an older one of this process in place.
     pub fn pod_beside_request(instance: Instance) -> HeaderMap {
         let mut headers = Self::pod_request(instance);
-        headers.insert(BESIDE, HeaderValue::from_static("1"));
+        headers.insert(BESIDE, SILENT);
         headers
     }
 
@@ -169,8 +184,8 @@ impl Hello {
             ));
         }
         let (dialect, instance) = agreed(headers);
-        let beside = is_beside(headers, dialect);
-        Ok(Self { node, token: claim.token, instance, dialect, beside, ips: ips(headers) })
+        let older = older(headers, dialect);
+        Ok(Self { node, token: claim.token, instance, dialect, older, ips: ips(headers) })
     }
 
     /// The metadata of an edge's request.
@@ -186,12 +201,14 @@ impl Hello {
         headers
     }
 
-    /// As [`Self::edge_request`], for a link that leaves an older one of this process in place. Only for a pod that has
-    /// [`Dialect::BESIDE`]: any other closes the older one.
-    pub fn beside_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
-        let mut headers = Self::edge_request(node, token, instance);
-        headers.insert(BESIDE, HeaderValue::from_static("1"));
-        headers
+    /// Adds to a request of an edge what becomes of its older link. One stays only at a pod that has [`Dialect::BESIDE`],
+    /// or for a busy one [`Dialect::INTERACTIVE`]: any other closes it.
+    pub fn beside(headers: &mut HeaderMap, older: Older) {
+        match older {
+            Older::Closed => None,
+            Older::Silent => headers.insert(BESIDE, SILENT),
+            Older::Busy => headers.insert(BESIDE, BUSY),
+        };
     }
 
     /// Adds to a request of an edge which addresses its node has; the first 8 of them.
@@ -217,36 +234,17 @@ fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
     text.split(',').take(MOST_IPS).filter_map(|ip| ip.parse().ok()).collect()
 }
 
-fn is_beside(headers: &HeaderMap, dialect: Dialect) -> bool {
-    dialect.has(Dialect::BESIDE) && headers.get(&BESIDE).is_some_and(|mark| mark.as_bytes() == b"1")
+fn older(headers: &HeaderMap, dialect: Dialect) -> Older {
+    match headers.get(&BESIDE) {
+        Some(mark) if *mark == SILENT && dialect.has(Dialect::BESIDE) => Older::Silent,
+        Some(mark) if *mark == BUSY && dialect.has(Dialect::INTERACTIVE) => Older::Busy,
+        _ => Older::Closed,
+    }
 }
 
 impl fmt::Debug for Hello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Hello({}, {:?}, {:?})", self.node, self.dialect, self.instance)
-    }
-}
-
-/// The JSON in `authorization`. As in Go, the case of member names does not matter.
-#[derive(Serialize, Deserialize)]
-struct Credentials {
-    nodename: String,
-    token: String,
-}
-
-impl Credentials {
-    fn read(json: &str) -> Result<Self, HelloError> {
-        let members: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(json).map_err(|e| HelloError::NotJson(e.to_string()))?;
-        let member = |name: &str| {
-            let found = members.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
-            match found {
-                None => Ok(String::new()),
-                Some((_, serde_json::Value::String(text))) => Ok(text.clone()),
-                Some(_) => Err(HelloError::NotJson(format!("{name} is not a string"))),
-            }
-        };
-        Ok(Self { nodename: member("nodename")?, token: member("token")? })
     }
 }
 
@@ -283,12 +281,14 @@ fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
 }
 
 /// The highest version of the extended dialect that this program has.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
-/// Header of a link that leaves an older one of its process in place.
+/// Header of a link that leaves an older one of its process in place: one that has fallen silent, or one that is busy.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
+const SILENT: HeaderValue = HeaderValue::from_static("1");
+const BUSY: HeaderValue = HeaderValue::from_static("2");
 /// Header with the addresses of an edge's node.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
 /// Header with the version of the program, for people.
@@ -314,8 +314,8 @@ mod tests {
         let mut headers = Hello::edge_request(&node, "a<b>&c", Instance::from_bits(3));
         let hello = Hello::from_request(&headers).unwrap();
         assert_eq!(hello.token, "a<b>&c");
-        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(3), Some(Instance::from_bits(3))));
-        for (said, agreed) in [("1", 1), ("3", 3), ("7", 3), ("70000", 3)] {
+        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(4), Some(Instance::from_bits(3))));
+        for (said, agreed) in [("1", 1), ("3", 3), ("7", 4), ("70000", 4)] {
             headers.insert("tunnel-dialect", HeaderValue::from_static(said));
             assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Extended(agreed));
         }
@@ -340,18 +340,22 @@ mod tests {
     #[test]
     fn a_link_beside_another_is_marked_and_the_mark_counts_only_where_both_know_it() {
         let node = "edge-1".parse().unwrap();
-        let mut headers = Hello::beside_request(&node, "t", Instance::from_bits(3));
-        let beside = |headers: &HeaderMap| Hello::from_request(headers).unwrap().beside;
-        assert!(beside(&headers));
-        assert!(!beside(&Hello::edge_request(&node, "t", Instance::from_bits(3))));
-        headers.insert("tunnel-dialect", HeaderValue::from_static("1"));
-        assert!(!beside(&headers), "the older dialect does not know it");
-        headers.insert("tunnel-dialect", HeaderValue::from_static("2"));
+        let mut headers = Hello::edge_request(&node, "t", Instance::from_bits(3));
+        let older = |headers: &HeaderMap| Hello::from_request(headers).unwrap().older;
+        assert_eq!(older(&headers), Older::Closed);
+        for (said, since) in [(Older::Silent, Dialect::BESIDE), (Older::Busy, Dialect::INTERACTIVE)] {
+            Hello::beside(&mut headers, said);
+            for version in 1..=4_u8 {
+                headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
+                let known = if version >= since { said } else { Older::Closed };
+                assert_eq!(older(&headers), known, "version {version}");
+            }
+        }
         headers.insert("tunnel-beside", HeaderValue::from_static("0"));
-        assert!(!beside(&headers));
-        headers.insert("tunnel-beside", HeaderValue::from_static("1"));
+        assert_eq!(older(&headers), Older::Closed);
+        Hello::beside(&mut headers, Older::Busy);
         headers.remove("tunnel-instance");
-        assert!(!beside(&headers), "a plain edge has no process that could have two links");
+        assert_eq!(older(&headers), Older::Closed, "a plain edge has no process that could have two links");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::protocol::wire::extension::{from_message, to_message};
 use crate::protocol::wire::frame::{
     Category, Code, Conflict, Found, Frame, FrameKind, Load, Refusal, SessionFrame,
 };
-use crate::protocol::wire::hello::{Caller, Hello};
+use crate::protocol::wire::hello::{Caller, Hello, Older};
 use crate::protocol::wire::peer::Peer;
 use crate::protocol::wire::plain::Plain;
 
@@ -180,7 +180,13 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
         now.push((name, hex(message)));
     }
     now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
-    now.push(("header of an edge, beside", headers(&Hello::beside_request(&node(), "t", instance()))));
+    for (name, older) in
+        [("header of an edge, beside", Older::Silent), ("header of an edge, beside a busy link", Older::Busy)]
+    {
+        let mut said = Hello::edge_request(&node(), "t", instance());
+        Hello::beside(&mut said, older);
+        now.push((name, headers(&said)));
+    }
     now.push(("header of a pod", headers(&Caller::pod_request(instance()))));
     now.push(("header of a pod, beside", headers(&Caller::pod_beside_request(instance()))));
     now.push(("header of an answer", headers(&Hello::response(instance()))));

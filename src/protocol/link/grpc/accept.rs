@@ -94,6 +94,9 @@ pub enum Dismissal {
     /// It is this very process.
     #[error("this is the pod that calls")]
     Itself,
+    /// The link that it is to stand beside is not here.
+    #[error("the link that this one is to stand beside is not at this pod")]
+    NotBeside,
 }
 
 /// Serves one encrypted connection until it ends: what arrives goes to `arrivals`.
@@ -213,6 +216,7 @@ impl From<Dismissal> for Status {
             Dismissal::Token => Self::unauthenticated(text),
             Dismissal::Stopping => Self::unavailable(text),
             Dismissal::NameTaken(_) | Dismissal::Itself => Self::already_exists(text),
+            Dismissal::NotBeside => Self::failed_precondition(text),
         }
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Watch {
     stirred: Notify,
     /// Notified while the far end does not answer.
     silent: Notify,
+    /// Notified when sessions move again after a pause.
+    moved: Notify,
 }
 
 /// What is known of a link at one moment.
@@ -97,6 +99,11 @@ impl LinkSender {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
+    /// The least round trip so far; none before the first answer.
+    pub fn least_round_trip(&self) -> Option<Duration> {
+        self.lock().trips.least()
+    }
+
     /// Waits until the peer of a link that was dialled here has not answered a ping for 1 s and four round trips. Never
     /// returns while no session has run there for ten minutes, nor on a plain link. For one task. Cancel safe.
     pub async fn falls_silent(&self) {
@@ -131,6 +138,19 @@ impl LinkSender {
         }
         if until >= before + millis(PAUSE) {
             self.stir();
+            self.watch.moved.notify_waiters();
+        }
+    }
+
+    /// Waits until frames of sessions come or go, or have within the last 2 s. Cancel safe.
+    pub async fn moving(&self) {
+        loop {
+            let mut moved = std::pin::pin!(self.watch.moved.notified());
+            moved.as_mut().enable();
+            if self.life(Instant::now()).ask_every == Some(ASK_MOVING) {
+                return;
+            }
+            moved.await;
         }
     }
 

@@ -1,0 +1,73 @@
+//! The pod's side of a link for interactive sessions, which an edge makes beside its link that is busy with bulk.
+
+use std::sync::Arc;
+
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::info;
+
+use crate::cloud::context::PodContext;
+use crate::cloud::drive::{ended, move_from, room, take};
+use crate::cloud::proven::Evidence;
+use crate::protocol::grpc::{Call, Dismissal};
+use crate::protocol::{Event, Link, LinkSender, Sorting};
+use crate::registry::Linked;
+
+/// Puts the link beside its node's current one, and sorts the sessions of both until it ends. A node that is not linked to
+/// this pod, as behind a balancer, is refused.
+pub(super) async fn admit(
+    call: Call,
+    linked: impl Fn(&Arc<LinkSender>) -> Linked,
+    evidence: &Evidence,
+    shared: &PodContext,
+) {
+    let hello = &evidence.hello;
+    let current = shared.registry.here(&hello.node);
+    if !current.is_some_and(|current| current.instance.is_some() && current.instance == hello.instance) {
+        shared.ground.metrics.calls_refused.count("not_beside");
+        return call.refuse(Dismissal::NotBeside);
+    }
+    let link = call.accept();
+    let sender = link.sender.clone();
+    let Some(busy) = shared.registry.stand_beside(linked(&sender)) else { return };
+    shared.proven.begin(&sender, evidence);
+    info!(link = %sender.id, node = %hello.node, beside = %busy.id, "a link for interactive sessions");
+    if shared.stopping.is_cancelled() {
+        sender.drain(None);
+    }
+    run(link, &busy, shared).await;
+    shared.registry.remove(&sender);
+    shared.proven.end(&sender);
+}
+
+async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
+    shared.ground.metrics.links.inc();
+    let room = room(shared);
+    let (mut sorting, mut looks) = (Sorting::default(), interval(Sorting::EVERY));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let why = loop {
+        tokio::select! {
+            event = link.next() => match event {
+                Ok(Event::Drain(_)) => {
+                    leave(busy, &link.sender);
+                    move_from(&link.sender, shared);
+                }
+                Ok(event) => take(event, &link.sender, &room, shared),
+                Err(why) => break why,
+            },
+            _ = looks.tick() => {
+                for parked in shared.ground.table.sort(busy, &mut sorting).parked {
+                    shared.route.mend(parked, &shared.ground.drain);
+                }
+            }
+        }
+    };
+    leave(busy, &link.sender);
+    ended(&link, &why, shared);
+}
+
+/// Nothing goes to that link from the one that it stands beside any more, unless a newer one has its place.
+fn leave(busy: &LinkSender, beside: &LinkSender) {
+    if busy.beside().is_some_and(|current| current.id == beside.id) {
+        busy.stand_beside(None);
+    }
+}

@@ -1,0 +1,139 @@
+//! A second link for interactive sessions, beside one that is busy with bulk: what is lost or queued there does not hold up
+//! what is typed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info, info_span};
+
+use super::Keeper;
+use crate::edge::link_dialer::AddressHint;
+use crate::protocol::{Dialect, Event, Link, LinkSender, Older, Sorting};
+
+impl Keeper {
+    /// Keeps a link for interactive sessions beside `busy`, for as long as bulk and other sessions share that. Where that
+    /// leads to a pod of an older version, or a near one, there is none. Never returns; dropped, it has the link handed over.
+    pub(super) async fn keep_interactive(
+        self: &Arc<Self>,
+        busy: &Arc<LinkSender>,
+        server: usize,
+        at: Option<SocketAddr>,
+    ) {
+        if !busy.dialect.has(Dialect::INTERACTIVE) {
+            std::future::pending::<()>().await;
+        }
+        let (mut sorting, mut pause) = (Sorting::default(), FIRST_PAUSE);
+        // Behind a link that fell silent another one is made in any case: it tells the pod that the sessions go on.
+        let mut again = false;
+        loop {
+            while !again && !self.is_shared(busy, &mut sorting).await {}
+            // The pod that holds the busy link; another one refuses.
+            let hint = AddressHint { to: at, not: None };
+            match self.dialer.connect_to(server, hint, Older::Busy).await {
+                Ok(made) => {
+                    pause = FIRST_PAUSE;
+                    again = self.sort_beside(busy, made.link, &mut sorting).await;
+                }
+                Err(why) => {
+                    debug!(link = %busy.id, error = %format_args!("{why:#}"), ?pause, "no link for interactive sessions");
+                    again = false;
+                    sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Looks once at what runs on a link, when anything moves there: whether interactive sessions share a long way with
+    /// bulk.
+    async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut Sorting) -> bool {
+        busy.moving().await;
+        sleep(Sorting::EVERY).await;
+        if busy.least_round_trip().is_none_or(|trip| trip < LONG) || busy.sessions() < 2 {
+            return false;
+        }
+        let sorted = self.ground.table.sort(busy, sorting);
+        sorted.bulk > 0 && sorted.interactive > 0
+    }
+
+    /// Sorts the sessions of both links until the one beside ends or is of no use any more. Whether it has fallen silent.
+    async fn sort_beside(
+        self: &Arc<Self>,
+        busy: &Arc<LinkSender>,
+        link: Link,
+        sorting: &mut Sorting,
+    ) -> bool {
+        let beside = link.sender.clone();
+        info!(link = %beside.id, busy = %busy.id, "a link for interactive sessions, beside one that is busy with bulk");
+        busy.stand_beside(Some(beside.clone()));
+        // Dropped with this future, too.
+        let (wanted, unwanted) = oneshot::channel();
+        let (keeper, span) = (self.clone(), info_span!("interactive"));
+        self.ground.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), unwanted));
+        let mut shared = Instant::now();
+        let silent = loop {
+            tokio::select! {
+                () = beside.closed() => break false,
+                () = beside.falls_silent() => {
+                    info!(link = %beside.id, "the link for interactive sessions has fallen silent: another one is made");
+                    beside.close();
+                    break true;
+                }
+                () = sleep(Sorting::EVERY) => {
+                    let sorted = self.ground.table.sort(busy, sorting);
+                    for parked in sorted.parked {
+                        self.route.mend(parked, &self.ground.drain);
+                    }
+                    if sorted.bulk > 0 {
+                        shared = Instant::now();
+                    } else if shared.elapsed() >= UNSHARED {
+                        break false;
+                    }
+                }
+            }
+        };
+        drop(wanted);
+        silent
+    }
+
+    /// Serves a link for interactive sessions until it ends, or until it is not wanted any more, or its pod or the link that
+    /// it stands beside goes: then its sessions go on over the node's current link.
+    async fn serve_interactive(
+        self: Arc<Self>,
+        mut link: Link,
+        busy: Arc<LinkSender>,
+        mut unwanted: oneshot::Receiver<()>,
+    ) {
+        self.ground.metrics.links.inc();
+        let why = loop {
+            tokio::select! {
+                event = link.next() => match event {
+                    Ok(Event::Drain(_)) => break None,
+                    Ok(event) => {
+                        self.take(event);
+                    }
+                    Err(why) => break Some(why),
+                },
+                _ = &mut unwanted => break None,
+            }
+        };
+        if busy.beside().is_some_and(|beside| beside.id == link.sender.id) {
+            busy.stand_beside(None);
+        }
+        match why {
+            Some(why) => self.ended(&link, &why),
+            None => self.hand_over(link, self.uplinks.any()).await,
+        }
+    }
+}
+
+/// On a way that is shorter than this, bulk does not hold up anything for long.
+const LONG: Duration = Duration::from_millis(5);
+/// Behind the first try in vain; doubled with each further one.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The link is left once no bulk has moved for so long.
+const UNSHARED: Duration = Duration::from_secs(60);

@@ -1,0 +1,84 @@
+//! The link for interactive sessions that stands beside one that is busy with bulk, and which sessions are to run there.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::names::SessionId;
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::lock;
+
+/// The link beside a busy one.
+#[derive(Debug)]
+pub(super) struct Interactive {
+    link: Arc<LinkSender>,
+    /// The sessions that are to run there.
+    meant: HashSet<SessionId>,
+}
+
+impl LinkSender {
+    /// From now on interactive sessions of this link may run on that one; on none, with `None`. Returns the one before. What
+    /// was meant for that runs on the new one.
+    pub fn stand_beside(&self, link: Option<Arc<LinkSender>>) -> Option<Arc<LinkSender>> {
+        let mut interactive = lock(&self.interactive);
+        let before = interactive.take();
+        let meant = before.as_ref().map(|before| before.meant.clone()).unwrap_or_default();
+        *interactive = link.map(|link| Box::new(Interactive { link, meant }));
+        before.map(|before| before.link)
+    }
+
+    /// The link for interactive sessions beside this one.
+    pub fn beside(&self) -> Option<Arc<LinkSender>> {
+        lock(&self.interactive).as_ref().map(|interactive| interactive.link.clone())
+    }
+
+    /// Where a session is to run that is to be resumed on this link: here, or on the link beside it.
+    pub(crate) fn carrier(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
+        let beside = {
+            let interactive = lock(&self.interactive);
+            let meant = interactive.as_ref().filter(|interactive| interactive.meant.contains(&id));
+            meant.map(|interactive| interactive.link.clone())
+        };
+        beside.filter(|link| !link.is_closed()).unwrap_or_else(|| self.clone())
+    }
+
+    /// Has a session run on the link beside this one, if there is one, or here, from when it is resumed next.
+    pub(crate) fn divert(&self, id: SessionId, beside: bool) {
+        if let Some(interactive) = lock(&self.interactive).as_mut() {
+            if beside {
+                interactive.meant.insert(id)
+            } else {
+                interactive.meant.remove(&id)
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::NodeName;
+    use crate::protocol::link::source::LinkId;
+    use crate::protocol::wire::hello::Dialect;
+    use crate::protocol::wire::peer::Peer;
+
+    #[tokio::test]
+    async fn a_session_that_is_meant_for_the_link_beside_goes_there_while_that_lives() {
+        let [busy, first, second] = [1, 2, 3].map(|number| {
+            LinkSender::new(LinkId(number), Peer::Cloud(NodeName::none()), None, Dialect::NEWEST)
+        });
+        let [meant, other] = [(); 2].map(|()| SessionId::random());
+        busy.divert(meant, true);
+        assert_eq!(busy.carrier(meant).id, busy.id, "there is none beside it");
+        assert!(busy.stand_beside(Some(first.clone())).is_none());
+        busy.divert(meant, true);
+        assert_eq!([meant, other].map(|id| busy.carrier(id).id), [first.id, busy.id]);
+        first.close();
+        assert_eq!(busy.carrier(meant).id, busy.id);
+        assert_eq!(busy.stand_beside(Some(second.clone())).map(|before| before.id), Some(first.id));
+        assert_eq!(busy.carrier(meant).id, second.id, "what was meant for the one before");
+        busy.divert(meant, false);
+        assert_eq!(busy.carrier(meant).id, busy.id);
+        assert_eq!(busy.stand_beside(None).map(|before| before.id), Some(second.id));
+        assert!(busy.beside().is_none());
+    }
+}
