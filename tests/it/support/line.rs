@@ -204,7 +204,8 @@ async fn hold(
         let mut free = Instant::now();
         while let Some((arrives, piece)) = take.recv().await {
             sleep_until(arrives.max(free)).await;
-            free = free.max(Instant::now()) + Duration::from_secs(1) * u32::try_from(piece.len()).unwrap() / RATE;
+            free = free.max(Instant::now())
+                + Duration::from_secs(1) * u32::try_from(piece.len()).unwrap() / RATE;
             to.write_all(&piece).await?;
         }
         to.shutdown().await

@@ -1,4 +1,4 @@
-//! A client that talks to what repeats it: much, little, or nothing, and notices each byte that is lost, doubled or moved.
+//! A client that talks to what repeats it, much or little, and notices each byte that is lost, doubled or moved.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,7 +20,6 @@ pub(crate) enum Does {
     Bulk,
     /// It writes a few bytes, waits for them, and rests.
     Types,
-    Nothing,
     /// It ends its direction.
     Ends,
 }
@@ -38,7 +37,8 @@ impl Talk {
         let (does, what) = watch::channel(does);
         let heard = Arc::<AtomicU64>::default();
         let counted = heard.clone();
-        let task = beside(async move { tokio::join!(says(say, what, counted.clone()), hears(hear, counted)) });
+        let task =
+            beside(async move { tokio::join!(says(say, what, counted.clone()), hears(hear, counted)) });
         Self { does, heard, task }
     }
 
@@ -64,6 +64,11 @@ impl Talk {
         begun.elapsed()
     }
 
+    /// Goes, whatever becomes of the session.
+    pub(crate) fn gives_up(self) {
+        self.task.abort();
+    }
+
     /// Ends the session in order; all that was said has come back.
     pub(crate) async fn is_over(self) {
         self.goes_on(Does::Ends);
@@ -79,14 +84,11 @@ async fn says(mut say: OwnedWriteHalf, mut does: watch::Receiver<Does>, heard: A
         let bytes = match *does.borrow_and_update() {
             Does::Bulk => CHUNK,
             Does::Types => TYPED,
-            Does::Nothing => 0,
             Does::Ends => break,
         };
-        if bytes > 0 {
-            let text: Vec<u8> = (said..said + bytes).map(byte).collect();
-            say.write_all(&text).await.expect("the session goes on");
-            said += bytes;
-        }
+        let text: Vec<u8> = (said..said + bytes).map(byte).collect();
+        say.write_all(&text).await.expect("the session goes on");
+        said += bytes;
         if bytes == CHUNK {
             tokio::task::yield_now().await;
         } else {
