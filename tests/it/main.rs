@@ -30,6 +30,7 @@ mod hostile;
 mod http_proxy;
 mod https;
 mod inside;
+mod interactive;
 mod links;
 mod live;
 mod memory;

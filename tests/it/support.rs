@@ -10,6 +10,7 @@ pub(crate) mod programs;
 pub(crate) mod raw;
 pub(crate) mod sessions;
 pub(crate) mod sibling;
+pub(crate) mod talk;
 pub(crate) mod targets;
 
 use std::sync::Arc;

@@ -22,13 +22,7 @@ impl World {
     /// As [`Self::link`]; one that stands `beside` an older one leaves that alone. Returns the older one's end at the pod,
     /// if the pod knows it as the node's.
     pub(crate) fn link_as(&mut self, at: [usize; 2], beside: bool) -> Option<Arc<LinkSender>> {
-        self.links += 1;
-        let outboxes = [0, 1].map(|side| {
-            let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
-            let far = Some(other.table.instance());
-            LinkSender::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, Dialect::NEWEST)
-        });
-        self.ledger.note(|| format!("link {} is made between {at:?}", self.links));
+        let outboxes = self.lay(at);
         for side in [0, 1] {
             self.paths.add(at[side], at[1 - side], &outboxes[side]);
         }
@@ -39,14 +33,26 @@ impl World {
             let linked = Linked { sender, instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
             older = pod.registry.insert(linked, beside);
         }
+        older
+    }
+
+    /// A new line between two processes, with a link that nobody knows of.
+    pub(crate) fn lay(&mut self, at: [usize; 2]) -> [Arc<LinkSender>; 2] {
+        self.links += 1;
+        let outboxes = [0, 1].map(|side| {
+            let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
+            let far = Some(other.table.instance());
+            LinkSender::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, Dialect::NEWEST)
+        });
+        self.ledger.note(|| format!("link {} is made between {at:?}", self.links));
         let mut plan = self.plan.clone();
         if !plan.healed && plan.about == About::Pods {
             // What comes in fast and goes out slowly waits in between.
             plan.rate =
                 [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(if plan.slow { 2 } else { 4 })];
         }
-        self.lines.push(Line::new(self.links, at, outboxes, &plan));
-        older
+        self.lines.push(Line::new(self.links, at, outboxes.clone(), &plan));
+        outboxes
     }
 
     /// A link as one may come: between two pods, or from an edge to any pod, which it may be linked to already.
@@ -73,6 +79,7 @@ impl World {
             self.double(alive[self.dice.below(alive.len())]);
         }
         self.choose(now);
+        self.sort();
         let outage = if self.plan.about == About::Grace { 4_000 } else { 60 };
         let scarce = alive.len() < self.processes.len() - 1;
         if self.plan.cuts > 0 && (scarce && self.dice.one_in(outage) || self.dice.one_in(self.plan.cuts * 4))

@@ -36,6 +36,7 @@ struct Inner {
     resumed: u32,
     relayed: usize,
     doubled: usize,
+    sorted: [usize; 2],
     died: Vec<usize>,
     numbers: HashMap<SessionId, usize>,
     /// Who answered which attempt first.
@@ -56,6 +57,7 @@ impl Ledger {
             resumed: 0,
             relayed: 0,
             doubled: 0,
+            sorted: [0; 2],
             died: Vec::new(),
             numbers: HashMap::new(),
             answers: HashMap::new(),
@@ -224,6 +226,11 @@ impl Ledger {
         self.0.borrow_mut().doubled += 1;
     }
 
+    pub(crate) fn sorted(&self, [over, back]: [usize; 2]) {
+        let mut inner = self.0.borrow_mut();
+        inner.sorted = [inner.sorted[0] + over, inner.sorted[1] + back];
+    }
+
     pub(crate) fn resumed(&self, times: u32) {
         self.0.borrow_mut().resumed += times;
     }
@@ -236,6 +243,7 @@ impl Ledger {
         seen.relayed += inner.relayed;
         seen.died += inner.died.len();
         seen.doubled += inner.doubled;
+        seen.sorted = [0, 1].map(|way| seen.sorted[way] + inner.sorted[way]);
         seen.killed += inner.pairs.iter().filter(|pair| pair.killed).count();
     }
 

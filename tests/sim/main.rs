@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 #![expect(clippy::disallowed_methods, reason = "tests read the environment that a person sets")]
 
+mod beside;
 mod chance;
 mod check;
 mod crowd;
@@ -91,6 +92,7 @@ fn many(about: About) {
     assert!(seen.bytes > 0 && (about == About::Turns || seen.resumed > 0), "{seen:?}");
     assert!(about != About::Pods || seen.relayed > 0 && seen.died > 0, "{seen:?}");
     assert!(matches!(about, About::Turns | About::Grace) || seen.doubled > 0, "{seen:?}");
+    assert!(matches!(about, About::Turns | About::Grace) || !seen.sorted.contains(&0), "{seen:?}");
     assert!(about != About::Drops || seen.broke > 0, "{seen:?}");
     assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, advance};
 
+use super::beside::Pair;
 use super::chance::Dice;
 use super::check::Hops;
 use super::crowd::Crowd;
@@ -29,6 +30,7 @@ pub(crate) struct World {
     pub(crate) hops: Hops,
     pub(crate) lines: Vec<Line>,
     pub(crate) doubled: Vec<Doubled>,
+    pub(crate) pairs: Vec<Pair>,
     pub(crate) links: u64,
     pub(crate) steps: usize,
     pub(crate) ticked: Instant,
@@ -63,6 +65,7 @@ impl World {
             hops: Hops::default(),
             lines: Vec::new(),
             doubled: Vec::new(),
+            pairs: Vec::new(),
             links: 0,
             steps: 0,
             ticked: now,

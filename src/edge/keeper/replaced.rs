@@ -33,6 +33,8 @@ impl Keeper {
                     }
                     sender.drain(None);
                 }
+                // The edge stops: nothing moves any more, and what ran here has ended.
+                () = self.ground.drain.draining(), if !moved => moved = true,
                 _ = look.tick(), if moved => {
                     if sender.sessions() == 0 {
                         sender.close();

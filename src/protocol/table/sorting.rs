@@ -93,7 +93,8 @@ impl SessionTable {
     pub fn sort(&self, busy: &Arc<LinkSender>, sorting: &mut Sorting) -> Sorted {
         let mut sorted = Sorted::default();
         let beside = busy.beside().filter(|beside| !beside.is_closed());
-        let mut moves = if beside.is_some() { MOST_MOVES } else { 0 };
+        // Once the busy link has ended, and until there is the next one, the one beside it is all that there is.
+        let mut moves = if beside.is_some() && !busy.is_closed() { MOST_MOVES } else { 0 };
         let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
         for (link, is_beside) in links.into_iter().flatten() {
             let mut belongs_there = |id, moved| {

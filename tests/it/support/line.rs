@@ -1,12 +1,14 @@
-//! A line between two programs that can be cut (broken off, or gone silent), or lead elsewhere.
+//! A line between two programs that can be long, be cut (broken off, or gone silent), or lead elsewhere.
 
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use tokio::io::{copy, copy_bidirectional, sink};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, copy_bidirectional, sink};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
 
 use super::{beside, clients};
 
@@ -15,7 +17,8 @@ pub(crate) struct Line {
     /// Where it listens.
     pub(crate) at: SocketAddr,
     to: Arc<Mutex<SocketAddr>>,
-    cut: watch::Sender<Option<Cut>>,
+    /// For each connection that has come so far.
+    cuts: Arc<Mutex<Vec<watch::Sender<Option<Cut>>>>>,
     /// Whether nothing moves on any connection, new ones too.
     frozen: watch::Sender<bool>,
 }
@@ -39,22 +42,37 @@ pub(crate) enum Silent {
 impl Line {
     /// A line to `to`.
     pub(crate) async fn to(to: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::new(to, None).await
+    }
+
+    /// A line to `to` on which each byte is under way for so long, and each connection carries 2 MB/s in each direction.
+    pub(crate) async fn slow(to: SocketAddr, delay: Duration) -> Self {
+        Self::new(to, Some(delay)).await
+    }
+
+    async fn new(to: SocketAddr, delay: Option<Duration>) -> Self {
+        let socket = socket(delay);
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let listener = socket.listen(1024).unwrap();
         let at = listener.local_addr().unwrap();
-        let (cut, _) = watch::channel(None);
         let (frozen, _) = watch::channel(false);
-        let (cuts, freezes) = (cut.clone(), frozen.clone());
-        let to = Arc::new(Mutex::new(to));
-        let leads = to.clone();
+        let freezes = frozen.clone();
+        let (to, cuts) = (Arc::new(Mutex::new(to)), Arc::<Mutex<Vec<_>>>::default());
+        let (leads, came) = (to.clone(), cuts.clone());
         beside(async move {
             while let Ok((socket, _)) = listener.accept().await {
-                let mut cuts = cuts.subscribe();
-                cuts.mark_unchanged();
+                let (cut, cuts) = watch::channel(None);
+                came.lock().unwrap().push(cut);
                 let to = *leads.lock().unwrap();
-                beside(relay(socket, to, cuts, freezes.subscribe()));
+                beside(relay(socket, to, delay, cuts, freezes.subscribe()));
             }
         });
-        Self { at, to, cut, frozen }
+        Self { at, to, cuts, frozen }
+    }
+
+    /// How many connections have come so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.cuts.lock().unwrap().len()
     }
 
     /// From now on new connections lead there.
@@ -64,7 +82,12 @@ impl Line {
 
     /// Breaks all connections off.
     pub(crate) fn reset(&self) {
-        self.cut.send_replace(Some(Cut::Reset));
+        self.cut(|_| true, Cut::Reset);
+    }
+
+    /// Breaks one connection off, by its number from 0.
+    pub(crate) fn reset_one(&self, number: usize) {
+        self.cut(|one| one == number, Cut::Reset);
     }
 
     /// All connections stay, but nothing goes through any more.
@@ -74,7 +97,18 @@ impl Line {
 
     /// The same in some directions.
     pub(crate) fn fall_silent_in(&self, directions: Silent) {
-        self.cut.send_replace(Some(Cut::Silent(directions)));
+        self.cut(|_| true, Cut::Silent(directions));
+    }
+
+    /// One connection stays, by its number from 0, but nothing goes through any more.
+    pub(crate) fn fall_silent_one(&self, number: usize) {
+        self.cut(|one| one == number, Cut::Silent(Silent::Both));
+    }
+
+    fn cut(&self, meant: impl Fn(usize) -> bool, cut: Cut) {
+        for (_, connection) in self.cuts.lock().unwrap().iter().enumerate().filter(|(one, _)| meant(*one)) {
+            connection.send_replace(Some(cut));
+        }
     }
 
     /// From now on nothing moves, until it is thawed: then all goes on.
@@ -86,13 +120,14 @@ impl Line {
 async fn relay(
     mut socket: TcpStream,
     to: SocketAddr,
+    delay: Option<Duration>,
     mut cuts: watch::Receiver<Option<Cut>>,
     mut frozen: watch::Receiver<bool>,
 ) {
-    let Ok(mut onward) = TcpStream::connect(to).await else { return };
+    let Ok(mut onward) = self::socket(delay).connect(to).await else { return };
     let _ = (socket.set_nodelay(true), onward.set_nodelay(true));
     {
-        let mut flow = pin!(copy_bidirectional(&mut socket, &mut onward));
+        let mut flow = pin!(carry(&mut socket, &mut onward, delay));
         loop {
             let flows = !*frozen.borrow_and_update();
             tokio::select! {
@@ -130,6 +165,59 @@ async fn relay(
     clients::reset(onward);
 }
 
+/// A long line holds little: what is queued before it is part of its round trip.
+fn socket(delay: Option<Duration>) -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    if delay.is_some() {
+        socket.set_recv_buffer_size(32 * 1024).unwrap();
+    }
+    socket
+}
+
+async fn carry(one: &mut TcpStream, other: &mut TcpStream, delay: Option<Duration>) {
+    let Some(delay) = delay else {
+        let _ = copy_bidirectional(one, other).await;
+        return;
+    };
+    let ((hear, say), (far_hear, far_say)) = (one.split(), other.split());
+    let _ = tokio::try_join!(hold(hear, far_say, delay), hold(far_hear, say, delay));
+}
+
+/// Passes on what comes, each byte so much later, until the end of stream.
+async fn hold(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    delay: Duration,
+) -> std::io::Result<()> {
+    let (put, mut take) = mpsc::channel(HELD);
+    let hear = async move {
+        loop {
+            let mut piece = vec![0; PIECE];
+            let bytes = from.read(&mut piece).await?;
+            piece.truncate(bytes);
+            if bytes == 0 || put.send((Instant::now() + delay, piece)).await.is_err() {
+                return Ok(());
+            }
+        }
+    };
+    let say = async {
+        let mut free = Instant::now();
+        while let Some((arrives, piece)) = take.recv().await {
+            sleep_until(arrives.max(free)).await;
+            free = free.max(Instant::now())
+                + Duration::from_secs(1) * u32::try_from(piece.len()).unwrap() / RATE;
+            to.write_all(&piece).await?;
+        }
+        to.shutdown().await
+    };
+    tokio::try_join!(hear, say).map(drop)
+}
+
+/// Most bytes that a long line takes at once, how many such pieces it holds, and bytes a second.
+const PIECE: usize = 8 * 1024;
+const HELD: usize = 16;
+const RATE: u32 = 2_000_000;
+
 /// A balancer on loopback: each new connection leads to the next of some addresses.
 pub(crate) struct Balancer {
     /// Where it listens.
@@ -142,6 +230,15 @@ pub(crate) struct Balancer {
 impl Balancer {
     /// One that leads to all of these in turn.
     pub(crate) async fn to(to: &[SocketAddr]) -> Self {
+        Self::new(to, None).await
+    }
+
+    /// The same over long lines, as [`Line::slow`].
+    pub(crate) async fn slow(to: &[SocketAddr], delay: Duration) -> Self {
+        Self::new(to, Some(delay)).await
+    }
+
+    async fn new(to: &[SocketAddr], delay: Option<Duration>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let to = Arc::new(Mutex::new(to.to_vec()));
@@ -155,7 +252,7 @@ impl Balancer {
                     leads.rotate_left(1);
                     leads[0]
                 };
-                beside(relay(socket, to, cuts.clone(), frozen.clone()));
+                beside(relay(socket, to, delay, cuts.clone(), frozen.clone()));
             }
         });
         Self { at, to, _held: (cut, held) }

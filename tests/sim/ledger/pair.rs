@@ -31,6 +31,8 @@ pub(crate) struct Seen {
     pub(crate) died: usize,
     /// Links that got another one beside them.
     pub(crate) doubled: usize,
+    /// Sessions that were moved to a link beside their own, and back.
+    pub(crate) sorted: [usize; 2],
 }
 
 /// One session.

@@ -1,0 +1,187 @@
+//! A second link for interactive sessions, beside one that is busy with bulk.
+
+mod far;
+mod hostile;
+mod lost;
+mod stops;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tunnel::edge::Edge;
+use tunnel::protocol::LinkSender;
+use tunnel::registry::Standing;
+
+use crate::support::clients::open;
+use crate::support::line::Line;
+use crate::support::pods;
+use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
+use crate::support::talk::{Does, Talk};
+use crate::support::{Stopwatch, hurry, targets, wait_until, wait_within};
+
+/// How long each way of the line is.
+const DELAY: Duration = Duration::from_millis(10);
+/// Less than the 15 s after which a silent link is given up in any case.
+const SOON: Duration = Duration::from_secs(8);
+
+/// A pod and an edge with a long line between them, and what repeats whatever it is told.
+struct World {
+    place: TestDir,
+    pod: TestPod,
+    line: Line,
+    edge: Edge,
+    echo: SocketAddr,
+}
+
+impl World {
+    async fn new() -> Self {
+        Self::over(|pod| Line::slow(pod, DELAY)).await
+    }
+
+    async fn over<F: Future<Output = Line>>(line: impl Fn(SocketAddr) -> F) -> Self {
+        let (place, echo) = (TestDir::new(), targets::echo().await);
+        let pod = TestPod::with(&place, ALLOW);
+        let line = line(pod.pod.bound.grpc).await;
+        let edge = start_edge(&place.edge("node1", line.at, PROXY));
+        pod.has("node1").await;
+        Self { place, pod, line, edge, echo }
+    }
+
+    /// A session that a client of the pod opens.
+    async fn talk(&self, does: Does) -> Talk {
+        Talk::on(self.pod.open(&at("node1", self.echo)).await, does)
+    }
+
+    /// A session that a program at the node opens.
+    async fn talk_from_node(&self, to: &str, does: Does) -> Talk {
+        Talk::on(open(self.edge.bound.proxy.unwrap(), to).await, does)
+    }
+
+    /// A target in the cloud.
+    fn in_cloud(&self) -> String {
+        format!("web.localhost:{}", self.echo.port())
+    }
+
+    /// The same with a session for bulk and one beside it that types.
+    async fn shared() -> (Self, Talk, Talk) {
+        let world = Self::new().await;
+        let (bulk, typed) = (world.talk(Does::Bulk).await, world.talk(Does::Types).await);
+        has_moved(&world.pod, 1, 1).await;
+        (world, bulk, typed)
+    }
+}
+
+/// Two pods that know each other, an edge that a long line links to the first, and one that is near the second.
+struct Pods {
+    place: TestDir,
+    pods: Vec<TestPod>,
+    line: Line,
+    edge: Edge,
+    _other: Edge,
+    echo: SocketAddr,
+}
+
+impl Pods {
+    async fn new() -> Self {
+        let (place, echo) = (TestDir::new(), targets::echo().await);
+        let pods = two_pods(&place);
+        let line = Line::slow(pods[0].pod.bound.grpc, DELAY).await;
+        let edge = start_edge(&place.edge("node1", line.at, PROXY));
+        pods[0].has("node1").await;
+        let other = self::edge(&place, &pods[1], "node2").await;
+        Self { place, pods, line, edge, _other: other, echo }
+    }
+}
+
+fn two_pods(place: &TestDir) -> Vec<TestPod> {
+    let all = pods::addresses(2);
+    let text = |at: &SocketAddr| pods::config(place, *at, &format!("{}\n{ALLOW}", pods::siblings(&all)));
+    all.iter().map(|at| TestPod::from_text(&text(at))).collect()
+}
+
+/// The link of node1 for interactive sessions at a pod.
+fn interactive(pod: &TestPod) -> Option<Arc<LinkSender>> {
+    let links = pod.pod.registry.overview(0).linked;
+    let mut links = links
+        .into_iter()
+        .filter(|(node, standing, ..)| node.as_str() == "node1" && *standing == Standing::Interactive);
+    let found = links.next().map(|(_, _, linked, _)| linked.sender);
+    assert!(links.next().is_none(), "one at the most");
+    found.filter(|link| !link.is_closed())
+}
+
+fn first(pod: &TestPod) -> Option<Arc<LinkSender>> {
+    pod.link("node1").map(|linked| linked.sender)
+}
+
+/// Waits until so many sessions run on the node's first link at a pod, and so many on the one beside it.
+async fn has_moved(pod: &TestPod, busy: usize, beside: usize) {
+    let on = |link: Option<Arc<LinkSender>>| link.map_or(0, |link| link.sessions());
+    let counted = || [on(first(pod)), on(interactive(pod))];
+    wait_until("each session runs where it belongs", || counted() == [busy, beside]).await;
+}
+
+/// Waits until nothing runs on a dead link any more, which must not take long.
+async fn is_left(dead: &[Arc<LinkSender>]) {
+    let watch = Stopwatch::start();
+    wait_until("dead links are left", || dead.iter().all(|link| link.sessions() == 0)).await;
+    assert!(watch.elapsed() < SOON, "{:?}", watch.elapsed());
+}
+
+async fn are_over(talks: impl IntoIterator<Item = Talk>) {
+    for talk in talks {
+        talk.is_over().await;
+    }
+}
+
+#[tokio::test]
+async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
+    let (world, bulk, typed) = World::shared().await;
+    let link = interactive(&world.pod).unwrap();
+    let first = first(&world.pod).unwrap();
+    assert_eq!(first.beside().map(|beside| beside.id), Some(link.id));
+    let before = link.traffic().received_bytes;
+    typed.is_alive().await;
+    bulk.is_alive().await;
+    assert!(link.traffic().received_bytes - before < 64 * 1024, "bulk runs elsewhere");
+    bulk.is_over().await;
+    hurry();
+    wait_within(Duration::from_secs(120), "the second link goes", || interactive(&world.pod).is_none()).await;
+    has_moved(&world.pod, 1, 0).await;
+    assert_eq!(self::first(&world.pod).map(|now| now.id), Some(first.id));
+    wait_until("the edge has one link", || world.edge.metrics.links.get() == 1).await;
+    typed.is_alive().await;
+    typed.is_over().await;
+    world.pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn a_session_that_becomes_bulk_moves_back_and_bulk_that_falls_quiet_moves_over() {
+    let (world, bulk, typed) = World::shared().await;
+    typed.goes_on(Does::Bulk);
+    has_moved(&world.pod, 2, 0).await;
+    bulk.goes_on(Does::Types);
+    has_moved(&world.pod, 1, 1).await;
+    bulk.goes_on(Does::Bulk);
+    has_moved(&world.pod, 2, 0).await;
+    are_over([bulk, typed]).await;
+}
+
+#[tokio::test]
+async fn on_a_near_way_there_is_none_whatever_the_load() {
+    let world = World::over(Line::to).await;
+    let mut talks = Vec::new();
+    for does in [Does::Types, Does::Bulk, Does::Bulk, Does::Types] {
+        talks.push(world.talk(does).await);
+    }
+    let watch = Stopwatch::start();
+    wait_until("it was looked often enough", || watch.elapsed() > Duration::from_secs(3)).await;
+    talks[0].is_alive().await;
+    assert_eq!((world.line.connections(), world.edge.metrics.links.get()), (1, 1));
+    are_over(talks).await;
+}
+
+/// Edges reach one another and loopback through the pod.
+const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";
+const PROXY: &str = "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";

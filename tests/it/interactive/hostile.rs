@@ -1,0 +1,125 @@
+//! Peers that know nothing of it, and peers that mean no good.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+use tokio::time::timeout;
+use tonic::Code as Grpc;
+use tunnel::names::{Instance, SessionId};
+use tunnel::protocol::wire::frame::SessionFrame;
+use tunnel::protocol::wire::hello::{Hello, Older};
+
+use super::{DELAY, World, are_over, first, has_moved, interactive};
+use crate::support::line::Line;
+use crate::support::peer::{self, ScriptedPod};
+use crate::support::programs::{TestDir, TestPod, start_edge};
+use crate::support::sibling::open_word;
+use crate::support::{targets, wait_until};
+
+/// The mark of the second call that a pod of that dialect gets over a long line, once its edge has bulk and a session that
+/// says nothing.
+async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
+    let place = TestDir::new();
+    let mut pod = ScriptedPod::start(&place).await;
+    let line = Line::slow(pod.at, DELAY).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    let mut call = pod.call().await;
+    let mut headers = Hello::response(Instance::random());
+    headers.insert("tunnel-dialect", HeaderValue::from_static(dialect));
+    call.answer_as(headers);
+    for target in [targets::fountain().await, targets::echo().await] {
+        let SessionFrame::Open { epoch, client, opener, .. } = open_word(1) else { unreachable!("an Open") };
+        let target = SocketAddr::from(([127, 0, 0, 1], target.port())).to_string().parse().unwrap();
+        call.say(SessionId::random(), SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener })
+            .await;
+    }
+    // It takes what comes, and answers pings.
+    let reads = async {
+        let mut received = 0;
+        loop {
+            if let (id, SessionFrame::Data(bytes)) = call.word().await {
+                received += u64::try_from(bytes.len()).unwrap();
+                call.say(id, SessionFrame::Credit { received, limit: 1 << 40 }).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = reads => None,
+        again = timeout(Duration::from_secs(6), pod.call()) => {
+            let mark = again.ok()?.headers.get("tunnel-beside").cloned();
+            Some(mark.unwrap_or(HeaderValue::from_static("none")))
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_second_link_is_marked_in_its_hello() {
+    assert_eq!(calls_again("4").await, Some(HeaderValue::from_static("2")));
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_know_the_mark_is_not_called_a_second_time() {
+    assert_eq!(calls_again("3").await, None);
+}
+
+fn beside(node: &str, instance: Option<Instance>) -> HeaderMap {
+    let mut said = peer::headers(node, instance);
+    Hello::beside(&mut said, Older::Busy);
+    said
+}
+
+#[tokio::test]
+async fn beside_nothing_or_another_process_or_as_another_node_it_is_refused() {
+    let (world, bulk, typed) = World::shared().await;
+    let (at, link) = (world.pod.pod.bound.grpc, interactive(&world.pod).unwrap().id);
+    let other = Some(Instance::random());
+    let refused = async |node: &str, instance| {
+        peer::dial(&world.place, at, beside(node, instance), node).await.err().map(|status| status.code())
+    };
+    assert_eq!(refused("node2", other).await, Some(Grpc::FailedPrecondition), "it has no first link");
+    assert_eq!(refused("node1", other).await, Some(Grpc::AlreadyExists), "the other process lives");
+    assert_eq!(refused("node2", Some(world.edge.table.instance())).await, Some(Grpc::FailedPrecondition));
+    assert_eq!(world.pod.pod.registry.nodes().len(), 1);
+    assert_eq!(interactive(&world.pod).map(|now| now.id), Some(link));
+    are_over([bulk, typed]).await;
+}
+
+#[tokio::test]
+async fn hundreds_of_them_replace_one_another_and_the_sessions_go_on() {
+    let (world, bulk, typed) = World::shared().await;
+    let instance = Some(world.edge.table.instance());
+    let link = first(&world.pod).unwrap().id;
+    let mut calls = Vec::new();
+    for _ in 0..300 {
+        let said = beside("node1", instance);
+        calls.push(peer::dial(&world.place, world.pod.pod.bound.grpc, said, "node1").await.unwrap());
+        interactive(&world.pod);
+    }
+    // The first link, the last of these, and perhaps one that the edge has made again.
+    wait_until("all but the last are closed", || world.pod.pod.metrics.links.get() <= 3).await;
+    drop(calls);
+    has_moved(&world.pod, 1, 1).await;
+    assert_eq!(first(&world.pod).unwrap().id, link);
+    typed.is_alive().await;
+    are_over([bulk, typed]).await;
+    world.pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn a_process_that_comes_anew_closes_the_second_link_of_the_one_before() {
+    let (place, pod) = {
+        let place = TestDir::new();
+        let pod = TestPod::start(&place);
+        (place, pod)
+    };
+    let (before, after) = (Instance::random(), Instance::random());
+    let dead = peer::link(&place, &pod, "node1", Some(before)).await;
+    let mut second =
+        peer::dial(&place, pod.pod.bound.grpc, beside("node1", Some(before)), "node1").await.unwrap();
+    wait_until("both stand", || interactive(&pod).is_some()).await;
+    let _new = peer::try_link(&place, pod.pod.bound.grpc, "node1", Some(after)).await.unwrap();
+    second.ends().await;
+    wait_until("one link is left", || pod.pod.metrics.links.get() == 1).await;
+    drop(dead);
+}

@@ -1,0 +1,84 @@
+//! Links that break off or fall silent, while sessions run on both.
+
+use std::time::Duration;
+
+use super::{SOON, World, are_over, first, has_moved, interactive, is_left};
+use crate::support::line::Line;
+use crate::support::talk::{Does, Talk};
+use crate::support::{Stopwatch, targets, wait_until};
+
+/// A world with bulk and typed sessions, of each one that the pod has opened and one that the edge has; and what the harm
+/// is for which the dead links are left soon, and nothing is lost.
+async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
+    let world = World::new().await;
+    let bulk = [world.talk(Does::Bulk).await, world.talk_from_node(&world.in_cloud(), Does::Bulk).await];
+    let typed = [world.talk(Does::Types).await, world.talk_from_node(&world.in_cloud(), Does::Types).await];
+    has_moved(&world.pod, 2, 2).await;
+    for typed in &typed {
+        typed.is_alive().await;
+    }
+    let links = [first(&world.pod).unwrap(), interactive(&world.pod).unwrap()];
+    let dead: Vec<_> = links.into_iter().zip(which).filter(|(_, dies)| *dies).map(|(link, _)| link).collect();
+    harm(&world.line);
+    is_left(&dead).await;
+    for typed in &typed {
+        let took = typed.is_alive().await;
+        assert!(took < SOON, "{took:?}");
+    }
+    has_moved(&world.pod, 2, 2).await;
+    are_over(bulk.into_iter().chain(typed)).await;
+    world.pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn the_second_link_breaks_off() {
+    survives(|line| line.reset_one(1), [false, true]).await;
+}
+
+#[tokio::test]
+async fn the_second_link_falls_silent() {
+    survives(|line| line.fall_silent_one(1), [false, true]).await;
+}
+
+#[tokio::test]
+async fn the_first_link_breaks_off() {
+    survives(|line| line.reset_one(0), [true, false]).await;
+}
+
+#[tokio::test]
+async fn the_first_link_falls_silent() {
+    survives(|line| line.fall_silent_one(0), [true, false]).await;
+}
+
+#[tokio::test]
+async fn both_break_off() {
+    survives(Line::reset, [true, true]).await;
+}
+
+#[tokio::test]
+async fn both_fall_silent() {
+    survives(Line::fall_silent, [true, true]).await;
+}
+
+#[tokio::test]
+async fn while_there_is_no_first_link_what_runs_on_the_second_stays_there() {
+    let (world, bulk, typed) = World::shared().await;
+    let link = interactive(&world.pod).unwrap();
+    world.line.lead_to(targets::nothing().await);
+    world.line.reset_one(0);
+    wait_until("the first link has ended", || first(&world.pod).is_none()).await;
+    typed.goes_on(Does::Bulk);
+    moves_for(&typed, Duration::from_secs(3)).await;
+    assert_eq!(link.sessions(), 1);
+    world.line.lead_to(world.pod.pod.bound.grpc);
+    are_over([bulk, typed]).await;
+}
+
+/// The session moves bulk for so long, without a pause that is worth mentioning.
+async fn moves_for(talk: &Talk, time: Duration) {
+    let watch = Stopwatch::start();
+    while watch.elapsed() < time {
+        let took = talk.is_alive().await;
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
+}

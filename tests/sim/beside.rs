@@ -1,0 +1,100 @@
+//! A second link beside one that is busy, and sessions that are moved from either to the other at any moment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tunnel::protocol::{LinkSender, Sorting};
+
+use super::plan::About;
+use super::world::World;
+
+/// Two links between the same two processes: sessions of the first may be sent over the second.
+pub(crate) struct Pair {
+    /// The second one's number.
+    number: u64,
+    /// Whose ends these are: of the busy link, and of the one beside it.
+    at: [usize; 2],
+    busy: [Arc<LinkSender>; 2],
+    beside: [Arc<LinkSender>; 2],
+    sorting: [Sorting; 2],
+    /// Whether looks come in such haste that whatever runs seems to stand still.
+    hasty: bool,
+}
+
+impl World {
+    /// Second links come and go, and sessions are moved.
+    pub(crate) fn sort(&mut self) {
+        if !matches!(self.plan.about, About::Cuts | About::Drops | About::Pods) {
+            return;
+        }
+        if self.dice.one_in(self.plan.cuts) {
+            self.stand_beside();
+        }
+        for mut pair in std::mem::take(&mut self.pairs) {
+            let side = self.dice.below(2);
+            if self.processes[pair.at[side]].alive {
+                self.harm_pair(&mut pair, side);
+            }
+            if !pair.beside.iter().all(|link| link.is_closed()) {
+                self.pairs.push(pair);
+            }
+        }
+    }
+
+    /// Some link of an edge gets another one beside it, which nobody finds.
+    fn stand_beside(&mut self) {
+        let lives = |at: &usize| !self.lines[*at].cut && !self.processes[self.lines[*at].ends[1].at].is_pod();
+        let alive: Vec<_> = (0..self.lines.len()).filter(lives).collect();
+        if alive.is_empty() {
+            return;
+        }
+        let line = &self.lines[alive[self.dice.below(alive.len())]];
+        let (number, at) = (line.number, [0, 1].map(|side| line.ends[side].at));
+        let busy = [0, 1].map(|side| line.ends[side].sender.clone());
+        let beside = self.lay(at);
+        self.ledger.note(|| format!("link {} stands beside link {number}", self.links));
+        for side in [0, 1] {
+            busy[side].stand_beside(Some(beside[side].clone()));
+        }
+        self.pairs.push(Pair {
+            number: self.links,
+            at,
+            busy,
+            beside,
+            sorting: Default::default(),
+            hasty: true,
+        });
+    }
+
+    fn harm_pair(&mut self, pair: &mut Pair, side: usize) {
+        let (at, number) = (pair.at[side], pair.number);
+        let (busy, beside) = (pair.busy[side].clone(), pair.beside[side].clone());
+        let table = self.processes[at].table.clone();
+        pair.hasty ^= self.dice.one_in(400);
+        if self.dice.one_in(if pair.hasty { 15 } else { 60 }) {
+            for _ in 0..if pair.hasty { self.dice.between(1, 8) } else { 1 } {
+                let before = beside.sessions();
+                let parked = table.sort(&busy, &mut pair.sorting[side]).parked;
+                let back = before.saturating_sub(beside.sessions());
+                self.ledger.sorted([parked.len() - back.min(parked.len()), back]);
+                self.sought(parked, at);
+            }
+        }
+        if self.dice.one_in(300) {
+            self.ledger.note(|| format!("process {at} sends nothing over link {number} any more"));
+            busy.stand_beside(None);
+            table.release(&beside, |_| true);
+            self.sought(table.leave(&beside, |_, _| true), at);
+        } else if self.dice.one_in(100) && busy.beside().is_none() {
+            busy.stand_beside(Some(beside));
+        }
+        let over = if pair.busy.iter().any(|link| link.is_closed()) { 100 } else { 1_000 };
+        if self.dice.one_in(over) {
+            self.ledger.note(|| format!("link {number} is not wanted any more"));
+            pair.busy.iter().for_each(|busy| drop(busy.stand_beside(None)));
+            let line = self.lines.iter_mut().find(|line| line.number == number);
+            line.into_iter().for_each(|line| line.cut(Instant::now(), Duration::from_secs(4), &self.dice));
+        }
+    }
+}
