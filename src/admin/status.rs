@@ -57,8 +57,8 @@ pub struct Totals {
 pub struct LinkStatus {
     /// The node at its other end, or the other pod; at an edge, `cloud`.
     pub name: String,
-    /// `linked`; `older` beside a newer one of the same process; `leaving`, where the node is found elsewhere; `draining`,
-    /// where the edge was asked to link elsewhere; `away`, of another pod without a link.
+    /// `linked`; `older` beside a newer one of the same process; `interactive` beside a busy one; `leaving`, where the node
+    /// is found elsewhere; `draining`, where the edge was asked to link elsewhere; `away`, of another pod without a link.
     pub state: String,
     /// Its number, by which logs call it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

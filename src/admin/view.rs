@@ -99,8 +99,12 @@ impl Admin {
             Program::Cloud(pod) => self.show_pod(pod, &mut status),
             Program::Edge(EdgeView { uplinks, .. }) => {
                 status.node = Some(uplinks.node().to_string());
-                let links = uplinks.all();
-                status.links = links.iter().rev().map(|link| self.link("cloud".into(), link)).collect();
+                for link in uplinks.all().into_iter().rev() {
+                    status.links.push(self.link("cloud".into(), &link));
+                    let beside = link.beside().map(|beside| self.link("cloud".into(), &beside));
+                    let interactive = |beside| LinkStatus { state: "interactive".into(), ..beside };
+                    status.links.extend(beside.map(interactive));
+                }
             }
         }
         status

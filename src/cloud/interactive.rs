@@ -21,8 +21,7 @@ pub(super) async fn admit(
     shared: &PodContext,
 ) {
     let hello = &evidence.hello;
-    let current = shared.registry.here(&hello.node);
-    if !current.is_some_and(|current| current.instance.is_some() && current.instance == hello.instance) {
+    if !shared.registry.may_stand_beside(&hello.node, hello.instance) {
         shared.ground.metrics.calls_refused.count("not_beside");
         return call.refuse(Dismissal::NotBeside);
     }

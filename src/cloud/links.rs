@@ -126,6 +126,10 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     info!(link = %sender.id, node = %hello.node, %from, edge, dialect = %hello.dialect, "node is linked");
     shared.proven.begin(&sender, &evidence);
     if let Some(silent) = shared.registry.insert(linked(&sender), hello.older == Older::Silent) {
+        // The other one may be as silent.
+        if let Some(beside) = silent.stand_beside(None) {
+            move_from(&beside, &shared);
+        }
         move_from(&silent, &shared);
     }
     shared.finder.gained(&hello.node);

@@ -7,6 +7,13 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::LinkSender;
 
 impl Nodes {
+    /// The link beside which an interactive one of that process may stand.
+    fn busy(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
+        let current = self.linked.get(node)?;
+        let may = instance.is_some() && current.instance == instance && !self.older.contains_key(node);
+        may.then(|| current.sender.clone())
+    }
+
     /// Takes out the link that only carries sessions, and by which nobody finds the node, if that is `sender`.
     pub(super) fn take_aside(&mut self, node: &NodeName, sender: &LinkSender) -> bool {
         [&mut self.leaving, &mut self.interactive].into_iter().any(|links| {
@@ -23,15 +30,20 @@ impl Nodes {
 }
 
 impl Registry {
+    /// Whether a link for interactive sessions of that process may stand beside its node's current one: it is linked here, and
+    /// has not made a second link because the first one is silent, of which one is about to go.
+    pub fn may_stand_beside(&self, node: &NodeName, instance: Option<Instance>) -> bool {
+        self.lock().busy(node, instance).is_some()
+    }
+
     /// Puts a link for interactive sessions beside the current one of its node, which is returned; one that stood there
-    /// is closed. None, if the node is not linked here as the same process.
+    /// is closed. None, if it may not stand there.
     pub fn stand_beside(&self, linked: Linked) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let sender = linked.sender.clone();
         let (busy, before) = {
             let mut nodes = self.lock();
-            let same = |current: &&Linked| current.instance.is_some() && current.instance == linked.instance;
-            let busy = nodes.linked.get(&node).filter(same)?.sender.clone();
+            let busy = nodes.busy(&node, linked.instance)?;
             (busy, nodes.interactive.insert(node, linked))
         };
         busy.stand_beside(Some(sender));
@@ -68,6 +80,11 @@ mod tests {
         registry.remove(&first.sender);
         assert_eq!(busy.sender.beside().map(|beside| beside.id), Some(second.sender.id));
         let again = linked(10, 7);
+        assert!(registry.may_stand_beside(&node, busy.instance));
+        let beside_silent = linked(8, 7);
+        registry.insert(beside_silent.clone(), true);
+        assert!(!registry.may_stand_beside(&node, busy.instance), "one of the two is about to go");
+        registry.remove(&beside_silent.sender);
         registry.insert(again.clone(), false);
         assert!(busy.sender.is_closed() && !second.sender.is_closed(), "its process may go on there");
         registry.insert(linked(11, 12), false);

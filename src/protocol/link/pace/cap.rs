@@ -287,8 +287,7 @@ const SHORTEST_ROUND: Duration = Duration::from_millis(10);
 const ROUNDS_KEPT: usize = 8;
 /// After so many rounds the queue of before a cut is gone.
 const ROUNDS_TO_DRAIN: u32 = 3;
-/// So long after much was under way, what varies is the line. BBR's look for the least round trip takes less, and the
-/// kernel's mean deviation has forgotten what was before.
+/// So long after much was under way, what varies is the line: BBR's look for the least round trip takes less.
 const RESTED: Duration = Duration::from_secs(2);
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;

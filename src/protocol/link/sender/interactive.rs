@@ -17,12 +17,11 @@ pub(super) struct Interactive {
 
 impl LinkSender {
     /// From now on interactive sessions of this link may run on that one; on none, with `None`. Returns the one before. What
-    /// was meant for that runs on the new one.
+    /// runs there goes on over the new one, once it is resumed.
     pub fn stand_beside(&self, link: Option<Arc<LinkSender>>) -> Option<Arc<LinkSender>> {
-        let mut interactive = lock(&self.interactive);
-        let before = interactive.take();
-        let meant = before.as_ref().map(|before| before.meant.clone()).unwrap_or_default();
-        *interactive = link.map(|link| Box::new(Interactive { link, meant }));
+        let meant = self.beside().map(|before| before.members()).unwrap_or_default();
+        let next = link.map(|link| Box::new(Interactive { link, meant }));
+        let before = std::mem::replace(&mut *lock(&self.interactive), next);
         before.map(|before| before.link)
     }
 
@@ -72,10 +71,13 @@ mod tests {
         assert!(busy.stand_beside(Some(first.clone())).is_none());
         busy.divert(meant, true);
         assert_eq!([meant, other].map(|id| busy.carrier(id).id), [first.id, busy.id]);
+        first.join(meant);
         first.close();
         assert_eq!(busy.carrier(meant).id, busy.id);
+        busy.divert(other, true);
         assert_eq!(busy.stand_beside(Some(second.clone())).map(|before| before.id), Some(first.id));
-        assert_eq!(busy.carrier(meant).id, second.id, "what was meant for the one before");
+        assert_eq!(busy.carrier(meant).id, second.id, "it ran on the one before");
+        assert_eq!(busy.carrier(other).id, busy.id, "it did not");
         busy.divert(meant, false);
         assert_eq!(busy.carrier(meant).id, busy.id);
         assert_eq!(busy.stand_beside(None).map(|before| before.id), Some(second.id));

@@ -1,6 +1,6 @@
 //! Which sessions run on one link.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
 
@@ -130,6 +130,12 @@ impl LinkSender {
     pub(crate) fn own(&self) -> Vec<SessionId> {
         let members = lock(&self.members);
         in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
+    }
+
+    /// Every session here.
+    pub(super) fn members(&self) -> HashSet<SessionId> {
+        let members = lock(&self.members);
+        members.iter().flat_map(|members| members.own.keys().chain(members.relayed.keys())).copied().collect()
     }
 
     /// Closes the link for good and returns all that ran on it.
