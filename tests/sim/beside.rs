@@ -95,7 +95,9 @@ impl World {
             busy.stand_beside(None);
             pair.over[side].clear();
             table.release(&beside, |_| true);
-            self.sought(table.leave(&beside, |_, _| true), at);
+            let parked = table.leave(&beside, |_, _| true);
+            parked.iter().for_each(|_| self.ledger.sorted(false));
+            self.sought(parked, at);
         } else if self.dice.one_in(100) && busy.beside().is_none() {
             busy.stand_beside(Some(beside));
         }
