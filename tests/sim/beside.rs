@@ -1,10 +1,12 @@
 //! A second link beside one that is busy, and sessions that are moved from either to the other at any moment.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel::protocol::{LinkSender, Sorting};
+use tunnel::names::SessionId;
+use tunnel::protocol::{LinkSender, Parked, Sorting};
 
 use super::plan::About;
 use super::world::World;
@@ -20,6 +22,8 @@ pub(crate) struct Pair {
     sorting: [Sorting; 2],
     /// Whether looks come in such haste that whatever runs seems to stand still.
     hasty: bool,
+    /// What each end has moved over and not back.
+    over: [HashSet<SessionId>; 2],
 }
 
 impl World {
@@ -64,6 +68,7 @@ impl World {
             beside,
             sorting: Default::default(),
             hasty: true,
+            over: Default::default(),
         });
     }
 
@@ -74,18 +79,25 @@ impl World {
         pair.hasty ^= self.dice.one_in(400);
         if self.dice.one_in(if pair.hasty { 15 } else { 60 }) {
             for _ in 0..if pair.hasty { self.dice.between(1, 8) } else { 1 } {
-                let before = beside.sessions();
                 let parked = table.sort(&busy, &mut pair.sorting[side]).parked;
-                let back = before.saturating_sub(beside.sessions());
-                self.ledger.sorted([parked.len() - back.min(parked.len()), back]);
+                for id in parked.iter().map(Parked::id) {
+                    let over = pair.over[side].insert(id);
+                    if !over {
+                        pair.over[side].remove(&id);
+                    }
+                    self.ledger.sorted(over);
+                }
                 self.sought(parked, at);
             }
         }
         if self.dice.one_in(300) {
             self.ledger.note(|| format!("process {at} sends nothing over link {number} any more"));
             busy.stand_beside(None);
+            pair.over[side].clear();
             table.release(&beside, |_| true);
-            self.sought(table.leave(&beside, |_, _| true), at);
+            let parked = table.leave(&beside, |_, _| true);
+            parked.iter().for_each(|_| self.ledger.sorted(false));
+            self.sought(parked, at);
         } else if self.dice.one_in(100) && busy.beside().is_none() {
             busy.stand_beside(Some(beside));
         }

@@ -226,9 +226,9 @@ impl Ledger {
         self.0.borrow_mut().doubled += 1;
     }
 
-    pub(crate) fn sorted(&self, [over, back]: [usize; 2]) {
-        let mut inner = self.0.borrow_mut();
-        inner.sorted = [inner.sorted[0] + over, inner.sorted[1] + back];
+    /// A session was moved over to the link beside its own, or back.
+    pub(crate) fn sorted(&self, over: bool) {
+        self.0.borrow_mut().sorted[usize::from(!over)] += 1;
     }
 
     pub(crate) fn resumed(&self, times: u32) {

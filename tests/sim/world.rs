@@ -123,7 +123,10 @@ impl World {
         // Each end finds out that nobody is there, by asking or by being told; only where its opener has gone with its
         // process, or to another process before it was open, may an acceptor have to wait for the grace time.
         let one = self.plan.edges + self.plan.impostors == 1;
-        let hears = |name: &str| one || self.ledger.is_end(name);
+        // Any pod may be the cloud's.
+        let in_pod =
+            |name: &str| Ledger::acceptor_of(name).is_some_and(|process| self.processes[process].is_pod());
+        let hears = |name: &str| one && !in_pod(name) || self.ledger.is_end(name);
         let waits = |name: &&str| name.starts_with("opener") || hears(name);
         let asks = faithful && self.plan.deaths == 0;
         if asks && self.crowd.names().iter().any(waits) {

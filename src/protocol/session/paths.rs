@@ -93,11 +93,12 @@ impl SessionCore {
         Some(Parked::new(self.clone(), seeker, times))
     }
 
-    /// Whether it was opened here, and how many bytes have moved in both directions; none unless it is open and on a path.
-    pub(crate) fn traffic(&self) -> Option<(bool, u64)> {
+    /// Whether it was opened here, and how many bytes have moved in both directions; none unless it is open and runs on that
+    /// link: one that has left it and found no other yet is still among its members.
+    pub(crate) fn traffic(&self, link: LinkId) -> Option<(bool, u64)> {
         let inner = self.lock();
-        let open = inner.state.phase() == Phase::Open;
-        open.then(|| (inner.state.is_opener(), inner.state.moved()))
+        let runs = inner.state.phase() == Phase::Open && inner.state.path() == Some(link);
+        runs.then(|| (inner.state.is_opener(), inner.state.moved()))
     }
 
     /// Whether its last frame waits for its turn on the path that it has.

@@ -104,7 +104,7 @@ impl SessionTable {
                 if is_beside { weight.bulk } else { weight.is_interactive() }
             };
             for session in self.on_link(link) {
-                let Some((is_opener, moved)) = session.traffic() else { continue };
+                let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
                 if belongs_there(session.key.id, moved) && is_opener && moves > 0 {
                     moves -= 1;
                     busy.divert(session.key.id, !is_beside);

@@ -31,6 +31,11 @@ impl Ledger {
         end(task).is_some_and(|(session, who)| self.0.borrow().pairs[session].other(who).is_some())
     }
 
+    /// The process in which a task is the reader or writer of an acceptor.
+    pub(crate) fn acceptor_of(task: &str) -> Option<usize> {
+        end(task)?.1.checked_sub(1)
+    }
+
     /// Sessions of which not all arrived that was given before an owner broke off.
     pub(crate) fn undelivered(&self) -> Vec<String> {
         let inner = self.0.borrow();
