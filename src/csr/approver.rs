@@ -5,14 +5,14 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams};
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::api::{ListParams, ObjectList, Patch, PatchParams, WatchEvent, WatchParams};
+use kube::{Api, Client, Error, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -30,13 +30,15 @@ pub struct Approver {
     cluster: Cluster,
     pods: String,
     reach: Reach,
+    /// Where the list goes on, if it was not seen to its end.
+    next_page: Mutex<Option<String>>,
 }
 
 impl Approver {
     /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`, `reach` by what
     /// their ports may be reached; the namespace of `cluster` is that of its Services.
     pub fn new(cluster: Cluster, pods: String, reach: Reach) -> Self {
-        Self { cluster, pods, reach }
+        Self { cluster, pods, reach, next_page: Mutex::default() }
     }
 
     /// Works until draining begins. `report` is told whether requests are seen, every few minutes at the least, so that who
@@ -58,7 +60,9 @@ impl Approver {
                         backoff = Backoff::new();
                         continue;
                     }
-                    Err(_) => CsrError::Watch(format!("not all requests were seen within {LIST_EVERY:?}")),
+                    Err(_) => CsrError::Watch(format!(
+                        "not all requests were seen within {LIST_EVERY:?}; the next look goes on behind those that were"
+                    )),
                 };
                 warn!("requests cannot be seen, trying on: {cause}");
                 report(Err(cause.to_string()));
@@ -85,24 +89,62 @@ impl Approver {
         seen: &impl Fn(),
     ) -> Result<Infallible, CsrError> {
         let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
-        let mut events = pin!(watcher(requests.clone(), watcher::Config::default().page_size(PAGE)));
-        while let Some(event) = events.next().await {
-            let csr = match event.map_err(|cause| CsrError::Watch(cause.to_string()))? {
-                Event::Apply(csr) | Event::InitApply(csr) => csr,
-                Event::InitDone => {
-                    seen();
-                    continue;
-                }
-                Event::Init | Event::Delete(_) => continue,
-            };
-            if let Err(cause) = self.settle(&csr, apiserver, &requests, &nodes).await {
+        let settle = async |csr: &CertificateSigningRequest| {
+            if let Err(cause) = self.settle(csr, apiserver, &requests, &nodes).await {
                 warn!(
                     csr = csr.name_any(),
                     "it could not be judged, and will be within {LIST_EVERY:?}: {cause}"
                 );
             }
+        };
+        let version = loop {
+            let page = self.page(&requests).await?;
+            for csr in &page.items {
+                settle(csr).await;
+            }
+            if self.next_page().is_none() {
+                break page.metadata.resource_version.unwrap_or_default();
+            }
+        };
+        seen();
+        let mut events =
+            pin!(requests.watch(&WatchParams::default(), &version).await.map_err(|cause| unseen(&cause))?);
+        while let Some(event) = events.next().await {
+            match event.map_err(|cause| unseen(&cause))? {
+                WatchEvent::Added(csr) | WatchEvent::Modified(csr) => settle(&csr).await,
+                WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
+                WatchEvent::Error(status) => return Err(unseen(&Error::Api(status))),
+            }
         }
         Err(CsrError::Watch("the watch has ended".to_owned()))
+    }
+
+    /// The page behind the one before, although that may have been of an earlier look: requests that sort first, however
+    /// many there are, only delay the others.
+    async fn page(
+        &self,
+        requests: &Api<CertificateSigningRequest>,
+    ) -> Result<ObjectList<CertificateSigningRequest>, CsrError> {
+        loop {
+            let token = self.next_page().clone();
+            let params = ListParams { continue_token: token.clone(), ..ListParams::default().limit(PAGE) };
+            match requests.list(&params).await {
+                Ok(page) => {
+                    *self.next_page() = page.metadata.continue_.clone().filter(|token| !token.is_empty());
+                    return Ok(page);
+                }
+                // The list as it was has been forgotten, after some minutes. With that comes where it goes on as it is now.
+                Err(Error::Api(status)) if status.code == 410 && token.is_some() => {
+                    let now = status.metadata.and_then(|metadata| metadata.continue_);
+                    *self.next_page() = now.filter(|now| !now.is_empty());
+                }
+                Err(cause) => return Err(unseen(&cause)),
+            }
+        }
+    }
+
+    fn next_page(&self) -> MutexGuard<'_, Option<String>> {
+        self.next_page.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Judges one, and records the verdict.
@@ -163,6 +205,10 @@ impl Approver {
         }
         Ok(())
     }
+}
+
+fn unseen(cause: &Error) -> CsrError {
+    CsrError::Watch(cause.to_string())
 }
 
 /// Whether somebody has judged it already.
@@ -257,5 +303,55 @@ mod tests {
         }
         let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         assert!(said.contains("audit") && said.contains("approving") && said.contains("csr-1"), "{said}");
+    }
+
+    /// Which page of the list is asked for, by its continue token.
+    fn page(request: &http::Request<Body>) -> String {
+        let mut pairs = request.uri().query().unwrap_or_default().split('&');
+        pairs.find_map(|pair| pair.strip_prefix("continue=")).unwrap_or("p1").to_owned()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_requests_that_sort_first_does_not_keep_later_ones_from_their_turn() {
+        let (asked_for, mut pages) = tokio::sync::mpsc::channel(100);
+        let answer = move |request: http::Request<Body>| {
+            let asked_for = asked_for.clone();
+            async move {
+                let page = page(&request);
+                asked_for.send(page.clone()).await.unwrap();
+                let next = match page.as_str() {
+                    "p1" => Ok("p2"),
+                    "p2" => Ok("p3"),
+                    "p3" => Err(json!({"continue": "p3-later"})),
+                    "p3-later" => Ok("p4"),
+                    _ => Err(json!({})),
+                };
+                if next.is_ok() {
+                    // Two pages take longer than a look has.
+                    sleep(Duration::from_secs(18)).await;
+                }
+                let list = json!({
+                    "kind": "CertificateSigningRequestList", "apiVersion": "certificates.k8s.io/v1",
+                    "metadata": {"resourceVersion": "1", "continue": next.clone().unwrap_or_default()},
+                    "items": [],
+                });
+                let gone = |metadata| json!({"kind": "Status", "code": 410, "metadata": metadata});
+                let status = if next.is_ok() { 200 } else { 410 };
+                let body = next.map_or_else(gone, |_| list).to_string().into_bytes();
+                Ok::<_, Infallible>(Response::builder().status(status).body(Body::from(body)).unwrap())
+            }
+        };
+        let client = Client::new(tower::service_fn(answer), "n");
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let (approver, apiserver) =
+            (Approver::new(cluster, "pods".to_owned(), Reach::default()), Apiserver::default());
+        let mut looks = Vec::new();
+        for _ in 0..3 {
+            let look = approver.follow(client.clone(), &apiserver, &|| ());
+            assert!(timeout(Duration::from_secs(30), look).await.is_err(), "the list has no end");
+            looks.push(std::iter::from_fn(|| pages.try_recv().ok()).collect::<Vec<_>>().join(" "));
+        }
+        // What a token stands for is forgotten in time: then another one comes with the answer, or it begins anew.
+        assert_eq!(looks, ["p1 p2", "p2 p3 p3-later", "p3-later p4 p1"]);
     }
 }

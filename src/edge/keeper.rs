@@ -53,8 +53,7 @@ impl Keeper {
     /// Dials the cloud, serves the link, and dials again, until the edge stops.
     pub(super) async fn keep(self: Arc<Self>) {
         let (mut backoff, mut second) = (Backoff::new(), SecondLink::new(self.ground.metrics.clone()));
-        // Two, as tries with a certificate and without may fail by turns.
-        let mut said: [String; 2] = Default::default();
+        let mut said = Said::default();
         let links = self.ground.drain.clone();
         let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
         let (mut server, mut hint, mut made) = (0, AddressHint::default(), None);
@@ -76,7 +75,7 @@ impl Keeper {
             };
             match next {
                 Ok(next) => {
-                    said = Default::default();
+                    said = Said::default();
                     server = next.server;
                     let begun = Instant::now();
                     let (outcome, carried) = self.run(next, &mut second).await;
@@ -94,9 +93,8 @@ impl Keeper {
                     if !self.uplinks.is_linked() {
                         self.readiness.set(LINK, Err(text.clone()));
                     }
-                    if !said.contains(&text) {
+                    if said.is_new(&text) {
                         warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {MAX_PAUSE:?}");
-                        said = [text, std::mem::take(&mut said[0])];
                     }
                     if self.dialer.is_refused(&why) {
                         backoff.refused();
@@ -251,6 +249,31 @@ pub(super) fn give_back() {
     }
 }
 
+/// The errors that were logged last, without times: how long an address is waited for depends on which are tried before
+/// it. Two, as tries with a certificate and without may fail by turns.
+#[derive(Debug, Default)]
+struct Said([String; 2]);
+
+impl Said {
+    /// Whether it was not just logged; notes that it is now.
+    fn is_new(&mut self, text: &str) -> bool {
+        let untimed: Vec<_> = text.split(' ').filter(|word| !is_time(word)).collect();
+        let untimed = untimed.join(" ");
+        if self.0.contains(&untimed) {
+            return false;
+        }
+        self.0 = [untimed, std::mem::take(&mut self.0[0])];
+        true
+    }
+}
+
+/// Whether it is a time in seconds or milliseconds, as messages have them.
+fn is_time(word: &str) -> bool {
+    let word = word.trim_end_matches([',', ';', ':']);
+    let number = word.strip_suffix("ms").or_else(|| word.strip_suffix('s'));
+    number.is_some_and(|number| number.parse::<f64>().is_ok())
+}
+
 /// Between two tries at servers that are wanted more than the one that is linked to; half of it is chance.
 const FAIL_BACK_EVERY: Duration = Duration::from_secs(60);
 /// How long to wait when another machine of our name is alive.
@@ -258,3 +281,22 @@ const NAME_TAKEN: Duration = Duration::from_secs(30);
 /// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still
 /// there.
 const CONFLICT: Duration = Duration::from_secs(90);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_trouble_is_logged_once_however_long_each_address_was_waited_for() {
+        let mut said = Said::default();
+        let told = |time: &str| {
+            format!("10.0.0.1:9000 did not answer within {time}; 10.0.0.2:9000 refused the connection")
+        };
+        assert!(said.is_new(&told("10s")));
+        assert!(!said.is_new(&told("5s")) && !said.is_new(&told("3.334s")) && !said.is_new(&told("900ms")));
+        assert!(said.is_new("10.0.0.1:9000 refused the connection"));
+        assert!(!said.is_new(&told("2s")), "by turns");
+        assert!(said.is_new("the TLS handshake took too long") && said.is_new("it was 502"));
+        assert!(said.is_new(&told("10s")) && said.is_new("it was 503"), "numbers count");
+    }
+}

@@ -13,7 +13,8 @@ use tokio::time::{Instant, timeout};
 use super::listen::tune;
 use super::mark;
 
-/// Why no address answered: the failure of each, the most specific first.
+/// Why no address answered: the failure of each, the most specific first, and of those alike by address, in whichever order
+/// they were tried.
 #[derive(Debug)]
 pub struct DialError(Vec<Failure>);
 
@@ -49,8 +50,7 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
             Err(_) => late(at, share),
         });
     }
-    failed.sort_by_key(|failure| Reverse(failure.rank()));
-    Err(DialError(failed))
+    Err(DialError::new(failed))
 }
 
 /// The one place where this process opens a connection to another machine.
@@ -61,6 +61,11 @@ async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
 }
 
 impl DialError {
+    fn new(mut failed: Vec<Failure>) -> Self {
+        failed.sort_by_key(|failure| (Reverse(failure.rank()), failure.at()));
+        Self(failed)
+    }
+
     /// The most specific failure; `None` if there was no address.
     pub fn first(&self) -> Option<&Failure> {
         self.0.first()
@@ -201,6 +206,13 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_said_does_not_depend_on_the_order_in_which_addresses_were_tried() {
+        let [one, two] = [closed().await, closed().await];
+        let says = async |addresses: &[SocketAddr]| dial(addresses, SOON).await.unwrap_err().to_string();
+        assert_eq!(says(&[one, two]).await, says(&[two, one]).await);
+    }
+
+    #[tokio::test]
     async fn a_silent_address_leaves_time_for_the_next() {
         let (_listener, mute, _held) = silent().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -214,9 +226,7 @@ mod tests {
         use io::ErrorKind as Kind;
         let of = |last: u8, kind: Kind| sorted(([192, 0, 2, last], 22).into(), kind.into(), SOON);
         let failed = |kinds: &[Kind]| {
-            let mut all: Vec<_> = (1..).zip(kinds).map(|(last, kind)| of(last, *kind)).collect();
-            all.sort_by_key(|failure| Reverse(failure.rank()));
-            DialError(all).to_string()
+            DialError::new((1..).zip(kinds).map(|(last, kind)| of(last, *kind)).collect()).to_string()
         };
         assert_eq!(
             failed(&[Kind::ConnectionRefused, Kind::TimedOut, Kind::ConnectionReset, Kind::HostUnreachable]),
