@@ -121,7 +121,11 @@ impl RecvHalf {
             self.trips.interrupt();
         }
         self.last_data = Some(now);
-        self.trips.arrived(end, now);
+        let held_up = self.trips.arrived(end, now);
+        if held_up && self.queue.bytes() == 0 && self.trips.latest() >= SHORT {
+            // The reader waited, too: it is the window that was too narrow.
+            self.grow(self.window.saturating_mul(2));
+        }
         self.rounds.arrived(self.taken, now);
         self.received = end;
         self.queue.push(bytes);
@@ -413,6 +417,59 @@ mod tests {
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         assert!(would > 1_700_000 && sent > would * 99 / 100, "{sent} of {would}");
+    }
+
+    /// What comes in one round trip may be half a window: the credit for the first frame of a burst brings as much, and that
+    /// for the others is not due.
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_that_stands_at_its_limit_gets_a_wider_window() {
+        let (way, windows) = (Duration::from_millis(600), Windows { start: 16 * 4096, max: 4 << 20 });
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(16 * 4096).unwrap());
+        let (mut sent, mut limit) = (0, half.limit());
+        for round in 0..30 {
+            let begin = Instant::now();
+            // It comes up slowly, and then sends all that it may.
+            let most = [6, 6, 9, 10, 10, 14].get(round).map_or(u64::MAX, |frames| frames * 4096);
+            let until = limit.min(most.saturating_add(sent));
+            while sent < until {
+                sent += 4096;
+                half.data(bytes(4096), Instant::now()).unwrap();
+                half.take(Instant::now(), way).unwrap();
+                tokio::time::advance(Duration::from_micros(100)).await;
+                if half.credit_due() {
+                    limit = half.credit().1;
+                    half.credit_sent(Instant::now());
+                }
+            }
+            tokio::time::sleep_until(begin + way + Duration::from_millis(5)).await;
+        }
+        assert!(half.window > 3 << 20, "{}", half.window);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_that_stands_at_its_limit_before_a_slow_reader_does_not() {
+        let windows = Windows { start: 128 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(128 * 1024).unwrap());
+        let (mut sent, mut limit) = (0, half.limit());
+        let mut credits = VecDeque::from([None; 60]);
+        // 4 KiB every 100 ms; 600 ms there and back.
+        for tick in 0..2000 {
+            while sent < limit {
+                sent += 4096;
+                half.data(bytes(4096), Instant::now()).unwrap();
+            }
+            if tick % 10 == 0 {
+                half.take(Instant::now(), Duration::from_millis(600));
+            }
+            let credit = half.credit_due().then(|| half.credit().1);
+            if credit.is_some() {
+                half.credit_sent(Instant::now());
+            }
+            credits.push_back(credit);
+            limit = credits.pop_front().flatten().unwrap_or(limit);
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        assert_eq!(half.window, windows.start);
     }
 
     /// How wide the window is once so much was taken as fast as the window lets it come, and nothing more is.

@@ -31,20 +31,23 @@ impl Trips {
         self.under_way.get_or_insert(UnderWay { old_limit, since: now, stood });
     }
 
-    /// Bytes have come up to offset `end`.
-    pub(super) fn arrived(&mut self, end: u64, now: Instant) {
-        let Some(way) = &mut self.under_way else { return };
+    /// Bytes have come up to offset `end`. Whether these are the first that a Credit let come to a sender that had stood
+    /// at its limit.
+    pub(super) fn arrived(&mut self, end: u64, now: Instant) -> bool {
+        let Some(way) = &mut self.under_way else { return false };
         if end == way.old_limit {
             way.stood = Some(now);
         }
         if end <= way.old_limit {
-            return;
+            return false;
         }
         let trip = now - way.since;
-        if way.stood.is_some_and(|stood| (now - stood) * LEAST_STAND >= trip) {
+        let held_up = way.stood.is_some_and(|stood| (now - stood) * LEAST_STAND >= trip);
+        if held_up {
             self.latest = trip;
         }
         self.under_way = None;
+        held_up
     }
 
     /// Discards the measurement under way, because the sender was silent.
