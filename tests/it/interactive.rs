@@ -131,7 +131,7 @@ async fn is_left(dead: &[Arc<LinkSender>]) {
 
 async fn are_over(talks: impl IntoIterator<Item = Talk>) {
     for talk in talks {
-        talk.is_over().await;
+        talk.over().await;
     }
 }
 
@@ -145,14 +145,14 @@ async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
     typed.is_alive().await;
     bulk.is_alive().await;
     assert!(link.traffic().received_bytes - before < 64 * 1024, "bulk runs elsewhere");
-    bulk.is_over().await;
+    bulk.over().await;
     hurry();
     wait_within(Duration::from_secs(120), "the second link goes", || interactive(&world.pod).is_none()).await;
     has_moved(&world.pod, 1, 0).await;
     assert_eq!(self::first(&world.pod).map(|now| now.id), Some(first.id));
     wait_until("the edge has one link", || world.edge.metrics.links.get() == 1).await;
     typed.is_alive().await;
-    typed.is_over().await;
+    typed.over().await;
     world.pod.forgets_all().await;
 }
 

@@ -70,7 +70,7 @@ impl Talk {
     }
 
     /// Ends the session in order; all that was said has come back.
-    pub(crate) async fn is_over(self) {
+    pub(crate) async fn over(self) {
         self.goes_on(Does::Ends);
         let (said, heard) = soon("the end of a session", self.task).await.unwrap();
         assert!(said == heard && said > 0, "{said} bytes were said, and {heard} have come back");

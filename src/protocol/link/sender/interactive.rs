@@ -18,7 +18,7 @@ pub(super) struct Interactive {
 impl LinkSender {
     /// From now on interactive sessions of this link may run on that one; on none, with `None`. Returns the one before. What
     /// runs there goes on over the new one, once it is resumed.
-    pub fn stand_beside(&self, link: Option<Arc<LinkSender>>) -> Option<Arc<LinkSender>> {
+    pub fn stand_beside(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
         let meant = self.beside().map(|before| before.members()).unwrap_or_default();
         let next = link.map(|link| Box::new(Interactive { link, meant }));
         let before = std::mem::replace(&mut *lock(&self.interactive), next);
@@ -26,7 +26,7 @@ impl LinkSender {
     }
 
     /// The link for interactive sessions beside this one.
-    pub fn beside(&self) -> Option<Arc<LinkSender>> {
+    pub fn beside(&self) -> Option<Arc<Self>> {
         lock(&self.interactive).as_ref().map(|interactive| interactive.link.clone())
     }
 
