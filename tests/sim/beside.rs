@@ -90,7 +90,7 @@ impl World {
                 self.sought(parked, at);
             }
         }
-        if self.dice.one_in(300) {
+        if self.dice.one_in(60) {
             self.ledger.note(|| format!("process {at} sends nothing over link {number} any more"));
             busy.stand_beside(None);
             pair.over[side].clear();
@@ -98,7 +98,7 @@ impl World {
             let parked = table.leave(&beside, |_, _| true);
             parked.iter().for_each(|_| self.ledger.sorted(false));
             self.sought(parked, at);
-        } else if self.dice.one_in(100) && busy.beside().is_none() {
+        } else if self.dice.one_in(20) && busy.beside().is_none() {
             busy.stand_beside(Some(beside));
         }
         let over = if pair.busy.iter().any(|link| link.is_closed()) { 100 } else { 1_000 };
