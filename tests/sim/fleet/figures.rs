@@ -70,11 +70,12 @@ impl Counts {
 }
 
 impl Rate {
-    fn with(self, other: Self) -> Self {
+    pub(crate) fn with(self, other: Self) -> Self {
         Self { all: self.all.max(other.all), peak: self.peak.max(other.peak), second: None }
     }
 
-    fn one(&mut self) {
+    /// One more.
+    pub(crate) fn one(&mut self) {
         let now = Instant::now();
         let (since, count) = match self.second {
             Some((since, count)) if (now - since).as_secs() == 0 => (since, count + 1),
@@ -84,4 +85,10 @@ impl Rate {
         self.all += 1;
         self.peak = self.peak.max(count);
     }
+}
+
+/// Memory of this process in bytes.
+pub(crate) fn memory() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
 use tunnel::drain::Drain;
@@ -129,7 +130,7 @@ impl Pod {
     fn make_way(self: &Arc<Self>, at: Instance, node: &NodeName, found: Option<Found>) {
         let (pod, node) = (self.clone(), node.clone());
         self.figures.moves(self.moves.fetch_add(1, Relaxed) + 1);
-        self.drain.spawn(Span::none(), async move {
+        self.work(async move {
             let contest = async {
                 if let Some(found) = found {
                     pod.finder.contest(at, &node, found).await;
@@ -138,6 +139,14 @@ impl Pod {
             tokio::join!(pod.finder.make_way(at, &node, &pod.table), contest);
             pod.moves.fetch_sub(1, Relaxed);
         });
+    }
+
+    /// Does what mostly is done at once, and has a task only if it is not.
+    pub(crate) fn work(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut work = Box::pin(work);
+        if (&mut work).now_or_never().is_none() {
+            self.drain.spawn(Span::none(), work);
+        }
     }
 
     /// Whether a search leads to that pod. A path that leads to another one is not tried again, as sessions do it.
