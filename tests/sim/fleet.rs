@@ -276,9 +276,9 @@ impl Fleet {
         }
         let found = self.found(moved).await;
         self.restart_counts();
-        let Counts { said: says, heard, lookups, waiting, moves } = worst;
+        let Counts { said: says, heard, lookups, waiting } = worst;
         println!(
-            "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {waiting} | {moves} | {:.1} s | {said} | {} MB |",
+            "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {waiting} | {:.1} s | {said} | {} MB |",
             took.as_secs_f64(),
             says.peak,
             says.all,
@@ -312,9 +312,9 @@ async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
     let mut fleet = Fleet::new(seed);
     println!("{pods} pods, {each} edges each, FLEET_SEED={seed}");
     println!(
-        "| what | time | said a second / in all | heard | lookups | queue | moves | found after | all said | memory |"
+        "| what | time | said a second / in all | heard | lookups | queue | found after | all said | memory |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let all: Vec<_> = (0..pods * each).collect();
     fleet.begin(pods, each).await;
     let mut rows = vec![fleet.report("all start", &all).await];

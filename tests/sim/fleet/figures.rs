@@ -15,8 +15,6 @@ pub(crate) struct Counts {
     pub(crate) lookups: Rate,
     /// The longest queue of a link.
     pub(crate) waiting: usize,
-    /// Most nodes at once whose older links were looked after.
-    pub(crate) moves: usize,
 }
 
 /// A number of things in all, and in the busiest second.
@@ -45,11 +43,6 @@ impl Figures {
         counts.waiting = counts.waiting.max(waiting);
     }
 
-    pub(crate) fn moves(&self, moves: usize) {
-        let mut counts = self.0.lock().unwrap();
-        counts.moves = counts.moves.max(moves);
-    }
-
     /// The counts since this was called last.
     pub(crate) fn take(&self) -> Counts {
         std::mem::take(&mut *self.0.lock().unwrap())
@@ -64,7 +57,6 @@ impl Counts {
             heard: self.heard.with(other.heard),
             lookups: self.lookups.with(other.lookups),
             waiting: self.waiting.max(other.waiting),
-            moves: self.moves.max(other.moves),
         }
     }
 }

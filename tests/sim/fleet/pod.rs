@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -31,7 +31,6 @@ pub(crate) struct Pod {
     table: Arc<SessionTable>,
     pub(crate) drain: Drain,
     pub(crate) figures: Arc<Figures>,
-    moves: Arc<AtomicUsize>,
     stopping: AtomicBool,
     /// Nothing that is sent to it or by it arrives any more.
     pub(crate) cut_off: AtomicBool,
@@ -54,9 +53,7 @@ impl Pod {
         let dns = Dns::new(names, zone);
         let finder = Finder::new(registry.clone(), own, siblings.clone(), dns, at.port());
         let [stopping, cut_off] = [false; 2].map(AtomicBool::new);
-        let moves = Arc::default();
-        let pod =
-            Self { at, own, registry, siblings, finder, table, drain, figures, moves, stopping, cut_off };
+        let pod = Self { at, own, registry, siblings, finder, table, drain, figures, stopping, cut_off };
         let pod = Arc::new(pod);
         net.add(&pod);
         pod.drain.spawn(Span::none(), pod.clone().announce_loads());
@@ -129,7 +126,6 @@ impl Pod {
 
     fn make_way(self: &Arc<Self>, at: Instance, node: &NodeName, found: Option<Found>) {
         let (pod, node) = (self.clone(), node.clone());
-        self.figures.moves(self.moves.fetch_add(1, Relaxed) + 1);
         self.work(async move {
             let contest = async {
                 if let Some(found) = found {
@@ -137,7 +133,6 @@ impl Pod {
                 }
             };
             tokio::join!(pod.finder.make_way(at, &node, &pod.table), contest);
-            pod.moves.fetch_sub(1, Relaxed);
         });
     }
 
