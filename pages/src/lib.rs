@@ -1,8 +1,9 @@
 //! Gives pages that a process does not need back to the system.
 //!
-//! Three of the calls have no safe form in any crate that we know, so they are wrapped here, away from the program, which
+//! Some of the calls have no safe form in any crate that we know, so they are wrapped here, away from the program, which
 //! forbids `unsafe`. All may be called at any time, from any thread, any number of times.
 
+mod alone;
 mod maps;
 
 use std::collections::HashMap;
@@ -26,20 +27,29 @@ pub fn trim_heap() -> bool {
     false
 }
 
-/// Forgets the pages of the program and of its libraries, code and constants, until they are used again. Returns how many
-/// bytes of addresses that were.
+/// What [`forget_program`] has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forgotten {
+    /// So many bytes of addresses have no page any more.
+    pub bytes: usize,
+    /// Whether what is used again is mapped page by page, without what lies around it.
+    pub alone: bool,
+}
+
+/// Forgets the pages of the program and of its libraries, code and constants, until they are used again.
 ///
 /// For each page that is used the kernel also maps those around it, so that behind its start most of a program is
 /// mapped though little of it is needed any more. What is used again comes from the page cache, or from the file if the
-/// system is short of memory.
+/// system is short of memory; from now on alone, where the kernel can and lets us (Linux 6.7).
 ///
 /// # Errors
 ///
 /// The kernel does not say what is mapped: `/proc` is not there, or not readable.
-pub fn forget_program() -> io::Result<usize> {
+pub fn forget_program() -> io::Result<Forgotten> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
-    let mut forgotten = 0;
+    let mut forgotten = Forgotten { bytes: 0, alone: true };
     for range in maps::pristine(&smaps) {
+        forgotten.alone &= alone::map_alone(&range).is_ok();
         let start = std::ptr::without_provenance_mut(range.start);
         // SAFETY: the range is one mapping of a file, which the kernel keeps as long as it is mapped. It cannot be written
         // to, and no page of it differs from the file: each comes back as it was when it is used again. Nothing in
@@ -47,7 +57,7 @@ pub fn forget_program() -> io::Result<usize> {
         let failed = unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
         // It fails for memory that is locked, which is to stay.
         if failed == 0 {
-            forgotten += range.len();
+            forgotten.bytes += range.len();
         }
     }
     Ok(forgotten)
@@ -159,11 +169,53 @@ mod tests {
         assert!(blocks.iter().all(|block| block.iter().all(|byte| *byte == 1)));
     }
 
+    /// A mapping of a file of 4 MiB, of which nothing is mapped yet.
+    fn mapped() -> std::ops::Range<usize> {
+        use std::io::Write as _;
+        use std::os::fd::AsRawFd as _;
+        use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let (len, nth) = (4 << 20, MADE.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(format!("pages-{}-{nth}", std::process::id()));
+        let mut file =
+            fs::File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        file.write_all(&vec![5; len]).unwrap();
+        fs::remove_file(path).unwrap();
+        let (prot, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
+        // SAFETY: a new mapping, somewhere.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, private, file.as_raw_fd(), 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        start.addr()..start.addr() + len
+    }
+
+    /// Resident KiB behind a look at three bytes of it, far from each other.
+    fn looked_at(range: &std::ops::Range<usize>) -> u64 {
+        for at in [0, 1 << 20, 3 << 20] {
+            // SAFETY: it lies within a mapping that stays, and nobody writes there.
+            let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(range.start + at).read_volatile() };
+            assert_eq!(byte, 5);
+        }
+        resident(range.start)
+    }
+
+    #[test]
+    fn what_is_used_is_mapped_without_what_lies_around_it() {
+        let (range, usual) = (mapped(), mapped());
+        if let Err(cause) = alone::map_alone(&range) {
+            return eprintln!("not here: {cause}");
+        }
+        // SAFETY: it takes a number.
+        let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap() / 1024;
+        assert_eq!(looked_at(&range), 3 * page);
+        assert!(looked_at(&usual) > 3 * page);
+    }
+
     #[test]
     fn a_program_goes_on_without_the_pages_that_it_forgot() {
         let said = "constants are there".to_owned();
         let forgotten = forget_program().unwrap();
-        assert!(forgotten > 100 * 1024, "{forgotten} bytes");
+        assert!(forgotten.bytes > 100 * 1024, "{forgotten:?}");
         assert_eq!(said, "constants are there");
         // Code that nothing has run so far.
         assert_eq!("3.25".parse::<f64>().unwrap().to_string(), "3.25");

@@ -242,7 +242,9 @@ impl Keeper {
 pub(super) fn give_back() {
     let _ = (tunnel_pages::trim_heap(), tunnel_pages::forget_stack());
     match tunnel_pages::forget_program() {
-        Ok(bytes) => debug!(bytes, "the program's pages are forgotten until they are used again"),
+        Ok(tunnel_pages::Forgotten { bytes, alone }) => {
+            debug!(bytes, alone, "the program's pages are forgotten until they are used again");
+        }
         Err(cause) => debug!(%cause, "what is mapped cannot be read, and stays"),
     }
 }

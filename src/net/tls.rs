@@ -8,12 +8,13 @@ mod leaf;
 mod mutual;
 mod offer;
 mod shown;
+mod tickets;
 mod verify;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
+use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
@@ -144,8 +145,8 @@ impl ServerSettings {
         let shown = Shown::new(identity, self.identity.cert.clone());
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
-        // The clients keep the tickets: thousands of edges that come back at once resume without memory here.
-        config.ticketer = aws_lc_rs::Ticketer::new().map_err(text)?;
+        // The clients keep the tickets: thousands of edges that come back at once, to whichever pod, resume without memory here.
+        config.ticketer = Arc::new(self.tickets(cert, key, cas)?);
         Ok(config)
     }
 }

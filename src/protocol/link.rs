@@ -156,8 +156,11 @@ impl Link {
             tokio::select! {
                 biased;
                 piece = self.ahead.next_piece(incoming) => {
-                    self.alive.last_received = Instant::now();
-                    self.sender.received(self.alive.last_received);
+                    let now = Instant::now();
+                    self.sender.received(now);
+                    if self.alive.receives(now) {
+                        self.check_life()?;
+                    }
                     return piece.map_err(LinkEnded::from);
                 }
                 () = self.sender.stirred() => {

@@ -7,14 +7,14 @@ use anyhow::Result;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto, version};
+use tokio_rustls::rustls::{CipherSuite, ClientConfig, RootCertStore, ServerConfig, crypto, version};
 
 use crate::place::Certificates;
 
 /// A client that verifies the server, and shows its own certificate if it is asked for one.
 pub(crate) fn client(certificates: &Certificates) -> Result<ClientConfig> {
     let key = PrivateKeyDer::from_pem_file(certificates.client_key())?;
-    Ok(ClientConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
+    Ok(ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&version::TLS13])?
         .with_root_certificates(roots(&certificates.ca())?)
         .with_client_auth_cert(chain(&certificates.client_cert())?, key)?)
@@ -34,6 +34,13 @@ pub(crate) fn server(certificates: &Certificates, asks: bool) -> Result<ServerCo
         .with_protocol_versions(&[&version::TLS13])?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain(&certificates.cert())?, key)?)
+}
+
+/// Prefers the suite that the program prefers.
+fn provider() -> crypto::CryptoProvider {
+    let mut provider = crypto::aws_lc_rs::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    provider
 }
 
 fn roots(ca: &Path) -> Result<RootCertStore> {

@@ -160,14 +160,12 @@ const TURN: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::tls::tests::{Authority, client, server};
+    use crate::net::tls::tests::{Authority, SetTime, client, server};
     use crate::net::tls::{ClientCertificates, Trust, server_name};
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
     use tokio_rustls::TlsConnector;
-    use tokio_rustls::rustls::pki_types::UnixTime;
-    use tokio_rustls::rustls::time_provider::TimeProvider;
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -179,29 +177,22 @@ mod tests {
         Door::new(Limits::slots(1)).try_enter(&Source::of(from.ip())).unwrap()
     }
 
-    /// A clock that a test sets, in seconds since 1970.
-    #[derive(Debug)]
-    struct SetTime(Arc<AtomicU64>);
-
-    impl TimeProvider for SetTime {
-        fn current_time(&self) -> Option<UnixTime> {
-            Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Relaxed))))
-        }
-    }
-
     #[tokio::test]
-    async fn a_session_is_resumed_for_as_long_as_the_clients_certificate_is_valid() {
+    async fn a_session_is_resumed_at_any_pod_for_as_long_as_the_clients_certificate_is_valid() {
         let (ca, now) = (Authority::new("ca"), Arc::new(AtomicU64::new(YEAR_2029)));
-        let clients = ClientCertificates::Required(ca.ca());
-        let mut config = (*server(ca.issue("s", "a.b"), clients).load()).clone();
-        config.time_provider = Arc::new(SetTime(now.clone()));
-        let acceptor = Acceptor::new(Reload::fixed(config), Pool::new(), 9);
+        let identity = ca.issue("s", "a.b");
+        let pod = || {
+            let clients = ClientCertificates::Required(ca.ca());
+            let mut config = (*server(identity.clone(), clients).load()).clone();
+            config.time_provider = Arc::new(SetTime(now.clone()));
+            Acceptor::new(Reload::fixed(config), Pool::new(), 9)
+        };
         let shows = ca.issue_for("c", "pod", 2020..2030);
         let connector = TlsConnector::from(client(Trust::Ca(ca.ca()), Some(shows)).load());
         let from = "192.0.2.1:1".parse().unwrap();
         let slot = slot(from);
         let handshake = async || {
-            let (near, served) = pair().await;
+            let ((near, served), acceptor) = (pair().await, pod());
             let connect = async {
                 let mut near = connector.connect(server_name("a.b").unwrap(), near).await.unwrap();
                 // With what comes behind the handshake a session is resumed.

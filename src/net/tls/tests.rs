@@ -1,15 +1,28 @@
 use super::*;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, duplex};
+use tokio_rustls::rustls::pki_types::UnixTime;
+use tokio_rustls::rustls::time_provider::TimeProvider;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use crate::drain::Drain;
 use crate::net::pool::Pool;
 use crate::net::socket::{Buffered, Socket};
 use crate::net::splice::splice;
+
+/// A clock that a test sets, in seconds since 1970.
+#[derive(Debug, Clone)]
+pub(crate) struct SetTime(pub(crate) Arc<AtomicU64>);
+
+impl TimeProvider for SetTime {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Relaxed))))
+    }
+}
 
 /// A CA, and files issued by it, in a directory of its own.
 pub(crate) struct Authority {

@@ -61,9 +61,14 @@ impl Alive {
         if let Some(next) = self.watched {
             return next;
         }
-        (self.last_received.max(self.last_ping) + self.ask_after)
-            .min(self.looked + PING_AFTER * 2)
-            .max(self.looked + CHECK_INTERVAL)
+        (self.last_received.max(self.last_ping) + self.ask_after).max(self.looked + CHECK_INTERVAL)
+    }
+
+    /// Notes that something was received: whether it is time for a look as well, which waits for silence else. So a link
+    /// that is pinged in time is never woken for its looks.
+    pub(super) fn receives(&mut self, now: Instant) -> bool {
+        self.last_received = now;
+        now - self.looked >= PING_AFTER * 2
     }
 }
 

@@ -1,0 +1,164 @@
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, crypto::aws_lc_rs, version};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::*;
+use crate::net::tls::tests::{Authority, SetTime, client, server};
+use crate::net::tls::{Identity, Trust};
+
+/// A pod that has just started with these files.
+fn pod(identity: &Identity, clients: ClientCertificates) -> Arc<ServerConfig> {
+    server(identity.clone(), clients).load()
+}
+
+/// How an edge and a pod come to a session.
+async fn meet(edge: &Arc<ClientConfig>, pod: &Arc<ServerConfig>) -> HandshakeKind {
+    let (near, far) = duplex(1 << 16);
+    let accept = async {
+        let mut tls = TlsAcceptor::from(pod.clone()).accept(far).await.unwrap();
+        tls.write_all(b"x").await.unwrap();
+        tls.shutdown().await.unwrap();
+    };
+    let connect = async {
+        let name = ServerName::try_from("a.b").unwrap();
+        let mut tls = TlsConnector::from(edge.clone()).connect(name, near).await.unwrap();
+        // Tickets come behind the handshake.
+        tls.read_u8().await.unwrap();
+        tls.get_ref().1.handshake_kind().unwrap()
+    };
+    tokio::join!(accept, connect).1
+}
+
+#[tokio::test]
+async fn a_session_of_one_pod_is_resumed_at_any_other_and_after_its_restart() {
+    let ca = Authority::new("ca");
+    let identity = ca.issue("s", "a.b");
+    let edge = client(Trust::Ca(ca.ca()), None).load();
+    let fresh = || pod(&identity, ClientCertificates::Anonymous);
+    assert_eq!(meet(&edge, &fresh()).await, HandshakeKind::Full);
+    for _ in 0..3 {
+        assert_eq!(meet(&edge, &fresh()).await, HandshakeKind::Resumed);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_with_other_files_takes_no_ticket() {
+    let ca = Authority::new("ca");
+    let identity = ca.issue("s", "a.b");
+    let siblings = || ClientCertificates::Siblings(ca.ca(), None);
+    let renewed = ca.issue("renewed", "a.b");
+    let alone = pod(&identity, ClientCertificates::Anonymous);
+    for other in [pod(&renewed, siblings()), alone.clone()] {
+        let edge = client(Trust::Ca(ca.ca()), None).load();
+        assert_eq!(meet(&edge, &pod(&identity, siblings())).await, HandshakeKind::Full);
+        assert_eq!(meet(&edge, &other).await, HandshakeKind::Full);
+    }
+}
+
+#[tokio::test]
+async fn once_another_authority_is_believed_no_ticket_of_before_is_taken() {
+    let (ca, one, later) = (Authority::new("ca"), Authority::new("one"), Authority::new("later"));
+    let identity = ca.issue("s", "a.b");
+    let edge = client(Trust::Ca(ca.ca()), None).load();
+    let asks = || pod(&identity, ClientCertificates::Optional(one.ca()));
+    assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Full);
+    assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Resumed);
+    std::fs::copy(later.ca(), one.ca()).unwrap();
+    assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Full);
+}
+
+#[tokio::test]
+async fn tickets_of_tls_1_2_are_for_the_pod_alone_that_gave_them() {
+    let ca = Authority::new("ca");
+    let identity = ca.issue("s", "a.b");
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let trust = client(Trust::Ca(ca.ca()), None).load();
+    let mut edge = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&version::TLS12])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(crate::net::tls::Anyone(trust.crypto_provider().clone())))
+        .with_no_client_auth();
+    edge.alpn_protocols = vec![b"h2".to_vec()];
+    let edge = Arc::new(edge);
+    let one = pod(&identity, ClientCertificates::Anonymous);
+    assert_eq!(meet(&edge, &one).await, HandshakeKind::Full);
+    assert_eq!(meet(&edge, &one).await, HandshakeKind::Resumed);
+    assert_eq!(meet(&edge, &pod(&identity, ClientCertificates::Anonymous)).await, HandshakeKind::Full);
+}
+
+/// A session as the library writes it, as far as it is looked at.
+const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 9];
+
+fn tickets(key: &[u8], until: u64, clock: &SetTime) -> Tickets {
+    let own = aws_lc_rs::Ticketer::new().unwrap();
+    let ground = Ground { key, parts: vec![b"certificate", b"ca"], until };
+    Tickets::new(&ground, Arc::new(clock.clone()), own).unwrap()
+}
+
+fn clock() -> SetTime {
+    SetTime(Arc::new(AtomicU64::new(1000 * DAY + 7)))
+}
+
+#[test]
+fn a_ticket_is_taken_for_a_week_also_where_clocks_differ() {
+    let clock = clock();
+    let made = tickets(b"key", u64::MAX, &clock).encrypt(SESSION).unwrap();
+    let after = |seconds: i64| {
+        let clock = SetTime(Arc::new(AtomicU64::new(clock.0.load(Relaxed).saturating_add_signed(seconds))));
+        tickets(b"key", u64::MAX, &clock).decrypt(&made)
+    };
+    let day = i64::try_from(DAY).unwrap();
+    for ahead in [-day, -8, 0, day, 7 * day] {
+        assert_eq!(after(ahead).as_deref(), Some(SESSION), "{ahead}");
+    }
+    assert_eq!((after(8 * day), after(-2 * day)), (None, None));
+}
+
+#[test]
+fn a_process_that_runs_for_days_goes_on_giving_tickets_that_others_take() {
+    let clock = clock();
+    let (one, other) = (tickets(b"key", u64::MAX, &clock), tickets(b"key", u64::MAX, &clock));
+    for _ in 0..20 {
+        assert_eq!(other.decrypt(&one.encrypt(SESSION).unwrap()).as_deref(), Some(SESSION));
+        clock.0.fetch_add(DAY, Relaxed);
+    }
+}
+
+#[test]
+fn no_ticket_outlives_the_certificate() {
+    let clock = clock();
+    let end = clock.0.load(Relaxed) + 100;
+    let tickets = tickets(b"key", end, &clock);
+    let made = tickets.encrypt(SESSION).unwrap();
+    assert_eq!(tickets.lifetime(), 100);
+    clock.0.store(end, Relaxed);
+    assert_eq!((tickets.encrypt(SESSION), tickets.decrypt(&made), tickets.lifetime()), (None, None, 0));
+}
+
+#[test]
+fn what_was_sealed_by_another_key_or_changed_on_its_way_is_not_opened() {
+    let clock = clock();
+    let (one, other) = (tickets(b"key", u64::MAX, &clock), tickets(b"other", u64::MAX, &clock));
+    let made = one.encrypt(SESSION).unwrap();
+    assert_eq!(other.decrypt(&made), None);
+    for at in 0..made.len() {
+        let mut changed = made.clone();
+        changed[at] ^= 1;
+        assert_eq!(one.decrypt(&changed), None, "byte {at}");
+        assert_eq!(one.decrypt(&made[..at]), None, "{at} bytes");
+    }
+    assert_ne!(made, one.encrypt(SESSION).unwrap(), "each has a nonce of its own");
+}
+
+#[test]
+fn of_what_is_no_session_of_tls_1_3_nobody_else_is_given_a_ticket() {
+    let clock = clock();
+    let (one, other) = (tickets(b"key", u64::MAX, &clock), tickets(b"key", u64::MAX, &clock));
+    for session in [&[0, 3, 3, 7][..], &[1, 1, b'a', 3, 3], &[1, 200, 3, 4], &[2, 3, 4], &[0, 3], &[]] {
+        let made = one.encrypt(session).unwrap();
+        assert_eq!((one.decrypt(&made).as_deref(), other.decrypt(&made)), (Some(session), None));
+    }
+}
