@@ -58,7 +58,7 @@ use conflicts::Conflicts;
 pub use dns::Dns;
 #[cfg(feature = "kubernetes")]
 pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
-pub use etcd::{EtcdAccess, EtcdError};
+pub use etcd::{CALL_TIMEOUT, EtcdAccess, EtcdAnswer, EtcdCalls, EtcdDialer, EtcdError};
 pub use find::{Finder, NotFound, Path};
 #[cfg(feature = "kubernetes")]
 pub(crate) use follow::{MOST_NODE_ADDRESSES, NodeStatus, part_of};

@@ -207,7 +207,8 @@ impl LinkDialer {
                 let mut addresses = self.resolve(&to.at).await?;
                 hint.sort(&mut addresses);
                 let socket = dial(&addresses, patience).await;
-                let socket = socket.map_err(|why| anyhow::anyhow!(words::no_connection(&why)))?;
+                let socket =
+                    socket.map_err(|why| anyhow::anyhow!(words::no_connection(&why.by_address())))?;
                 let at = socket.peer_addr().ok();
                 Ok((socket, at))
             }

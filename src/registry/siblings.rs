@@ -158,8 +158,7 @@ impl Siblings {
 
     /// The pod at the other end of a link; notes that the link has just been used.
     pub fn behind(&self, sender: &Arc<LinkSender>) -> SiblingPod {
-        let known =
-            self.known().into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
+        let known = self.lock().known.values().find(|sibling| sibling.has_link(sender.id)).cloned();
         SiblingPod(known.map_or_else(
             || Which::Incoming(sender.clone()),
             |sibling| {

@@ -2,11 +2,15 @@
 //! of queues and in paused time. What each pod says and hears must grow with its own edges and clients only, never with
 //! those of all pods.
 //!
-//! `FLEET=100x10000` says how many pods there are, and edges of each; `FLEET_SEED=n` repeats a run.
+//! `FLEET=100x10000` says how many pods there are, and edges of each; `FLEET_SEED=n` repeats a run. [`records`] has the
+//! same cloud as its publishers see it, [`known`] what a node that is known costs.
 
+mod etcd;
 mod figures;
+mod known;
 mod net;
 mod pod;
+mod records;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,15 +24,14 @@ use tunnel::names::{Instance, NodeName};
 
 use super::chance::Dice;
 use super::number;
-use figures::Counts;
+use figures::{Counts, memory};
 use net::Net;
 use pod::Pod;
 
 #[test]
 fn what_a_pod_says_and_hears_grows_with_its_own_edges_and_not_with_those_of_all() {
-    if let Ok(size) = std::env::var("FLEET") {
-        let (pods, each) = size.split_once('x').unwrap();
-        run(pods.parse().unwrap(), each.parse().unwrap());
+    if let Some((pods, each)) = wanted() {
+        run(pods, each);
         return;
     }
     let (few, many) = (run(4, 50), run(12, 50));
@@ -41,6 +44,13 @@ fn what_a_pod_says_and_hears_grows_with_its_own_edges_and_not_with_those_of_all(
     // With an announcement to all, three times the pods made a start nine times as loud.
     let [few, many] = [few, many].map(|rows| rows[0].said);
     assert!(many <= 5 * few, "{few} and {many} at the start");
+}
+
+/// Pods, and edges of each, that a person wants.
+fn wanted() -> Option<(usize, usize)> {
+    let size = std::env::var("FLEET").ok()?;
+    let (pods, each) = size.split_once('x').unwrap();
+    Some((pods.parse().unwrap(), each.parse().unwrap()))
 }
 
 #[expect(clippy::disallowed_types, reason = "how long the simulation takes, not what is simulated")]
@@ -227,25 +237,27 @@ impl Fleet {
                 if below(100) < OFFLINE {
                     node = format!("off-{node}").parse().unwrap();
                 }
-                pod.drain.clone().spawn(tracing::Span::none(), async move {
+                pod.clone().work(async move {
                     let _ = pod.finder.find(&node, None, None).await;
                 });
             }
         });
     }
 
-    /// Looks from every pod for some of these nodes until all are found where they are. Returns how long that took.
+    /// Looks for some of these nodes from every pod, and for more of them from one pod each, until all are found where they
+    /// are. Returns how long that took.
     async fn found(&self, moved: &[usize]) -> Duration {
-        let begun = Instant::now();
-        let some = moved.iter().step_by((moved.len() / SAMPLE).max(1));
-        let asks = some.flat_map(|edge| {
-            let edge = &self.nodes[*edge];
-            let there = edge.pod.as_ref().unwrap();
-            self.net.pods().into_iter().map(move |pod| async move {
-                while !pod.finds(&edge.name, there).await {
-                    sleep(Duration::from_millis(100)).await;
-                }
-            })
+        let (begun, pods) = (Instant::now(), self.net.pods());
+        let some = |most: usize| moved.iter().step_by(moved.len().div_ceil(most.max(1)).max(1));
+        let everywhere = some((moved.len() / 50).clamp(10, MOST_EVERYWHERE))
+            .flat_map(|edge| pods.iter().map(move |pod| (pod, *edge)));
+        let once =
+            some((moved.len() / 5).min(MOST_ONCE)).zip(pods.iter().cycle()).map(|(edge, pod)| (pod, *edge));
+        let asks = everywhere.chain(once).map(|(pod, edge)| async move {
+            let edge = &self.nodes[edge];
+            while !pod.finds(&edge.name, edge.pod.as_ref().unwrap()).await {
+                sleep(Duration::from_millis(100)).await;
+            }
         });
         let all = tokio::time::timeout(Duration::from_secs(60), join_all(asks)).await;
         assert!(all.is_ok(), "not all nodes are found from all pods");
@@ -264,9 +276,9 @@ impl Fleet {
         }
         let found = self.found(moved).await;
         self.restart_counts();
-        let Counts { said: says, heard, lookups, waiting, moves } = worst;
+        let Counts { said: says, heard, lookups, waiting } = worst;
         println!(
-            "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {waiting} | {moves} | {:.1} s | {said} |",
+            "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {waiting} | {:.1} s | {said} | {} MB |",
             took.as_secs_f64(),
             says.peak,
             says.all,
@@ -275,6 +287,7 @@ impl Fleet {
             lookups.peak,
             lookups.all,
             found.as_secs_f64(),
+            memory() >> 20,
         );
         Row { found, worst, said }
     }
@@ -299,7 +312,7 @@ async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
     let mut fleet = Fleet::new(seed);
     println!("{pods} pods, {each} edges each, FLEET_SEED={seed}");
     println!(
-        "| what | time | said a second / in all | heard | lookups | queue | moves | found after | all said |"
+        "| what | time | said a second / in all | heard | lookups | queue | found after | all said | memory |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let all: Vec<_> = (0..pods * each).collect();
@@ -348,5 +361,7 @@ const HANDSHAKE: Duration = Duration::from_micros(667);
 const ASKED_EVERY: Duration = Duration::from_secs(500);
 /// Percent of the questions that are for nodes that there are not.
 const OFFLINE: usize = 2;
-/// Nodes of those that moved that are looked for from every pod.
-const SAMPLE: usize = 10;
+/// One in fifty of those that moved is looked for from every pod, ten at least, and no more than this.
+const MOST_EVERYWHERE: usize = 100;
+/// One in five of those that moved is looked for from one pod, no more than this.
+const MOST_ONCE: usize = 10_000;

@@ -4,7 +4,7 @@ use tracing::debug;
 
 use super::{CellError, Seen};
 use crate::net::resolver::Resolver;
-use crate::registry::etcd::{ErrorKind, EtcdAccess, EtcdError, EtcdMembers};
+use crate::registry::etcd::{ErrorKind, EtcdAccess, EtcdError, EtcdMembers, GrpcDialer};
 
 /// One key of an etcd.
 #[derive(Debug)]
@@ -16,7 +16,8 @@ pub struct EtcdCell {
 impl EtcdCell {
     /// Nothing is asked yet.
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
-        Self { members: EtcdMembers::new(access, resolver), key: key.as_bytes().to_vec() }
+        let dialer = GrpcDialer::new(access, resolver);
+        Self { members: EtcdMembers::new(dialer), key: key.as_bytes().to_vec() }
     }
 
     pub(super) async fn read(&mut self) -> Result<Seen, CellError> {

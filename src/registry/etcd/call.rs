@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream;
+use futures_util::{FutureExt as _, stream};
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -20,6 +20,7 @@ use wire::auth_client::AuthClient;
 use wire::kv_client::KvClient;
 use wire::lease_client::LeaseClient;
 
+use super::{CALL_TIMEOUT, EtcdAnswer, EtcdCalls};
 use crate::names::{Host, Target};
 use crate::net::dial::dial;
 use crate::net::resolver::Resolver;
@@ -82,8 +83,7 @@ pub(in crate::registry) enum ErrorKind {
 }
 
 /// One member, reached and logged in to.
-#[derive(Clone)]
-pub(in crate::registry) struct Connection {
+pub(super) struct Connection {
     at: Target,
     channel: Channel,
     token: Option<MetadataValue<Ascii>>,
@@ -107,7 +107,7 @@ impl EtcdError {
 
 impl Connection {
     /// Connects, and logs in if there is a user.
-    pub(in crate::registry) async fn open(
+    pub(super) async fn open(
         at: &Target,
         tls: Option<Arc<ClientConfig>>,
         resolver: Resolver,
@@ -135,80 +135,6 @@ impl Connection {
         Ok(connection)
     }
 
-    /// A lease of this length; its id.
-    pub(in crate::registry) async fn grant(&self, length: Duration) -> Result<i64, EtcdError> {
-        let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
-        let message = wire::LeaseGrantRequest { ttl, id: 0 };
-        let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
-        Ok(self.checked(answer)?.id)
-    }
-
-    /// Whether there still is such a lease, from now on for its whole length.
-    pub(in crate::registry) async fn keep_alive(&self, id: i64) -> Result<bool, EtcdError> {
-        let message = stream::iter([wire::LeaseKeepAliveRequest { id }]);
-        let asking = async {
-            let answer = LeaseClient::new(self.channel.clone()).lease_keep_alive(self.request(message)).await;
-            let answer = self.checked(answer)?.message().await;
-            answer.map_err(|status| self.refused(status))
-        };
-        let answer = timeout(CALL_TIMEOUT, asking).await;
-        let answer = answer.map_err(|_| self.refused(Status::deadline_exceeded("no answer in time")))??;
-        Ok(answer.is_some_and(|answer| answer.ttl > 0))
-    }
-
-    /// Ends a lease, and with it its keys. One that is gone already is ended.
-    pub(in crate::registry) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
-        let message = self.request(wire::LeaseRevokeRequest { id });
-        match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
-            Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
-            _ => Ok(()),
-        }
-    }
-
-    pub(in crate::registry) async fn put(
-        &self,
-        key: Vec<u8>,
-        value: Vec<u8>,
-        lease: i64,
-    ) -> Result<(), EtcdError> {
-        let message = wire::PutRequest { key: key.into(), value: value.into(), lease };
-        let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
-        self.checked(answer).map(drop)
-    }
-
-    pub(in crate::registry) async fn delete(&self, key: Vec<u8>) -> Result<(), EtcdError> {
-        let message = self.request(wire::DeleteRangeRequest { key: key.into() });
-        let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
-        self.checked(answer).map(drop)
-    }
-
-    /// A key's value, and when it was last changed; `None`: there is no such key.
-    pub(in crate::registry) async fn get(&self, key: Vec<u8>) -> Result<Option<(Vec<u8>, i64)>, EtcdError> {
-        let message = self.request(wire::RangeRequest { key: key.into() });
-        let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
-        Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
-    }
-
-    /// Writes a key if it was last changed then, 0 for one that must not be there. Whether it was.
-    pub(in crate::registry) async fn swap(
-        &self,
-        key: Vec<u8>,
-        last_changed: i64,
-        value: Vec<u8>,
-    ) -> Result<bool, EtcdError> {
-        let key = bytes::Bytes::from(key);
-        let compare = wire::Compare {
-            result: COMPARE_EQUAL,
-            target: COMPARE_MOD_REVISION,
-            key: key.clone(),
-            mod_revision: Some(last_changed),
-        };
-        let put = wire::PutRequest { key, value: value.into(), lease: 0 };
-        let success = vec![wire::RequestOp { request_put: Some(put) }];
-        let message = self.request(wire::TxnRequest { compare: vec![compare], success });
-        Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
-    }
-
     async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
         let password = tokio::fs::read_to_string(file).await;
         let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
@@ -232,6 +158,90 @@ impl Connection {
 
     fn refused(&self, status: Status) -> EtcdError {
         EtcdError::Refused { at: self.at.clone(), status: Box::new(status) }
+    }
+}
+
+impl EtcdCalls for Connection {
+    fn grant(&self, length: Duration) -> EtcdAnswer<'_, i64> {
+        async move {
+            let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
+            let message = wire::LeaseGrantRequest { ttl, id: 0 };
+            let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
+            Ok(self.checked(answer)?.id)
+        }
+        .boxed()
+    }
+
+    fn keep_alive(&self, lease: i64) -> EtcdAnswer<'_, bool> {
+        async move {
+            let message = stream::iter([wire::LeaseKeepAliveRequest { id: lease }]);
+            let asking = async {
+                let mut client = LeaseClient::new(self.channel.clone());
+                let answer = client.lease_keep_alive(self.request(message)).await;
+                let answer = self.checked(answer)?.message().await;
+                answer.map_err(|status| self.refused(status))
+            };
+            let answer = timeout(CALL_TIMEOUT, asking).await;
+            let answer =
+                answer.map_err(|_| self.refused(Status::deadline_exceeded("no answer in time")))??;
+            Ok(answer.is_some_and(|answer| answer.ttl > 0))
+        }
+        .boxed()
+    }
+
+    fn revoke(&self, lease: i64) -> EtcdAnswer<'_, ()> {
+        async move {
+            let message = self.request(wire::LeaseRevokeRequest { id: lease });
+            match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
+                Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
+                _ => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> EtcdAnswer<'_, ()> {
+        async move {
+            let message = wire::PutRequest { key: key.into(), value: value.into(), lease };
+            let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
+            self.checked(answer).map(drop)
+        }
+        .boxed()
+    }
+
+    fn delete(&self, key: Vec<u8>) -> EtcdAnswer<'_, ()> {
+        async move {
+            let message = self.request(wire::DeleteRangeRequest { key: key.into() });
+            let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
+            self.checked(answer).map(drop)
+        }
+        .boxed()
+    }
+
+    fn get(&self, key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
+        async move {
+            let message = self.request(wire::RangeRequest { key: key.into() });
+            let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
+            Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
+        }
+        .boxed()
+    }
+
+    fn swap(&self, key: Vec<u8>, last_changed: i64, value: Vec<u8>) -> EtcdAnswer<'_, bool> {
+        async move {
+            let key = bytes::Bytes::from(key);
+            let compare = wire::Compare {
+                result: COMPARE_EQUAL,
+                target: COMPARE_MOD_REVISION,
+                key: key.clone(),
+                mod_revision: Some(last_changed),
+            };
+            let put = wire::PutRequest { key, value: value.into(), lease: 0 };
+            let success = vec![wire::RequestOp { request_put: Some(put) }];
+            let message = self.request(wire::TxnRequest { compare: vec![compare], success });
+            Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
+        }
+        .boxed()
     }
 }
 
@@ -261,9 +271,6 @@ fn cause_of(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }
-
-/// For a connection and for each call: a lease must outlast one member that does not answer and the try at the next.
-const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// etcd's numbers of comparisons.
 const COMPARE_EQUAL: i32 = 0;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use crate::net::resolver::Resolver;
-use crate::registry::etcd::{ErrorKind, EtcdAccess, EtcdError, EtcdMembers};
+use crate::registry::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdError, EtcdMembers, GrpcDialer};
 
 /// Our records in an etcd.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Etcd {
     /// Part of our keys, so that pods do not overwrite one another.
     pod: String,
     lease: Option<Lease>,
+    /// How many changes are under way at once.
+    at_once: usize,
 }
 
 /// An etcd, and what to write there.
@@ -48,9 +51,14 @@ struct Lease {
 impl Etcd {
     /// Nothing is asked yet.
     pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
-        let pod = format!("{:016x}", rand::random::<u64>());
         let EtcdParams { access, prefix, address } = settings;
-        Self { members: EtcdMembers::new(access, resolver), prefix, address, pod, lease: None }
+        Self::by(GrpcDialer::new(access, resolver), prefix, address)
+    }
+
+    /// The same, with members that are reached by other means.
+    pub fn by(dialer: Arc<dyn EtcdDialer>, prefix: String, address: IpAddr) -> Self {
+        let pod = format!("{:016x}", rand::random::<u64>());
+        Self { members: EtcdMembers::new(dialer), prefix, address, pod, lease: None, at_once: FIRST_AT_ONCE }
     }
 
     /// Makes these our only records, and keeps the lease alive. Each member is tried once.
@@ -122,11 +130,27 @@ impl Etcd {
         let new = records.difference(&lease.written).map(|name| (name.clone(), true));
         let gone = lease.written.union(&lease.unsure).filter(|name| !records.contains(*name));
         let changes: Vec<_> = new.chain(gone.map(|name| (name.clone(), false))).collect();
-        for some in changes.chunks(AT_ONCE) {
+        let mut left = changes.as_slice();
+        while !left.is_empty() {
             self.keep().await?;
-            self.change(some).await?;
+            let (some, rest) = left.split_at(left.len().min(self.at_once));
+            let asked = Instant::now();
+            let changed = self.change(some).await;
+            self.pace(asked.elapsed());
+            changed?;
+            left = rest;
         }
         Ok(())
+    }
+
+    /// Asks for fewer changes at once where they took long, as other pods may be asking, too: what all of them have under
+    /// way must be done before anyone gives it up.
+    fn pace(&mut self, took: Duration) {
+        self.at_once = match took {
+            _ if took > SLOW => (self.at_once / 2).max(LEAST_AT_ONCE),
+            _ if took < SLOW / 4 => (self.at_once * 2).min(MOST_AT_ONCE),
+            _ => self.at_once,
+        };
     }
 
     /// Has a lease with life enough left in it.
@@ -206,12 +230,105 @@ const LEASE: Duration = Duration::from_secs(15);
 const TTL: Duration = Duration::from_secs(5);
 
 /// Changes under way at once; between two such batches the lease is looked after.
-const AT_ONCE: usize = 64;
+const MOST_AT_ONCE: usize = 64;
+/// The same of the first batch.
+const FIRST_AT_ONCE: usize = 8;
+/// The same where etcd is slow: a thousand pods together have 4,000 under way.
+const LEAST_AT_ONCE: usize = 4;
+/// Changes that take so long have too many others beside them; a third of what a call may take.
+const SLOW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::etcd::{EtcdAnswer, EtcdCalls};
+    use futures_util::FutureExt as _;
     use proptest::prelude::*;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    /// An etcd that does one write after the other.
+    #[derive(Debug, Default)]
+    struct OneByOne {
+        /// How long each takes.
+        each: Mutex<Duration>,
+        under_way: AtomicUsize,
+        /// Most of them at once.
+        most: AtomicUsize,
+    }
+
+    impl OneByOne {
+        async fn write(&self) -> Result<(), EtcdError> {
+            let before = self.under_way.fetch_add(1, Relaxed) + 1;
+            self.most.fetch_max(before, Relaxed);
+            let each = *self.each.lock().unwrap();
+            tokio::time::sleep(each * u32::try_from(before).unwrap()).await;
+            self.under_way.fetch_sub(1, Relaxed);
+            Ok(())
+        }
+    }
+
+    impl EtcdCalls for Arc<OneByOne> {
+        fn grant(&self, _length: Duration) -> EtcdAnswer<'_, i64> {
+            async { Ok(1) }.boxed()
+        }
+
+        fn keep_alive(&self, _lease: i64) -> EtcdAnswer<'_, bool> {
+            async { Ok(true) }.boxed()
+        }
+
+        fn revoke(&self, _lease: i64) -> EtcdAnswer<'_, ()> {
+            self.write().boxed()
+        }
+
+        fn put(&self, _: Vec<u8>, _: Vec<u8>, _lease: i64) -> EtcdAnswer<'_, ()> {
+            self.write().boxed()
+        }
+
+        fn delete(&self, _key: Vec<u8>) -> EtcdAnswer<'_, ()> {
+            self.write().boxed()
+        }
+
+        fn get(&self, _key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
+            unreachable!()
+        }
+
+        fn swap(&self, _: Vec<u8>, _: i64, _: Vec<u8>) -> EtcdAnswer<'_, bool> {
+            unreachable!()
+        }
+    }
+
+    #[derive(Debug)]
+    struct Way(Arc<OneByOne>);
+
+    impl EtcdDialer for Way {
+        fn members(&self) -> usize {
+            1
+        }
+
+        fn open(&self, _member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>> {
+            async { Ok(Arc::new(self.0.clone()) as Arc<dyn EtcdCalls>) }.boxed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_slower_etcd_is_the_less_is_asked_of_it_at_once() {
+        let etcd = Arc::new(OneByOne::default());
+        let mut ours =
+            Etcd::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]));
+        let mut records = BTreeSet::new();
+        // As with hundreds of other pods beside us, then a few, then none, and with hundreds again.
+        for (millis, most) in [(100, 8), (20, 16), (1, 64), (100, 8)] {
+            *etcd.each.lock().unwrap() = Duration::from_millis(millis);
+            for _ in 0..2 {
+                etcd.most.store(0, Relaxed);
+                let first = records.len();
+                records.extend((first..first + 1000).map(|n| format!("node{n}.nodes.test")));
+                ours.write(&records).await.unwrap();
+            }
+            assert_eq!(etcd.most.load(Relaxed), most, "{millis} ms for each");
+        }
+    }
 
     #[test]
     fn keys_are_skydns_paths() {

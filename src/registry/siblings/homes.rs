@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep};
 
 use super::list::MOST_KNOWN;
 use super::pod::Which;
-use super::rendezvous::{Member, Members};
+use super::rendezvous::{Change, Member, Members};
 use super::state::process;
-use super::{Sibling, SiblingPod, Siblings, UNASKED};
+use super::{Incoming, SiblingPod, Siblings, UNASKED};
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Dialect, Found};
 
@@ -63,17 +63,26 @@ impl Siblings {
         for told in self.members().told(node) {
             self.announce_to(told.pod, node, None);
         }
-        let (known, incoming) = self.pods();
-        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
+        let older = |incoming: &Incoming| !incoming.sender.dialect.has(Dialect::HOMES);
+        let (unknown, any_older) = {
+            let pods = self.lock();
+            let unknown = pods.known.values().filter(|sibling| sibling.process().is_none());
+            (unknown.cloned().collect::<Vec<_>>(), pods.incoming.iter().any(older))
+        };
+        for sibling in unknown.iter().filter(|sibling| !sibling.is_ourselves()) {
             match sibling.up() {
                 Some(up) if !up.dialect.has(Dialect::HOMES) => sibling.announce(node, None),
+                Some(_) => {}
                 // Which process it is shows once it is linked; if that is a home, it gets all its announcements then.
-                None if sibling.process().is_none() => sibling.want(),
-                _ => {}
+                None => sibling.want(),
             }
         }
+        if !any_older {
+            return;
+        }
+        let (known, incoming) = self.pods();
         let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
-        for incoming in incoming.iter().filter(|incoming| !incoming.sender.dialect.has(Dialect::HOMES)) {
+        for incoming in incoming.iter().filter(|incoming| older(incoming)) {
             if incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod)) {
                 incoming.news.add(node, None);
             }
@@ -171,11 +180,10 @@ impl Siblings {
 
     /// The pod that is this process, if it is known.
     pub fn of_process(&self, pod: Instance) -> Option<SiblingPod> {
-        let is = |sibling: &Arc<Sibling>| sibling.process().is_some_and(|member| member.pod == pod);
-        if let Some(known) = self.known().into_iter().find(is) {
-            return Some(SiblingPod(Which::Known(known)));
-        }
         let pods = self.lock();
+        if let Some(known) = pods.known.values().find(|sibling| sibling.may_be(pod)) {
+            return Some(SiblingPod(Which::Known(known.clone())));
+        }
         let its = pods.incoming.iter().rev().find(|incoming| incoming.sender.instance == Some(pod))?;
         Some(SiblingPod(Which::Incoming(its.sender.clone())))
     }
@@ -206,9 +214,9 @@ impl Siblings {
     async fn announce_to_new_members(&self) -> bool {
         let pods = self.candidates();
         let Some([old, new]) = self.membership().update(pods) else { return false };
+        let change = Change::new(&old, &new);
         for (n, node) in self.means.registry.nodes().iter().enumerate() {
-            let before = old.told(node);
-            for told in new.told(node).iter().filter(|told| !before.contains(told)) {
+            for told in change.newly_told(node) {
                 self.announce_to(told.pod, node, None);
             }
             if n % AT_ONCE == 0 {

@@ -63,9 +63,51 @@ impl Members {
         self.0.iter().filter(|member| member.catches).copied()
     }
 
-    /// Whether the pod is one of the node's homes.
+    /// Whether the pod is one of the node's homes. Mostly a few of the members are weighed until that shows.
     pub(super) fn is_home(&self, pod: Instance, node: &NodeName) -> bool {
-        self.homes(node).any(|home| home.pod == pod)
+        let Ok(own) = self.0.binary_search_by_key(&pod.to_bytes(), |member| member.pod.to_bytes()) else {
+            return false;
+        };
+        let name = name_hash(node);
+        let weight_of = |member: &Member| weight(name, member.pod);
+        let least = weight_of(&self.0[own]);
+        // As in `homes`, the first of two of one weight is before the other.
+        let before = |(n, member): &(usize, &Member)| (weight_of(member), own) > (least, *n);
+        self.0.iter().enumerate().filter(before).take(HOMES).count() < HOMES
+    }
+}
+
+/// What a change of the members means for nodes.
+#[derive(Debug)]
+pub(super) struct Change<'a> {
+    old: &'a Members,
+    new: &'a Members,
+    /// Those that are in one of the two only, `None` for so many that each node is looked at.
+    gone_and_come: Option<[Vec<Member>; 2]>,
+}
+
+impl<'a> Change<'a> {
+    pub(super) fn new(old: &'a Members, new: &'a Members) -> Self {
+        let only = |one: &Members, other: &Members| -> Vec<_> {
+            one.0.iter().filter(|member| !other.0.contains(member)).copied().collect()
+        };
+        let [gone, come] = [only(old, new), only(new, old)];
+        let few = gone.len() + come.len() <= FEW;
+        Self { old, new, gone_and_come: few.then_some([gone, come]) }
+    }
+
+    /// The pods that are told where the node is and were not before.
+    pub(super) fn newly_told(&self, node: &NodeName) -> Vec<Member> {
+        // A pod takes the place of a home that has gone, or is new itself: else all is as it was.
+        if let Some([gone, come]) = &self.gone_and_come
+            && !gone.iter().any(|member| self.old.is_home(member.pod, node))
+            && !come.iter().any(|member| member.catches || self.new.is_home(member.pod, node))
+        {
+            return Vec::new();
+        }
+        let (before, mut told) = (self.old.told(node), self.new.told(node));
+        told.retain(|told| !before.contains(told));
+        told
     }
 }
 
@@ -88,6 +130,8 @@ fn weight(name: u64, pod: Instance) -> u64 {
     mixed ^ mixed >> 31
 }
 
+/// So many changes of members are looked at one by one for each node.
+const FEW: usize = 4;
 /// How many homes a node has: with three, two may go at once and it is still known where the node is.
 const HOMES: usize = 3;
 
@@ -115,6 +159,9 @@ mod tests {
             assert_eq!(few.homes(&node(n)).count(), 3);
             let homes: Vec<_> = many.homes(&node(n)).map(|home| home.pod).collect();
             assert_eq!(homes.len(), 3);
+            assert!(
+                many.0.iter().all(|member| many.is_home(member.pod, &node(n)) == homes.contains(&member.pod))
+            );
             assert!(homes[0] != homes[1] && homes[1] != homes[2] && homes[0] != homes[2]);
             assert!(many.homes(&format!("NODE-{n}").parse().unwrap()).map(|home| home.pod).eq(homes));
         }
@@ -133,6 +180,43 @@ mod tests {
             before.into_iter().for_each(|home| *kept.entry(home).or_default() += 1);
         }
         assert!(kept.len() == 20 && kept.values().all(|n| (2_500..3_500).contains(n)), "{kept:?}");
+    }
+
+    #[test]
+    fn whoever_is_newly_told_when_members_change_is_found_without_looking_at_all() {
+        let pods = |of: std::ops::Range<u128>| members(of).0;
+        let catching = |n: usize| {
+            let mut all = pods(0..30);
+            all[n].catches = true;
+            Members::new(all)
+        };
+        let lost = |n: usize| {
+            let mut all = pods(0..30);
+            all[n].generation += 1;
+            Members::new(all)
+        };
+        let all = members(0..30);
+        for (old, new) in [
+            (&all, &members(0..31)),
+            (&all, &members(0..28)),
+            (&all, &members(1..32)),
+            (&all, &catching(3)),
+            (&catching(3), &all),
+            (&all, &lost(4)),
+            (&members(0..2), &members(0..3)),
+            (&members(0..1), &all),
+        ] {
+            let change = Change::new(old, new);
+            let mut seen = 0;
+            for n in 0..500 {
+                let before = old.told(&node(n));
+                let wanted: Vec<_> =
+                    new.told(&node(n)).into_iter().filter(|told| !before.contains(told)).collect();
+                seen += wanted.len();
+                assert_eq!(change.newly_told(&node(n)), wanted, "{n}");
+            }
+            assert!(seen > 0);
+        }
     }
 
     #[test]

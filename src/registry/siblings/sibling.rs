@@ -4,7 +4,7 @@ mod up;
 mod wait;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use super::news::Announcements;
 use super::reach::{DialContext, Unreachable};
 use super::rendezvous::Member;
 use super::state::{KnownProcess, State};
-use crate::names::NodeName;
-use crate::protocol::{Found, LinkSender, SecondLink};
+use crate::names::{Instance, NodeName};
+use crate::protocol::{Found, LinkId, LinkSender, SecondLink};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
@@ -38,6 +38,8 @@ pub(super) struct Sibling {
     /// When its link was last used.
     used: Mutex<Instant>,
     state: watch::Sender<State>,
+    /// The number of the link of that state, so that who looks for the pod behind a link locks nothing of each pod.
+    link: AtomicU64,
     /// Why the last try to link to it failed; none once one succeeds.
     trouble: Mutex<Option<Unreachable>>,
     process: KnownProcess,
@@ -54,6 +56,7 @@ impl Sibling {
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(State::Away),
+            link: AtomicU64::new(NO_LINK),
             trouble: Mutex::default(),
             process: KnownProcess::default(),
         };
@@ -86,6 +89,22 @@ impl Sibling {
     /// Whether the address is this pod's own.
     pub(super) fn is_ourselves(&self) -> bool {
         matches!(&*self.state.borrow(), State::Never(Unreachable::Itself(_)))
+    }
+
+    /// Whether that link is the one that leads to it.
+    pub(super) fn has_link(&self, link: LinkId) -> bool {
+        self.link.load(Relaxed) == link.0
+    }
+
+    /// Whether it is that process, as far as is known.
+    pub(super) fn may_be(&self, pod: Instance) -> bool {
+        self.process.may_be(pod)
+    }
+
+    fn becomes(&self, state: State) {
+        let link = if let State::Up(link) = &state { link.id.0 } else { NO_LINK };
+        self.link.store(link, Relaxed);
+        self.state.send_replace(state);
     }
 
     /// Announces a node to it, as [`Announcements::add`] does, and makes a link for that if there is none.
@@ -136,7 +155,7 @@ impl Sibling {
                 return;
             }
             let why = "it is not one of our pods any more".into();
-            self.state.send_replace(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
+            self.becomes(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
             self.is_process(None, &means);
             // This look comes after the state was set, as another thread may have put it back into the list: before the
@@ -144,7 +163,7 @@ impl Sibling {
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }
-            self.state.send_replace(State::Away);
+            self.becomes(State::Away);
         }
     }
 
@@ -163,7 +182,7 @@ impl Sibling {
                 // A pod that failed is tried again from time to time, so that its trouble does not outlast it.
                 () = sleep(UNASKED_AGAIN), if failures > 0 => {}
             }
-            self.state.send_replace(State::Dialling(Instant::now()));
+            self.becomes(State::Dialling(Instant::now()));
             let pause = match means.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
@@ -174,7 +193,7 @@ impl Sibling {
                     tracing::debug!(at = %self.at, "this address is our own");
                     self.news.clear();
                     self.is_process(None, means);
-                    self.state.send_replace(State::Never(why));
+                    self.becomes(State::Never(why));
                     return;
                 }
                 Err(why) => {
@@ -206,7 +225,7 @@ impl Sibling {
         self.news.clear();
         self.is_process(None, means);
         let pause = why.pause(failures, listed);
-        self.state.send_replace(State::Failed(Instant::now() + pause, why.clone()));
+        self.becomes(State::Failed(Instant::now() + pause, why.clone()));
         self.note(Some(why), means);
         pause
     }
@@ -224,7 +243,7 @@ impl Sibling {
     /// As if it had just been linked.
     #[cfg(test)]
     pub(super) fn is_linked(&self, link: &Arc<LinkSender>) {
-        self.state.send_replace(State::Up(link.clone()));
+        self.becomes(State::Up(link.clone()));
     }
 
     /// Until when nobody tries again, if the last try failed.
@@ -238,6 +257,8 @@ impl Sibling {
     }
 }
 
+/// The number of no link.
+const NO_LINK: u64 = u64::MAX;
 /// Between two tries of one that is listed and does not answer, while nobody wants it.
 const UNASKED_AGAIN: Duration = Duration::from_secs(10);
 /// Failures in a row after which one is logged as a warning.

@@ -34,8 +34,13 @@ pub(super) struct KnownProcess {
 
 impl KnownProcess {
     pub(super) fn get(&self) -> Option<Member> {
-        let pod = *self.pod.load_full()?;
+        let pod = **self.pod.load().as_ref()?;
         Some(Member { pod, generation: self.losses.load(Relaxed), catches: false })
+    }
+
+    /// Whether it is that process, as far as anybody knows.
+    pub(super) fn may_be(&self, pod: Instance) -> bool {
+        self.pod.load().as_deref() == Some(&pod)
     }
 
     /// Takes the process at the end of a link, or that nobody knows it any more. True if that changes anything. For one

@@ -15,8 +15,6 @@ pub(crate) struct Counts {
     pub(crate) lookups: Rate,
     /// The longest queue of a link.
     pub(crate) waiting: usize,
-    /// Most nodes at once whose older links were looked after.
-    pub(crate) moves: usize,
 }
 
 /// A number of things in all, and in the busiest second.
@@ -45,11 +43,6 @@ impl Figures {
         counts.waiting = counts.waiting.max(waiting);
     }
 
-    pub(crate) fn moves(&self, moves: usize) {
-        let mut counts = self.0.lock().unwrap();
-        counts.moves = counts.moves.max(moves);
-    }
-
     /// The counts since this was called last.
     pub(crate) fn take(&self) -> Counts {
         std::mem::take(&mut *self.0.lock().unwrap())
@@ -64,17 +57,17 @@ impl Counts {
             heard: self.heard.with(other.heard),
             lookups: self.lookups.with(other.lookups),
             waiting: self.waiting.max(other.waiting),
-            moves: self.moves.max(other.moves),
         }
     }
 }
 
 impl Rate {
-    fn with(self, other: Self) -> Self {
+    pub(crate) fn with(self, other: Self) -> Self {
         Self { all: self.all.max(other.all), peak: self.peak.max(other.peak), second: None }
     }
 
-    fn one(&mut self) {
+    /// One more.
+    pub(crate) fn one(&mut self) {
         let now = Instant::now();
         let (since, count) = match self.second {
             Some((since, count)) if (now - since).as_secs() == 0 => (since, count + 1),
@@ -84,4 +77,10 @@ impl Rate {
         self.all += 1;
         self.peak = self.peak.max(count);
     }
+}
+
+/// Memory of this process in bytes.
+pub(crate) fn memory() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }

@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
 use tunnel::drain::Drain;
@@ -30,7 +31,6 @@ pub(crate) struct Pod {
     table: Arc<SessionTable>,
     pub(crate) drain: Drain,
     pub(crate) figures: Arc<Figures>,
-    moves: Arc<AtomicUsize>,
     stopping: AtomicBool,
     /// Nothing that is sent to it or by it arrives any more.
     pub(crate) cut_off: AtomicBool,
@@ -53,9 +53,7 @@ impl Pod {
         let dns = Dns::new(names, zone);
         let finder = Finder::new(registry.clone(), own, siblings.clone(), dns, at.port());
         let [stopping, cut_off] = [false; 2].map(AtomicBool::new);
-        let moves = Arc::default();
-        let pod =
-            Self { at, own, registry, siblings, finder, table, drain, figures, moves, stopping, cut_off };
+        let pod = Self { at, own, registry, siblings, finder, table, drain, figures, stopping, cut_off };
         let pod = Arc::new(pod);
         net.add(&pod);
         pod.drain.spawn(Span::none(), pod.clone().announce_loads());
@@ -128,16 +126,22 @@ impl Pod {
 
     fn make_way(self: &Arc<Self>, at: Instance, node: &NodeName, found: Option<Found>) {
         let (pod, node) = (self.clone(), node.clone());
-        self.figures.moves(self.moves.fetch_add(1, Relaxed) + 1);
-        self.drain.spawn(Span::none(), async move {
+        self.work(async move {
             let contest = async {
                 if let Some(found) = found {
                     pod.finder.contest(at, &node, found).await;
                 }
             };
             tokio::join!(pod.finder.make_way(at, &node, &pod.table), contest);
-            pod.moves.fetch_sub(1, Relaxed);
         });
+    }
+
+    /// Does what mostly is done at once, and has a task only if it is not.
+    pub(crate) fn work(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut work = Box::pin(work);
+        if (&mut work).now_or_never().is_none() {
+            self.drain.spawn(Span::none(), work);
+        }
     }
 
     /// Whether a search leads to that pod. A path that leads to another one is not tried again, as sessions do it.

@@ -23,7 +23,7 @@ impl Sibling {
         let end = loop {
             match self.serve_one(&link, second, means).await {
                 End::Outrun(next) => {
-                    self.state.send_replace(State::Up(next.clone()));
+                    self.becomes(State::Up(next.clone()));
                     link.close();
                     link = next;
                     // What was announced over the silent one may be lost.
@@ -32,7 +32,7 @@ impl Sibling {
                 end => break end,
             }
         };
-        self.state.send_replace(State::Away);
+        self.becomes(State::Away);
         if let End::Lost = end {
             self.is_process(None, means);
             if self.listed.load(Relaxed) {
@@ -45,7 +45,7 @@ impl Sibling {
     async fn serve_one(&self, link: &Arc<LinkSender>, second: &mut SecondLink, means: &DialContext) -> End {
         let pod = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, at = %self.at, pod, "linked to another pod");
-        self.state.send_replace(State::Up(link.clone()));
+        self.becomes(State::Up(link.clone()));
         self.note(None, means);
         self.is_process(Some(link), means);
         means.registry.told_of_a_pod();

@@ -1,0 +1,41 @@
+//! What a node that is known costs a pod: memory of this process for each, measured.
+
+use std::net::Ipv4Addr;
+
+use tunnel::names::NodeName;
+use tunnel::protocol::wire::frame::{Frame, FrameKind};
+use tunnel::protocol::{Dialect, Found, LinkId, LinkSender, Peer};
+
+use super::figures::memory;
+use super::net::Net;
+use super::pod::Pod;
+use super::wanted;
+
+/// Ten pods are told as homes where 30,000 nodes are, as each of a hundred pods with 10,000 edges is, and are then asked for
+/// each. Only if `FLEET` is set, as nothing else may run beside it.
+#[tokio::test(start_paused = true)]
+async fn what_a_node_that_is_known_costs() {
+    if wanted().is_none() {
+        return;
+    }
+    let net = Net::new(1);
+    let pods =
+        (1..=10).map(|n| Pod::start(&net, (Ipv4Addr::new(10, 0, 0, n), 9000).into())).collect::<Vec<_>>();
+    let (names, others) = (|| (0..30_000).map(|n| format!("node-{n:07}").parse::<NodeName>().unwrap()), 3);
+    let links: Vec<_> = (0..others)
+        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Peer::Pod, Some(net.instance()), Dialect::NEWEST))
+        .collect();
+    let told = |body: &dyn Fn() -> FrameKind| {
+        let before = memory();
+        for pod in &pods {
+            for (node, from) in names().zip(links.iter().cycle()) {
+                pod.hear(from, Frame { node, body: body() });
+            }
+        }
+        memory().saturating_sub(before) / (pods.len() * 30_000)
+    };
+    let process = net.instance();
+    let known = told(&|| FrameKind::Found(Found { here: true, instance: Some(process), ..Found::away(0) }));
+    let asked = told(&|| FrameKind::Find(1));
+    println!("a node that is known takes {known} bytes; that a pod has asked for it, {asked} more");
+}

@@ -1,0 +1,173 @@
+//! A cloud of many pods as its publishers see it: the program's own publisher of each pod, all with one etcd that is away for
+//! ten minutes.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::Span;
+use tunnel::drain::Drain;
+use tunnel::names::NodeName;
+use tunnel::net::resolver::Resolver;
+use tunnel::policy::Zone;
+use tunnel::protocol::{Dialect, LinkId, LinkSender, Peer};
+use tunnel::registry::{self, Linked, Publisher, Registry, Store, Vet};
+use tunnel::telemetry::Metrics;
+
+use super::HANDSHAKE;
+use super::etcd::{Etcd, Way};
+use super::figures::{Rate, memory};
+use super::pod::ZONE;
+use super::wanted;
+
+#[test]
+fn records_are_right_again_after_an_etcd_was_away_and_pods_are_quiet_meanwhile() {
+    let (pods, each) = wanted().unwrap_or((4, 50));
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(live(pods, each));
+}
+
+/// One pod, as far as its publisher sees it.
+struct Pod {
+    ip: IpAddr,
+    registry: Arc<Registry>,
+    tried: Arc<Mutex<Rate>>,
+    /// What it has told of its records: each change from right to wrong or back is a line in the log.
+    told: Arc<Mutex<(bool, u64)>>,
+}
+
+impl Pod {
+    fn start(number: u32, etcd: &Arc<Etcd>, drain: &Drain) -> Self {
+        let ip = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 1).to_bits() + number).into();
+        let metrics = Metrics::cloud("", "");
+        let (registry, tried) = (Registry::new(metrics.clone()), Arc::default());
+        let told = Arc::new(Mutex::new((true, 0)));
+        let way = Arc::new(Way { etcd: etcd.clone(), tried: Arc::clone(&tried) });
+        let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
+        let telling = told.clone();
+        let publisher = Publisher {
+            registry: registry.clone(),
+            store: Store::Etcd(Box::new(registry::Etcd::by(way, "/skydns".to_owned(), ip))),
+            zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
+            vet: Vet::new(resolver, |_| Box::pin(std::future::ready(false))),
+            metrics,
+            report: Box::new(move |state| {
+                let mut told = telling.lock().unwrap();
+                if told.0 != state.is_ok() {
+                    *told = (state.is_ok(), told.1 + 1);
+                }
+            }),
+        };
+        drain.spawn(Span::none(), publisher.run(drain.clone()));
+        Self { ip, registry, tried, told }
+    }
+}
+
+struct Cloud {
+    etcd: Arc<Etcd>,
+    pods: Vec<Pod>,
+    /// Where each node is.
+    nodes: Vec<(NodeName, usize)>,
+    links: u64,
+    since: Instant,
+}
+
+impl Cloud {
+    fn links(&mut self, node: usize, pod: usize) {
+        let (name, at) = &mut self.nodes[node];
+        *at = pod;
+        self.links += 1;
+        let sender = LinkSender::new(LinkId(self.links), Peer::Edge(name.clone()), None, Dialect::Plain);
+        let from = (self.pods[pod].ip, 1).into();
+        let linked = Linked { sender, instance: None, from, ips: Arc::default() };
+        self.pods[pod].registry.insert(linked, false);
+    }
+
+    fn loses(&self, node: usize) {
+        let (name, pod) = &self.nodes[node];
+        let registry = &self.pods[*pod].registry;
+        registry.remove(&registry.here(name).unwrap().sender);
+    }
+
+    /// These go to the next pod each, as fast as pods take them.
+    async fn move_on(&mut self, who: impl Iterator<Item = usize>) {
+        let (begun, all) = (Instant::now(), u32::try_from(self.pods.len()).unwrap());
+        for (n, node) in (0..).zip(who) {
+            self.loses(node);
+            self.links(node, (self.nodes[node].1 + 1) % self.pods.len());
+            sleep_until(begun + HANDSHAKE * n / all).await;
+        }
+    }
+
+    /// Until each node has its record and no other one.
+    async fn right(&self) {
+        let begun = Instant::now();
+        while self.etcd.len() != self.nodes.len() || !self.is_right() {
+            sleep(Duration::from_millis(100)).await;
+            assert!(begun.elapsed() < Duration::from_secs(7200), "{} records", self.etcd.len());
+        }
+    }
+
+    fn is_right(&self) -> bool {
+        let records = self.etcd.records();
+        self.nodes.iter().all(|(name, pod)| match records.get(name.as_str()).map(Vec::as_slice) {
+            Some([only]) => only.contains(&format!("\"{}\"", self.pods[*pod].ip)),
+            _ => false,
+        })
+    }
+
+    /// What it has cost since this was called last. Returns the tries of the busiest pod, and changes that one has told.
+    fn report(&mut self, what: &str) -> (Rate, u64) {
+        let took = std::mem::replace(&mut self.since, Instant::now()).elapsed();
+        let asked = self.etcd.take();
+        let tried = self.pods.iter().map(|pod| std::mem::take(&mut *pod.tried.lock().unwrap()));
+        let tried = tried.fold(Rate::default(), Rate::with);
+        let told = self.pods.iter().map(|pod| std::mem::take(&mut pod.told.lock().unwrap().1)).max().unwrap();
+        println!(
+            "| {what} | {:.1} s | {} / {} | {} | {} / {} | {} | {} MB |",
+            took.as_secs_f64(),
+            tried.peak,
+            tried.all,
+            told,
+            asked.writes.peak,
+            asked.writes.all,
+            asked.in_vain,
+            memory() >> 20,
+        );
+        (tried, told)
+    }
+}
+
+async fn live(pods: usize, each: usize) {
+    let (etcd, drain) = (Etcd::start(), Drain::new());
+    let started = (0..u32::try_from(pods).unwrap()).map(|number| Pod::start(number, &etcd, &drain)).collect();
+    let names = (0..pods * each).map(|n| (format!("node-{n:07}").parse().unwrap(), n % pods));
+    let nodes = names.collect();
+    let mut cloud = Cloud { etcd, pods: started, nodes, links: 0, since: Instant::now() };
+    println!("{pods} pods, {each} edges each");
+    println!("| what | time | connections tried | told | writes at etcd | in vain | memory |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for node in 0..pods * each {
+        cloud.links(node, node % pods);
+    }
+    cloud.right().await;
+    cloud.report("all start");
+    cloud.etcd.goes(true);
+    for minute in 0..10 {
+        sleep(Duration::from_secs(60)).await;
+        cloud.move_on((minute..pods * each).step_by(100)).await;
+    }
+    let (tried, told) = cloud.report("10 min without etcd");
+    assert!(tried.all <= 200 && tried.peak <= 3 && told <= 1, "{tried:?}, told {told} times");
+    cloud.etcd.goes(false);
+    cloud.right().await;
+    cloud.report("it is back");
+    sleep(Duration::from_secs(60)).await;
+    cloud.report("60 s of rest");
+    cloud.move_on((0..pods * each).step_by(5)).await;
+    cloud.right().await;
+    cloud.report("a fifth comes back");
+    drain.finish(Duration::from_secs(5), std::future::pending()).await;
+}
