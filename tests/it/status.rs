@@ -56,7 +56,7 @@ async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
     assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
     assert_eq!(
         (node.version.as_deref(), node.dialect.as_deref()),
-        (Some(env!("CARGO_PKG_VERSION")), Some("extended/3"))
+        (Some(env!("CARGO_PKG_VERSION")), Some("extended/4"))
     );
     assert!(node.sent_bytes >= 5 && node.received_bytes >= 5, "{node:?}");
     assert!(node.since.unwrap() <= told.now && node.address.as_ref().unwrap().starts_with("127.0.0.1:"));

@@ -16,7 +16,7 @@ use super::{Stopwatch, beside, soon};
 /// What a client does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Does {
-    /// It writes as fast as the session takes it.
+    /// It writes as fast as what it wrote comes back, a quarter of a MiB ahead.
     Bulk,
     /// It writes a few bytes, waits for them, and rests.
     Types,
@@ -90,7 +90,10 @@ async fn says(mut say: OwnedWriteHalf, mut does: watch::Receiver<Does>, heard: A
         say.write_all(&text).await.expect("the session goes on");
         said += bytes;
         if bytes == CHUNK {
-            tokio::task::yield_now().await;
+            // What is under way at the end has to come back in time on a slow machine, too.
+            while heard.load(Relaxed) + MOST_UNDER_WAY < said {
+                sleep(BETWEEN).await;
+            }
         } else {
             // Whoever types waits for the echo.
             let typed = async {
@@ -131,6 +134,7 @@ fn byte(at: u64) -> u8 {
 }
 
 const CHUNK: u64 = 16 * 1024;
+const MOST_UNDER_WAY: u64 = 256 * 1024;
 const TYPED: u64 = 20;
 const BETWEEN_WORDS: Duration = Duration::from_millis(20);
 const BETWEEN: Duration = Duration::from_millis(5);
