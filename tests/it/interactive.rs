@@ -36,13 +36,9 @@ struct World {
 
 impl World {
     async fn new() -> Self {
-        Self::over(|pod| Line::slow(pod, DELAY)).await
-    }
-
-    async fn over<F: Future<Output = Line>>(line: impl Fn(SocketAddr) -> F) -> Self {
         let (place, echo) = (TestDir::new(), targets::echo().await);
         let pod = TestPod::with(&place, ALLOW);
-        let line = line(pod.pod.bound.grpc).await;
+        let line = Line::slow(pod.pod.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, PROXY));
         pod.has("node1").await;
         Self { place, pod, line, edge, echo }
@@ -166,20 +162,6 @@ async fn a_session_that_becomes_bulk_moves_back_and_bulk_that_falls_quiet_moves_
     bulk.goes_on(Does::Bulk);
     has_moved(&world.pod, 2, 0).await;
     are_over([bulk, typed]).await;
-}
-
-#[tokio::test]
-async fn on_a_near_way_there_is_none_whatever_the_load() {
-    let world = World::over(Line::to).await;
-    let mut talks = Vec::new();
-    for does in [Does::Types, Does::Bulk, Does::Bulk, Does::Types] {
-        talks.push(world.talk(does).await);
-    }
-    let watch = Stopwatch::start();
-    wait_until("it was looked often enough", || watch.elapsed() > Duration::from_secs(3)).await;
-    talks[0].is_alive().await;
-    assert_eq!((world.line.connections(), world.edge.metrics.links.get()), (1, 1));
-    are_over(talks).await;
 }
 
 /// Edges reach one another and loopback through the pod.

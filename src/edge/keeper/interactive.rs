@@ -52,7 +52,7 @@ impl Keeper {
     async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut Sorting) -> bool {
         busy.moving().await;
         sleep(Sorting::EVERY).await;
-        if busy.least_round_trip().is_none_or(|trip| trip < LONG) || busy.sessions() < 2 {
+        if !is_long(busy.least_round_trip()) || busy.sessions() < 2 {
             return false;
         }
         let sorted = self.ground.table.sort(busy, sorting);
@@ -130,6 +130,11 @@ impl Keeper {
     }
 }
 
+/// Whether bulk holds up others on a way with that least round trip; not while that is not known.
+fn is_long(least: Option<Duration>) -> bool {
+    least.is_some_and(|trip| trip >= LONG)
+}
+
 /// On a way that is shorter than this, bulk does not hold up anything for long.
 const LONG: Duration = Duration::from_millis(5);
 /// Behind the first try in vain; doubled with each further one.
@@ -137,3 +142,15 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The link is left once no bulk has moved for so long.
 const UNSHARED: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_near_way_gets_no_second_link_and_neither_does_one_that_was_not_measured() {
+        let trips = [None, Some(0), Some(4_999), Some(5_000), Some(600_000)];
+        let long = trips.map(|trip| is_long(trip.map(Duration::from_micros)));
+        assert_eq!(long, [false, false, false, true, true]);
+    }
+}

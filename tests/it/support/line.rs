@@ -70,11 +70,6 @@ impl Line {
         Self { at, to, cuts, frozen }
     }
 
-    /// How many connections have come so far.
-    pub(crate) fn connections(&self) -> usize {
-        self.cuts.lock().unwrap().len()
-    }
-
     /// From now on new connections lead there.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         *self.to.lock().unwrap() = to;
