@@ -18,11 +18,8 @@ use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER};
 ///
 /// # Errors
 ///
-/// The kernel cannot (it is older than 6.7, or built without it), or does not let this process, as in many sandboxes; or the
-/// range is not mapped.
-pub(crate) fn map_alone(range: &Range<usize>) -> io::Result<()> {
-    let watch = WATCH.get_or_init(|| watch().map_err(|cause| cause.kind()));
-    let watch = watch.as_ref().map_err(|kind| io::Error::from(*kind))?;
+/// The range is not mapped, or the kernel was built without this.
+pub(crate) fn map_alone(watch: &OwnedFd, range: &Range<usize>) -> io::Result<()> {
     let watched = uffdio_range { start: range.start as u64, len: range.len() as u64 };
     let mut asked = uffdio_register { range: watched, mode: u64::from(UFFDIO_REGISTER_MODE_WP), ioctls: 0 };
     // SAFETY: it is the struct that this call takes and fills, and no page of the range changes by it. Writing is never
@@ -38,7 +35,19 @@ pub(crate) fn map_alone(range: &Range<usize>) -> io::Result<()> {
 }
 
 /// The kernel's watch over ranges, for as long as the process lives.
-fn watch() -> io::Result<OwnedFd> {
+///
+/// # Errors
+///
+/// The kernel cannot (it is older than 6.7), or does not let this process, as in many sandboxes; or the process has no room for
+/// one more file, so the next call tries again.
+pub(crate) fn watch() -> io::Result<&'static OwnedFd> {
+    match WATCH.get() {
+        Some(watch) => Ok(watch),
+        None => make().map(|watch| WATCH.get_or_init(|| watch)),
+    }
+}
+
+fn make() -> io::Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY.cast_signed();
     // SAFETY: it takes one number, and makes a file.
     let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
@@ -52,4 +61,4 @@ fn watch() -> io::Result<OwnedFd> {
     if failed == 0 { Ok(watch) } else { Err(io::Error::last_os_error()) }
 }
 
-static WATCH: OnceLock<Result<OwnedFd, io::ErrorKind>> = OnceLock::new();
+static WATCH: OnceLock<OwnedFd> = OnceLock::new();
