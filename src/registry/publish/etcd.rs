@@ -136,21 +136,21 @@ impl Etcd {
             let (some, rest) = left.split_at(left.len().min(self.at_once));
             let asked = Instant::now();
             let changed = self.change(some).await;
-            self.pace(asked.elapsed());
+            self.pace(some.len(), asked.elapsed(), changed.is_ok());
             changed?;
             left = rest;
         }
         Ok(())
     }
 
-    /// Asks for fewer changes at once where they took long, as other pods may be asking, too: what all of them have under
-    /// way must be done before anyone gives it up.
-    fn pace(&mut self, took: Duration) {
-        self.at_once = match took {
-            _ if took > SLOW => (self.at_once / 2).max(LEAST_AT_ONCE),
-            _ if took < SLOW / 4 => (self.at_once * 2).min(MOST_AT_ONCE),
-            _ => self.at_once,
-        };
+    /// Asks for fewer changes at once where they took long or failed, as other pods may be asking, too: what all of them have
+    /// under way must be done before anyone gives it up. For more only once as many as may be were done soon: fewer say nothing.
+    fn pace(&mut self, asked: usize, took: Duration, are_done: bool) {
+        if !are_done || took > SLOW {
+            self.at_once = (self.at_once / 2).max(LEAST_AT_ONCE);
+        } else if asked == self.at_once && took < SLOW / 4 {
+            self.at_once = (self.at_once * 2).min(MOST_AT_ONCE);
+        }
     }
 
     /// Has a lease with life enough left in it.
@@ -250,8 +250,8 @@ mod tests {
     /// An etcd that does one write after the other.
     #[derive(Debug, Default)]
     struct OneByOne {
-        /// How long each takes.
-        each: Mutex<Duration>,
+        /// How long each takes; `None`: it refuses after a millisecond.
+        each: Mutex<Option<Duration>>,
         under_way: AtomicUsize,
         /// Most of them at once.
         most: AtomicUsize,
@@ -262,9 +262,10 @@ mod tests {
             let before = self.under_way.fetch_add(1, Relaxed) + 1;
             self.most.fetch_max(before, Relaxed);
             let each = *self.each.lock().unwrap();
-            tokio::time::sleep(each * u32::try_from(before).unwrap()).await;
+            tokio::time::sleep(each.unwrap_or(Duration::from_millis(1)) * u32::try_from(before).unwrap())
+                .await;
             self.under_way.fetch_sub(1, Relaxed);
-            Ok(())
+            each.map(drop).ok_or(EtcdError::NoMember)
         }
     }
 
@@ -311,19 +312,54 @@ mod tests {
         }
     }
 
+    fn ours(etcd: &Arc<OneByOne>) -> Etcd {
+        Etcd::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
+    }
+
+    /// So many more.
+    fn grow(records: &mut BTreeSet<String>, more: usize) {
+        let first = records.len();
+        records.extend((first..first + more).map(|n| format!("node{n}.nodes.test")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn records_that_come_one_by_one_say_nothing_of_how_much_etcd_takes() {
+        let etcd = Arc::new(OneByOne::default());
+        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
+        for (millis, more) in [(1, 1), (1, 1), (1, 1), (1, 7), (100, 1000)] {
+            *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
+            grow(&mut records, more);
+            ours.write(&records).await.unwrap();
+        }
+        assert_eq!(etcd.most.load(Relaxed), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_more_etcd_refuses_the_less_is_asked_of_it_at_once() {
+        let etcd = Arc::new(OneByOne::default());
+        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
+        *etcd.each.lock().unwrap() = Some(Duration::from_millis(1));
+        grow(&mut records, 1000);
+        ours.write(&records).await.unwrap();
+        *etcd.each.lock().unwrap() = None;
+        grow(&mut records, 1000);
+        for most in [64, 32, 16, 8, 4, 4] {
+            etcd.most.store(0, Relaxed);
+            ours.write(&records).await.unwrap_err();
+            assert_eq!(etcd.most.load(Relaxed), most);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_slower_etcd_is_the_less_is_asked_of_it_at_once() {
         let etcd = Arc::new(OneByOne::default());
-        let mut ours =
-            Etcd::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]));
-        let mut records = BTreeSet::new();
+        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
         // As with hundreds of other pods beside us, then a few, then none, and with hundreds again.
         for (millis, most) in [(100, 8), (20, 16), (1, 64), (100, 8)] {
-            *etcd.each.lock().unwrap() = Duration::from_millis(millis);
+            *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
             for _ in 0..2 {
                 etcd.most.store(0, Relaxed);
-                let first = records.len();
-                records.extend((first..first + 1000).map(|n| format!("node{n}.nodes.test")));
+                grow(&mut records, 1000);
                 ours.write(&records).await.unwrap();
             }
             assert_eq!(etcd.most.load(Relaxed), most, "{millis} ms for each");
