@@ -200,7 +200,7 @@ impl Edge {
             tokens,
             turn: AtomicUsize::new(0),
             tls,
-            own: csr.map(|csr| OwnCertificate { file: csr.file, ca: client.ca }),
+            own: csr.map(|csr| OwnCertificate::new(csr.file, client.ca)),
             proxy,
             resolver,
             pool: pool.clone(),

@@ -213,7 +213,7 @@ fn unreadable(path: &Path, cause: io::Error) -> ReloadError {
 }
 
 /// A hash of the content, so that keys are not kept in memory only to be compared.
-fn fingerprint(contents: &[Vec<u8>]) -> u64 {
+pub fn fingerprint(contents: &[Vec<u8>]) -> u64 {
     let mut hasher = DefaultHasher::new();
     contents.hash(&mut hasher);
     hasher.finish()

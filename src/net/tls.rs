@@ -146,7 +146,7 @@ impl ServerSettings {
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
         // The clients keep the tickets: thousands of edges that come back at once, to whichever pod, resume without memory here.
-        config.ticketer = Arc::new(self.tickets(cert, key, cas)?);
+        config.ticketer = Arc::new(self.tickets(cert, key, cas, Arc::clone(&config.time_provider))?);
         Ok(config)
     }
 }

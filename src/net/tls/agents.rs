@@ -126,11 +126,13 @@ impl ClientCertVerifier for AgentVerifier {
 mod tests {
     use super::*;
     use crate::net::tls::tests::{Authority, client, server};
+    use crate::net::tls::tickets::tests::meet;
     use crate::net::tls::{ClientCertificates, Identity, Trust, server_name};
     use rcgen::{
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     };
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio_rustls::rustls::HandshakeKind;
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     /// A cluster's authority, in a folder.
@@ -181,6 +183,19 @@ mod tests {
         for shared in [cloud.ca(), file] {
             let why = load(shared).map(drop).unwrap_err().to_string();
             assert!(why.contains("hold the same authority") && why.contains("of their own in ca"), "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_edge_with_a_certificate_resumes_at_any_pod() {
+        let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
+        let agents = Agents { ca: cluster.dir.path().join("ca.crt") };
+        let siblings = ClientCertificates::Siblings(cloud.ca(), None);
+        let (identity, clients) =
+            (cloud.issue("pod", "a.b"), ClientCertificates::Agents(agents, Box::new(siblings)));
+        let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
+        for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
+            assert_eq!(meet(&edge, &server(identity.clone(), clients.clone()).load()).await, expected);
         }
     }
 

@@ -84,6 +84,18 @@ pub(crate) fn server(identity: Identity, clients: ClientCertificates) -> Reload<
         .unwrap()
 }
 
+/// As [`server`], now, with a clock that the test sets.
+pub(crate) fn server_at(identity: Identity, clients: ClientCertificates, clock: &SetTime) -> ServerConfig {
+    let read = |file: &PathBuf| std::fs::read(file).unwrap();
+    let (cert, key) = (read(&identity.cert), read(&identity.key));
+    let cas: Vec<_> = clients.files().iter().map(read).collect();
+    let settings = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let mut config = settings.config(&cert, &key, &cas).unwrap();
+    config.time_provider = Arc::new(clock.clone());
+    config.ticketer = Arc::new(settings.tickets(&cert, &key, &cas, Arc::new(clock.clone())).unwrap());
+    config
+}
+
 pub(crate) fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
     ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
 }

@@ -1,5 +1,7 @@
-//! Tickets by which clients resume sessions at any pod, whichever gave them: what seals them comes from the private key that
+//! Tickets by which edges resume sessions at any pod, whichever gave them: what seals them comes from the private key that
 //! all pods share, so that pods that start anew know them too.
+//!
+//! Where clients are known by their certificates, no such ticket is taken: who has that key could seal one with any certificate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use tokio_rustls::rustls::ProtocolVersion;
 use tokio_rustls::rustls::crypto::aws_lc_rs::Ticketer;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::ProducesTickets;
-use tokio_rustls::rustls::time_provider::{DefaultTimeProvider, TimeProvider};
+use tokio_rustls::rustls::time_provider::TimeProvider;
 
 use super::{ClientCertificates, ServerSettings, leaf, text};
 use crate::net::pem;
@@ -24,18 +26,23 @@ struct Ground<'a> {
     key: &'a [u8],
     /// The certificates, who is believed and what is offered, in the same order at each.
     parts: Vec<&'a [u8]>,
-    /// The end of the certificate, in seconds since 1970: no ticket outlives it.
-    until: u64,
 }
 
-/// Seals and opens tickets of TLS 1.3. Those of TLS 1.2 hold what decrypts their whole session, so they are sealed by `own`,
-/// whose keys nobody else ever has.
+/// Seals and opens tickets.
 pub(super) struct Tickets {
-    root: Prk,
-    ground: Digest,
+    /// The end of the certificate, in seconds since 1970: no ticket outlives it.
     until: u64,
     clock: Arc<dyn TimeProvider>,
+    /// For TLS 1.3; `None`: `own` seals those, too.
+    shared: Option<Shared>,
+    /// Nobody else ever has its keys. Tickets of TLS 1.2 hold what decrypts their whole session, so it seals all of those.
     own: Arc<dyn ProducesTickets>,
+}
+
+/// The keys of all servers on the same ground.
+struct Shared {
+    root: Prk,
+    ground: Digest,
     keys: ArcSwap<Keys>,
 }
 
@@ -48,20 +55,47 @@ struct Keys {
 
 impl ServerSettings {
     /// What gives and takes the tickets of a server with these files.
-    pub(super) fn tickets(&self, cert: &[u8], key: &[u8], cas: &[Vec<u8>]) -> Result<Tickets, String> {
-        let private = pem::key(&self.identity.key, key).map_err(text)?;
+    pub(super) fn tickets(
+        &self,
+        cert: &[u8],
+        key: &[u8],
+        cas: &[Vec<u8>],
+        clock: Arc<dyn TimeProvider>,
+    ) -> Result<Tickets, String> {
         let leaf = pem::certs(&self.identity.cert, cert).map_err(text)?;
         let until = leaf.first().map_or(Ok(0), |leaf| leaf::validity(leaf).map(|dates| *dates.end()))?;
+        let own = Ticketer::new().map_err(text)?;
+        let shared =
+            if self.clients.are_named() { None } else { Some(self.shared(cert, key, cas, &*clock)?) };
+        Ok(Tickets { until, clock, shared, own })
+    }
+
+    fn shared(
+        &self,
+        cert: &[u8],
+        key: &[u8],
+        cas: &[Vec<u8>],
+        clock: &dyn TimeProvider,
+    ) -> Result<Shared, String> {
+        let private = pem::key(&self.identity.key, key).map_err(text)?;
         let (rule, offered) = (self.clients.rule(), self.alpn.concat());
         let mut parts = vec![cert, rule.as_bytes(), &offered];
         parts.extend(cas.iter().map(Vec::as_slice));
-        let ground = Ground { key: private.secret_der(), parts, until };
-        let own = Ticketer::new().map_err(text)?;
-        Tickets::new(&ground, Arc::new(DefaultTimeProvider), own).map_err(text)
+        Shared::new(&Ground { key: private.secret_der(), parts }, now(clock)).map_err(text)
     }
 }
 
 impl ClientCertificates {
+    /// Whether any client may come to a name by its certificate. Pods prove themselves by the very key of which shared tickets are
+    /// made, and edges are below pods.
+    fn are_named(&self) -> bool {
+        match self {
+            Self::Optional(_) | Self::Required(_) => true,
+            Self::Anonymous | Self::Siblings(..) => false,
+            Self::Agents(_, others) => others.are_named(),
+        }
+    }
+
     /// The same text for all servers that believe by the same rule, given the same files.
     fn rule(&self) -> String {
         match self {
@@ -76,39 +110,57 @@ impl ClientCertificates {
     }
 }
 
-impl Tickets {
+impl Shared {
     /// For servers on that ground.
     ///
     /// # Errors
     ///
     /// The library makes no keys.
-    fn new(
-        ground: &Ground<'_>,
-        clock: Arc<dyn TimeProvider>,
-        own: Arc<dyn ProducesTickets>,
-    ) -> Result<Self, Unspecified> {
+    fn new(ground: &Ground<'_>, now: u64) -> Result<Self, Unspecified> {
         let root = Salt::new(HKDF_SHA256, LABEL).extract(ground.key);
         let mut parts = Context::new(&SHA256);
         for part in &ground.parts {
             parts.update(&(part.len() as u64).to_be_bytes());
             parts.update(part);
         }
-        let (ground, until) = (parts.finish(), ground.until);
-        let today = now(&*clock) / DAY;
-        let keys = ArcSwap::from_pointee(Keys::new(&root, ground.as_ref(), today)?);
-        Ok(Self { root, ground, until, clock, own, keys })
+        let ground = parts.finish();
+        let keys = ArcSwap::from_pointee(Keys::new(&root, ground.as_ref(), now / DAY)?);
+        Ok(Self { root, ground, keys })
     }
 
-    /// The keys of now; `None` once the certificate has ended.
-    fn keys(&self) -> Option<Arc<Keys>> {
-        let now = now(&*self.clock);
+    fn keys(&self, now: u64) -> Option<Arc<Keys>> {
         let keys = self.keys.load_full();
-        if now >= self.until || keys.today == now / DAY {
-            return (now < self.until).then_some(keys);
+        if keys.today == now / DAY {
+            return Some(keys);
         }
         let keys = Arc::new(Keys::new(&self.root, self.ground.as_ref(), now / DAY).ok()?);
         self.keys.store(Arc::clone(&keys));
         Some(keys)
+    }
+
+    fn seal(&self, plain: &[u8], now: u64) -> Option<Vec<u8>> {
+        let keys = self.keys(now)?;
+        let day = keys.today.to_be_bytes();
+        let mut sealed = plain.to_vec();
+        let nonce = keys.of(keys.today)?.seal_in_place_append_tag(Aad::from(day), &mut sealed).ok()?;
+        Some([&day[..], nonce.as_ref(), &sealed].concat())
+    }
+
+    fn open(&self, ticket: &[u8], now: u64) -> Option<Vec<u8>> {
+        let (day, sealed) = ticket.split_first_chunk::<8>()?;
+        let (nonce, sealed) = sealed.split_first_chunk::<12>()?;
+        let (keys, mut sealed) = (self.keys(now)?, sealed.to_vec());
+        let key = keys.of(u64::from_be_bytes(*day))?;
+        let plain = key.open_in_place(Nonce::from(nonce), Aad::from(day), &mut sealed).ok()?;
+        Some(plain.to_vec())
+    }
+}
+
+impl Tickets {
+    /// Whether the certificates of both sides are valid. If not, a whole handshake judges, and lets in who has a new one.
+    fn may_go_on(&self, session: &Session<'_>, now: u64) -> bool {
+        let is_valid = |leaf| leaf::validity(leaf).is_ok_and(|dates| dates.contains(&now));
+        now < self.until && session.leaf.is_none_or(is_valid)
     }
 }
 
@@ -136,31 +188,24 @@ impl ProducesTickets for Tickets {
 
     fn lifetime(&self) -> u32 {
         let left = self.until.saturating_sub(now(&*self.clock));
-        u32::try_from(left.min(DAYS * DAY)).unwrap_or(0)
+        let most = self.shared.as_ref().map_or_else(|| self.own.lifetime().into(), |_| DAYS * DAY);
+        u32::try_from(left.min(most)).unwrap_or(0)
     }
 
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
-        let keys = self.keys()?;
-        if version(plain) != Some(ProtocolVersion::TLSv1_3) {
-            return self.own.encrypt(plain);
+        let now = now(&*self.clock);
+        let session = Session::read(plain).filter(|session| self.may_go_on(session, now))?;
+        match &self.shared {
+            Some(shared) if session.version == ProtocolVersion::TLSv1_3 => shared.seal(plain, now),
+            _ => self.own.encrypt(plain),
         }
-        let day = keys.today.to_be_bytes();
-        let mut sealed = plain.to_vec();
-        let nonce = keys.of(keys.today)?.seal_in_place_append_tag(Aad::from(day), &mut sealed).ok()?;
-        Some([&day[..], nonce.as_ref(), &sealed].concat())
     }
 
     fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
-        let keys = self.keys()?;
-        let opened = || {
-            let (day, sealed) = ticket.split_first_chunk::<8>()?;
-            let (nonce, sealed) = sealed.split_first_chunk::<12>()?;
-            let mut sealed = sealed.to_vec();
-            let key = keys.of(u64::from_be_bytes(*day))?;
-            let plain = key.open_in_place(Nonce::from(nonce), Aad::from(day), &mut sealed).ok()?;
-            Some(plain.to_vec())
-        };
-        opened().or_else(|| self.own.decrypt(ticket))
+        let now = now(&*self.clock);
+        let opened = self.shared.as_ref().and_then(|shared| shared.open(ticket, now));
+        let plain = opened.or_else(|| self.own.decrypt(ticket))?;
+        Session::read(&plain).is_some_and(|session| self.may_go_on(&session, now)).then_some(plain)
     }
 }
 
@@ -170,14 +215,45 @@ impl fmt::Debug for Tickets {
     }
 }
 
-/// The version of a session as the library writes it: behind the server's name, if there is one.
-fn version(session: &[u8]) -> Option<ProtocolVersion> {
-    let behind = match session {
-        [0, behind @ ..] => behind,
-        [1, len, named @ ..] => named.get(usize::from(*len)..)?,
-        _ => return None,
-    };
-    Some(ProtocolVersion::from(u16::from_be_bytes(*behind.first_chunk()?)))
+/// What a ticket says of its session.
+#[derive(Debug, PartialEq)]
+struct Session<'a> {
+    version: ProtocolVersion,
+    /// The certificate that the client has shown, without those behind it, if it has shown one.
+    leaf: Option<&'a [u8]>,
+}
+
+impl<'a> Session<'a> {
+    /// From the text that the library writes into a ticket. That is the library's own affair: of a text that is not as known
+    /// here there is no ticket, and a whole handshake instead.
+    fn read(text: &'a [u8]) -> Option<Self> {
+        let (_server_name, text) = optional::<1>(text)?;
+        let (version, text) = text.split_first_chunk()?;
+        let (_suite, text) = text.split_first_chunk::<2>()?;
+        let (_secret, text) = counted::<1>(text)?;
+        let (_extended_secret, text) = text.split_first()?;
+        let (chain, _) = optional::<3>(text)?;
+        let leaf = match chain {
+            Some(chain) => Some(counted::<3>(chain)?.0),
+            None => None,
+        };
+        Some(Self { version: ProtocolVersion::from(u16::from_be_bytes(*version)), leaf })
+    }
+}
+
+/// What stands behind its length of so many bytes, and the rest.
+fn counted<const N: usize>(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, text) = text.split_first_chunk::<N>()?;
+    text.split_at_checked(len.iter().fold(0, |len, byte| len << 8 | usize::from(*byte)))
+}
+
+/// The same behind a byte that says whether it is there.
+fn optional<const N: usize>(text: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
+    match text.split_first()? {
+        (0, rest) => Some((None, rest)),
+        (1, rest) => counted::<N>(rest).map(|(it, rest)| (Some(it), rest)),
+        _ => None,
+    }
 }
 
 fn now(clock: &dyn TimeProvider) -> u64 {
@@ -191,4 +267,4 @@ const DAY: u64 = 24 * 3600;
 const DAYS: u64 = 7;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -14,7 +14,7 @@ fn pod(identity: &Identity, clients: ClientCertificates) -> Arc<ServerConfig> {
 }
 
 /// How an edge and a pod come to a session.
-async fn meet(edge: &Arc<ClientConfig>, pod: &Arc<ServerConfig>) -> HandshakeKind {
+pub(crate) async fn meet(edge: &Arc<ClientConfig>, pod: &Arc<ServerConfig>) -> HandshakeKind {
     let (near, far) = duplex(1 << 16);
     let accept = async {
         let mut tls = TlsAcceptor::from(pod.clone()).accept(far).await.unwrap();
@@ -62,11 +62,24 @@ async fn once_another_authority_is_believed_no_ticket_of_before_is_taken() {
     let (ca, one, later) = (Authority::new("ca"), Authority::new("one"), Authority::new("later"));
     let identity = ca.issue("s", "a.b");
     let edge = client(Trust::Ca(ca.ca()), None).load();
-    let asks = || pod(&identity, ClientCertificates::Optional(one.ca()));
+    let asks = || pod(&identity, ClientCertificates::Siblings(one.ca(), None));
     assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Full);
     assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Resumed);
     std::fs::copy(later.ca(), one.ca()).unwrap();
     assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Full);
+}
+
+#[tokio::test]
+async fn where_clients_are_known_by_their_certificates_a_ticket_is_for_the_pod_alone_that_gave_it() {
+    let ca = Authority::new("ca");
+    let identity = ca.issue("s", "a.b");
+    for clients in [ClientCertificates::Required(ca.ca()), ClientCertificates::Optional(ca.ca())] {
+        let edge = client(Trust::Ca(ca.ca()), Some(ca.issue("c", "client"))).load();
+        let one = pod(&identity, clients.clone());
+        assert_eq!(meet(&edge, &one).await, HandshakeKind::Full);
+        assert_eq!(meet(&edge, &one).await, HandshakeKind::Resumed);
+        assert_eq!(meet(&edge, &pod(&identity, clients)).await, HandshakeKind::Full);
+    }
 }
 
 #[tokio::test]
@@ -90,12 +103,13 @@ async fn tickets_of_tls_1_2_are_for_the_pod_alone_that_gave_them() {
 }
 
 /// A session as the library writes it, as far as it is looked at.
-const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 9];
+const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];
 
 fn tickets(key: &[u8], until: u64, clock: &SetTime) -> Tickets {
+    let ground = Ground { key, parts: vec![b"certificate", b"ca"] };
+    let shared = Some(Shared::new(&ground, clock.0.load(Relaxed)).unwrap());
     let own = aws_lc_rs::Ticketer::new().unwrap();
-    let ground = Ground { key, parts: vec![b"certificate", b"ca"], until };
-    Tickets::new(&ground, Arc::new(clock.clone()), own).unwrap()
+    Tickets { until, clock: Arc::new(clock.clone()), shared, own }
 }
 
 fn clock() -> SetTime {
@@ -154,11 +168,30 @@ fn what_was_sealed_by_another_key_or_changed_on_its_way_is_not_opened() {
 }
 
 #[test]
-fn of_what_is_no_session_of_tls_1_3_nobody_else_is_given_a_ticket() {
+fn of_a_session_of_tls_1_2_nobody_else_is_given_a_ticket() {
     let clock = clock();
     let (one, other) = (tickets(b"key", u64::MAX, &clock), tickets(b"key", u64::MAX, &clock));
-    for session in [&[0, 3, 3, 7][..], &[1, 1, b'a', 3, 3], &[1, 200, 3, 4], &[2, 3, 4], &[0, 3], &[]] {
-        let made = one.encrypt(session).unwrap();
-        assert_eq!((one.decrypt(&made).as_deref(), other.decrypt(&made)), (Some(session), None));
+    let mut session = SESSION.to_vec();
+    session[6] = 3;
+    let made = one.encrypt(&session).unwrap();
+    assert_eq!((one.decrypt(&made), other.decrypt(&made)), (Some(session), None));
+}
+
+#[test]
+fn of_a_session_its_version_and_the_clients_own_certificate_are_read() {
+    let chain = [0, 0, 9, 0, 0, 2, b'm', b'e', 0, 0, 1, b'o', 5];
+    for name in [&[0][..], &[1, 0], &[1, 2, b'a', b'b']] {
+        for (shown, leaf) in [([&[1][..], &chain].concat(), Some(&b"me"[..])), (vec![0, 5], None)] {
+            let text = [name, &[3, 4, 9, 9, 1, 8, 1], &shown].concat();
+            assert_eq!(Session::read(&text), Some(Session { version: ProtocolVersion::TLSv1_3, leaf }));
+        }
     }
+    let whole = [&[0, 3, 4, 9, 9, 0, 1, 1][..], &chain[..12]].concat();
+    assert!(Session::read(&whole).is_some());
+    for len in 0..whole.len() {
+        assert_eq!(Session::read(&whole[..len]), None, "{len} bytes");
+    }
+    let tickets = tickets(b"key", u64::MAX, &clock());
+    assert_eq!(tickets.encrypt(&[2, 3, 4, 9, 9, 0, 1, 0]), None, "whatever that is");
+    assert_eq!(tickets.encrypt(&whole), None, "what is no certificate is not valid");
 }
