@@ -189,8 +189,10 @@ impl SessionCore {
     /// Resets the session at once and drops unread bytes, to free its memory.
     pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
         self.act(|inner| {
-            inner.state.recv.discard();
-            inner.abandon(why, true)
+            if inner.state.recv.queued() > 0 {
+                inner.state.drop_unread(&why);
+            }
+            Effects { read: true, ..inner.abandon(why, true) }
         });
     }
 

@@ -72,6 +72,10 @@ impl Opening {
     pub async fn answer(&self) -> Answer {
         poll_fn(|cx| {
             self.0.watch(cx, |end| match end.phase() {
+                // Nobody is to have it any more, and its acceptor, if there is one, is still to hear that.
+                _ if end.departed_since().is_some() => {
+                    Some(Answer::Refused(end.ended().cloned().unwrap_or_else(given_up)))
+                }
                 Phase::Asking if end.path().is_some() => None,
                 Phase::Asking => Some(Answer::NoPath),
                 // The answer may have come, and all of the session behind it, before its owner looked: then it was

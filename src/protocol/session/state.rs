@@ -33,6 +33,8 @@ pub(crate) struct SessionState {
     answer: Option<DueFrame>,
     /// Why it ended, if it did not end in good order.
     ended: Option<Refusal>,
+    /// Bytes that its owner has not read may have been dropped.
+    cut: bool,
     departed: Option<Departed>,
     parked_since: Option<Instant>,
     resumed: u32,
@@ -82,6 +84,7 @@ impl SessionState {
             astray: false,
             answer: None,
             ended: None,
+            cut: false,
             departed: None,
             parked_since: None,
             resumed: 0,
@@ -103,6 +106,11 @@ impl SessionState {
     /// The link it runs on.
     pub(crate) fn path(&self) -> Option<LinkId> {
         self.path
+    }
+
+    /// Whether its owner may not take what it has read for all that was sent, even behind the end of stream.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// Why it ended, if it did not end in good order.

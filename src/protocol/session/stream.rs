@@ -78,7 +78,7 @@ impl ByteStream for Session {
             shared.settle(inner, Effects::default());
             return Poll::Ready(Ok(bytes));
         }
-        if inner.state.recv.is_ended() {
+        if inner.state.recv.is_ended() && !inner.state.is_cut() {
             return Poll::Ready(Ok(Bytes::new()));
         }
         if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {

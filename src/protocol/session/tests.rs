@@ -2,20 +2,23 @@
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::names::{Instance, SessionId};
 use crate::net::ByteStream as _;
 use crate::protocol::budget::Budget;
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::link::source::{FrameSource as _, LinkId};
-use crate::protocol::session::SessionCore;
+use crate::protocol::link::source::{Control, FrameSource as _, LinkId};
 use crate::protocol::session::handles::{Answer, Opening};
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
 use crate::protocol::session::state::SessionState;
+use crate::protocol::session::{Inner, SessionCore};
 use crate::protocol::table::{Event, SessionLimits, SessionTable};
-use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame, SessionKey};
+use crate::protocol::wire::frame::{Category, Code, Frame, FrameKind, Refusal, SessionFrame, SessionKey};
 use crate::protocol::{Dialect, Peer};
 use crate::telemetry::Metrics;
 
@@ -50,7 +53,7 @@ fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
 
 #[tokio::test]
 async fn a_session_that_is_over_before_its_opener_looks_was_open() {
-    let now = tokio::time::Instant::now();
+    let now = Instant::now();
     for (data, total) in [(Some("banner"), 7), (None, 1)] {
         let (table, link) = (table(), link(1));
         let session = opener(&table);
@@ -73,12 +76,45 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
 }
 
 #[tokio::test]
+async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
+    let (now, why) = (Instant::now(), Refusal::new(Code::Busy, "no room for it any more"));
+    for (table_ends_it, finishes) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (table, link) = (table(), link(1));
+        let session = opener(&table);
+        let opening = Opening::new(session.clone());
+        opening.ask(&link, None);
+        for frame in [
+            SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
+            SessionFrame::Data("unread".into()),
+            SessionFrame::Finish { total: 7 },
+        ] {
+            assert!(session.on_frame(&link, frame, now));
+        }
+        let mut owned = opening.into_session();
+        if finishes {
+            poll_fn(|cx| owned.poll_finish(cx)).await.unwrap();
+            assert!(said(&link).iter().any(|word| matches!(word, SessionFrame::Finish { .. })));
+            assert!(session.on_frame(&link, SessionFrame::Credit { received: 1, limit: 9 }, now));
+        }
+        match table_ends_it {
+            true => table.reset_on(&link, &why),
+            false => session.reset_unread(why.clone()),
+        }
+        let read = poll_fn(|cx| owned.poll_read_chunk(cx)).await;
+        match read {
+            Ok(bytes) => assert_eq!(bytes, "unread", "all that came is there to be read"),
+            Err(why) => assert!(why.to_string().contains("no room for it any more")),
+        }
+    }
+}
+
+#[tokio::test]
 async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
     let (table, links) = (table(), [link(1), link(2)]);
     let session = opener(&table);
     session.ask(&links[0], None, false);
     let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
-    let now = tokio::time::Instant::now();
+    let now = Instant::now();
     assert!(
         session.on_frame(&links[0], opened, now)
             && session.on_frame(&links[0], SessionFrame::Lost { epoch: 1 }, now)
@@ -102,7 +138,7 @@ async fn a_session_that_is_over_joins_no_link() {
 async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let (table, alive, dead) = (table(), link(1), link(2));
     let gone = Refusal::new(Code::GivenUp, "gone");
-    assert!(table.link_ended(&dead, &gone, tokio::time::Instant::now()).is_empty());
+    assert!(table.link_ended(&dead, &gone, Instant::now()).is_empty());
     let session = opener(&table);
     ask(&session, &alive);
     assert_eq!(alive.sessions(), 1);
@@ -112,7 +148,7 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
 
 #[tokio::test]
 async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
-    let (table, links, now) = (table(), [link(1), link(2), link(3)], tokio::time::Instant::now());
+    let (table, links, now) = (table(), [link(1), link(2), link(3)], Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
@@ -130,7 +166,7 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
 
 #[tokio::test]
 async fn a_session_whose_seeker_was_lost_gets_another() {
-    let (table, links, now) = (table(), [link(1), link(2)], tokio::time::Instant::now());
+    let (table, links, now) = (table(), [link(1), link(2)], Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
@@ -153,7 +189,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let mut limits = Vec::new();
     for link in [&plain, &link] {
         session.ask(link, None, false);
-        let (frame, _) = session.clone().next_control(link.id, tokio::time::Instant::now());
+        let (frame, _) = session.clone().next_control(link.id, Instant::now());
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
@@ -161,11 +197,77 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
 }
 
 #[tokio::test]
+async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
+    let (table, link) = (table(), link(1));
+    let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+    let opening = table.open(node, target, Category::Ssh, "c".into()).unwrap();
+    opening.ask(&link, None);
+    assert_eq!(said(&link).len(), 1);
+    let why = Refusal::new(Code::NotAllowed, "its token is revoked");
+    table.reset_on(&link, &why);
+    assert_eq!(opening.answer().await, Answer::Refused(why));
+}
+
+/// What the session says on that link by now.
+fn said(link: &Arc<LinkSender>) -> Vec<SessionFrame> {
+    let mut cx = Context::from_waker(Waker::noop());
+    let pulled = std::iter::from_fn(|| match link.poll_pull(&mut cx, Instant::now()) {
+        Poll::Ready(frame) => frame,
+        Poll::Pending => None,
+    });
+    let word = |frame: Frame| match frame.body {
+        FrameKind::Session(_, _, word) => Some(word),
+        _ => None,
+    };
+    pulled.filter_map(word).collect()
+}
+
+/// An Open over one link is late; a newer one over another link was refused, for want of room.
+#[tokio::test]
+async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
+    for late in [false, true] {
+        let (here, there) = (table(), table());
+        let links = [link(1), link(2)];
+        let far = [1, 2].map(|id| {
+            LinkSender::new(LinkId(id), Peer::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST)
+        });
+        let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+        let opening = here.open(node, target, Category::Ssh, "c".into()).unwrap();
+        let key = key(opening.id());
+        let hears = |at: &Arc<SessionTable>, link: &Arc<LinkSender>, frame: &SessionFrame| {
+            at.on_frame(link, key.clone(), frame.clone(), Instant::now())
+        };
+        opening.ask(&links[0], None);
+        let older = said(&links[0]).pop().unwrap();
+        opening.ask(&links[1], None);
+        assert!(matches!(said(&links[1])[..], [SessionFrame::Open { epoch: 2, .. }]));
+        let busy = Refusal::new(Code::Busy, "no room");
+        hears(&here, &links[1], &SessionFrame::Refused { epoch: 2, refusal: busy.clone() });
+        assert_eq!(opening.answer().await, Answer::Refused(busy));
+        drop(opening);
+        let resume = said(&links[1]).pop().unwrap();
+        let offer = if late { None } else { hears(&there, &far[0], &older) };
+        assert!(late || matches!(offer, Some(Event::Offer(_))));
+        hears(&there, &far[1], &resume);
+        if late {
+            assert!(hears(&there, &far[0], &older).is_none(), "it opens nothing any more");
+        }
+        let answer = said(&far[1]).pop().unwrap();
+        let expected = if late { Code::Unknown } else { Code::GivenUp };
+        assert!(
+            matches!(&answer, SessionFrame::Reset { epoch: 3, refusal } if refusal.code == expected),
+            "{answer:?}"
+        );
+        hears(&here, &links[1], &answer);
+        assert!(here.is_empty() && there.is_empty(), "{late}");
+    }
+}
+
+#[tokio::test]
 async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let windows = Windows { start: 16, max: 16 };
     let limits = SessionLimits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
-    let (table, now) =
-        (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
+    let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
     let link = LinkSender::new(LinkId(1), Peer::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST);
     let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
     let open = || SessionFrame::Open {
@@ -175,7 +277,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
         client: String::new(),
         opener: None,
     };
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut cx = Context::from_waker(Waker::noop());
     let mut sessions = Vec::new();
     for _ in 0..1001 {
         let Some(Event::Offer(offer)) = on_frame(SessionId::random(), open()) else { panic!("refused") };

@@ -20,6 +20,14 @@ impl EndedSessions {
         self.ids.get(&id).map(|(_, code)| Refusal::new(*code, "this session has ended"))
     }
 
+    /// One of which this process knows nothing was to be resumed: an Open that is still under way, over a path that its
+    /// opener has left, must not be served any more.
+    pub(super) fn add_unknown(&mut self, id: SessionId, now: Instant) {
+        if !self.ids.contains_key(&id) {
+            self.add(id, None, now);
+        }
+    }
+
     /// One that has ended, for the given reason if it did not end by itself.
     pub(super) fn add(&mut self, id: SessionId, why: Option<Code>, now: Instant) {
         // These two would send the opener on, or look to it like success.

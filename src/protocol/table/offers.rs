@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::names::Target;
-use crate::protocol::link::sender::LinkSender;
+use crate::names::{SessionId, Target};
+use crate::protocol::link::sender::{LinkSender, unknown};
 use crate::protocol::lock;
 use crate::protocol::session::host::SessionHost as _;
 use crate::protocol::session::recv::RecvHalf;
@@ -72,6 +72,12 @@ impl SessionTable {
         }
         let patience = if sender.resumes { PATIENCE } else { PLAIN_PATIENCE };
         Some(Offer::new(shared, target, client, patience))
+    }
+
+    /// The answer to a Resume of a session that has no end here, and that no late Open makes one any more.
+    pub(super) fn resumed_in_vain(&self, id: SessionId, epoch: u64) -> SessionFrame {
+        lock(&self.ended).add_unknown(id, Instant::now());
+        unknown(epoch)
     }
 
     /// Room for one session more of a client. If there is none, the client that has more than it gives some of its own.

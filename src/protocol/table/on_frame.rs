@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::protocol::link::sender::{LinkSender, UNKNOWN, unknown};
+use crate::protocol::link::sender::{LinkSender, UNKNOWN};
 use crate::protocol::relay::table::{Attempt, Claim};
 use crate::protocol::table::offers::ReceivedOpen;
 use crate::protocol::table::request::{RelayRequest, refused};
@@ -89,7 +89,7 @@ impl SessionTable {
                 self.offered(sender, open).map(Event::Offer)
             }
             SessionFrame::Resume { epoch, .. } => {
-                sender.reply(&key, unknown(*epoch));
+                sender.reply(&key, self.resumed_in_vain(key.id, *epoch));
                 None
             }
             _ => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::names::{Instance, NodeName, Target};
-use crate::protocol::link::sender::{LinkSender, unknown};
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
 use crate::protocol::table::SessionTable;
@@ -122,7 +122,8 @@ impl RelayRequest {
             return None;
         }
         let Some(SessionFrame::Open { target, limit, client, opener, .. }) = frame else {
-            self.table.relays.end(&self.attempt, Some(unknown(epoch)));
+            let unknown = self.table.resumed_in_vain(key.id, epoch);
+            self.table.relays.end(&self.attempt, Some(unknown));
             return None;
         };
         self.table.relays.end(&self.attempt, None);

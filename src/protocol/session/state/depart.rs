@@ -49,6 +49,15 @@ impl SessionState {
         self.depart(why, now, true)
     }
 
+    /// The newest Open of an opening is refused, while an older one may come to an acceptor over a path that was left: as
+    /// one that is given up, it stays until that is sure to have heard of it.
+    pub(super) fn refused_elsewhere(&mut self, why: Refusal, now: Instant) -> Effects {
+        self.phase = Phase::Resuming;
+        self.epoch += 1;
+        self.answer = Some(DueFrame::Resume);
+        self.depart(why, now, true)
+    }
+
     /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has
     /// sent and goes on sending is dropped.
     pub(crate) fn break_off(&mut self, why: Refusal, now: Instant) -> Effects {
@@ -62,11 +71,17 @@ impl SessionState {
     fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
         // A reason that was recorded before stays.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
-        self.recv.discard();
+        self.drop_unread(&why);
         self.recv.close();
-        self.ended.get_or_insert_with(|| why.clone());
         self.departed = Some(Departed { why, since, due: true, empty });
         Effects { read: true, write: true, state: true, ..Effects::default() }
+    }
+
+    /// Drops the bytes that its owner has not read, who is told why, in whatever phase the session is.
+    pub(crate) fn drop_unread(&mut self, why: &Refusal) {
+        self.recv.discard();
+        self.ended.get_or_insert_with(|| why.clone());
+        self.cut = true;
     }
 
     /// Opener: the path goes. If an Open has gone over it that was not answered, there may be an acceptor.

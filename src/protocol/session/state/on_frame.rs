@@ -17,7 +17,7 @@ impl SessionState {
             }
             _ if self.path != Some(from) => DROPPED,
             SessionFrame::Opened { limit, epoch, instance } => self.opened(limit, epoch, instance),
-            SessionFrame::Refused { epoch, refusal } => self.refused(epoch, refusal),
+            SessionFrame::Refused { epoch, refusal } => self.refused(epoch, refusal, now),
             SessionFrame::Resumed { received, limit, epoch } => self.put_back(received, limit, epoch),
             SessionFrame::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
             SessionFrame::Lost { .. } => DROPPED,
@@ -66,13 +66,18 @@ impl SessionState {
         }
     }
 
-    fn refused(&mut self, epoch: u64, refusal: Refusal) -> Effects {
+    fn refused(&mut self, epoch: u64, refusal: Refusal, now: Instant) -> Effects {
         if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
         if self.phase == Phase::Asking && refusal.code == Code::NotHere {
             self.path = None;
             return Effects { state: true, ..Effects::default() };
+        }
+        // A Resume that is refused has found the acceptor, wherever that was.
+        let answers_open = self.phase == Phase::Asking || matches!(self.answer, Some(DueFrame::Reset(_)));
+        if answers_open && self.astray && !self.recv.is_endless() {
+            return self.refused_elsewhere(refusal, now);
         }
         self.gone(refusal)
     }

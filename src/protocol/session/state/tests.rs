@@ -645,6 +645,44 @@ async fn an_opening_that_is_given_up_before_its_next_open_is_sent_opens_nothing(
     assert!(matches!(words[..], [SessionFrame::Resume { epoch: 2, .. }]), "{words:?}");
 }
 
+fn refused(epoch: u64, code: Code) -> SessionFrame {
+    SessionFrame::Refused { epoch, refusal: refusal(code) }
+}
+
+#[tokio::test]
+async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
+    // Its first Open may still come to an acceptor over the path that was left.
+    let asked_twice = || {
+        let mut end = opener(Phase::Asking);
+        let _ = end.ask(B);
+        assert!(matches!(said(&mut end, B)[..], [SessionFrame::Open { epoch: 2, .. }]));
+        end
+    };
+    let mut end = asked_twice();
+    let effects = end.on_frame(B, refused(2, Code::Busy), now());
+    assert!(effects.state && !effects.forget && end.departed_since().is_some());
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 3, .. }]), "{words:?}");
+    assert!(end.on_frame(B, reset(3, Code::Unknown), now()).forget);
+    assert_eq!(end.ended().unwrap().code, Code::Busy, "why it was refused stays");
+    // It was given up, and the Reset that says so did not leave before the refusal came.
+    let mut end = asked_twice();
+    let _ = end.abandon(refusal(Code::GivenUp), now());
+    assert!(!end.on_frame(B, refused(2, Code::Busy), now()).forget);
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { epoch: 3, .. }]), "{words:?}");
+    assert!(
+        end.on_frame(B, refused(3, Code::TargetRefused), now()).forget,
+        "an older acceptor's answer to the Resume"
+    );
+    // A plain peer would never answer a Resume.
+    let mut end = asked_twice();
+    let budget = Budget::new(1000);
+    end.recv.lift_limit(budget.share(), budget.share());
+    assert!(end.on_frame(B, refused(2, Code::Busy), now()).forget);
+    assert!(opener(Phase::Asking).on_frame(A, refused(1, Code::Busy), now()).forget, "nothing went astray");
+}
+
 /// An opening that was given up while its Open was not answered.
 fn given_up_on_its_path() -> SessionState {
     let mut end = opener(Phase::Asking);
