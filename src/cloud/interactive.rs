@@ -1,4 +1,4 @@
-//! The pod's side of a link for interactive sessions, which an edge makes beside its link that is busy with bulk.
+//! The pod's side of an interactive link, which an edge makes beside its link that is busy with bulk.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) async fn admit(
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.stand_beside(linked(&sender)) else { return };
     shared.proven.begin(&sender, evidence);
-    info!(link = %sender.id, node = %hello.node, beside = %busy.id, "a link for interactive sessions");
+    info!(link = %sender.id, node = %hello.node, beside = %busy.id, "an interactive link");
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
@@ -43,30 +43,30 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
     let room = room(shared);
     let (mut sorting, mut looks) = (Sorting::default(), interval(Sorting::EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Nothing is moved there before its edge has said something: a line may pass the hello and nothing more.
+    let mut is_new = true;
     let why = loop {
         tokio::select! {
             event = link.next() => match event {
                 Ok(Event::Drain(_)) => {
-                    leave(busy, &link.sender);
+                    is_new = false;
+                    busy.leave_beside(&link.sender);
                     move_from(&link.sender, shared);
                 }
                 Ok(event) => take(event, &link.sender, &room, shared),
                 Err(why) => break why,
             },
             _ = looks.tick() => {
+                if is_new && link.sender.traffic().received_messages > 0 && !link.sender.is_closed() {
+                    is_new = false;
+                    busy.stand_beside(Some(link.sender.clone()));
+                }
                 for parked in shared.ground.table.sort(busy, &mut sorting).parked {
                     shared.route.mend(parked, &shared.ground.drain);
                 }
             }
         }
     };
-    leave(busy, &link.sender);
+    busy.leave_beside(&link.sender);
     ended(&link, &why, shared);
-}
-
-/// Nothing goes to that link from the one that it stands beside any more, unless a newer one has its place.
-fn leave(busy: &LinkSender, beside: &LinkSender) {
-    if busy.beside().is_some_and(|current| current.id == beside.id) {
-        busy.stand_beside(None);
-    }
 }

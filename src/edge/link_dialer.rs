@@ -23,7 +23,7 @@ use crate::config::Secret;
 use crate::config::edge::Server;
 use crate::names::{Host, NodeName, Target};
 use crate::net::dial::dial;
-use crate::net::listen::tune_link;
+use crate::net::listen::{tune_interactive, tune_link};
 use crate::net::pool::Pool;
 use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
@@ -142,6 +142,9 @@ impl LinkDialer {
             timeout(patience, self.dial(to, hint, patience)).await.context("connecting took too long")??;
         let congestion = self.ground.congestion.as_deref();
         tune_link(&socket, congestion).context("connection was gone at once")?;
+        if older == Older::Busy {
+            tune_interactive(&socket);
+        }
         let shown = match &self.own {
             Some(own) if !to.declined.swap(false, Relaxed) => own.tls().await,
             _ => None,

@@ -85,8 +85,8 @@ async fn begin<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
 #[derive(Debug)]
 struct Begun(Vec<u8>);
 
-impl ReadHook for Begun {
-    fn poll_read<T: AsyncRead + Unpin>(
+impl<T: AsyncRead + Unpin> ReadHook<T> for Begun {
+    fn poll_read(
         &mut self,
         io: Pin<&mut T>,
         cx: &mut Context<'_>,

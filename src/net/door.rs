@@ -219,8 +219,8 @@ pub struct Attendance<K: Clone + Ord + Hash = Source> {
     silent: bool,
 }
 
-impl<K: Clone + Ord + Hash> ReadHook for Attendance<K> {
-    fn poll_read<T: AsyncRead + Unpin>(
+impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for Attendance<K> {
+    fn poll_read(
         &mut self,
         io: Pin<&mut T>,
         cx: &mut Context<'_>,

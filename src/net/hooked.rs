@@ -16,9 +16,9 @@ pub struct Hooked<T, H> {
 }
 
 /// Reads the inner stream for a reader of the [`Hooked`] one.
-pub trait ReadHook {
+pub trait ReadHook<T> {
     /// As [`AsyncRead::poll_read`] of the stream `io`.
-    fn poll_read<T: AsyncRead + Unpin>(
+    fn poll_read(
         &mut self,
         io: Pin<&mut T>,
         cx: &mut Context<'_>,
@@ -26,7 +26,7 @@ pub trait ReadHook {
     ) -> Poll<io::Result<()>>;
 }
 
-impl<T: AsyncRead + Unpin, H: ReadHook + Unpin> AsyncRead for Hooked<T, H> {
+impl<T: AsyncRead + Unpin, H: ReadHook<T> + Unpin> AsyncRead for Hooked<T, H> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self { io, hook } = self.get_mut();
         hook.poll_read(Pin::new(io), cx, out)

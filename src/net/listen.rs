@@ -150,6 +150,16 @@ pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()>
     socket.set_tcp_notsent_lowat(UNSENT_ON_LINK)
 }
 
+/// Has the kernel send an interactive link by cubic, or by reno where this process may not have that, whatever
+/// else is configured: BBR stands still once in ten seconds.
+pub fn tune_interactive(socket: &TcpStream) {
+    let socket = SockRef::from(socket);
+    // A socket that is gone shows that to its link.
+    if socket.set_tcp_congestion(b"cubic").is_err() {
+        drop(socket.set_tcp_congestion(b"reno"));
+    }
+}
+
 /// Tries whether this process may have links sent by a congestion control.
 ///
 /// # Errors

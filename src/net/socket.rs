@@ -92,7 +92,7 @@ impl<T: Connection> Connection for client::TlsStream<T> {
     }
 }
 
-impl<T: Connection, H: ReadHook + Unpin + Send> Connection for Hooked<T, H> {
+impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.io.tcp()
     }
@@ -186,8 +186,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
     }
 }
 
-impl ReadHook for ReadBuffer {
-    fn poll_read<T: AsyncRead + Unpin>(
+impl<T: AsyncRead + Unpin> ReadHook<T> for ReadBuffer {
+    fn poll_read(
         &mut self,
         io: Pin<&mut T>,
         cx: &mut Context<'_>,

@@ -21,6 +21,8 @@ pub struct TcpInfoReader {
 pub struct TcpInfo {
     /// The round trip of late, smoothed.
     pub round_trip: Duration,
+    /// The least of the last five minutes.
+    pub least_round_trip: Duration,
     /// By how much single ones differ from it, on average.
     pub variation: Duration,
     /// Bytes a second at which the kernel means to send just now.
@@ -59,8 +61,11 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     let segment = u64::from(segment?);
     let under_way = u64::from(unacknowledged?) + u64::from(again?);
     let unsent = u64::from(short(144)?);
+    let round_trip = Duration::from_micros(short(68)?.into());
     Some(TcpInfo {
-        round_trip: Duration::from_micros(short(68)?.into()),
+        round_trip,
+        // Before the first one it says that it would be for ever.
+        least_round_trip: round_trip.min(Duration::from_micros(short(148)?.into())),
         variation: Duration::from_micros(short(72)?.into()),
         pacing: long(104)?,
         delivered: u64::from(short(192)?) * segment,
@@ -98,6 +103,10 @@ mod tests {
         assert_eq!(after.written - before.written, 100_000);
         assert!(after.delivered - before.delivered >= 100_000 && after.pacing > 0, "{after:?}");
         assert!(after.round_trip > Duration::ZERO && after.round_trip < Duration::from_secs(1), "{after:?}");
+        assert!(
+            after.least_round_trip > Duration::ZERO && after.least_round_trip <= after.round_trip,
+            "{after:?}"
+        );
     }
 
     #[tokio::test]

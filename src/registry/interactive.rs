@@ -36,17 +36,15 @@ impl Registry {
         self.lock().busy(node, instance).is_some()
     }
 
-    /// Puts a link for interactive sessions beside the current one of its node, which is returned; one that stood there
-    /// is closed. None, if it may not stand there.
+    /// Takes an interactive link to its node's current one, which is returned; one that it had before is closed. None, if
+    /// it may not stand there.
     pub fn stand_beside(&self, linked: Linked) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
-        let sender = linked.sender.clone();
         let (busy, before) = {
             let mut nodes = self.lock();
             let busy = nodes.busy(&node, linked.instance)?;
             (busy, nodes.interactive.insert(node, linked))
         };
-        busy.stand_beside(Some(sender));
         // As in `insert`: closing a link takes the link's own lock.
         before.inspect(|before| before.sender.close());
         Some(busy)
@@ -78,7 +76,7 @@ mod tests {
         registry.stand_beside(second.clone()).unwrap();
         assert!(first.sender.is_closed() && !second.sender.is_closed(), "the newer one stays");
         registry.remove(&first.sender);
-        assert_eq!(busy.sender.beside().map(|beside| beside.id), Some(second.sender.id));
+        assert_eq!(registry.lock().interactive[&node].sender.id, second.sender.id);
         let again = linked(10, 7);
         assert!(registry.may_stand_beside(&node, busy.instance));
         let beside_silent = linked(8, 7);

@@ -97,9 +97,10 @@ impl Uplinks {
         }
     }
 
-    /// Asks every link's pod for a sign of life, as the way to it may have changed.
+    /// Asks every link's pod for a sign of life, by interactive links as well, as the way to it may have changed.
     pub fn probe(&self) {
         for link in self.links() {
+            link.beside().inspect(|beside| beside.probe());
             link.probe();
         }
     }

@@ -1,7 +1,8 @@
-//! A second link for interactive sessions, beside one that is busy with bulk.
+//! Interactive links, each beside one that is busy with bulk.
 
 mod far;
 mod hostile;
+mod kernel;
 mod lost;
 mod stops;
 
@@ -36,10 +37,16 @@ struct World {
 
 impl World {
     async fn new() -> Self {
-        let (place, echo) = (TestDir::new(), targets::echo().await);
-        let pod = TestPod::with(&place, ALLOW);
+        let place = TestDir::new();
+        let pod = place.cloud(ALLOW);
+        Self::of(place, &pod, PROXY).await
+    }
+
+    /// The same with that config of the pod, and an edge's that goes on so.
+    async fn of(place: TestDir, pod: &str, edge: &str) -> Self {
+        let (pod, echo) = (TestPod::from_text(pod), targets::echo().await);
         let line = Line::slow(pod.pod.bound.grpc, DELAY).await;
-        let edge = start_edge(&place.edge("node1", line.at, PROXY));
+        let edge = start_edge(&place.edge("node1", line.at, edge));
         pod.has("node1").await;
         Self { place, pod, line, edge, echo }
     }
@@ -143,7 +150,8 @@ async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
     assert!(link.traffic().received_bytes - before < 64 * 1024, "bulk runs elsewhere");
     bulk.over().await;
     hurry();
-    wait_within(Duration::from_secs(120), "the second link goes", || interactive(&world.pod).is_none()).await;
+    wait_within(Duration::from_secs(120), "the interactive link goes", || interactive(&world.pod).is_none())
+        .await;
     has_moved(&world.pod, 1, 0).await;
     assert_eq!(self::first(&world.pod).map(|now| now.id), Some(first.id));
     wait_until("the edge has one link", || world.edge.metrics.links.get() == 1).await;

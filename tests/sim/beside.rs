@@ -1,4 +1,4 @@
-//! A second link beside one that is busy, and sessions that are moved from either to the other at any moment.
+//! An interactive link beside one that is busy, and sessions that are moved from either to the other at any moment.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! A second link for interactive sessions, beside one that is busy with bulk: what is lost or queued there does not hold up
-//! what is typed.
+//! An interactive link, beside one that is busy with bulk: what is lost or queued there does not hold up what is typed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +10,11 @@ use tracing::{debug, info, info_span};
 
 use super::Keeper;
 use crate::edge::link_dialer::AddressHint;
+use crate::net::backoff::Backoff;
 use crate::protocol::{Dialect, Event, Link, LinkSender, Older, Sorting};
 
 impl Keeper {
-    /// Keeps a link for interactive sessions beside `busy`, for as long as bulk and other sessions share that. Where that
+    /// Keeps an interactive link beside `busy`, for as long as bulk and other sessions share that. Where that
     /// leads to a pod of an older version, or a near one, there is none. Never returns; dropped, it has the link handed over.
     pub(super) async fn keep_interactive(
         self: &Arc<Self>,
@@ -25,26 +25,38 @@ impl Keeper {
         if !busy.dialect.has(Dialect::INTERACTIVE) {
             std::future::pending::<()>().await;
         }
-        let (mut sorting, mut pause) = (Sorting::default(), FIRST_PAUSE);
+        let (mut sorting, mut backoff) = (Sorting::default(), Backoff::new());
         // Behind a link that fell silent another one is made in any case: it tells the pod that the sessions go on.
         let mut again = false;
         loop {
             while !again && !self.is_shared(busy, &mut sorting).await {}
-            // The pod that holds the busy link; another one refuses.
-            let hint = AddressHint { to: at, not: None };
-            match self.dialer.connect_to(server, hint, Older::Busy).await {
-                Ok(made) => {
-                    pause = FIRST_PAUSE;
-                    again = self.sort_beside(busy, made.link, &mut sorting).await;
+            sleep(backoff.pause(rand::random())).await;
+            match self.connect_beside(busy, server, at).await {
+                Ok(link) => {
+                    let begun = Instant::now();
+                    again = self.sort_beside(busy, link, &mut sorting).await;
+                    backoff.ended(begun.elapsed(), false);
                 }
                 Err(why) => {
-                    debug!(link = %busy.id, error = %format_args!("{why:#}"), ?pause, "no link for interactive sessions");
+                    debug!(link = %busy.id, error = %format_args!("{why:#}"), "no interactive link");
                     again = false;
-                    sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    backoff.refused();
                 }
             }
         }
+    }
+
+    /// An interactive link to the pod that holds the busy one; any other refuses.
+    async fn connect_beside(
+        &self,
+        busy: &LinkSender,
+        server: usize,
+        at: Option<SocketAddr>,
+    ) -> anyhow::Result<Link> {
+        let hint = AddressHint { to: at, not: None };
+        let link = self.dialer.connect_to(server, hint, Older::Busy).await?.link;
+        anyhow::ensure!(link.sender.instance == busy.instance, "another pod has taken it");
+        Ok(link)
     }
 
     /// Looks once at what runs on a link, when anything moves there: whether interactive sessions share a long way with
@@ -59,7 +71,8 @@ impl Keeper {
         sorted.bulk > 0 && sorted.interactive > 0
     }
 
-    /// Sorts the sessions of both links until the one beside ends or is of no use any more. Whether it has fallen silent.
+    /// Sorts the sessions of both links until the one beside ends or is of no use any more. Whether it has fallen silent,
+    /// and sessions may run there for the pod.
     async fn sort_beside(
         self: &Arc<Self>,
         busy: &Arc<LinkSender>,
@@ -67,18 +80,27 @@ impl Keeper {
         sorting: &mut Sorting,
     ) -> bool {
         let beside = link.sender.clone();
-        info!(link = %beside.id, busy = %busy.id, "a link for interactive sessions, beside one that is busy with bulk");
-        busy.stand_beside(Some(beside.clone()));
+        info!(link = %beside.id, busy = %busy.id, "an interactive link, beside one that is busy with bulk");
         // Dropped with this future, too.
         let (wanted, unwanted) = oneshot::channel();
         let (keeper, span) = (self.clone(), info_span!("interactive"));
         self.ground.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), unwanted));
+        // Nothing is moved there before; the pod waits for the question.
+        if !beside.answers_within(FIRST_ANSWER).await {
+            info!(link = %beside.id, "the interactive link does not answer: sessions stay where they are");
+            beside.close();
+            return false;
+        }
+        busy.stand_beside(Some(beside.clone()));
+        if wanted.is_closed() {
+            busy.leave_beside(&beside);
+        }
         let mut shared = Instant::now();
         let silent = loop {
             tokio::select! {
                 () = beside.closed() => break false,
                 () = beside.falls_silent() => {
-                    info!(link = %beside.id, "the link for interactive sessions has fallen silent: another one is made");
+                    info!(link = %beside.id, "the interactive link has fallen silent: another one is made");
                     beside.close();
                     break true;
                 }
@@ -99,7 +121,7 @@ impl Keeper {
         silent
     }
 
-    /// Serves a link for interactive sessions until it ends, or until it is not wanted any more, or its pod or the link that
+    /// Serves an interactive link until it ends, or until it is not wanted any more, or its pod or the link that
     /// it stands beside goes: then its sessions go on over the node's current link.
     async fn serve_interactive(
         self: Arc<Self>,
@@ -120,9 +142,9 @@ impl Keeper {
                 _ = &mut unwanted => break None,
             }
         };
-        if busy.beside().is_some_and(|beside| beside.id == link.sender.id) {
-            busy.stand_beside(None);
-        }
+        // Before the look at it that follows `stand_beside`.
+        drop(unwanted);
+        busy.leave_beside(&link.sender);
         match why {
             Some(why) => self.ended(&link, &why),
             None => self.hand_over(link, self.uplinks.any()).await,
@@ -137,9 +159,8 @@ fn is_long(least: Option<Duration>) -> bool {
 
 /// On a way that is shorter than this, bulk does not hold up anything for long.
 const LONG: Duration = Duration::from_millis(5);
-/// Behind the first try in vain; doubled with each further one.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// How long a new interactive link has to show that both of its directions work.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// The link is left once no bulk has moved for so long.
 const UNSHARED: Duration = Duration::from_secs(60);
 
@@ -148,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_near_way_gets_no_second_link_and_neither_does_one_that_was_not_measured() {
+    fn a_near_way_gets_no_interactive_link_and_neither_does_one_that_was_not_measured() {
         let trips = [None, Some(0), Some(4_999), Some(5_000), Some(600_000)];
         let long = trips.map(|trip| is_long(trip.map(Duration::from_micros)));
         assert_eq!(long, [false, false, false, true, true]);

@@ -91,8 +91,9 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const FRAME: u32 = 64 * 1024;
 /// What waits below the pull is latency that no turn can mend; this much keeps the socket busy.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Twice the bandwidth-delay product of 1 Gbit/s at 100 ms is 25 MB: then HTTP/2's own windows never hold a link.
-const POD_WINDOW: u32 = 32 << 20;
+/// Twice the bandwidth-delay product of 1 Gbit/s at 100 ms is 25 MB: then HTTP/2's own windows never hold a link, and it
+/// seldom has to widen them, which is a packet each time. It costs no memory: [`ReadAhead`] bounds what is read.
+const WINDOW: u32 = 32 << 20;
 /// Metadata of a call, in bytes.
 const METADATA: u32 = 16 * 1024;
 /// Long enough for a bad line, short enough to notice a dead one.

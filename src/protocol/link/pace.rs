@@ -68,6 +68,12 @@ impl Pace {
         }
     }
 
+    /// Whether an interactive link stands beside this one, so that a shorter queue is allowed.
+    pub(crate) fn share(&mut self, shared: bool) {
+        self.pinged.shared = shared;
+        self.kernel.iter_mut().for_each(|kernel| kernel.cap.shared = shared);
+    }
+
     /// Counts bytes that were pulled.
     pub(crate) fn pulled(&mut self, bytes: usize) {
         self.sent += u64::try_from(bytes).unwrap_or(u64::MAX);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use crate::protocol::link::sender::LinkSender;
@@ -42,9 +42,6 @@ impl SecondLink {
         loop {
             sleep_until(self.next).await;
             link.falls_silent().await;
-            if timeout(LOOK_AGAIN, link.answers()).await.is_ok() {
-                continue;
-            }
             self.begins(link);
             let made = tokio::select! {
                 biased;
@@ -90,9 +87,6 @@ impl SecondLink {
     }
 }
 
-/// Enough for a process that stood still to read the answer that came meanwhile: its clock runs on, and its link seems to
-/// have been silent for as long.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Behind the first one that was not needed, or could not be made; doubled with each further one in vain, so that a slow
 /// line is not burdened with handshakes for ever.
 const AFTER_LOST: Duration = Duration::from_secs(5);

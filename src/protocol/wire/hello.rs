@@ -178,13 +178,14 @@ impl Hello {
         let json = text.strip_prefix("Bearer ").unwrap_or(&text);
         let claim = Credentials::read(json)?;
         let node = claim.nodename.parse().map_err(|e| HelloError::BadName(format!("{e}")))?;
-        if let Some(role) = headers.get(&ROLE).filter(|role| role.as_bytes() != b"edge") {
-            return Err(HelloError::BadRole(
-                String::from_utf8_lossy(role.as_bytes()).chars().take(20).collect(),
-            ));
-        }
         let (dialect, instance) = agreed(headers);
-        let older = older(headers, dialect);
+        let older = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
+            None | Some(EDGE) => older(headers, dialect),
+            Some(INTERACTIVE) if dialect.has(Dialect::INTERACTIVE) => Older::Busy,
+            Some(role) => {
+                return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
+            }
+        };
         Ok(Self { node, token: claim.token, instance, dialect, older, ips: ips(headers) })
     }
 
@@ -207,7 +208,7 @@ impl Hello {
         match older {
             Older::Closed => None,
             Older::Silent => headers.insert(BESIDE, SILENT),
-            Older::Busy => headers.insert(BESIDE, BUSY),
+            Older::Busy => headers.insert(ROLE, HeaderValue::from_static("interactive")),
         };
     }
 
@@ -235,11 +236,8 @@ fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
 }
 
 fn older(headers: &HeaderMap, dialect: Dialect) -> Older {
-    match headers.get(&BESIDE) {
-        Some(mark) if *mark == SILENT && dialect.has(Dialect::BESIDE) => Older::Silent,
-        Some(mark) if *mark == BUSY && dialect.has(Dialect::INTERACTIVE) => Older::Busy,
-        _ => Older::Closed,
-    }
+    let silent = dialect.has(Dialect::BESIDE) && headers.get(&BESIDE) == Some(&SILENT);
+    if silent { Older::Silent } else { Older::Closed }
 }
 
 impl fmt::Debug for Hello {
@@ -285,10 +283,9 @@ const VERSION: u8 = 4;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
-/// Header of a link that leaves an older one of its process in place: one that has fallen silent, or one that is busy.
+/// Header of a link that leaves an older one of its process in place, which has fallen silent.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
 const SILENT: HeaderValue = HeaderValue::from_static("1");
-const BUSY: HeaderValue = HeaderValue::from_static("2");
 /// Header with the addresses of an edge's node.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
 /// Header with the version of the program, for people.
@@ -297,6 +294,9 @@ const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 const PROGRAM_CHARS: usize = 40;
 /// The role of a pod. Without a role, or with any other known one, the caller is an edge.
 const POD: &[u8] = b"pod";
+const EDGE: &[u8] = b"edge";
+/// The role of an edge's interactive link: an older pod refuses it, and would pass over a header that it does not know.
+const INTERACTIVE: &[u8] = b"interactive";
 
 #[cfg(test)]
 mod tests {
@@ -343,19 +343,36 @@ mod tests {
         let mut headers = Hello::edge_request(&node, "t", Instance::from_bits(3));
         let older = |headers: &HeaderMap| Hello::from_request(headers).unwrap().older;
         assert_eq!(older(&headers), Older::Closed);
-        for (said, since) in [(Older::Silent, Dialect::BESIDE), (Older::Busy, Dialect::INTERACTIVE)] {
-            Hello::beside(&mut headers, said);
-            for version in 1..=4_u8 {
-                headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
-                let known = if version >= since { said } else { Older::Closed };
-                assert_eq!(older(&headers), known, "version {version}");
-            }
+        Hello::beside(&mut headers, Older::Silent);
+        for version in 1..=4_u8 {
+            headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
+            let known = if version >= Dialect::BESIDE { Older::Silent } else { Older::Closed };
+            assert_eq!(older(&headers), known, "version {version}");
         }
-        headers.insert("tunnel-beside", HeaderValue::from_static("0"));
-        assert_eq!(older(&headers), Older::Closed);
-        Hello::beside(&mut headers, Older::Busy);
+        for other in ["0", "2"] {
+            headers.insert("tunnel-beside", HeaderValue::from_static(other));
+            assert_eq!(older(&headers), Older::Closed);
+        }
+        Hello::beside(&mut headers, Older::Silent);
         headers.remove("tunnel-instance");
         assert_eq!(older(&headers), Older::Closed, "a plain edge has no process that could have two links");
+    }
+
+    #[test]
+    fn an_interactive_link_has_a_role_of_its_own_and_whoever_does_not_know_it_refuses() {
+        let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+        Hello::beside(&mut headers, Older::Busy);
+        for version in 1..=4_u8 {
+            headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
+            let read = Hello::from_request(&headers).map(|hello| hello.older);
+            let refused = Err(HelloError::BadRole("interactive".into()));
+            assert_eq!(read, if version >= Dialect::INTERACTIVE { Ok(Older::Busy) } else { refused });
+        }
+        headers.remove("tunnel-instance");
+        assert!(
+            Hello::from_request(&headers).is_err(),
+            "a plain edge has no process that could have two links"
+        );
     }
 
     #[test]

@@ -181,7 +181,7 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
     }
     now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
     for (name, older) in
-        [("header of an edge, beside", Older::Silent), ("header of an edge, beside a busy link", Older::Busy)]
+        [("header of an edge, beside", Older::Silent), ("header of an edge, interactive", Older::Busy)]
     {
         let mut said = Hello::edge_request(&node(), "t", instance());
         Hello::beside(&mut said, older);

@@ -4,8 +4,7 @@ use super::{DELAY, PROXY, Pods, World, are_over, first, has_moved, interactive, 
 use crate::support::line::Balancer;
 use crate::support::programs::{TestDir, at, edge, start_edge};
 use crate::support::talk::{Does, Talk};
-use crate::support::{Stopwatch, targets, wait_until};
-use std::time::Duration;
+use crate::support::{targets, wait_until};
 
 #[tokio::test]
 async fn what_comes_through_a_second_pod_is_sorted_by_the_one_that_has_the_edge() {
@@ -66,17 +65,14 @@ async fn a_balancer_that_leads_to_another_pod_first_delays_it_and_disturbs_nothi
 }
 
 #[tokio::test]
-async fn where_it_is_refused_again_and_again_the_pauses_grow() {
+async fn where_it_is_refused_again_and_again_nothing_is_disturbed() {
     let Pods { place: _place, pods, line, edge, _other, echo } = Pods::new().await;
     let refused = || pods[1].pod.metrics.calls_refused.counted("not_beside");
     let link = first(&pods[0]).unwrap().id;
     line.lead_to(pods[1].pod.bound.grpc);
     let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Bulk);
     let typed = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Types);
-    wait_until("it was refused", || refused() > 0).await;
-    let watch = Stopwatch::start();
-    wait_until("it was refused twice more", || refused() > 2).await;
-    assert!(watch.elapsed() >= Duration::from_secs(2), "{:?}", watch.elapsed());
+    wait_until("it was refused three times", || refused() > 2).await;
     typed.is_alive().await;
     assert_eq!(first(&pods[0]).unwrap().id, link);
     assert!(pods[1].link("node1").is_none() && edge.metrics.links.get() == 1);

@@ -7,7 +7,8 @@ use http::{HeaderMap, HeaderValue};
 use tokio::time::timeout;
 use tonic::Code as Grpc;
 use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::SessionFrame;
+use tunnel::protocol::wire::extension::to_message;
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 use tunnel::protocol::wire::hello::{Hello, Older};
 
 use super::{DELAY, World, are_over, first, has_moved, interactive};
@@ -17,7 +18,7 @@ use crate::support::programs::{TestDir, TestPod, start_edge};
 use crate::support::sibling::open_word;
 use crate::support::{targets, wait_until};
 
-/// The mark of the second call that a pod of that dialect gets over a long line, once its edge has bulk and a session that
+/// The role in the second call that a pod of that dialect gets over a long line, once its edge has bulk and a session that
 /// says nothing.
 async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
     let place = TestDir::new();
@@ -47,19 +48,18 @@ async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
     tokio::select! {
         () = reads => None,
         again = timeout(Duration::from_secs(6), pod.call()) => {
-            let mark = again.ok()?.headers.get("tunnel-beside").cloned();
-            Some(mark.unwrap_or(HeaderValue::from_static("none")))
+            again.ok()?.headers.get("tunnel-role").cloned()
         }
     }
 }
 
 #[tokio::test]
-async fn the_second_link_is_marked_in_its_hello() {
-    assert_eq!(calls_again("4").await, Some(HeaderValue::from_static("2")));
+async fn an_interactive_link_says_so_in_its_hello() {
+    assert_eq!(calls_again("4").await, Some(HeaderValue::from_static("interactive")));
 }
 
 #[tokio::test]
-async fn a_pod_that_does_not_know_the_mark_is_not_called_a_second_time() {
+async fn a_pod_that_does_not_know_the_role_is_not_called_a_second_time() {
     assert_eq!(calls_again("3").await, None);
 }
 
@@ -107,7 +107,7 @@ async fn hundreds_of_them_replace_one_another_and_the_sessions_go_on() {
 }
 
 #[tokio::test]
-async fn a_process_that_comes_anew_closes_the_second_link_of_the_one_before() {
+async fn a_process_that_comes_anew_closes_the_interactive_link_of_the_one_before() {
     let (place, pod) = {
         let place = TestDir::new();
         let pod = TestPod::start(&place);
@@ -122,4 +122,31 @@ async fn a_process_that_comes_anew_closes_the_second_link_of_the_one_before() {
     second.ends().await;
     wait_until("one link is left", || pod.pod.metrics.links.get() == 1).await;
     drop(dead);
+}
+
+#[tokio::test]
+async fn a_session_moves_only_to_a_link_on_which_its_edge_has_said_something() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let instances = [Some(Instance::random()), Some(Instance::random())];
+    let (mut edges, mut interactive, mut clients) = (Vec::new(), Vec::new(), Vec::new());
+    for (node, instance) in ["node1", "node2"].into_iter().zip(instances) {
+        let mut edge = peer::link(&place, &pod, node, instance).await;
+        let accept = async {
+            let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+            edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        };
+        let target = format!("{node}:22");
+        clients.push(tokio::join!(pod.open(&target), accept).0);
+        edges.push(edge);
+        let at = pod.pod.bound.grpc;
+        interactive.push(peer::dial(&place, at, beside(node, instance), node).await.unwrap());
+    }
+    // The first one is silent, and so would have been sorted before the second.
+    let says = &mut interactive[1];
+    says.send(to_message(Frame { node: says.node.clone(), body: FrameKind::Ping(Some(1)) })).await;
+    let (_, word) = says.word().await;
+    assert!(matches!(word, SessionFrame::Resume { .. }), "{word:?}");
+    assert_eq!(first(&pod).unwrap().sessions(), 1);
+    assert_eq!(self::interactive(&pod).unwrap().sessions(), 0);
 }

@@ -31,12 +31,12 @@ async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
 }
 
 #[tokio::test]
-async fn the_second_link_breaks_off() {
+async fn the_interactive_link_breaks_off() {
     survives(|line| line.reset_one(1), [false, true]).await;
 }
 
 #[tokio::test]
-async fn the_second_link_falls_silent() {
+async fn the_interactive_link_falls_silent() {
     survives(|line| line.fall_silent_one(1), [false, true]).await;
 }
 
@@ -61,7 +61,7 @@ async fn both_fall_silent() {
 }
 
 #[tokio::test]
-async fn while_there_is_no_first_link_what_runs_on_the_second_stays_there() {
+async fn while_there_is_no_first_link_what_runs_on_the_interactive_one_stays_there() {
     let (world, bulk, typed) = World::shared().await;
     let link = interactive(&world.pod).unwrap();
     world.line.lead_to(targets::nothing().await);

@@ -24,7 +24,7 @@ use crate::protocol::link::grpc::crew::Crew;
 use crate::protocol::link::grpc::enrol::{self, Petition};
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, ends, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, puller,
 };
 use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link};
@@ -165,8 +165,8 @@ where
 fn http(crew: Crew, alarm: Alarm) -> http2::Builder<Crew> {
     let mut http = http2::Builder::new(crew);
     http.timer(alarm)
-        .initial_stream_window_size(POD_WINDOW)
-        .initial_connection_window_size(POD_WINDOW)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
         .max_send_buf_size(SEND_BUFFER)
         .max_concurrent_streams(CALLS)
@@ -181,7 +181,10 @@ impl Call {
     pub fn accept(self) -> Link {
         let (instance, dialect) = (self.caller.instance(), self.caller.dialect());
         let peer = match self.caller {
-            Caller::Edge(hello) => Peer::Edge(hello.node),
+            Caller::Edge(hello) => {
+                self.shared.ahead.stands_beside(hello.older);
+                Peer::Edge(hello.node)
+            }
             Caller::Pod { .. } => Peer::Pod,
         };
         let Shared { ground, ahead, tcp_info, connection, accepted, alarm } = self.shared;
@@ -203,9 +206,8 @@ impl Call {
         // So that another pod sees that it was one of ours who refused.
         response.headers_mut().extend(Hello::response(self.shared.ground.table.instance()));
         let _ = self.answer.send(response);
-        let connection = self.shared.connection;
         // The refusal is on its way before the connection goes: shutting down gracefully lets it out.
-        connection.cancel();
+        self.shared.connection.cancel();
     }
 }
 
@@ -262,13 +264,11 @@ impl CallHandler {
             Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
         };
         let (answer, answered) = oneshot::channel();
+        let agent = if let Certificate::Edge(node) = &self.certificate { node.clone() } else { None };
         let call = Call {
             from: self.from,
             caller,
-            agent: match &self.certificate {
-                Certificate::Edge(node) => node.clone(),
-                _ => None,
-            },
+            agent,
             incoming,
             answer,
             ends: Ends { version: program(&parts.headers), ..self.ends.clone() },

@@ -18,7 +18,7 @@ use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::crew::Crew;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, ends, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, puller,
 };
 use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link, Puller};
@@ -80,7 +80,7 @@ pub async fn dial<IO>(
 where
     IO: Connection + 'static,
 {
-    let answered = call(io, authority, said, node, EDGE_WINDOW, ground).await?;
+    let answered = call(io, authority, said, node, ground).await?;
     answered.refusal()?;
     Ok(answered.link(Peer::Cloud(node.clone()), ground))
 }
@@ -97,7 +97,7 @@ where
 {
     let own = ground.table.instance();
     let said = if beside { Caller::pod_beside_request(own) } else { Caller::pod_request(own) };
-    let answered = call(io, authority, said, &NodeName::none(), POD_WINDOW, ground).await?;
+    let answered = call(io, authority, said, &NodeName::none(), ground).await?;
     match (answered.instance, answered.refusal()) {
         (Some(instance), _) if instance == own => Err(DialError::Itself),
         (Some(_), refusal) => refusal.map(|()| answered.link(Peer::Pod, ground)),
@@ -150,7 +150,6 @@ async fn call<IO>(
     authority: &str,
     said: HeaderMap,
     node: &NodeName,
-    window: u32,
     ground: &LinkContext,
 ) -> Result<Answered, DialError>
 where
@@ -162,8 +161,8 @@ where
     let (crew, alarm) = (Crew::default(), Alarm::new());
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(crew.clone())
         .timer(alarm.clone())
-        .initial_stream_window_size(window)
-        .initial_connection_window_size(window)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(METADATA)
@@ -218,8 +217,6 @@ fn remedy(code: Code) -> &'static str {
     }
 }
 
-/// What an edge takes; its memory is scarcer.
-const EDGE_WINDOW: u32 = 8 << 20;
 /// A Go pod counts pings that come oftener than every 15 s as an attack.
 const PING_POD_AFTER: Duration = Duration::from_secs(20);
 /// How long a pod may take to answer the call.

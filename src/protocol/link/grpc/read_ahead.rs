@@ -5,16 +5,19 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use hyper::body::Incoming;
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::ReadBuf;
 
 use crate::net::hooked::{Hooked, ReadHook};
+use crate::net::listen::tune_interactive;
+use crate::net::socket::Connection;
 use crate::protocol::wire::codec::inbound::{StreamEnded, next_piece};
+use crate::protocol::wire::hello::Older;
 
 /// What was read from one connection and not yet taken by its link, shared by both. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -27,6 +30,8 @@ struct Shared {
     /// How many links of the connection are left unread: then what waits is theirs, even if another has taken all of
     /// its own.
     stalled: AtomicUsize,
+    /// The link is an interactive one, and its socket not yet set for that.
+    interactive: AtomicBool,
     connection: AtomicWaker,
     link: AtomicWaker,
 }
@@ -43,6 +48,11 @@ impl ReadAhead {
     pub(in crate::protocol::link) fn stall(&self) -> Stalled {
         self.0.stalled.fetch_add(1, SeqCst);
         Stalled(self.clone())
+    }
+
+    /// Where the link stands, which only its hello has told. The next read of the connection sets its socket for that.
+    pub(super) fn stands_beside(&self, older: Older) {
+        self.0.interactive.store(older == Older::Busy, SeqCst);
     }
 
     /// The next bytes for the link, see [`next_piece`]. Cancel safe.
@@ -100,13 +110,19 @@ impl Drop for Stalled {
     }
 }
 
-impl ReadHook for ReadAhead {
-    fn poll_read<T: AsyncRead + Unpin>(
+impl<T: Connection> ReadHook<T> for ReadAhead {
+    fn poll_read(
         &mut self,
         io: Pin<&mut T>,
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.0.interactive.load(SeqCst) {
+            self.0.interactive.store(false, SeqCst);
+            if let Some(tcp) = io.tcp() {
+                tune_interactive(tcp);
+            }
+        }
         ready!(self.poll_room(cx));
         let before = out.filled().len();
         let read = io.poll_read(cx, out);
@@ -124,12 +140,25 @@ const FRAME_HEAD: usize = 9;
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
-    use tokio::io::AsyncReadExt as _;
+    use tokio::io::{AsyncRead as _, AsyncReadExt as _};
+    use tokio::net::TcpStream;
 
     use super::*;
 
+    type Endless = tokio::io::Join<tokio::io::Repeat, tokio::io::Sink>;
+
+    impl Connection for Endless {
+        fn tcp(&self) -> Option<&TcpStream> {
+            None
+        }
+    }
+
+    fn endless() -> Endless {
+        tokio::io::join(tokio::io::repeat(0), tokio::io::sink())
+    }
+
     /// How much is read of an endless stream that never waits, before the bound does.
-    async fn reads(bounded: &mut Bounded<tokio::io::Repeat>) -> usize {
+    async fn reads(bounded: &mut Bounded<Endless>) -> usize {
         let (mut all, mut buf) = (0, [0; 8192]);
         while let Some(read) = tokio::task::unconstrained(bounded.read(&mut buf)).now_or_never() {
             all += read.unwrap();
@@ -144,7 +173,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_is_read_a_bound_ahead_and_goes_on_as_its_link_takes() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: tokio::io::repeat(0), hook: ahead.clone() };
+        let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
         assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
         assert_eq!(reads(&mut bounded).await, 0);
         ahead.took(16 * 1024 - FRAME_HEAD);
@@ -156,7 +185,7 @@ mod tests {
     #[tokio::test]
     async fn while_a_link_is_left_unread_another_that_has_taken_all_frees_nothing() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: tokio::io::repeat(0), hook: ahead.clone() };
+        let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
         let stalled = ahead.stall();
         assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
         catches_up(&ahead);
@@ -169,7 +198,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_at_its_bound_wakes_its_link_and_is_woken_by_it() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: tokio::io::repeat(0), hook: ahead.clone() };
+        let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
         let (link, connection) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
         ahead.caught_up(&Context::from_waker(&link.clone().into()));
         assert_eq!(reads(&mut bounded).await, MOST_AHEAD);

@@ -4,6 +4,7 @@
 //! round trip plus a little. Whether the queue was ours shows after that: if it is as long as before, it was not, and
 //! the line is simply as long as that now.
 
+mod queue;
 mod round;
 
 use std::collections::VecDeque;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::protocol::link::pace::cap::queue::{allowed, standing, usual};
 use crate::protocol::link::pace::cap::round::{Renewal, Round, Trial};
 use crate::protocol::link::pace::noise::Noise;
 use crate::protocol::link::pace::rate::{carried, per_second, time_of};
@@ -48,6 +50,8 @@ pub(super) struct Cap {
     grown: u32,
     /// Rounds since it was cut.
     uncut: u32,
+    /// Whether what somebody types has a link of its own on the same line, and waits behind the queue of this one.
+    pub(super) shared: bool,
     pub(super) noise: Noise,
 }
 
@@ -71,6 +75,7 @@ impl Cap {
             settling: 0,
             grown: 0,
             uncut: ROUNDS_TO_DRAIN,
+            shared: false,
             noise: Noise::default(),
         }
     }
@@ -132,7 +137,7 @@ impl Cap {
             _ if overfull => (SHORTEST_ROUND, trip),
             Duration::ZERO => (trip.max(SHORTEST_ROUND), shortest),
             // Of a line that jitters one round trip says little, and the shortest one least.
-            _ => (trip.max(jitter), self.noise.usual().saturating_sub(jitter / 10 * 7)),
+            _ => (trip.max(jitter), self.noise.usual().saturating_sub(usual(jitter, self.shared))),
         };
         if now - since >= lasts {
             self.end_round(here, trip, delivered, now - since);
@@ -162,7 +167,7 @@ impl Cap {
             if renewal.step < RENEWAL_EIGHTHS.len() {
                 self.renewal = Some(renewal);
             } else {
-                self.least = renewal.least;
+                self.least = renewal.shows(least, self.jitter(least));
             }
             return;
         }
@@ -194,8 +199,8 @@ impl Cap {
     fn stands(&mut self, here: Duration, least: Duration) {
         let bytes = self.bytes;
         let best = self.best();
-        let allowed = carried(best, least + self.target(least));
-        if allowed >= bytes && !self.doubling && self.trial.is_none() {
+        let target = carried(best, least + self.target(least));
+        if target >= bytes && !self.doubling && self.trial.is_none() {
             // So little under way makes no such queue: the line does that by itself.
             self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
             return;
@@ -206,7 +211,7 @@ impl Cap {
             (self.least, self.bytes) = (Some(here), trial.bytes);
             return;
         }
-        let lowered = allowed.clamp(LEAST_CAP, bytes);
+        let lowered = target.clamp(LEAST_CAP, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
         // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
         let tried = Trial { shorter: trial.shorter + less, ..trial };
@@ -218,7 +223,7 @@ impl Cap {
     /// The queue that is allowed. A line that jitters carries what it can only if as much is under way as its usual round
     /// trip takes.
     fn target(&self, least: Duration) -> Duration {
-        target(least) + self.jitter(least) / 5 * 2
+        allowed(least, self.shared) + self.jitter(least) / 5 * 2
     }
 
     /// By how much the round trip changes without us, if that is more than what would be taken for a queue.
@@ -236,7 +241,7 @@ impl Cap {
         if !hit {
             return;
         }
-        if queue > target(least) / 2 {
+        if queue > allowed(least, self.shared) / 2 {
             self.grown = 0;
             return;
         }
@@ -245,7 +250,7 @@ impl Cap {
             _ if self.doubling => self.bytes,
             // A cap that is much too low need not grow by little for long.
             grown @ GROWN_BY_LITTLE.. => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
-            _ => carried(self.best(), target(least) / 2),
+            _ => carried(self.best(), allowed(least, self.shared) / 2),
         };
         self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);
         self.settling = match self.grown {
@@ -257,16 +262,6 @@ impl Cap {
     }
 }
 
-/// By how much a round trip above that least one means that a queue stands.
-fn standing(least: Duration) -> Duration {
-    STANDING_QUEUE.max(least / 8)
-}
-
-/// The queue that is allowed on a line with that least round trip, when it never changes by itself.
-fn target(least: Duration) -> Duration {
-    TARGET_QUEUE.max(least / 12)
-}
-
 /// Before anything is known: about what TCP itself sends at first, several times over.
 pub(super) const FIRST_CAP: u64 = 64 * 1024;
 /// On a shorter line a cap that is let go at once is no queue that anybody would notice.
@@ -275,10 +270,6 @@ const LONG: Duration = Duration::from_millis(5);
 const LEAST_CAP: u64 = 16_000;
 /// More than HTTP/2 lets be under way in any case.
 const MOST_CAP: u64 = 64 << 20;
-/// Round trips this much above the least, or an eighth of it if that is more, mean that a queue stands on the way.
-const STANDING_QUEUE: Duration = Duration::from_millis(12);
-/// The queue that is allowed, so that the line never runs dry; on a long line a twelfth of its round trip.
-const TARGET_QUEUE: Duration = Duration::from_millis(8);
 /// A round that takes longer, and three round trips, had a pause in it.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A shorter round would measure the scheduler, not the line.

@@ -21,8 +21,22 @@ impl LinkSender {
     pub fn stand_beside(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
         let meant = self.beside().map(|before| before.members()).unwrap_or_default();
         let next = link.map(|link| Box::new(Interactive { link, meant }));
+        self.share(next.is_some());
         let before = std::mem::replace(&mut *lock(&self.interactive), next);
         before.map(|before| before.link)
+    }
+
+    /// From now on nothing more goes from here to that link, if it still is the one beside this.
+    pub fn leave_beside(&self, beside: &Self) {
+        let left = lock(&self.interactive).take_if(|interactive| interactive.link.id == beside.id);
+        if left.is_some() {
+            self.share(false);
+        }
+    }
+
+    /// Bulk leaves a shorter queue on the line while others have a link there.
+    fn share(&self, shared: bool) {
+        self.lock().pace.iter_mut().for_each(|pace| pace.share(shared));
     }
 
     /// The link for interactive sessions beside this one.
@@ -80,7 +94,9 @@ mod tests {
         assert_eq!(busy.carrier(other).id, busy.id, "it did not");
         busy.divert(meant, false);
         assert_eq!(busy.carrier(meant).id, busy.id);
-        assert_eq!(busy.stand_beside(None).map(|before| before.id), Some(second.id));
-        assert!(busy.beside().is_none());
+        busy.leave_beside(&first);
+        assert_eq!(busy.beside().map(|beside| beside.id), Some(second.id), "another one has its place");
+        busy.leave_beside(&second);
+        assert!(busy.beside().is_none() && busy.stand_beside(None).is_none());
     }
 }

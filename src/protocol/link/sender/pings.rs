@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::protocol::link::sender::LinkSender;
 
@@ -61,7 +61,7 @@ impl LinkSender {
         let mut answered = std::pin::pin!(self.answered.notified());
         answered.as_mut().enable();
         self.ping();
-        tokio::time::timeout(patience, answered).await.is_ok()
+        timeout(patience, answered).await.is_ok()
     }
 
     /// Answers a ping; a newer one takes a waiting one's place.
@@ -107,8 +107,13 @@ impl LinkSender {
     /// Waits until the peer of a link that was dialled here has not answered a ping for 1 s and four round trips. Never
     /// returns while no session has run there for ten minutes, nor on a plain link. For one task. Cancel safe.
     pub async fn falls_silent(&self) {
-        while !self.is_silent(Instant::now()) {
-            self.watch.silent.notified().await;
+        loop {
+            while !self.is_silent(Instant::now()) {
+                self.watch.silent.notified().await;
+            }
+            if timeout(LOOK_AGAIN, self.answers()).await.is_err() {
+                return;
+            }
         }
     }
 
@@ -198,6 +203,9 @@ fn millis(time: Duration) -> u64 {
 
 /// How long the first answer may take, as the round trip is not known yet: that of a line of 1 s.
 const FIRST_PATIENCE: Duration = Duration::from_secs(5);
+/// Enough for a process that stood still to read the answer that came meanwhile: its clock runs on, and its link seems to
+/// have been silent for as long.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// For so long behind a frame of a session its link is watched.
 const WATCHED: Duration = Duration::from_secs(600);
 /// The same behind a probe.

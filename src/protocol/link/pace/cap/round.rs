@@ -25,6 +25,14 @@ pub(super) struct Renewal {
     pub(super) least: Option<Duration>,
 }
 
+impl Renewal {
+    /// The line's least round trip behind it. What it has met above the one `known` before, by less than the line jitters, is
+    /// chance: it saw few.
+    pub(super) fn shows(self, known: Duration, jitter: Duration) -> Option<Duration> {
+        self.least.map(|met| if met < known + jitter { met.min(known) } else { met })
+    }
+}
+
 /// The cap was lowered: does the queue become shorter?
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trial {

@@ -65,6 +65,7 @@ impl Wire {
         let in_flight = self.under_way.iter().map(|(_, len, _)| len).sum::<u64>();
         TcpInfo {
             round_trip: self.smoothed,
+            least_round_trip: self.smoothed,
             variation: self.variation,
             pacing: self.window * 2_000_000 / self.smoothed.as_micros() as u64,
             delivered: self.delivered,
@@ -379,5 +380,53 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading() {
         assert_eq!(pulled < 3 << 20, waits, "{pulled} bytes unread at {trip} ms");
         pace.pong(number, wire.now);
         assert!(!pace.is_capped());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_learnt() {
+    let (mut standing, mut longer) = (Duration::ZERO, 0.0);
+    for chance in 1..=8 {
+        let (mut wire, mut pace) = (Wire::new(50, 40), Pace::new());
+        (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
+        for _ in 0..100 {
+            wire.ping(1);
+            pace.read(wire.reading(), wire.now);
+        }
+        wire.run(Some(&mut pace), SECOND * 6);
+        // The least round trip is renewed twice meanwhile.
+        for _ in 0..2000 {
+            wire.run(Some(&mut pace), Duration::from_millis(10));
+            standing += wire.free_at.saturating_duration_since(wire.now) / 16_000;
+        }
+        wire.trip += Duration::from_millis(25);
+        wire.run(Some(&mut pace), SECOND * 3);
+        longer += wire.run(Some(&mut pace), SECOND * 12) / 8.0;
+    }
+    assert!(standing < Duration::from_millis(20), "a queue of {standing:?} stands");
+    assert!(longer > 0.75, "{longer} of the line once it is longer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_an_interactive_link_a_shorter_queue_stands_and_the_line_is_kept_nearly_full() {
+    for (mbit, trip, jitter) in [(50, 40, 30), (20, 40, 0)] {
+        let mut found = [(Duration::ZERO, 0.0); 2];
+        for (shared, (standing, share)) in [false, true].into_iter().zip(&mut found) {
+            for chance in 1..=8 {
+                let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+                (wire.jitter, wire.chance) = (Duration::from_millis(jitter), chance);
+                wire.ping(10);
+                wire.run(Some(&mut pace), SECOND * 6);
+                pace.share(shared);
+                wire.run(Some(&mut pace), SECOND * 4);
+                for _ in 0..1000 {
+                    *share += wire.run(Some(&mut pace), Duration::from_millis(10)) / 8000.0;
+                    *standing += wire.free_at.saturating_duration_since(wire.now) / 8000;
+                }
+            }
+        }
+        let [(alone, _), (standing, share)] = found;
+        let line = format!("{mbit} Mbit/s at {trip} ms, jitter {jitter}");
+        assert!(standing < alone.mul_f64(0.95) && share > 0.9, "{standing:?}, {alone:?}, {share} of {line}");
     }
 }

@@ -1,0 +1,26 @@
+//! How long a queue on the line counts as one that stands, and how long a one is allowed.
+
+use std::time::Duration;
+
+/// By how much a round trip above that least one means that a queue stands.
+pub(super) fn standing(least: Duration) -> Duration {
+    STANDING.max(least / 8)
+}
+
+/// The queue that is allowed on a line with that least round trip, if it never changes by itself; a shorter one where others
+/// wait behind it.
+pub(super) fn allowed(least: Duration, shared: bool) -> Duration {
+    let most = ALLOWED.max(least / 12);
+    if shared { most / 8 * 5 } else { most }
+}
+
+/// How much of the jitter the usual round trip of a line has in it. The more is taken for that, the longer a queue stands
+/// unseen, and the surer the line is full.
+pub(super) fn usual(jitter: Duration, shared: bool) -> Duration {
+    jitter / 20 * if shared { 11 } else { 14 }
+}
+
+/// Round trips this much above the least, or an eighth of it if that is more, mean that a queue stands on the way.
+const STANDING: Duration = Duration::from_millis(12);
+/// So that the line never runs dry; on a long line a twelfth of its round trip.
+const ALLOWED: Duration = Duration::from_millis(8);
