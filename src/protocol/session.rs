@@ -22,7 +22,7 @@ pub use crate::protocol::session::stream::{Account, Session};
 
 use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::link::source::LinkId;
+use crate::protocol::link::source::{Control, LinkId};
 use crate::protocol::session::host::SessionHost;
 use crate::protocol::session::state::{Effects, Phase, SessionState};
 use crate::protocol::session::trace::Stage;
@@ -48,8 +48,8 @@ struct Inner {
     sender: Option<Arc<LinkSender>>,
     /// The link it ran on before, which still counts it as a member.
     left: Option<Arc<LinkSender>>,
-    /// On which link it waits to send a control frame. An entry on another link is stale and harmless.
-    in_control: Option<LinkId>,
+    /// On which link it waits to send a control frame, and of which kind. An entry on another link is stale and harmless.
+    in_control: Option<(LinkId, Control)>,
     /// On which link it waits for its turn to send data.
     in_turns: Option<LinkId>,
     /// Its time on the schedule's clock; starts anew with each link.

@@ -13,6 +13,7 @@
 mod interactive;
 mod members;
 mod pings;
+mod reports;
 mod seen;
 mod signals;
 mod tcp_info;
@@ -148,6 +149,10 @@ impl LinkSender {
         match intent.control {
             Some(Control::Answer) => waiting.answers.push_back(source.clone()),
             Some(Control::Credit) => waiting.credits.push_back(source.clone()),
+            Some(Control::Needed) => {
+                waiting.credits.push_back(source.clone());
+                waiting.reports.hurry();
+            }
             None => {}
         }
         if let Some((account, backlog)) = intent.data {
@@ -226,6 +231,7 @@ impl LinkSender {
         let mut waiting = self.lock();
         if sent.bytes > 0 {
             waiting.turns.sent(sent.account);
+            waiting.reports.hurry();
             if let Some(pace) = &mut waiting.pace {
                 pace.pulled(sent.bytes);
             }

@@ -65,12 +65,16 @@ pub(crate) struct SendIntent {
 }
 
 /// What overtakes data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// The later one of two is the more urgent: who waits for one asks again only for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Control {
-    /// An answer, a request or a last frame; perhaps credit behind it.
-    Answer,
     /// Credit alone.
     Credit,
+    /// Credit without which the peer would soon have to stop, or that ends the session.
+    Needed,
+    /// An answer, a request or a last frame; perhaps credit behind it.
+    Answer,
 }
 
 /// What was sent in a turn.

@@ -38,6 +38,8 @@ struct Queue {
     /// Open, Opened, Refused, Resume or Resumed.
     answer: Option<SessionFrame>,
     credit: Option<SessionFrame>,
+    /// The limit of the last credit that was sent.
+    limit: u64,
     /// Data, Finish, Broken, Reset, Lost.
     ordered: VecDeque<SessionFrame>,
     /// Bytes of data in `ordered`.
@@ -50,7 +52,7 @@ struct Queue {
     /// Bytes of data that have come so far.
     passed: u64,
     account: u64,
-    in_control: bool,
+    in_control: Option<Control>,
     in_turns: bool,
 }
 
@@ -60,6 +62,7 @@ impl RelayQueue {
         let queue = Queue {
             answer: None,
             credit: None,
+            limit: 0,
             ordered: VecDeque::new(),
             bytes: 0,
             taken: budgets,
@@ -67,7 +70,7 @@ impl RelayQueue {
             sealed: false,
             passed: 0,
             account: 0,
-            in_control: false,
+            in_control: None,
             in_turns: false,
         };
         Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
@@ -161,8 +164,11 @@ impl FrameSource for RelayQueue {
     fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> (Option<SessionFrame>, bool) {
         let mut queue = lock(&self.queue);
         let frame = queue.answer.take().or_else(|| queue.credit.take());
-        queue.in_control = queue.credit.is_some();
-        (frame, queue.in_control)
+        if let Some(SessionFrame::Credit { limit, .. }) = &frame {
+            queue.limit = *limit;
+        }
+        queue.in_control = queue.control();
+        (frame, queue.in_control.is_some())
     }
 
     fn next_turn(
@@ -261,11 +267,23 @@ impl Queue {
         (!self.ordered.is_empty()).then_some(self.bytes)
     }
 
+    /// What overtakes data. A credit is needed once half of what the last one let come has come.
+    fn control(&self) -> Option<Control> {
+        let credit = self.credit.as_ref().map(|credit| match credit {
+            SessionFrame::Credit { received, limit }
+                if self.limit.saturating_sub(*received) > limit.saturating_sub(*received) / 2 =>
+            {
+                Control::Credit
+            }
+            _ => Control::Needed,
+        });
+        self.answer.as_ref().map(|_| Control::Answer).or(credit)
+    }
+
     fn intent(&mut self) -> SendIntent {
-        let answer = self.answer.as_ref().map(|_| Control::Answer);
-        let control = answer.or(self.credit.as_ref().map(|_| Control::Credit)).filter(|_| !self.in_control);
+        let control = self.control().filter(|control| self.in_control < Some(*control));
         let data = if self.in_turns { None } else { self.backlog() };
-        self.in_control |= control.is_some();
+        self.in_control = control.or(self.in_control);
         self.in_turns |= data.is_some();
         SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }
     }
@@ -275,3 +293,29 @@ impl Queue {
 const OVERHEAD: usize = 128;
 /// Small pieces that follow one another are joined up to this many bytes, so that keystrokes in a queue cost little.
 const MERGE_BELOW: usize = 4 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{NodeName, SessionId};
+    use crate::protocol::budget::Budget;
+    use crate::protocol::wire::frame::Category;
+
+    #[test]
+    fn a_credit_that_waits_is_needed_once_half_of_the_room_is_used_and_keeps_back_no_answer() {
+        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        let budget = Budget::new(1 << 20);
+        let queue = RelayQueue::new(key, 1 << 20, (budget.share(), budget.share()));
+        let push = |frame| queue.push(frame).unwrap().control;
+        let credit = |received, limit| SessionFrame::Credit { received, limit };
+        // Of the first one it is not known.
+        assert_eq!(push(credit(0, 1000)), Some(Control::Needed));
+        assert_eq!(queue.clone().next_control(LinkId(1), Instant::now()), (Some(credit(0, 1000)), false));
+        assert_eq!(push(credit(400, 1400)), Some(Control::Credit));
+        assert_eq!(push(credit(499, 1499)), None);
+        assert_eq!(push(credit(500, 1500)), Some(Control::Needed));
+        assert_eq!(push(credit(900, 1900)), None);
+        let resumed = SessionFrame::Resumed { received: 0, limit: 9, epoch: 1 };
+        assert_eq!(push(resumed), Some(Control::Answer));
+    }
+}

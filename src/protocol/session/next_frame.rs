@@ -31,7 +31,7 @@ impl FrameSource for SessionCore {
 
     fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
         let mut inner = self.lock();
-        if inner.in_control == Some(link) {
+        if inner.in_control.is_some_and(|(at, _)| at == link) {
             inner.in_control = None;
         }
         let (frame, effects) = inner.state.next_frame(link, 0);
@@ -100,13 +100,14 @@ impl Inner {
     pub(super) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
         let sender = self.sender.as_ref()?;
         let link = Some(sender.id);
-        let control = self.state.control().filter(|_| self.in_control != link);
+        let asked = self.in_control.filter(|(at, _)| Some(*at) == link).map(|(_, control)| control);
+        let control = self.state.control().filter(|control| asked < Some(*control));
         let data = if self.in_turns == link { None } else { self.state.backlog() };
         if control.is_none() && data.is_none() {
             return None;
         }
-        if control.is_some() {
-            self.in_control = link;
+        if let Some(control) = control {
+            self.in_control = Some((sender.id, control));
         }
         if data.is_some() {
             self.in_turns = link;

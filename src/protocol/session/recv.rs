@@ -95,6 +95,11 @@ impl RecvHalf {
         self.queue.count_in(in_all, Some(of_link));
     }
 
+    /// Whether the peer has no limit, as only a plain one has none.
+    pub(crate) fn is_endless(&self) -> bool {
+        self.queue.is_unpromised()
+    }
+
     /// Restores the limit for a peer that keeps to one, after a plain peer from which nothing has come.
     pub(crate) fn restore_limit(&mut self) {
         if self.queue.is_unpromised() {
@@ -159,6 +164,7 @@ impl RecvHalf {
         let before = self.taken;
         self.taken += as_u64(bytes.len());
         let trip = rtt.max(self.trips.latest());
+        self.trips.took(trip);
         let wanted = self.rounds.took(before, self.taken, trip, now);
         let most = if trip < SHORT { self.taken / 2 } else { u64::MAX };
         self.grow(wanted.min(most));
@@ -173,6 +179,13 @@ impl RecvHalf {
         }
         let rise = self.next_limit().saturating_sub(self.limit);
         rise >= (self.window / 2).max(1) || unreported >= MOST_UNHEARD
+    }
+
+    /// Whether a Credit that is due must not wait: the peer may send less than it does in a round trip and a quarter, so it
+    /// would come to its limit before it hears of more; or it has said all.
+    pub(crate) fn credit_needed(&self) -> bool {
+        let in_a_trip = self.trips.of_least(self.rounds.in_a_trip(self.taken));
+        self.total.is_some() || self.limit.saturating_sub(self.received) < in_a_trip + in_a_trip / 4
     }
 
     /// The fields of a Credit: `received` and `limit`.
@@ -221,6 +234,7 @@ impl RecvHalf {
     pub(crate) fn discard(&mut self) {
         self.taken += as_u64(self.queued());
         self.queue.clear();
+        self.rounds.interrupt();
     }
 
     /// Bytes stored and not yet taken.
@@ -397,26 +411,56 @@ mod tests {
         assert_eq!(window_after(&mut half(4000), 1000).await, 2000, "half of the budget is for others");
     }
 
-    /// As TCP's slow start is, over a way of 600 ms.
-    #[tokio::test(start_paused = true)]
-    async fn a_sender_that_doubles_each_round_trip_is_hardly_held() {
+    /// As TCP's slow start is, over a way of 600 ms, up to a rate in bytes a millisecond, while credits that are not needed wait
+    /// for so long after each other. The bytes sent, those of a sender that is never stopped, and the credits of the last ten
+    /// round trips.
+    async fn doubles_up_to(rate: u64, apart: usize, round_trips: usize) -> (u64, u64, usize) {
         const WAY: usize = 300;
         let windows = Windows { start: 64 * 1024, max: 4 << 20 };
         let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(64 * 1024).unwrap());
         let (mut sent, mut limit, mut would) = (0, half.limit(), 0);
         let (mut data, mut credits) = (VecDeque::from([0; WAY]), VecDeque::from([limit; WAY]));
-        for milli in 0..4200 {
+        let mut told = Vec::<usize>::new();
+        for milli in 0..round_trips * 2 * WAY {
             limit = limit.max(credits.pop_front().unwrap());
-            would += ((14 * 1024) << (milli / (2 * WAY))) / (2 * WAY as u64);
+            let doublings = (milli / (2 * WAY)).min(20);
+            would += (((14 * 1024) << doublings) / (2 * WAY as u64)).min(rate);
             let len = would.min(limit) - sent;
             sent += len;
             data.push_back(len as usize);
             half.data(bytes(data.pop_front().unwrap()), Instant::now()).unwrap();
             while half.take(Instant::now(), Duration::from_millis(600)).is_some() {}
-            credits.push_back(if half.credit_due() { half.credit().1 } else { 0 });
+            let may = half.credit_needed() || told.last().is_none_or(|last| milli >= last + apart);
+            credits.push_back(if may && half.credit_due() {
+                told.push(milli);
+                half.credit().1
+            } else {
+                0
+            });
             tokio::time::advance(Duration::from_millis(1)).await;
         }
+        let last = told.iter().filter(|at| **at >= round_trips.saturating_sub(10) * 2 * WAY).count();
+        (sent, would, last)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_that_doubles_each_round_trip_is_hardly_held() {
+        let (sent, would, _) = doubles_up_to(u64::MAX, 0, 7).await;
         assert!(would > 1_700_000 && sent > would * 99 / 100, "{sent} of {would}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn credits_that_wait_for_each_other_for_a_quarter_of_a_round_trip_hold_no_sender() {
+        for rate in [20, 200, 2000, 4000] {
+            let (at_once, _, _) = doubles_up_to(rate, 0, 20).await;
+            let (sent, _, credits) = doubles_up_to(rate, 150, 20).await;
+            assert!(sent >= at_once * 999 / 1000 && credits <= 40, "{sent} of {at_once}, {credits} credits");
+        }
+        // More than the largest window: there each is needed.
+        let (at_once, would, often) = doubles_up_to(10_000, 0, 20).await;
+        let (sent, _, credits) = doubles_up_to(10_000, 150, 20).await;
+        assert!(at_once < would * 9 / 10 && sent >= at_once * 99 / 100, "{sent} of {at_once}, of {would}");
+        assert!(credits > 50 && often > 500, "{credits} credits, {often} without waiting");
     }
 
     /// What comes in one round trip may be half a window: the credit for the first frame of a burst brings as much, and that

@@ -207,7 +207,8 @@ impl SessionState {
     /// What it has to send that overtakes data: an answer or a reset, or else credit.
     pub(crate) fn control(&self) -> Option<Control> {
         self.path?;
-        let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then_some(Control::Credit);
+        let kind = || if self.recv.credit_needed() { Control::Needed } else { Control::Credit };
+        let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then(kind);
         self.answer.as_ref().map(|_| Control::Answer).or_else(credit)
     }
 

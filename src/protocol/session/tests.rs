@@ -294,3 +294,24 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
 }
 
 const WINDOWS: Windows = Windows { start: 1000, max: 4000 };
+
+#[tokio::test]
+async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
+    let (table, link) = (table(), link(1));
+    let session = opener(&table);
+    session.ask(&link, None, false);
+    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
+    assert!(session.on_frame(&link, opened, tokio::time::Instant::now()));
+    let mut inner = session.lock();
+    inner.in_control = None;
+    let intent = |inner: &mut Inner| inner.intent().and_then(|(_, intent)| intent.control);
+    assert_eq!(intent(&mut inner), None);
+    inner.state.recv.data(vec![0; 500].into(), tokio::time::Instant::now()).unwrap();
+    // What nobody reads is needed by nobody.
+    inner.state.recv.discard();
+    assert_eq!(intent(&mut inner), Some(Control::Credit));
+    assert_eq!(intent(&mut inner), None);
+    inner.state.recv.finish(501).unwrap();
+    assert_eq!(intent(&mut inner), Some(Control::Needed));
+    assert_eq!(intent(&mut inner), None);
+}

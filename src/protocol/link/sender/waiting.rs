@@ -10,6 +10,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::net::tcp_info::{TcpInfo, TcpInfoReader};
 use crate::protocol::link::pace::Pace;
 use crate::protocol::link::schedule::{Schedule, Turn};
+use crate::protocol::link::sender::reports::Reports;
 use crate::protocol::link::source::FrameSource;
 use crate::protocol::link::trips::Trips;
 use crate::protocol::wire::frame::{Frame, FrameKind};
@@ -22,11 +23,12 @@ pub(super) struct Waiting {
     /// Since when a ping is to be sent.
     pub(super) ping: Option<Instant>,
     pub(super) trips: Trips,
+    pub(super) reports: Reports,
     /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the
     /// frames of own sessions.
     pub(super) replies: VecDeque<Frame>,
     pub(super) answers: VecDeque<Arc<dyn FrameSource>>,
-    /// Sessions that have a credit to send and no answer; each stands here once at most.
+    /// Sessions that have a credit to send and no answer.
     pub(super) credits: VecDeque<Arc<dyn FrameSource>>,
     pub(super) turns: Schedule<Arc<dyn FrameSource>>,
     /// None on a plain link, whose peer must not be pinged often.
@@ -58,6 +60,7 @@ impl Waiting {
             pong: None,
             ping: None,
             trips: Trips::default(),
+            reports: Reports::default(),
             replies: VecDeque::new(),
             answers: VecDeque::new(),
             credits: VecDeque::new(),
@@ -77,16 +80,25 @@ impl Waiting {
             return Poll::Ready(None);
         }
         self.unpulled = None;
-        if let Some(number) = self.pong.take() {
+        let reports = self.reports.may_go(now);
+        if let Some(number) = self.pong.take_if(|_| reports) {
+            self.reports.go(now);
             return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
         }
         if self.ping.is_some() || self.pace.as_ref().is_some_and(Pace::ping_due) {
+            self.reports.hurry();
             return Poll::Ready(Some(self.ping(now)));
         }
         if let Some(frame) = self.replies.pop_front() {
+            self.reports.hurry();
             return Poll::Ready(Some(Next::Reply(frame)));
         }
-        if let Some(session) = self.answers.pop_front().or_else(|| self.credits.pop_front()) {
+        if let Some(session) = self.answers.pop_front() {
+            self.reports.hurry();
+            return Poll::Ready(Some(Next::Control(session)));
+        }
+        if reports && let Some(session) = self.credits.pop_front() {
+            self.reports.go(now);
             return Poll::Ready(Some(Next::Control(session)));
         }
         let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(Pace::is_capped);
@@ -94,28 +106,33 @@ impl Waiting {
         if let Some(turn) = self.turns.next(small_only) {
             return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
         }
-        if small_only {
-            if self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
-                return Poll::Ready(Some(self.ping(now)));
-            }
-            self.look_later(cx, now);
+        if small_only && self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
+            return Poll::Ready(Some(self.ping(now)));
         }
+        self.look_later(cx, now, small_only);
         if !self.puller.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
             self.puller = Some(cx.waker().clone());
         }
         Poll::Pending
     }
 
-    /// What is to be read before anyone's turn, without this lock: then it goes to [`Self::read`].
+    /// What is to be read before it is decided who is next, without this lock: then it goes to [`Self::read`].
     pub(super) fn wants_reading(&self, now: Instant) -> Option<TcpInfoReader> {
-        let wanted = self.turns.len() > 0 && self.pace.as_ref().is_some_and(|pace| pace.wants_reading(now));
+        let reports = self.pace.is_some() && self.report_waits() && self.reports.wants_reading(now);
+        let wanted = reports || self.paces(now);
         if wanted { self.tcp_info.clone() } else { None }
     }
 
     /// What the kernel knows just now; if it does not tell, it will not.
     pub(super) fn read(&mut self, reading: Option<TcpInfo>, now: Instant) {
+        let paces = self.paces(now);
         match (&mut self.pace, reading) {
-            (Some(pace), Some(reading)) => pace.read(reading, now),
+            (Some(pace), Some(reading)) => {
+                self.reports.read(&reading, now);
+                if paces {
+                    pace.read(reading, now);
+                }
+            }
             (Some(pace), None) => {
                 pace.blind();
                 self.tcp_info = None;
@@ -124,12 +141,25 @@ impl Waiting {
         }
     }
 
-    /// Has the caller woken when it is time to look again, if time lifts the cap.
-    fn look_later(&mut self, cx: &mut Context<'_>, now: Instant) {
-        let Some(after) = self.pace.as_mut().and_then(Pace::look_after) else { return };
-        let look = self.look.get_or_insert_with(|| Box::pin(sleep_until(now + after)));
-        if look.deadline() <= now {
-            look.as_mut().reset(now + after);
+    /// Whether the pace should know what the kernel knows just now.
+    fn paces(&self, now: Instant) -> bool {
+        self.turns.len() > 0 && self.pace.as_ref().is_some_and(|pace| pace.wants_reading(now))
+    }
+
+    /// Whether the peer is to be told what has come.
+    fn report_waits(&self) -> bool {
+        self.pong.is_some() || !self.credits.is_empty()
+    }
+
+    /// Nothing goes out now. Has the caller woken when time lets something go: reports, or bulk that is `capped`.
+    fn look_later(&mut self, cx: &mut Context<'_>, now: Instant, capped: bool) {
+        let report = if self.report_waits() { self.reports.next() } else { None };
+        self.reports.rest();
+        let bulk = if capped { self.pace.as_mut().and_then(Pace::look_after) } else { None };
+        let Some(at) = bulk.map(|after| now + after).into_iter().chain(report).min() else { return };
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if look.deadline() <= now || look.deadline() > at {
+            look.as_mut().reset(at);
         }
         if look.as_mut().poll(cx).is_ready() {
             cx.waker().wake_by_ref();
@@ -181,40 +211,8 @@ mod tests {
 
     use super::*;
     use crate::names::{NodeName, SessionId};
-    use crate::protocol::link::source::{LinkId, Sent};
-    use crate::protocol::wire::frame::{Category, SessionFrame, SessionKey};
-
-    #[derive(Debug)]
-    struct Typist(SessionKey);
-
-    impl FrameSource for Typist {
-        fn key(&self) -> &SessionKey {
-            &self.0
-        }
-
-        fn is_closed(&self) -> bool {
-            false
-        }
-
-        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> (Option<SessionFrame>, bool) {
-            (None, false)
-        }
-
-        fn next_turn(
-            self: Arc<Self>,
-            _: LinkId,
-            turn: &Turn<Arc<dyn FrameSource>>,
-            _: usize,
-            _: usize,
-            _: Instant,
-        ) -> Sent {
-            Sent { frame: None, bytes: 0, account: turn.starts(), backlog: None }
-        }
-
-        fn is_over(&self) -> bool {
-            false
-        }
-    }
+    use crate::protocol::link::sender::reports::tests::Speaker;
+    use crate::protocol::wire::frame::{Category, SessionKey};
 
     #[tokio::test(start_paused = true)]
     async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
@@ -227,6 +225,7 @@ mod tests {
                 Some(TcpInfo {
                     // Calm for a second, then later for a while.
                     round_trip: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
+                    least_round_trip: Duration::from_millis(40),
                     variation: Duration::from_millis(1),
                     pacing: 1_000_000,
                     delivered: round * 4_000,
@@ -238,7 +237,7 @@ mod tests {
             );
             let key =
                 SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-            waiting.turns.enter(Arc::new(Typist(key)), 0, 100, 16_384);
+            waiting.turns.enter(Arc::new(Speaker(key)), 0, 100, 16_384);
             while !matches!(waiting.poll_next(&mut cx, now), Poll::Ready(Some(Next::Turn { .. }))) {}
         }
         assert_eq!(waiting.pace.as_ref().map(Pace::cap), cap);

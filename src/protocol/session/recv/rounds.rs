@@ -43,6 +43,11 @@ impl Rounds {
         here.saturating_mul(times)
     }
 
+    /// What was taken in a round trip of late, once `taken` bytes were in all.
+    pub(super) fn in_a_trip(&self, taken: u64) -> u64 {
+        self.now.map_or(0, |round| (taken - round.from).max(self.before))
+    }
+
     /// Forgets all, because nothing comes any more, or nothing has come for long.
     pub(super) fn interrupt(&mut self) {
         *self = Self::default();
@@ -50,7 +55,7 @@ impl Rounds {
 }
 
 /// Of `bytes` that took one time, those of another.
-fn part(bytes: u64, time: Duration, of: Duration) -> u64 {
+pub(super) fn part(bytes: u64, time: Duration, of: Duration) -> u64 {
     let part = u128::from(bytes) * time.as_micros() / of.as_micros().max(1);
     u64::try_from(part).unwrap_or(u64::MAX)
 }

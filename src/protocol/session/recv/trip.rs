@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::protocol::session::recv::rounds::part;
+
 /// One measurement at a time, and the result of the last one.
 #[derive(Debug, Default)]
 pub(super) struct Trips {
     under_way: Option<UnderWay>,
     latest: Duration,
+    /// The round trip by which windows grow, and the least that it has been.
+    reckoned: Option<(Duration, Duration)>,
 }
 
 #[derive(Debug)]
@@ -48,6 +52,17 @@ impl Trips {
         }
         self.under_way = None;
         held_up
+    }
+
+    /// Windows grow by that round trip now.
+    pub(super) fn took(&mut self, trip: Duration) {
+        let least = self.reckoned.map_or(trip, |(_, least)| least.min(trip));
+        self.reckoned = Some((trip, least));
+    }
+
+    /// Of bytes that came in a round trip of now, those of the least one.
+    pub(super) fn of_least(&self, bytes: u64) -> u64 {
+        self.reckoned.map_or(bytes, |(now, least)| part(bytes, least, now))
     }
 
     /// Discards the measurement under way, because the sender was silent.
