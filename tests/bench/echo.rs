@@ -20,7 +20,9 @@ pub(crate) struct Echo {
     pub(crate) clients: usize,
     /// Pause between one echo and the next; none means back to back.
     pub(crate) pause: Option<Duration>,
-    /// How long, after a short warming.
+    /// How long they echo before it counts: caches, windows and clocks settle, sessions go where they belong.
+    pub(crate) warm: Duration,
+    /// How long it counts.
     pub(crate) time: Duration,
     /// Echoes that took longer than this are told one by one.
     pub(crate) tell: Option<Duration>,
@@ -38,7 +40,7 @@ pub(crate) struct Echoes {
 impl Echo {
     /// Back to back, one client.
     pub(crate) fn tight(way: &Way, time: Duration) -> Self {
-        Self { way: way.clone(), clients: 1, pause: None, time, tell: None }
+        Self { way: way.clone(), clients: 1, pause: None, warm: WARM, time, tell: None }
     }
 
     /// Starts it in its own process, waits for its end.
@@ -74,7 +76,7 @@ impl Echo {
         stream.set_read_timeout(Some(LOST))?;
         let mut buffer = [7; MESSAGE];
         let warm = Instant::now();
-        while warm.elapsed() < WARM {
+        while warm.elapsed() < self.warm {
             stream.write_all(&buffer)?;
             stream.read_exact(&mut buffer)?;
         }
@@ -148,8 +150,8 @@ pub(crate) fn once(way: &Way) -> Result<()> {
 
 /// Bytes of one echo: a keystroke with its ssh packet around it.
 const MESSAGE: usize = 64;
-/// Caches, windows and clocks settle before anything counts.
-const WARM: Duration = Duration::from_millis(200);
+/// Enough for a session that stays where it began.
+pub(crate) const WARM: Duration = Duration::from_millis(200);
 /// An echo that takes longer is lost.
 const LOST: Duration = Duration::from_secs(30);
 /// A proxy that is not there by now will not come.

@@ -93,6 +93,8 @@ impl Line {
             ip(&format!("-n {space} link set lo up"))?;
             ip(&format!("-n {space} addr add {here}/32 dev {device}"))?;
             ip(&format!("-n {space} link set {device} mtu 1500 txqueuelen 1000 up"))?;
+            // Or a connection would begin with what the last one to that address has learnt.
+            ip(&format!("netns exec {space} sysctl -qw net.ipv4.tcp_no_metrics_save=1"))?;
             // By route, because the namespace-wide setting is refused where cubic is not the machine's default.
             ip(&format!("-n {space} route add {there}/32 dev {device} src {here} congctl {congestion}"))?;
             for own in [here, Ipv4Addr::LOCALHOST] {

@@ -25,11 +25,9 @@ impl Bench {
             let mut echoes = Echoes::default();
             for proxy in &stand.proxies {
                 let echo = Echo {
-                    way: proxy.ways.echo.clone(),
                     clients: SESSIONS,
                     pause: Some(Duration::from_millis(500)),
-                    time: self.time(60.0),
-                    tell: None,
+                    ..Echo::tight(&proxy.ways.echo, self.time(60.0))
                 };
                 let way = if kind == Kind::Download { &proxy.ways.source } else { &proxy.ways.sink };
                 let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time(40.0)) };

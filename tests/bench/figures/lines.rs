@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use super::Bench;
 use super::over_line::OverLine;
 use super::slow::millis;
-use crate::echo::{Echo, Echoes};
+use crate::echo::{Echo, Echoes, WARM};
 use crate::line::Carry;
 use crate::load::{Kind, Load, Moved};
 use crate::table::{Bound, Row, Table, short};
@@ -83,16 +83,27 @@ impl Bench {
             Measured { bench: self, stand: &stand, name: format!("{}, {congestion}", which.words()) };
         // It is linked from here on.
         Echo::tight(&tunnel.ways.echo, Duration::ZERO).measure(Some(&stand.space))?;
-        if wanted(Part::Rates) {
-            measured.rates(&tunnel.ways, &direct.ways, table)?;
-        }
-        if wanted(Part::Beside) {
-            measured.beside(&tunnel.ways, &direct.ways, which, table)?;
-        }
+        let fresh = wanted(Part::Rates).then(|| measured.both(&tunnel.ways)).transpose()?;
+        let paused = wanted(Part::Rates).then(|| measured.paused(&tunnel.ways)).transpose()?;
+        let mixed = wanted(Part::Beside).then(|| measured.mixed(&tunnel.ways, "tunnel")).transpose()?;
+        let mut by_second = None;
         if wanted(Part::Pods) {
             let far = stand.far.as_ref().context("there is no second pod")?;
             Echo::tight(&far.echo, Duration::ZERO).measure(Some(&stand.space))?;
-            measured.pods(far, &direct.ways, table)?;
+            by_second = Some(measured.both(far)?);
+        }
+        // Plain TCP comes last: it fills the line's queue, and a link that rests meanwhile would take that for the line.
+        if fresh.is_some() || by_second.is_some() {
+            let direct = measured.best_of_two(&direct.ways)?;
+            let pause = format!(" after {} s", self.lines.pause_seconds);
+            for (when, rates) in [("", fresh), (&*pause, paused), (" through a second pod", by_second)] {
+                if let Some(rates) = rates {
+                    measured.compare(when, rates, direct, table);
+                }
+            }
+        }
+        if let Some(mixed) = mixed {
+            measured.beside(&mixed, &measured.mixed(&direct.ways, "plain TCP")?, which, table);
         }
         Ok(())
     }
@@ -107,39 +118,26 @@ struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    fn rates(&self, tunnel: &Ways, direct: &Ways, table: &mut Table) -> Result<()> {
-        let both = |ways: &Ways| -> Result<[f64; 2]> {
-            Ok([self.rate(ways, Kind::Download)?, self.rate(ways, Kind::Upload)?])
-        };
-        let fresh = both(tunnel)?;
-        let mut straight = vec![both(direct)?];
-        self.wait_out(2);
-        let down = self.rate(tunnel, Kind::Download)?;
-        straight.push(both(direct)?);
-        self.wait_out(2);
-        let paused = [down, self.rate(tunnel, Kind::Upload)?];
-        let pause = format!(" after {} s", self.bench.lines.pause_seconds);
-        for (when, rates) in [("", fresh), (&*pause, paused)] {
-            for (nth, what) in ["download", "upload"].into_iter().enumerate() {
-                let of = |rates: &[f64; 2]| rates.get(nth).copied().unwrap_or(f64::NAN);
-                let best = straight.iter().map(of).fold(f64::NAN, f64::max);
-                self.compare(&format!("{what}{when}"), of(&rates), best, table);
-            }
-        }
-        Ok(())
+    /// A download's rate and an upload's behind it, Mbit/s.
+    fn both(&self, ways: &Ways) -> Result<[f64; 2]> {
+        Ok([self.rate(ways, Kind::Download)?, self.rate(ways, Kind::Upload)?])
     }
 
-    fn pods(&self, far: &Ways, direct: &Ways, table: &mut Table) -> Result<()> {
-        for (kind, what) in [(Kind::Download, "download"), (Kind::Upload, "upload")] {
-            let through = self.rate(far, kind)?;
-            let straight = self.rate(direct, kind)?;
-            self.compare(&format!("{what} through a second pod"), through, straight, table);
-        }
-        Ok(())
+    /// As [`Self::both`], each after a pause.
+    fn paused(&self, ways: &Ways) -> Result<[f64; 2]> {
+        let pause = || thread::sleep(Duration::from_secs(self.bench.lines.pause_seconds));
+        pause();
+        let down = self.rate(ways, Kind::Download)?;
+        pause();
+        Ok([down, self.rate(ways, Kind::Upload)?])
     }
 
-    fn beside(&self, tunnel: &Ways, direct: &Ways, which: Which, table: &mut Table) -> Result<()> {
-        let [tunnel, direct] = [self.mixed(tunnel, "tunnel")?, self.mixed(direct, "plain TCP")?];
+    fn best_of_two(&self, ways: &Ways) -> Result<[f64; 2]> {
+        let ([down, up], [again_down, again_up]) = (self.both(ways)?, self.both(ways)?);
+        Ok([down.max(again_down), up.max(again_up)])
+    }
+
+    fn beside(&self, tunnel: &Mixed, direct: &Mixed, which: Which, table: &mut Table) {
         let quarter = which.carry().delay.as_secs_f64() * 1000.0 / 2.0;
         let bound = Bound::Most(quarter.max(25.0), quarter.max(20.0));
         for (when, of, bound) in [
@@ -149,9 +147,9 @@ impl Measured<'_> {
             table.add(Row {
                 figure: format!("{}: echo p99 beside 4 downloads, {when}, ms above idle", self.name),
                 tunnel: format!("idle p99 {} ms", millis(tunnel.idle.p99())),
-                reference: format!("plain TCP +{} ms", short(of(&direct))),
+                reference: format!("plain TCP +{} ms", short(of(direct))),
                 others: String::new(),
-                value: of(&tunnel),
+                value: of(tunnel),
                 bound,
             });
         }
@@ -163,25 +161,22 @@ impl Measured<'_> {
             value: tunnel.share(),
             bound: Some(Bound::Least(0.8, 0.8)),
         });
-        Ok(())
     }
 
     /// Echoes alone, and beside four downloads: first while these come up, which a line's first round trips decide, then
     /// while they go on.
     fn mixed(&self, ways: &Ways, name: &str) -> Result<Mixed> {
         let space = Some(self.stand.space.as_str());
-        let time = self.bench.time(20.0);
         let echo = Echo {
-            way: ways.echo.clone(),
             clients: 8,
             pause: Some(Duration::from_millis(5)),
-            time,
-            tell: None,
+            warm: FOUND,
+            ..Echo::tight(&ways.echo, self.bench.time(20.0))
         };
         let idle = echo.clone().measure(space)?;
         let load = Load { way: ways.source.clone(), kind: Kind::Download, clients: 4, time: None };
         let mut load = load.begin(space)?;
-        let begin = Echo { time: COME_UP, ..echo.clone() }.measure(space)?;
+        let begin = Echo { warm: WARM, time: COME_UP, ..echo.clone() }.measure(space)?;
         let after = echo.measure(space)?;
         load.dismiss();
         let moved: Moved = load.hear()?;
@@ -201,16 +196,19 @@ impl Measured<'_> {
         Ok(Mixed { idle, begin, after, moved })
     }
 
-    fn compare(&self, what: &str, tunnel: f64, direct: f64, table: &mut Table) {
-        eprintln!("{}: {what}: {} Mbit/s, direct {}", self.name, short(tunnel), short(direct));
-        table.add(Row {
-            figure: format!("{}: {what}, rate against plain TCP's", self.name),
-            tunnel: format!("{} Mbit/s", short(tunnel)),
-            reference: format!("direct {} Mbit/s", short(direct)),
-            others: String::new(),
-            value: tunnel / direct,
-            bound: Some(Bound::Least(0.85, 0.95)),
-        });
+    /// Down and up of the tunnel, measured `when`, against plain TCP's.
+    fn compare(&self, when: &str, tunnel: [f64; 2], direct: [f64; 2], table: &mut Table) {
+        for ((what, tunnel), direct) in ["download", "upload"].into_iter().zip(tunnel).zip(direct) {
+            eprintln!("{}: {what}{when}: {} Mbit/s, direct {}", self.name, short(tunnel), short(direct));
+            table.add(Row {
+                figure: format!("{}: {what}{when}, rate against plain TCP's", self.name),
+                tunnel: format!("{} Mbit/s", short(tunnel)),
+                reference: format!("direct {} Mbit/s", short(direct)),
+                others: String::new(),
+                value: tunnel / direct,
+                bound: Some(Bound::Least(0.85, 0.95)),
+            });
+        }
     }
 
     /// One session's, Mbit/s.
@@ -220,12 +218,6 @@ impl Measured<'_> {
         let moved = load.measure(Some(&self.stand.space))?;
         settle();
         Ok(mbit(&moved))
-    }
-
-    /// Sleeps for what the pause is longer than `rates` of the straight way.
-    fn wait_out(&self, rates: u32) {
-        let pause = Duration::from_secs(self.bench.lines.pause_seconds);
-        thread::sleep(pause.saturating_sub((self.time() + SETTLE) * rates));
     }
 
     fn time(&self) -> Duration {
@@ -304,6 +296,9 @@ fn mbit(moved: &Moved) -> f64 {
 const LONG: Duration = Duration::from_secs(12);
 /// The same in a quick run.
 const QUICK: Duration = Duration::from_secs(6);
+/// Until a session that says little runs beside the link that is busy: what it says before that waits behind bulk, and the
+/// move takes a round trip. Both are told with the downloads' begin.
+const FOUND: Duration = Duration::from_secs(3);
 /// Until four downloads are at the line's rate: at 600 ms TCP needs as long.
 const COME_UP: Duration = Duration::from_secs(6);
 /// Until what was left of one measurement is gone.

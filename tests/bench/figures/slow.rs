@@ -78,11 +78,9 @@ impl Bench {
 
     fn show(&self, proxy: &Proxy, space: &str) -> Result<Shown> {
         let echo = Echo {
-            way: proxy.ways.echo.clone(),
             clients: 4,
             pause: Some(Duration::from_millis(5)),
-            time: self.time(20.0),
-            tell: None,
+            ..Echo::tight(&proxy.ways.echo, self.time(20.0))
         };
         let load =
             |clients, time| Load { way: proxy.ways.source.clone(), kind: Kind::Download, clients, time };
@@ -107,11 +105,9 @@ impl Bench {
             let first = Echo::tight(way, Duration::from_secs(2)).measure(Some(&stand.space))?;
             let limit = Duration::from_secs_f64(first.p50() / 1e6) + STALL;
             let echo = Echo {
-                way: way.clone(),
-                clients: 1,
                 pause: Some(Duration::from_millis(20)),
-                time: self.idle,
                 tell: Some(limit),
+                ..Echo::tight(way, self.idle)
             };
             watched.push((proxy.name, first.p50(), echo));
         }
