@@ -1,8 +1,10 @@
 //! One pod of the fleet: the program's own registry, siblings and finder, without sockets and sessions.
 
+use std::future::{pending, poll_fn};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -128,12 +130,29 @@ impl Pod {
         let (pod, node) = (self.clone(), node.clone());
         self.work(async move {
             let contest = async {
-                if let Some(found) = found {
-                    pod.finder.contest(at, &node, found).await;
+                let Some(found) = found else { return };
+                tokio::select! {
+                    biased;
+                    () = pod.finder.contest(at, &node, found) => {}
+                    () = pod.edge_answers(&node) => {}
                 }
             };
             tokio::join!(pod.finder.make_way(at, &node, &pod.table), contest);
         });
+    }
+
+    /// The node's edge, if it is linked here, answers what asks for a sign of life. Never returns.
+    async fn edge_answers(&self, node: &NodeName) {
+        let Some(linked) = self.registry.here(node) else { return pending().await };
+        poll_fn(|cx| {
+            while let Some(frame) = ready!(linked.sender.poll_pull(cx, Instant::now())) {
+                if let FrameKind::Ping(Some(number)) = frame.body {
+                    linked.sender.ponged(number, Instant::now());
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// Does what mostly is done at once, and has a task only if it is not.
