@@ -79,8 +79,12 @@ impl Bench {
         let [tunnel, direct] = stand.proxies.as_slice() else {
             anyhow::bail!("only a program can be compared with the straight way");
         };
-        let measured =
-            Measured { bench: self, stand: &stand, name: format!("{}, {congestion}", which.words()) };
+        let measured = Measured {
+            bench: self,
+            stand: &stand,
+            loses: which.carry().loss > 0,
+            name: format!("{}, {congestion}", which.words()),
+        };
         // It is linked from here on.
         Echo::tight(&tunnel.ways.echo, Duration::ZERO).measure(Some(&stand.space))?;
         let fresh = wanted(Part::Rates).then(|| measured.both(&tunnel.ways)).transpose()?;
@@ -94,7 +98,7 @@ impl Bench {
         }
         // Plain TCP comes last: it fills the line's queue, and a link that rests meanwhile would take that for the line.
         if fresh.is_some() || by_second.is_some() {
-            let direct = measured.best_of_two(&direct.ways)?;
+            let direct = measured.twice(&direct.ways)?;
             let pause = format!(" after {} s", self.lines.pause_seconds);
             for (when, rates) in [("", fresh), (&*pause, paused), (" through a second pod", by_second)] {
                 if let Some(rates) = rates {
@@ -114,6 +118,8 @@ impl Bench {
 struct Measured<'a> {
     bench: &'a Bench,
     stand: &'a OverLine,
+    /// Whether the line loses packets by chance.
+    loses: bool,
     name: String,
 }
 
@@ -132,9 +138,10 @@ impl Measured<'_> {
         Ok([down, self.rate(ways, Kind::Upload)?])
     }
 
-    fn best_of_two(&self, ways: &Ways) -> Result<[f64; 2]> {
+    /// The mean of two of [`Self::both`].
+    fn twice(&self, ways: &Ways) -> Result<[f64; 2]> {
         let ([down, up], [again_down, again_up]) = (self.both(ways)?, self.both(ways)?);
-        Ok([down.max(again_down), up.max(again_up)])
+        Ok([down.midpoint(again_down), up.midpoint(again_up)])
     }
 
     fn beside(&self, tunnel: &Mixed, direct: &Mixed, which: Which, table: &mut Table) {
@@ -221,7 +228,11 @@ impl Measured<'_> {
     }
 
     fn time(&self) -> Duration {
-        if self.bench.quick { QUICK } else { LONG }
+        match self.bench.quick {
+            true => QUICK,
+            false if self.loses => LONG_WITH_LOSS,
+            false => LONG,
+        }
     }
 }
 
@@ -294,6 +305,8 @@ fn mbit(moved: &Moved) -> f64 {
 
 /// Of one rate: long enough that what a line needs to come up to its rate counts little.
 const LONG: Duration = Duration::from_secs(12);
+/// The same where chance decides what is lost: plain TCP's slow start counts little, and how long it lasted.
+const LONG_WITH_LOSS: Duration = Duration::from_secs(30);
 /// The same in a quick run.
 const QUICK: Duration = Duration::from_secs(6);
 /// Until a session that says little runs beside the link that is busy: what it says before that waits behind bulk, and the
