@@ -12,7 +12,13 @@ use crate::protocol::table::SessionTable;
 
 /// What is known of the sessions of a link, and of the one beside it, from one look to the next.
 #[derive(Debug, Default)]
-pub struct Sorting(HashMap<SessionId, Weight>);
+pub struct Sorting {
+    sessions: HashMap<SessionId, Weight>,
+    /// Bytes that all of them have moved so far in this look.
+    here: u64,
+    /// The most that they have moved in a look of late.
+    all: u64,
+}
 
 /// What a look has shown.
 #[derive(Debug, Default)]
@@ -31,6 +37,8 @@ struct Weight {
     /// Bytes in both directions, at the last look.
     moved: u64,
     bulk: bool,
+    /// Bytes beyond those of a busy look, of late: what comes in bursts, a window in each round trip, adds up here.
+    ahead: u64,
     /// Looks in a row that speak against `bulk`.
     against: u32,
     /// Looks at it so far.
@@ -40,25 +48,30 @@ struct Weight {
 }
 
 impl Weight {
-    /// The session has moved so many bytes in all. Whether it moves bulk.
-    fn look(&mut self, moved: u64) -> bool {
+    /// The session has moved so many bytes in all, and counts as busy if it moves more than so many in a look. How many
+    /// these were in this one.
+    fn look(&mut self, moved: u64, busy_from: u64) -> u64 {
         // What is relayed is counted anew with each path.
         let came = moved.checked_sub(self.moved).unwrap_or(moved);
         let came = if self.looks == 0 { 0 } else { came };
         self.moved = moved;
         self.looks = self.looks.saturating_add(1);
         self.unseen = 0;
-        let busy = came > BUSY;
+        let (busy, ahead) = (came > busy_from, self.ahead.saturating_add(came));
+        self.ahead = ahead.saturating_sub(busy_from);
         self.against = if busy == self.bulk { 0 } else { self.against + 1 };
         let enough = if busy { BULK_AFTER } else { INTERACTIVE_AFTER };
-        if self.against >= enough || busy && came >= BULK_AT_ONCE {
-            (self.bulk, self.against) = (busy, 0);
+        if self.against >= enough || busy && ahead >= BULK_AHEAD {
+            (self.bulk, self.ahead, self.against) = (busy, 0, 0);
         }
-        self.bulk
+        came
     }
 
-    fn is_interactive(&self) -> bool {
-        !self.bulk && self.looks > KNOWN_AFTER
+    /// Whether it is interactive, on a way with that round trip: what will be bulk has begun after some of these, and what
+    /// has begun may yet become bulk.
+    fn is_interactive(&self, trip: Duration) -> bool {
+        let trips = trip.as_millis() * KNOWN_TRIPS / Sorting::EVERY.as_millis();
+        !self.bulk && self.ahead <= SETTLED && u128::from(self.looks) > u128::from(KNOWN_AFTER) + trips
     }
 }
 
@@ -67,14 +80,21 @@ impl Sorting {
     pub const EVERY: Duration = Duration::from_millis(250);
 
     fn look(&mut self, id: SessionId, moved: u64) -> &Weight {
-        let weight = self.0.entry(id).or_default();
-        weight.look(moved);
+        let busy_from = self.busy_from();
+        let weight = self.sessions.entry(id).or_default();
+        self.here = self.here.saturating_add(weight.look(moved, busy_from));
         weight
     }
 
-    /// Forgets what was not seen for a while. What has lost its path is not seen until it has another one.
-    fn forget(&mut self, busy: &LinkSender) {
-        self.0.retain(|id, weight| {
+    /// How many bytes a session moves in a look that is busy. Where many share a slow line, each moves little.
+    fn busy_from(&self) -> u64 {
+        if self.all < 2 * BUSY { BUSY } else { (self.all / 16).clamp(BUSY / 4, BUSY) }
+    }
+
+    /// The look is over. Forgets what was not seen for a while: what has lost its path is not seen until it has another one.
+    fn end_look(&mut self, busy: &LinkSender) {
+        self.all = std::mem::take(&mut self.here).max(self.all / 8 * 7);
+        self.sessions.retain(|id, weight| {
             weight.unseen += 1;
             let stays = weight.unseen <= FORGOTTEN_AFTER;
             if !stays {
@@ -96,12 +116,13 @@ impl SessionTable {
         // Once the busy link has ended, and until there is the next one, the one beside it is all that there is.
         let mut moves = if beside.is_some() && !busy.is_closed() { MOST_MOVES } else { 0 };
         let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
+        let trip = busy.least_round_trip().unwrap_or_default();
         for (link, is_beside) in links.into_iter().flatten() {
             let mut belongs_there = |id, moved| {
                 let weight = sorting.look(id, moved);
                 sorted.bulk += usize::from(weight.bulk);
-                sorted.interactive += usize::from(weight.is_interactive());
-                if is_beside { weight.bulk } else { weight.is_interactive() }
+                sorted.interactive += usize::from(weight.is_interactive(trip));
+                if is_beside { weight.bulk } else { weight.is_interactive(trip) }
             };
             for session in self.on_link(link) {
                 let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
@@ -121,20 +142,24 @@ impl SessionTable {
                 }
             }
         }
-        sorting.forget(busy);
+        sorting.end_look(busy);
         sorted
     }
 }
 
-/// A session that moves more than so many bytes from one look to the next is busy: 32 KiB/s.
+/// A session that moves more than so many bytes from one look to the next is busy in any case: 32 KiB/s.
 const BUSY: u64 = 8 * 1024;
-/// So many show bulk at once.
-const BULK_AT_ONCE: u64 = 128 * 1024;
+/// So many beyond that show bulk at once.
+const BULK_AHEAD: u64 = 128 * 1024;
 /// Looks in a row at which a session is busy, before it counts as bulk; and at which it is not, before it does not any more.
 const BULK_AFTER: u32 = 3;
 const INTERACTIVE_AFTER: u32 = 16;
 /// Looks after which a session may count as interactive: what will be bulk has shown it by then.
 const KNOWN_AFTER: u32 = 4;
+/// Bytes beyond those of busy looks with which that is not settled yet.
+const SETTLED: u64 = 2 * BUSY;
+/// Round trips that go by besides.
+const KNOWN_TRIPS: u128 = 4;
 /// Looks after which a session that is not seen is forgotten.
 const FORGOTTEN_AFTER: u32 = 40;
 /// Sessions that are moved at one look.
@@ -143,14 +168,16 @@ const MOST_MOVES: usize = 100;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::link::source::LinkId;
+    use crate::protocol::{Dialect, Peer};
 
     /// Looks at a session that moves so much from one look to the next.
     fn after(weight: &mut Weight, looks: u32, each: u64) -> (bool, bool) {
         for _ in 0..looks {
             let moved = weight.moved + each;
-            weight.look(moved);
+            weight.look(moved, BUSY);
         }
-        (weight.bulk, weight.is_interactive())
+        (weight.bulk, weight.is_interactive(Duration::ZERO))
     }
 
     #[test]
@@ -163,14 +190,66 @@ mod tests {
         assert_eq!(after(&mut weight, BULK_AFTER, BUSY + 1), (true, false));
         assert_eq!(after(&mut weight, INTERACTIVE_AFTER - 1, 0), (true, false), "it may stand still");
         assert_eq!(after(&mut weight, 1, 0), (false, true));
-        assert_eq!(after(&mut weight, 1, BULK_AT_ONCE), (true, false));
+        assert_eq!(after(&mut weight, 1, BULK_AHEAD), (true, false));
+    }
+
+    #[test]
+    fn bulk_that_comes_in_bursts_is_bulk_and_what_is_drawn_on_a_screen_now_and_then_is_not() {
+        let bursts = |bytes: u64, every: u32| {
+            let mut weight = Weight::default();
+            (0..400).position(|look| after(&mut weight, 1, if look % every == 0 { bytes } else { 0 }).0)
+        };
+        // A window of 64 KiB on a way of 600 ms.
+        assert!(bursts(64 << 10, 3).is_some_and(|looks| looks < 10));
+        // One of 32 KiB, which has begun late, is not taken for interactive before.
+        let mut weight = Weight::default();
+        let interactive = (0..100u32).any(|look| {
+            let came = if look >= 6 && look % 3 == 0 { 32 << 10 } else { 0 };
+            !after(&mut weight, 1, came).0 && weight.is_interactive(Duration::from_millis(600))
+        });
+        assert!(!interactive && weight.bulk);
+        assert_eq!(bursts(100 << 10, 16), None);
+        assert_eq!(bursts(4 << 10, 1), None);
+    }
+
+    #[test]
+    fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
+        let busy = LinkSender::new(LinkId(1), Peer::Pod, None, Dialect::NEWEST);
+        let bulk = |sessions: u128, each: u64| {
+            let mut sorting = Sorting::default();
+            for look in 0..8 {
+                for n in 0..sessions {
+                    sorting.look(SessionId::from_bits(n), look * each);
+                }
+                sorting.end_look(&busy);
+            }
+            sorting.sessions.values().filter(|weight| weight.bulk).count()
+        };
+        assert_eq!(bulk(4, 5 << 10), 4);
+        assert_eq!((bulk(1, 5 << 10), bulk(8, 1 << 10)), (0, 0));
+    }
+
+    #[test]
+    fn the_longer_the_way_the_longer_bulk_has_to_begin() {
+        let looks = |millis| {
+            let mut weight = Weight::default();
+            let known = |_: &u32| {
+                weight.look(0, BUSY);
+                weight.is_interactive(Duration::from_millis(millis))
+            };
+            (1..100).find(known)
+        };
+        assert_eq!([0, 40, 200, 600].map(looks), [5, 5, 8, 14].map(Some));
     }
 
     #[test]
     fn what_moved_before_the_first_look_counts_for_nothing_and_a_new_path_counts_anew() {
         let mut weight = Weight::default();
-        assert!(!weight.look(1 << 30) && !weight.look(1 << 30));
-        assert!(!weight.look(100), "counted anew");
-        assert_eq!(weight.against, 0);
+        assert_eq!(
+            [1 << 30, 1 << 30, 100].map(|moved| weight.look(moved, BUSY)),
+            [0, 0, 100],
+            "counted anew"
+        );
+        assert_eq!((weight.bulk, weight.against), (false, 0));
     }
 }
