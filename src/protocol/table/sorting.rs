@@ -61,7 +61,7 @@ impl Weight {
         self.ahead = ahead.saturating_sub(busy_from);
         self.against = if busy == self.bulk { 0 } else { self.against + 1 };
         let enough = if busy { BULK_AFTER } else { INTERACTIVE_AFTER };
-        if self.against >= enough || busy && ahead >= BULK_AHEAD {
+        if self.against >= enough || busy && ahead >= BULK_AHEAD * busy_from {
             (self.bulk, self.ahead, self.against) = (busy, 0, 0);
         }
         came
@@ -149,8 +149,8 @@ impl SessionTable {
 
 /// A session that moves more than so many bytes from one look to the next is busy in any case: 32 KiB/s.
 const BUSY: u64 = 8 * 1024;
-/// So many beyond that show bulk at once.
-const BULK_AHEAD: u64 = 128 * 1024;
+/// Beyond that, the bytes of so many busy looks show bulk at once.
+const BULK_AHEAD: u64 = 16;
 /// Looks in a row at which a session is busy, before it counts as bulk; and at which it is not, before it does not any more.
 const BULK_AFTER: u32 = 3;
 const INTERACTIVE_AFTER: u32 = 16;
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(after(&mut weight, BULK_AFTER, BUSY + 1), (true, false));
         assert_eq!(after(&mut weight, INTERACTIVE_AFTER - 1, 0), (true, false), "it may stand still");
         assert_eq!(after(&mut weight, 1, 0), (false, true));
-        assert_eq!(after(&mut weight, 1, BULK_AHEAD), (true, false));
+        assert_eq!(after(&mut weight, 1, BULK_AHEAD * BUSY), (true, false));
     }
 
     #[test]
@@ -215,18 +215,20 @@ mod tests {
     #[test]
     fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
         let busy = LinkSender::new(LinkId(1), Peer::Pod, None, Dialect::NEWEST);
-        let bulk = |sessions: u128, each: u64| {
+        let bulk = |sessions: u128, each: u64, every: u64| {
             let mut sorting = Sorting::default();
-            for look in 0..8 {
+            for look in 0..16 {
                 for n in 0..sessions {
-                    sorting.look(SessionId::from_bits(n), look * each);
+                    sorting.look(SessionId::from_bits(n), (look + n as u64) / every * each);
                 }
                 sorting.end_look(&busy);
             }
             sorting.sessions.values().filter(|weight| weight.bulk).count()
         };
-        assert_eq!(bulk(4, 5 << 10), 4);
-        assert_eq!((bulk(1, 5 << 10), bulk(8, 1 << 10)), (0, 0));
+        assert_eq!(bulk(4, 5 << 10, 1), 4);
+        // Whose turn it is has 16 KiB of it.
+        assert_eq!(bulk(4, 16 << 10, 3), 4);
+        assert_eq!((bulk(1, 5 << 10, 1), bulk(8, 1 << 10, 1)), (0, 0));
     }
 
     #[test]
