@@ -67,11 +67,11 @@ impl Weight {
         came
     }
 
-    /// Whether it is interactive, on a way with that round trip: what will be bulk has begun after some of these, and what
-    /// has begun may yet become bulk.
+    /// Whether it is interactive, on a way with that round trip: what will be bulk has begun after another one of these, and
+    /// what has begun may yet become bulk.
     fn is_interactive(&self, trip: Duration) -> bool {
-        let trips = trip.as_millis() * KNOWN_TRIPS / Sorting::EVERY.as_millis();
-        !self.bulk && self.ahead <= SETTLED && u128::from(self.looks) > u128::from(KNOWN_AFTER) + trips
+        let begins = trip.as_millis() / Sorting::EVERY.as_millis();
+        !self.bulk && self.ahead <= SETTLED && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
     }
 }
 
@@ -158,8 +158,6 @@ const INTERACTIVE_AFTER: u32 = 16;
 const KNOWN_AFTER: u32 = 4;
 /// Bytes beyond those of busy looks with which that is not settled yet.
 const SETTLED: u64 = 2 * BUSY;
-/// Round trips that go by besides.
-const KNOWN_TRIPS: u128 = 4;
 /// Looks after which a session that is not seen is forgotten.
 const FORGOTTEN_AFTER: u32 = 40;
 /// Sessions that are moved at one look.
@@ -204,7 +202,7 @@ mod tests {
         // One of 32 KiB, which has begun late, is not taken for interactive before.
         let mut weight = Weight::default();
         let interactive = (0..100u32).any(|look| {
-            let came = if look >= 6 && look % 3 == 0 { 32 << 10 } else { 0 };
+            let came = if look >= 5 && look % 3 == 2 { 32 << 10 } else { 0 };
             !after(&mut weight, 1, came).0 && weight.is_interactive(Duration::from_millis(600))
         });
         assert!(!interactive && weight.bulk);
@@ -241,7 +239,7 @@ mod tests {
             };
             (1..100).find(known)
         };
-        assert_eq!([0, 40, 200, 600].map(looks), [5, 5, 8, 14].map(Some));
+        assert_eq!([0, 200, 600, 2000].map(looks), [5, 5, 7, 13].map(Some));
     }
 
     #[test]
