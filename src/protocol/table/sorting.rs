@@ -71,7 +71,7 @@ impl Weight {
     /// what has begun may yet become bulk.
     fn is_interactive(&self, trip: Duration) -> bool {
         let begins = trip.as_millis() / Sorting::EVERY.as_millis();
-        !self.bulk && self.ahead <= SETTLED && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
+        !self.bulk && self.ahead == 0 && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
     }
 }
 
@@ -156,8 +156,6 @@ const BULK_AFTER: u32 = 3;
 const INTERACTIVE_AFTER: u32 = 16;
 /// Looks after which a session may count as interactive: what will be bulk has shown it by then.
 const KNOWN_AFTER: u32 = 4;
-/// Bytes beyond those of busy looks with which that is not settled yet.
-const SETTLED: u64 = 2 * BUSY;
 /// Looks after which a session that is not seen is forgotten.
 const FORGOTTEN_AFTER: u32 = 40;
 /// Sessions that are moved at one look.
@@ -183,8 +181,12 @@ mod tests {
         let mut weight = Weight { moved: 1 << 40, ..Weight::default() };
         assert_eq!(after(&mut weight, KNOWN_AFTER, 100), (false, false), "not known yet");
         assert_eq!(after(&mut weight, 1, 100), (false, true));
-        assert_eq!(after(&mut weight, BULK_AFTER - 1, BUSY + 1), (false, true), "a burst");
-        assert_eq!(after(&mut weight, 1, BUSY), (false, true));
+        assert_eq!(
+            after(&mut weight, BULK_AFTER - 1, BUSY + 1),
+            (false, false),
+            "a burst, or the begin of bulk"
+        );
+        assert_eq!(after(&mut weight, 1, 100), (false, true));
         assert_eq!(after(&mut weight, BULK_AFTER, BUSY + 1), (true, false));
         assert_eq!(after(&mut weight, INTERACTIVE_AFTER - 1, 0), (true, false), "it may stand still");
         assert_eq!(after(&mut weight, 1, 0), (false, true));
