@@ -301,12 +301,12 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let session = opener(&table);
     session.ask(&link, None, false);
     let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
-    assert!(session.on_frame(&link, opened, tokio::time::Instant::now()));
+    assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
     inner.in_control = None;
     let intent = |inner: &mut Inner| inner.intent().and_then(|(_, intent)| intent.control);
     assert_eq!(intent(&mut inner), None);
-    inner.state.recv.data(vec![0; 500].into(), tokio::time::Instant::now()).unwrap();
+    inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();
     // What nobody reads is needed by nobody.
     inner.state.recv.discard();
     assert_eq!(intent(&mut inner), Some(Control::Credit));

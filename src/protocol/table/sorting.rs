@@ -25,7 +25,7 @@ pub struct Sorting {
 pub struct Sorted {
     /// Sessions that move bulk.
     pub bulk: usize,
-    /// Sessions that do not, of those that are known for a second.
+    /// Sessions that do not, of those that have been looked at for long enough, and have not begun to.
     pub interactive: usize,
     /// Sessions that were opened here and have left their link for the other one: a path is to be sought for each.
     pub parked: Vec<Parked>,

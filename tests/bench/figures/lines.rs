@@ -79,12 +79,8 @@ impl Bench {
         let [tunnel, direct] = stand.proxies.as_slice() else {
             anyhow::bail!("only a program can be compared with the straight way");
         };
-        let measured = Measured {
-            bench: self,
-            stand: &stand,
-            loses: which.carry().loss > 0,
-            name: format!("{}, {congestion}", which.words()),
-        };
+        let name = format!("{}, {congestion}", which.words());
+        let measured = Measured { bench: self, stand: &stand, carry: which.carry(), name };
         // It is linked from here on.
         Echo::tight(&tunnel.ways.echo, Duration::ZERO).measure(Some(&stand.space))?;
         let fresh = wanted(Part::Rates).then(|| measured.both(&tunnel.ways)).transpose()?;
@@ -118,8 +114,7 @@ impl Bench {
 struct Measured<'a> {
     bench: &'a Bench,
     stand: &'a OverLine,
-    /// Whether the line loses packets by chance.
-    loses: bool,
+    carry: Carry,
     name: String,
 }
 
@@ -177,7 +172,7 @@ impl Measured<'_> {
         let echo = Echo {
             clients: 8,
             pause: Some(Duration::from_millis(5)),
-            warm: FOUND,
+            warm: FOUND + 4 * self.carry.delay,
             ..Echo::tight(&ways.echo, self.bench.time(20.0))
         };
         let idle = echo.clone().measure(space)?;
@@ -230,7 +225,7 @@ impl Measured<'_> {
     fn time(&self) -> Duration {
         match self.bench.quick {
             true => QUICK,
-            false if self.loses => LONG_WITH_LOSS,
+            false if self.carry.loss > 0 => LONG_WITH_LOSS,
             false => LONG,
         }
     }
@@ -309,8 +304,8 @@ const LONG: Duration = Duration::from_secs(12);
 const LONG_WITH_LOSS: Duration = Duration::from_secs(30);
 /// The same in a quick run.
 const QUICK: Duration = Duration::from_secs(6);
-/// Until a session that says little runs beside the link that is busy: what it says before that waits behind bulk, and the
-/// move takes a round trip. Both are told with the downloads' begin.
+/// Until a session that says little runs beside the link that is busy; two round trips come on top. What it says before that
+/// waits behind bulk, and the move takes a round trip. Both are told with the downloads' begin.
 const FOUND: Duration = Duration::from_secs(3);
 /// Until four downloads are at the line's rate: at 600 ms TCP needs as long.
 const COME_UP: Duration = Duration::from_secs(6);
