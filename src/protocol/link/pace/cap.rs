@@ -39,17 +39,16 @@ pub(super) struct Cap {
     overshot: bool,
     /// Whether much was under way in the round before. If not, what stands on the line is older, or not ours.
     was_near: bool,
-    /// Whether much less was under way in the round before than the cap is, though more was to be sent: the kernel stood
-    /// still, as BBR does to see the least round trip, or came up again. Its round trips show a queue that goes.
-    was_low: bool,
-    /// When much was under way last.
+    /// When much was under way last, and how many rounds there were since.
     busy_at: Option<Instant>,
+    quiet: u32,
     /// The cap has just changed: what comes of it shows after so many rounds.
     settling: u32,
     /// How often in a row it has grown without a queue.
     grown: u32,
-    /// Rounds since it was cut.
-    uncut: u32,
+    /// Rounds since it was cut, or since much less was under way than the cap is, though more was to be sent: the kernel stood
+    /// still, as BBR does to see the least round trip, or came up again. What falls just behind that is a queue that goes.
+    steady: u32,
     /// Whether what somebody types has a link of its own on the same line, and waits behind the queue of this one.
     pub(super) shared: bool,
     pub(super) noise: Noise,
@@ -70,11 +69,11 @@ impl Cap {
             trial: None,
             overshot: false,
             was_near: false,
-            was_low: false,
             busy_at: None,
+            quiet: 0,
             settling: 0,
             grown: 0,
-            uncut: ROUNDS_TO_DRAIN,
+            steady: ROUNDS_TO_DRAIN,
             shared: false,
             noise: Noise::default(),
         }
@@ -95,9 +94,10 @@ impl Cap {
         under_way >= self.bytes()
     }
 
-    /// Whether nothing of ours stands on the line any more: little has been under way for long enough.
+    /// Whether nothing of ours stands on the line any more, and the kernel has seen enough of it since: little has been under
+    /// way for long enough.
     pub(super) fn rests(&self, now: Instant) -> bool {
-        self.busy_at.is_none_or(|busy| now - busy >= RESTED)
+        self.quiet >= QUIET_ROUNDS && self.busy_at.is_none_or(|busy| now - busy >= RESTED)
     }
 
     /// The least round trip, once one is known.
@@ -110,7 +110,7 @@ impl Cap {
     pub(super) fn pour(&self) -> Option<(u64, Duration)> {
         let least = self.least.filter(|least| *least >= LONG && !self.doubling)?;
         let best = self.best();
-        (best > 0).then(|| (best / 8 * 9, self.jitter(least)))
+        (best > 0).then(|| (best / 16 * 17, self.jitter(least)))
     }
 
     /// Bytes per second that the line is known to carry.
@@ -157,10 +157,11 @@ impl Cap {
         }
         let ours = std::mem::replace(&mut self.was_near, near) && near;
         self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
-        let steady = !(std::mem::replace(&mut self.was_low, self.round.low) || self.round.low);
-        let counts = ours && steady && self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none();
+        self.quiet = if self.round.near { 0 } else { self.quiet.saturating_add(1) };
+        self.steady = if self.round.low { 0 } else { self.steady };
+        let counts = ours && self.steady >= ROUNDS_TO_DRAIN && self.renewal.is_none();
         self.noise.end_round(trip, counts);
-        self.uncut = self.uncut.saturating_add(1);
+        self.steady = self.steady.saturating_add(1);
         if let Some(mut renewal) = self.renewal.take() {
             renewal.least = Some(renewal.least.map_or(shortest, |l| l.min(shortest)));
             renewal.step += 1;
@@ -217,7 +218,7 @@ impl Cap {
         let tried = Trial { shorter: trial.shorter + less, ..trial };
         self.overshot = std::mem::take(&mut self.doubling);
         self.trial = (!self.overshot).then_some(tried);
-        (self.bytes, self.settling, self.grown, self.uncut) = (lowered, 1, 0, 0);
+        (self.bytes, self.settling, self.grown, self.steady) = (lowered, 1, 0, 0);
     }
 
     /// The queue that is allowed. A line that jitters carries what it can only if as much is under way as its usual round
@@ -280,6 +281,9 @@ const ROUNDS_KEPT: usize = 8;
 const ROUNDS_TO_DRAIN: u32 = 3;
 /// So long after much was under way, what varies is the line: BBR's look for the least round trip takes less.
 const RESTED: Duration = Duration::from_secs(2);
+/// And after so many rounds: Linux takes half of a new line's round trip for its variation, and gives up a quarter of that in
+/// each. Less than an eighth of the round trip is left then, thrice.
+const QUIET_ROUNDS: u32 = 10;
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.

@@ -55,7 +55,9 @@ impl Kernel {
             // A frame may be longer than what was left: then the next one waits for that.
             let left = self.allowed.unwrap_or_default() - sent.wrapping_sub(self.sent).cast_signed();
             let more = left.saturating_add_unsigned(carried(rate, now - self.at));
-            more.min(carried(rate, self.patience() + jitter).cast_signed())
+            // What waits in the socket will go with it.
+            let most = carried(rate, self.patience() + jitter).saturating_sub(reading.unsent);
+            more.min(most.cast_signed())
         });
         (self.latest, self.sent, self.at) = (reading, sent, now);
         if reading.in_flight <= FEW && self.cap.rests(now) {
@@ -92,7 +94,8 @@ impl Kernel {
         if self.cap.rate().is_none() {
             return FIRST_CAP;
         }
-        carried(self.latest.pacing, self.patience()).clamp(LEAST_WAITING, MOST_WAITING)
+        let rate = self.cap.pour().map_or(self.latest.pacing, |(rate, _)| rate.min(self.latest.pacing));
+        carried(rate, self.patience()).clamp(LEAST_WAITING, MOST_WAITING)
     }
 
     fn patience(&self) -> Duration {

@@ -55,7 +55,8 @@ impl Wire {
             written: 0,
             delivered: 0,
             smoothed: trip,
-            variation: Duration::ZERO,
+            // What Linux assumes before it has measured.
+            variation: trip / 2,
             unmeasured: 0,
             worst: Duration::ZERO,
         }
@@ -157,6 +158,14 @@ impl Wire {
                 self.step();
             }
         }
+    }
+
+    /// As BBR does once in ten seconds: four segments for 200 ms, then all at once.
+    fn look(&mut self, pace: &mut Pace) {
+        let window = std::mem::replace(&mut self.window, 4 * SEGMENT);
+        self.most = 4 * SEGMENT;
+        self.run(Some(pace), Duration::from_millis(200) + self.trip * 2);
+        (self.window, self.most) = (window, u64::MAX);
     }
 
     /// Nothing is sent for a while, and the kernel begins anew.
@@ -332,14 +341,33 @@ async fn a_line_that_a_kernel_emptied_for_a_look_is_not_flooded_behind_that() {
         wire.run(Some(&mut pace), SECOND * 12);
         for _ in 0..5 {
             wire.run(Some(&mut pace), SECOND * 3);
-            // As BBR does once in ten seconds: four segments for 200 ms, then all at once.
-            let window = std::mem::replace(&mut wire.window, 4 * SEGMENT);
-            wire.most = 4 * SEGMENT;
-            wire.run(Some(&mut pace), Duration::from_millis(200) + wire.trip * 2);
-            (wire.window, wire.most) = (window, u64::MAX);
+            wire.look(&mut pace);
             let share = wire.run(Some(&mut pace), SECOND * 3);
             let worst = wire.worst.as_millis();
             assert!(worst <= most && share > 0.75, "{worst} ms wait, {share} of {mbit} Mbit/s at {trip} ms");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_no_jitter() {
+    for (mbit, trip, most) in [(10, 600, 80), (100, 200, 30), (20, 40, 20)] {
+        for pings in [0, 2, 5, 20] {
+            let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+            for _ in 0..pings {
+                wire.ping(1);
+                pace.read(wire.reading(), wire.now);
+            }
+            pace.share(true);
+            wire.run(Some(&mut pace), SECOND * 8);
+            for looks in 0..2 {
+                wire.run(Some(&mut pace), SECOND * 3);
+                let worst = wire.worst.as_millis();
+                let what = format!("{pings} pings, {looks} looks");
+                assert!(worst <= most, "{what}: {worst} ms wait at {mbit} Mbit/s, {trip} ms");
+                wire.look(&mut pace);
+                wire.run(Some(&mut pace), SECOND * 3);
+            }
         }
     }
 }
