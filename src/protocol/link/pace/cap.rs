@@ -282,8 +282,8 @@ const ROUNDS_TO_DRAIN: u32 = 3;
 /// So long after much was under way, what varies is the line: BBR's look for the least round trip takes less.
 const RESTED: Duration = Duration::from_secs(2);
 /// And after so many rounds: Linux takes half of a new line's round trip for its variation, and gives up a quarter of that in
-/// each. Less than an eighth of the round trip is left then, thrice.
-const QUIET_ROUNDS: u32 = 10;
+/// each. Five times what is left then is less than an eighth of the round trip.
+const QUIET_ROUNDS: u32 = 12;
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.

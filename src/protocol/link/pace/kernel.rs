@@ -61,7 +61,7 @@ impl Kernel {
         });
         (self.latest, self.sent, self.at) = (reading, sent, now);
         if reading.in_flight <= FEW && self.cap.rests(now) {
-            self.cap.noise.alone(reading.variation * 3);
+            self.cap.noise.alone(reading.variation * RANGE);
         }
         self.cap.sample(reading.round_trip, reading.delivered, now);
     }
@@ -105,6 +105,8 @@ impl Kernel {
 
 /// With so few bytes under way the round trip varies by itself.
 const FEW: u64 = 6000;
+/// How far round trips lie apart, in their mean deviations. Less lets a line that jitters seem to have a queue.
+const RANGE: u32 = 5;
 /// A reading this old is renewed.
 const FRESH: Duration = Duration::from_millis(1);
 /// How long a byte may wait in our socket, or a sixteenth of the least round trip if that is more: the kernel never runs
