@@ -94,10 +94,11 @@ impl Cap {
         under_way >= self.bytes()
     }
 
-    /// Whether nothing of ours stands on the line any more, and the kernel has seen enough of it since: little has been under
-    /// way for long enough.
-    pub(super) fn rests(&self, now: Instant) -> bool {
-        self.quiet >= QUIET_ROUNDS && self.busy_at.is_none_or(|busy| now - busy >= RESTED)
+    /// The round trips lie so far apart with little under way. That is the line, if nothing of ours stands on it any more.
+    pub(super) fn varies(&mut self, by: Duration, now: Instant) {
+        if self.busy_at.is_none_or(|busy| now - busy >= RESTED) {
+            self.noise.alone(by, self.quiet >= QUIET_ROUNDS);
+        }
     }
 
     /// The least round trip, once one is known.
@@ -281,7 +282,7 @@ const ROUNDS_KEPT: usize = 8;
 const ROUNDS_TO_DRAIN: u32 = 3;
 /// So long after much was under way, what varies is the line: BBR's look for the least round trip takes less.
 const RESTED: Duration = Duration::from_secs(2);
-/// And after so many rounds: Linux takes half of a new line's round trip for its variation, and gives up a quarter of that in
+/// And after so many rounds the kernel has measured that: Linux takes half of a new line's round trip for its variation, and gives up a quarter of that in
 /// each. Five times what is left then is less than an eighth of the round trip.
 const QUIET_ROUNDS: u32 = 12;
 /// Less often it grows by little without meeting a queue, then by an eighth.

@@ -60,8 +60,8 @@ impl Kernel {
             more.min(most.cast_signed())
         });
         (self.latest, self.sent, self.at) = (reading, sent, now);
-        if reading.in_flight <= FEW && self.cap.rests(now) {
-            self.cap.noise.alone(reading.variation * RANGE);
+        if reading.in_flight <= FEW {
+            self.cap.varies(reading.variation * RANGE, now);
         }
         self.cap.sample(reading.round_trip, reading.delivered, now);
     }

@@ -21,9 +21,10 @@ pub(super) struct Noise {
 }
 
 impl Noise {
-    /// The round trip varied by so much while nothing of ours was under way.
-    pub(super) fn alone(&mut self, by: Duration) {
-        self.alone = self.alone.max(Some(by));
+    /// The round trip varied by so much while nothing of ours was under way. What the kernel has not measured, but assumes,
+    /// counts up to [`MOST`]: on a line that jitters bulk would else begin at half of the rate and stay there.
+    pub(super) fn alone(&mut self, by: Duration, measured: bool) {
+        self.alone = self.alone.max(Some(if measured { by } else { by.min(MOST) }));
     }
 
     /// A round trip was measured.
