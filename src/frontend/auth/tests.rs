@@ -75,11 +75,13 @@ async fn wrong_passwords_from_one_source_make_no_other_wait() {
         });
     }
     right.spawn(async move {
-        let name = logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await;
-        (name.unwrap(), done.load(Relaxed))
+        // On a busy machine some are done before this one has come to ask.
+        let before = done.load(Relaxed);
+        logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
+        done.load(Relaxed) - before
     });
-    let (_, before) = right.join_next().await.unwrap().unwrap();
-    assert!(before <= 3 * at_work(), "{before} wrong ones were looked at before");
+    let meanwhile = right.join_next().await.unwrap().unwrap();
+    assert!(meanwhile <= 3 * at_work(), "{meanwhile} wrong ones were looked at meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
