@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::protocol::link::pace::cap::queue::{allowed, standing, usual};
+use crate::protocol::link::pace::cap::queue::{allowed, growing, standing, target, usual};
 use crate::protocol::link::pace::cap::round::{Renewal, Round, Trial};
 use crate::protocol::link::pace::noise::Noise;
 use crate::protocol::link::pace::rate::{carried, per_second, time_of};
@@ -222,10 +222,9 @@ impl Cap {
         (self.bytes, self.settling, self.grown, self.steady) = (lowered, 1, 0, 0);
     }
 
-    /// The queue that is allowed. A line that jitters carries what it can only if as much is under way as its usual round
-    /// trip takes.
+    /// The queue that is allowed.
     fn target(&self, least: Duration) -> Duration {
-        allowed(least, self.shared) + self.jitter(least) / 5 * 2
+        target(least, self.jitter(least), self.shared)
     }
 
     /// By how much the round trip changes without us, if that is more than what would be taken for a queue.
@@ -243,7 +242,7 @@ impl Cap {
         if !hit {
             return;
         }
-        if queue > allowed(least, self.shared) / 2 {
+        if queue > growing(least, self.jitter(least), self.shared) {
             self.grown = 0;
             return;
         }

@@ -20,6 +20,18 @@ pub(super) fn usual(jitter: Duration, shared: bool) -> Duration {
     jitter / 20 * if shared { 11 } else { 14 }
 }
 
+/// Up to which queue the cap grows: half of the allowed one. Beside an interactive link less of the jitter counts as the line's,
+/// so that much more of a queue may only seem to stand: a cap that waited until it went would fall by chance and never rise.
+pub(super) fn growing(least: Duration, jitter: Duration, shared: bool) -> Duration {
+    allowed(least, shared) / 2 + usual(jitter, false) - usual(jitter, shared)
+}
+
+/// The queue that a cap is cut to. A line that jitters carries what it can only if as much is under way as its usual round
+/// trip takes.
+pub(super) fn target(least: Duration, jitter: Duration, shared: bool) -> Duration {
+    allowed(least, shared) + jitter / 20 * 11
+}
+
 /// Round trips this much above the least, or an eighth of it if that is more, mean that a queue stands on the way.
 const STANDING: Duration = Duration::from_millis(12);
 /// So that the line never runs dry; on a long line a twelfth of its round trip.

@@ -313,6 +313,26 @@ async fn a_line_that_jitters_is_kept_full_behind_echoes_that_met_its_least_round
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_long_copy_beside_an_interactive_link_does_not_sink_where_the_line_jitters() {
+    let (mut mean, mut least) = (0.0, 1.0f64);
+    for chance in 1..=20 {
+        let (mut wire, mut pace) = (Wire::new(50, 40), Pace::new());
+        (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
+        for _ in 0..100 {
+            wire.ping(1);
+            pace.read(wire.reading(), wire.now);
+        }
+        pace.share(true);
+        wire.run(Some(&mut pace), SECOND * 3);
+        for _ in 0..12 {
+            let share = wire.run(Some(&mut pace), SECOND * 5);
+            (mean, least) = (mean + share / 240.0, least.min(share));
+        }
+    }
+    assert!(mean > 0.9 && least > 0.7, "{mean}, at the least {least} in five seconds");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cap_that_is_much_too_low_grows_on_a_line_that_jitters() {
     let mut mean = 0.0;
     for chance in 1..=20 {
