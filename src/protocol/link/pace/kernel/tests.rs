@@ -62,6 +62,17 @@ impl Wire {
         }
     }
 
+    /// 50 Mbit/s at 40 ms, jitter 30 ms, after a hundred echoes.
+    fn behind_echoes(chance: u64) -> (Self, Pace) {
+        let (mut wire, mut pace) = (Self::new(50, 40), Pace::new());
+        (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
+        for _ in 0..100 {
+            wire.ping(1);
+            pace.read(wire.reading(), wire.now);
+        }
+        (wire, pace)
+    }
+
     fn reading(&self) -> TcpInfo {
         let in_flight = self.under_way.iter().map(|(_, len, _)| len).sum::<u64>();
         TcpInfo {
@@ -299,12 +310,7 @@ async fn a_line_that_jitters_is_kept_full() {
 async fn a_line_that_jitters_is_kept_full_behind_echoes_that_met_its_least_round_trip() {
     let (mut early, mut late, mut least) = (0.0, 0.0, 1.0f64);
     for chance in 1..=20 {
-        let (mut wire, mut pace) = (Wire::new(50, 40), Pace::new());
-        (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
-        for _ in 0..100 {
-            wire.ping(1);
-            pace.read(wire.reading(), wire.now);
-        }
+        let (mut wire, mut pace) = Wire::behind_echoes(chance);
         early += wire.run(Some(&mut pace), SECOND * 3) / 20.0;
         let share = wire.run(Some(&mut pace), SECOND * 12);
         (late, least) = (late + share / 20.0, least.min(share));
@@ -316,12 +322,7 @@ async fn a_line_that_jitters_is_kept_full_behind_echoes_that_met_its_least_round
 async fn a_long_copy_beside_an_interactive_link_does_not_sink_where_the_line_jitters() {
     let (mut mean, mut least) = (0.0, 1.0f64);
     for chance in 1..=20 {
-        let (mut wire, mut pace) = (Wire::new(50, 40), Pace::new());
-        (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
-        for _ in 0..100 {
-            wire.ping(1);
-            pace.read(wire.reading(), wire.now);
-        }
+        let (mut wire, mut pace) = Wire::behind_echoes(chance);
         pace.share(true);
         wire.run(Some(&mut pace), SECOND * 3);
         for _ in 0..12 {
@@ -446,12 +447,7 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading() {
 async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_learnt() {
     let (mut standing, mut longer) = (Duration::ZERO, 0.0);
     for chance in 1..=8 {
-        let (mut wire, mut pace) = (Wire::new(50, 40), Pace::new());
-        (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
-        for _ in 0..100 {
-            wire.ping(1);
-            pace.read(wire.reading(), wire.now);
-        }
+        let (mut wire, mut pace) = Wire::behind_echoes(chance);
         wire.run(Some(&mut pace), SECOND * 6);
         // The least round trip is renewed twice meanwhile.
         for _ in 0..2000 {
