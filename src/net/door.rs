@@ -4,9 +4,10 @@
 //! honest peers behind one NAT or balancer are one address. When all slots are taken and a source with fewer of them
 //! wants one, the source with most loses a slot: the one whose holder has been silent for longest.
 //!
-//! [`Shares`] decides, and reads no clock; [`Door`] carries it out. Code that serves a listening socket uses
+//! [`Shares`] decides, and reads no clock; [`Door`] carries it out, and [`FairMap`] for what is remembered of sources. Code that serves a listening socket uses
 //! [`super::entrance`], which has both.
 
+mod fair_map;
 mod shares;
 
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::hooked::{Hooked, ReadHook};
 use crate::policy::plain;
 
+pub use fair_map::FairMap;
 pub use shares::{Effects, Limits, NoSlot, Shares};
 
 /// What counts as one source: an IPv4 address, or the /64 of an IPv6 address.

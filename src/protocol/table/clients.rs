@@ -27,14 +27,16 @@ impl Clients {
         self.of.insert(id, client);
     }
 
-    pub(super) fn remove(&mut self, id: SessionId) {
-        let Some(client) = self.of.remove(&id) else { return };
+    /// Whose session that was; `None` if nobody's, or if it was removed before.
+    pub(super) fn remove(&mut self, id: SessionId) -> Option<Arc<str>> {
+        let client = self.of.remove(&id)?;
         if let Some(count) = self.counts.get_mut(&client) {
             *count -= 1;
             if *count == 0 {
                 self.counts.remove(&client);
             }
         }
+        Some(client)
     }
 
     /// The sessions of the client that has most, if that is more than `newcomer` would have with one more.
@@ -58,7 +60,7 @@ impl SessionTable {
         else {
             return false;
         };
-        lock(&self.clients).remove(session.key.id);
+        self.add_ended(session.key.id, Some(Code::Busy));
         session.reset_unread(Refusal::new(
             Code::Busy,
             "it made room for another client: its own has most sessions there, and it was silent for longest",

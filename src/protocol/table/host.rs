@@ -3,12 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
-use tokio::time::Instant;
-
 use crate::names::{Instance, SessionId};
 use crate::protocol::budget::Share;
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::lock;
 use crate::protocol::session::host::SessionHost;
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::Code;
@@ -33,8 +30,7 @@ impl SessionHost for SessionTable {
             }
             self.count.fetch_sub(1, Relaxed);
             self.freed.store(true, Relaxed);
-            lock(&self.ended).add(id, why, Instant::now());
-            lock(&self.clients).remove(id);
+            self.add_ended(id, why);
         }
     }
 }

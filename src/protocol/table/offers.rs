@@ -75,8 +75,8 @@ impl SessionTable {
     }
 
     /// The answer to a Resume of a session that has no end here, and that no late Open makes one any more.
-    pub(super) fn resumed_in_vain(&self, id: SessionId, epoch: u64) -> SessionFrame {
-        lock(&self.ended).add_unknown(id, Instant::now());
+    pub(super) fn resumed_in_vain(&self, id: SessionId, opener: Option<&Opener>, epoch: u64) -> SessionFrame {
+        self.add_unknown(id, opener);
         unknown(epoch)
     }
 

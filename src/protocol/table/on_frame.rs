@@ -88,8 +88,8 @@ impl SessionTable {
                 let open = ReceivedOpen { key, target, client, opener, limit, epoch };
                 self.offered(sender, open).map(Event::Offer)
             }
-            SessionFrame::Resume { epoch, .. } => {
-                sender.reply(&key, self.resumed_in_vain(key.id, *epoch));
+            SessionFrame::Resume { epoch, opener, .. } => {
+                sender.reply(&key, self.resumed_in_vain(key.id, opener.as_ref(), *epoch));
                 None
             }
             _ => {

@@ -122,7 +122,7 @@ impl RelayRequest {
             return None;
         }
         let Some(SessionFrame::Open { target, limit, client, opener, .. }) = frame else {
-            let unknown = self.table.resumed_in_vain(key.id, epoch);
+            let unknown = self.table.resumed_in_vain(key.id, self.attempt.opener.as_ref(), epoch);
             self.table.relays.end(&self.attempt, Some(unknown));
             return None;
         };

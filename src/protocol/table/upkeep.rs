@@ -19,7 +19,7 @@ impl SessionTable {
         self.metrics.passing.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
-            lock(&self.ended).forget_before(long_ago);
+            lock(&self.ended).forget_before(long_ago, now);
         }
         self.forget_delivered();
         let Some(before) = now.checked_sub(self.limits.grace) else { return };
