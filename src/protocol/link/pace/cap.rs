@@ -242,15 +242,19 @@ impl Cap {
         if !hit {
             return;
         }
-        if queue > growing(least, self.jitter(least), self.shared) {
+        let jitter = self.jitter(least);
+        if queue > growing(least, jitter, self.shared) {
             self.grown = 0;
             return;
         }
+        // Where a queue shows late, others would wait behind a leap.
+        let leaps = !self.shared || jitter.is_zero();
         self.grown += 1;
         let step = match self.grown {
             _ if self.doubling => self.bytes,
             // A cap that is much too low need not grow by little for long.
-            grown @ GROWN_BY_LITTLE.. => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
+            grown @ GROWN_BY_LITTLE.. if leaps => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
+            GROWN_BY_LITTLE.. => self.bytes / 8,
             _ => carried(self.best(), allowed(least, self.shared) / 2),
         };
         self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);

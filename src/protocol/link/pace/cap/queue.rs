@@ -21,15 +21,16 @@ pub(super) fn usual(jitter: Duration, shared: bool) -> Duration {
 }
 
 /// Up to which queue the cap grows: half of the allowed one. Beside an interactive link less of the jitter counts as the line's,
-/// so that much more of a queue may only seem to stand: a cap that waited until it went would fall by chance and never rise.
+/// so that much more of a queue may only seem to stand: a cap that waited until it went would fall by chance and never rise. Of that
+/// difference a half is added.
 pub(super) fn growing(least: Duration, jitter: Duration, shared: bool) -> Duration {
-    allowed(least, shared) / 2 + usual(jitter, false) - usual(jitter, shared)
+    allowed(least, shared) / 2 + (usual(jitter, false) - usual(jitter, shared)) / 2
 }
 
 /// The queue that a cap is cut to. A line that jitters carries what it can only if as much is under way as its usual round
 /// trip takes.
 pub(super) fn target(least: Duration, jitter: Duration, shared: bool) -> Duration {
-    allowed(least, shared) + jitter / 20 * 11
+    allowed(least, shared) + jitter / 20 * if shared { 12 } else { 11 }
 }
 
 /// Round trips this much above the least, or an eighth of it if that is more, mean that a queue stands on the way.
