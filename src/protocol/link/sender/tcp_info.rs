@@ -53,7 +53,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let far = TcpStream::connect(listener.local_addr().unwrap());
         let (_far, near) = tokio::join!(far, listener.accept());
-        let reader = TcpInfoReader::of(&near.unwrap().0).unwrap();
+        let (near, _) = near.unwrap();
+        let reader = TcpInfoReader::of(&near).unwrap();
         let link = LinkSender::new(LinkId(1), Peer::Edge(NodeName::none()), None, Dialect::Plain);
         let assumed = link.round_trip();
         link.reads_tcp_info(Some(reader));
