@@ -4,8 +4,8 @@
 //! honest peers behind one NAT or balancer are one address. When all slots are taken and a source with fewer of them
 //! wants one, the source with most loses a slot: the one whose holder has been silent for longest.
 //!
-//! [`Shares`] decides, and reads no clock; [`Door`] carries it out, and [`FairMap`] for what is remembered of sources. Code that serves a listening socket uses
-//! [`super::entrance`], which has both.
+//! [`Shares`] decides, and reads no clock; [`Door`] carries it out for tasks, [`FairMap`] for what is remembered of
+//! sources. Code that serves a listening socket uses [`super::entrance`], which has a door and its shares.
 
 mod fair_map;
 mod shares;

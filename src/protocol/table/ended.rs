@@ -46,7 +46,7 @@ impl EndedSessions {
 }
 
 impl SessionTable {
-    /// A session has ended here. Only what another process has opened can be asked for again.
+    /// A session has ended here, or is to. Only what another process has opened can be asked for again.
     pub(super) fn add_ended(&self, id: SessionId, why: Option<Code>) {
         let Some(client) = lock(&self.clients).remove(id) else { return };
         lock(&self.ended).add(&client, id, why, Instant::now());
@@ -57,8 +57,12 @@ impl SessionTable {
     pub(super) fn add_unknown(&self, id: SessionId, opener: Option<&Opener>) {
         let mut ended = lock(&self.ended);
         if ended.refusal(id).is_none() {
-            let opener = opener.map_or_else(String::new, ToString::to_string);
-            ended.add(&opener.into(), id, None, Instant::now());
+            // As the client of an edge's sessions is called, so that both count as one source.
+            let client = match opener {
+                Some(Opener::Node(node)) => format!("node {node}"),
+                Some(Opener::Pod(_)) | None => String::new(),
+            };
+            ended.add(&client.into(), id, None, Instant::now());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How long a queue on the line counts as one that stands, and how long a one is allowed.
+//! How long a queue on the line counts as one that stands, and how long a queue is allowed.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ pub(super) fn usual(jitter: Duration, shared: bool) -> Duration {
     jitter / 20 * if shared { 11 } else { 14 }
 }
 
-/// Up to which queue the cap grows: half of the allowed one. Beside an interactive link less of the jitter counts as the line's,
-/// so that much more of a queue may only seem to stand: a cap that waited until it went would fall by chance and never rise. Of that
-/// difference a half is added.
+/// Up to which queue the cap grows: half of the allowed one. Beside an interactive link less of the jitter counts as the
+/// line's, so a queue of that difference may seem to stand where there is none. Half of the difference is added, since a
+/// cap that waited for it to go would be cut by chance and never grow again.
 pub(super) fn growing(least: Duration, jitter: Duration, shared: bool) -> Duration {
     allowed(least, shared) / 2 + (usual(jitter, false) - usual(jitter, shared)) / 2
 }
 
 /// The queue that a cap is cut to. A line that jitters carries what it can only if as much is under way as its usual round
-/// trip takes.
+/// trip takes. Beside an interactive link a cut takes a little less, as the cap grows back by little.
 pub(super) fn target(least: Duration, jitter: Duration, shared: bool) -> Duration {
     allowed(least, shared) + jitter / 20 * if shared { 12 } else { 11 }
 }
