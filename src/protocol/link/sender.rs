@@ -78,6 +78,8 @@ pub struct LinkSender {
     /// The bytes that may wait here for readers, of a plain peer, to which no window was promised.
     unread: OnceLock<Arc<Budget>>,
     round_trip_micros: AtomicU64,
+    /// [`u64::MAX`] before the first answer to a ping.
+    least_round_trip_micros: AtomicU64,
     made: Instant,
     /// When the peer last sent anything, in milliseconds since the link was made.
     last_received_millis: AtomicU64,
@@ -106,6 +108,7 @@ impl LinkSender {
             room: OnceLock::new(),
             unread: OnceLock::new(),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
+            least_round_trip_micros: AtomicU64::new(u64::MAX),
             made: Instant::now(),
             last_received_millis: AtomicU64::new(0),
             watch: Watch::default(),

@@ -8,25 +8,17 @@ pub(super) struct Trips {
     /// `None` before the first answer.
     smoothed: Option<Duration>,
     variation: Duration,
-    /// The least of all.
-    least: Option<Duration>,
 }
 
 impl Trips {
     /// A ping was answered after so long.
     pub(super) fn sample(&mut self, trip: Duration) {
-        self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
         let Some(smoothed) = self.smoothed else {
             self.smoothed = Some(trip);
             return;
         };
         self.variation = (self.variation * 3 + smoothed.abs_diff(trip)) / 4;
         self.smoothed = Some((smoothed * 7 + trip) / 8);
-    }
-
-    /// The least round trip so far; `None` before the first answer.
-    pub(super) fn least(&self) -> Option<Duration> {
-        self.least
     }
 
     /// After how long without an answer a link counts as silent: 1 s and four round trips. A packet that is lost is sent
@@ -52,7 +44,6 @@ mod tests {
         }
         assert_eq!(trips.patience(), Some(Duration::from_millis(1400)));
         trips.sample(Duration::from_millis(500));
-        assert_eq!(trips.least(), Some(Duration::from_millis(100)));
         let patience = trips.patience().unwrap();
         assert_eq!(patience, Duration::from_millis(1000 + 4 * (150 + 100)));
     }

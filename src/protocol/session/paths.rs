@@ -8,11 +8,26 @@ use tokio::time::Instant;
 use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::LinkId;
+use crate::protocol::session::recv::Way;
 use crate::protocol::session::state::{Effects, Phase};
-use crate::protocol::session::{Parked, SessionCore};
+use crate::protocol::session::{Inner, Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
+use crate::protocol::wire::opener::Opener;
+use crate::protocol::wire::peer::Peer;
 
 impl SessionCore {
+    /// What the link knows of the way to the session's far end.
+    pub(super) fn way(&self, inner: &Inner) -> Way {
+        let Some(sender) = &inner.sender else { return Way::default() };
+        let far = match self.opener.get() {
+            Some(Opener::Pod(opener)) => Some(*opener),
+            Some(Opener::Node(_)) | None => inner.state.instance(),
+        };
+        // An edge relays nothing. A pod may, so there the far end's process is compared with the link's.
+        let ends_there = matches!(sender.peer, Peer::Edge(_)) || (far.is_some() && far == sender.instance);
+        Way { latest: sender.round_trip(), least: sender.least_round_trip().filter(|_| ends_there) }
+    }
+
     /// Opener: sends Open over the link of `sender`, or Resume if `again`. An Open is believed to reach `process`, if
     /// that is known.
     ///

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::protocol::session::recv::queue::Queue;
 use crate::protocol::session::recv::rounds::Rounds;
 use crate::protocol::session::recv::trip::Trips;
+pub(crate) use crate::protocol::session::recv::trip::Way;
 
 use crate::protocol::budget::Share;
 
@@ -127,7 +128,7 @@ impl RecvHalf {
         }
         self.last_data = Some(now);
         let held_up = self.trips.arrived(end, now);
-        if held_up && self.queue.bytes() == 0 && self.trips.latest() >= SHORT {
+        if held_up && self.queue.bytes() == 0 && !self.trips.is_short() {
             // The reader waited, too: it is the window that was too narrow.
             self.grow(self.window.saturating_mul(2));
         }
@@ -157,16 +158,14 @@ impl RecvHalf {
         if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
     }
 
-    /// Returns the next bytes for the reader, and widens the window if it takes them fast. The round trip is the link's
-    /// (`rtt`), or the one measured over the whole path if that is longer.
-    pub(crate) fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
+    /// Returns the next bytes for the reader, and widens the window if it takes them fast.
+    pub(crate) fn take(&mut self, now: Instant, way: Way) -> Option<Bytes> {
         let bytes = self.queue.pop()?;
         let before = self.taken;
         self.taken += as_u64(bytes.len());
-        let trip = rtt.max(self.trips.latest());
-        self.trips.took(trip);
+        let trip = self.trips.reckon(way);
         let wanted = self.rounds.took(before, self.taken, trip, now);
-        let most = if trip < SHORT { self.taken / 2 } else { u64::MAX };
+        let most = if self.trips.is_short() { self.taken / 2 } else { u64::MAX };
         self.grow(wanted.min(most));
         Some(bytes)
     }
@@ -288,10 +287,6 @@ fn as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// On a shorter way the window is at most half of all that was taken. What the kernel stores for a client comes within a
-/// few round trips there, and says nothing of whether the client will ever read; to grow step by step costs
-/// milliseconds. On a longer way it would hold up the begin of each download.
-const SHORT: Duration = Duration::from_millis(5);
 /// After this long without data a session starts again with its first window.
 const WINDOW_IDLE: Duration = Duration::from_secs(5);
 /// A Credit acknowledges at least every so many bytes. A peer that has spent its memory for unacknowledged bytes relies
@@ -311,6 +306,11 @@ mod tests {
         RecvHalf::new(WINDOWS, Budget::new(budget).claim(1000).unwrap())
     }
 
+    /// A way of which only the link's latest round trip is known.
+    fn over(latest: Duration) -> Way {
+        Way { latest, least: None }
+    }
+
     fn bytes(len: usize) -> Bytes {
         vec![0; len].into()
     }
@@ -327,7 +327,7 @@ mod tests {
                 let len = want.min((limit - sent) as usize);
                 half.data(bytes(len), now).unwrap();
                 sent += len as u64;
-                if read { while half.take(now, Duration::from_millis(10)).is_some() {} }
+                if read { while half.take(now, over(Duration::from_millis(10))).is_some() {} }
                 if half.credit_due() {
                     let (received, new) = half.credit();
                     prop_assert_eq!(received, sent);
@@ -358,7 +358,7 @@ mod tests {
             prop_assert!(pieces <= 96 + came.len() / 20, "{} for {}", pieces, came.len());
             prop_assert_eq!(used, if plain { [came.len() + pieces; 2] } else { [0; 2] });
             let mut taken = Vec::new();
-            while let Some(bytes) = half.take(Instant::now(), Duration::ZERO) { taken.extend_from_slice(&bytes); }
+            while let Some(bytes) = half.take(Instant::now(), over(Duration::ZERO)) { taken.extend_from_slice(&bytes); }
             prop_assert!(taken == came);
             prop_assert_eq!((promised.used(), plain_budgets.map(|budget| budget.used())), (0, [0; 2]));
         }
@@ -389,7 +389,7 @@ mod tests {
     async fn window_after(half: &mut RecvHalf, per_trip: usize) -> u64 {
         for _ in 0..200 {
             half.data(bytes(per_trip), Instant::now()).unwrap();
-            half.take(Instant::now(), Duration::from_millis(10)).unwrap();
+            half.take(Instant::now(), over(Duration::from_millis(10))).unwrap();
             half.credit();
             tokio::time::advance(Duration::from_micros(10_001)).await;
         }
@@ -429,7 +429,7 @@ mod tests {
             sent += len;
             data.push_back(len as usize);
             half.data(bytes(data.pop_front().unwrap()), Instant::now()).unwrap();
-            while half.take(Instant::now(), Duration::from_millis(600)).is_some() {}
+            while half.take(Instant::now(), over(Duration::from_millis(600))).is_some() {}
             let may = half.credit_needed() || told.last().is_none_or(|last| milli >= last + apart);
             credits.push_back(if may && half.credit_due() {
                 told.push(milli);
@@ -478,7 +478,7 @@ mod tests {
             while sent < until {
                 sent += 4096;
                 half.data(bytes(4096), Instant::now()).unwrap();
-                half.take(Instant::now(), way).unwrap();
+                half.take(Instant::now(), over(way)).unwrap();
                 tokio::time::advance(Duration::from_micros(100)).await;
                 if half.credit_due() {
                     limit = half.credit().1;
@@ -503,7 +503,7 @@ mod tests {
                 half.data(bytes(4096), Instant::now()).unwrap();
             }
             if tick % 10 == 0 {
-                half.take(Instant::now(), Duration::from_millis(600));
+                half.take(Instant::now(), over(Duration::from_millis(600)));
             }
             let credit = half.credit_due().then(|| half.credit().1);
             if credit.is_some() {
@@ -517,25 +517,29 @@ mod tests {
     }
 
     /// How wide the window is once so much was taken as fast as the window lets it come, and nothing more is.
-    async fn window_once_taken(all: usize, trip: Duration) -> u64 {
+    async fn window_once_taken(all: usize, way: Way) -> u64 {
         let windows = Windows { start: 64 * 1024, max: 4 << 20 };
         let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(64 * 1024).unwrap());
         while half.taken < all as u64 {
             while half.received < half.limit() && half.taken < all as u64 {
                 let len = (half.limit() - half.received).min(8 * 1024);
                 half.data(bytes(len as usize), Instant::now()).unwrap();
-                half.take(Instant::now(), trip).unwrap();
+                half.take(Instant::now(), way).unwrap();
             }
             half.credit();
-            tokio::time::advance(trip + Duration::from_micros(1)).await;
+            half.credit_sent(Instant::now());
+            tokio::time::advance(way.latest + Duration::from_micros(1)).await;
         }
         half.window
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_never_reads_is_promised_little_more_than_its_kernel_took() {
-        let (near, far) = (Duration::from_millis(1), Duration::from_millis(50));
-        assert!(window_once_taken(240 * 1024, near).await <= 128 * 1024);
+        let (near, far) = (over(Duration::from_millis(1)), over(Duration::from_millis(50)));
+        let busy = Way { least: Some(Duration::from_micros(300)), ..far };
+        for near in [near, busy] {
+            assert!(window_once_taken(240 * 1024, near).await <= 128 * 1024);
+        }
         assert!(window_once_taken(240 * 1024, far).await >= 240 * 1024);
         assert!(window_once_taken(9 << 20, near).await >= 3 << 20);
     }
@@ -547,7 +551,7 @@ mod tests {
             let room = (half.limit() - half.received) as usize;
             half.data(bytes(room), Instant::now()).unwrap();
             tokio::time::advance(Duration::from_millis(100)).await;
-            while half.take(Instant::now(), Duration::from_millis(10)).is_some() {}
+            while half.take(Instant::now(), over(Duration::from_millis(10))).is_some() {}
             half.credit();
         }
         assert_eq!(half.window, 1000);
@@ -564,15 +568,16 @@ mod tests {
             // All that it may send comes at once, and is read at once; what that allows, one round trip later.
             half.data(bytes((limit - sent) as usize), now).unwrap();
             sent = limit;
-            while half.take(now, ping).is_some() {}
+            while half.take(now, over(ping)).is_some() {}
             assert!(half.credit_due());
             limit = half.credit().1;
             half.credit_sent(now);
             now += way;
         }
+        assert!(!half.trips.is_short());
         // Elsewhere the way may be short.
         half.moved();
-        assert_eq!(half.trips.latest(), Duration::ZERO);
+        assert!(half.trips.is_short());
     }
 
     #[tokio::test(start_paused = true)]
@@ -584,7 +589,7 @@ mod tests {
         let now = Instant::now();
         half.data(bytes(100), now).unwrap();
         half.data(bytes(3900), now + Duration::from_secs(5)).unwrap();
-        while half.take(now + Duration::from_secs(6), Duration::ZERO).is_some() {}
+        while half.take(now + Duration::from_secs(6), over(Duration::ZERO)).is_some() {}
         assert_eq!(half.window, 1000);
         half.credit();
         assert_eq!(half.promised.held(), 1000);

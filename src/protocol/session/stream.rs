@@ -2,7 +2,6 @@
 
 use std::io;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -70,8 +69,8 @@ impl ByteStream for Session {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
         let mut inner = shared.lock();
-        let trip = inner.sender.as_ref().map_or(Duration::ZERO, |o| o.round_trip());
-        if let Some(bytes) = inner.state.recv.take(Instant::now(), trip) {
+        let way = shared.way(&inner);
+        if let Some(bytes) = inner.state.recv.take(Instant::now(), way) {
             if let Some(sender) = inner.sender.as_ref().filter(|o| !o.resumes) {
                 sender.read.notify_one();
             }

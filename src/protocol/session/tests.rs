@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::names::{Instance, SessionId};
+use crate::names::{Instance, NodeName, SessionId};
 use crate::net::ByteStream as _;
 use crate::protocol::budget::Budget;
 use crate::protocol::link::sender::LinkSender;
@@ -72,6 +72,32 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
         for want in data.into_iter().chain([""]) {
             assert_eq!(poll_fn(|cx| owned.poll_read_chunk(cx)).await.unwrap(), want);
         }
+    }
+}
+
+#[tokio::test]
+async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the_far_end() {
+    let (table, [near, behind]) = (table(), [2, 3].map(Instance::from_bits));
+    let node = NodeName::none;
+    for (peer, end, known) in [
+        (Peer::Edge(node()), None, true),
+        (Peer::Pod, Some(near), true),
+        (Peer::Pod, Some(behind), false),
+        (Peer::Pod, None, false),
+        (Peer::Cloud(node()), Some(near), true),
+        (Peer::Cloud(node()), Some(behind), false),
+    ] {
+        let link = LinkSender::new(LinkId(1), peer, Some(near), Dialect::NEWEST);
+        let session = opener(&table);
+        session.ask(&link, end, false);
+        session.on_frame(&link, SessionFrame::Opened { limit: 9, epoch: 1, instance: end }, Instant::now());
+        let least = || session.way(&session.lock()).least;
+        assert_eq!(least(), None, "no ping was answered yet");
+        link.ping();
+        let sent = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await.unwrap().body;
+        let FrameKind::Ping(Some(number)) = sent else { panic!("{sent:?}") };
+        link.ponged(number, Instant::now());
+        assert_eq!(least().is_some(), known, "{:?} {end:?}", link.peer);
     }
 }
 

@@ -86,12 +86,13 @@ impl LinkSender {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
             tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
         }
+        self.least_round_trip_micros.fetch_min(micros(trip), Relaxed);
         self.is_as_far(trip);
         trip
     }
 
     pub(super) fn is_as_far(&self, trip: Duration) {
-        self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        self.round_trip_micros.store(micros(trip), Relaxed);
     }
 
     /// The latest round trip.
@@ -101,7 +102,8 @@ impl LinkSender {
 
     /// The least round trip so far; none before the first answer.
     pub fn least_round_trip(&self) -> Option<Duration> {
-        self.lock().trips.least()
+        let micros = self.least_round_trip_micros.load(Relaxed);
+        (micros != u64::MAX).then(|| Duration::from_micros(micros))
     }
 
     /// Waits until the peer of a link that was dialled here has not answered a ping for 1 s and four round trips. Never
@@ -199,6 +201,10 @@ impl LinkSender {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn micros(trip: Duration) -> u64 {
+    u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// How long the first answer may take, as the round trip is not known yet: that of a line of 1 s.

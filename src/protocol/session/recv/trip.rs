@@ -10,11 +10,22 @@ use tokio::time::Instant;
 
 use crate::protocol::session::recv::rounds::part;
 
+/// What a session's link knows of the way to the far end.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Way {
+    /// The latest round trip of the link. The way is longer if another pod stands on it.
+    pub(crate) latest: Duration,
+    /// The least round trip of the whole way; none if another pod may stand on it, or before it was measured.
+    pub(crate) least: Option<Duration>,
+}
+
 /// One measurement at a time, and the result of the last one.
 #[derive(Debug, Default)]
 pub(super) struct Trips {
     under_way: Option<UnderWay>,
+    /// The latest measurement; zero before the first.
     latest: Duration,
+    way: Way,
     /// The round trip by which windows grow, and the least that it has been.
     reckoned: Option<(Duration, Duration)>,
 }
@@ -54,10 +65,19 @@ impl Trips {
         held_up
     }
 
-    /// Windows grow by that round trip now.
-    pub(super) fn took(&mut self, trip: Duration) {
+    /// The round trip by which windows grow now: the link's, or the one measured over the whole path if that is longer.
+    pub(super) fn reckon(&mut self, way: Way) -> Duration {
+        self.way = way;
+        let trip = way.latest.max(self.latest);
         let least = self.reckoned.map_or(trip, |(_, least)| least.min(trip));
         self.reckoned = Some((trip, least));
+        trip
+    }
+
+    /// Whether the way is a short one. A round trip of now may be long because a machine is busy, so the least one says it
+    /// where it is known.
+    pub(super) fn is_short(&self) -> bool {
+        self.way.least.unwrap_or_else(|| self.way.latest.max(self.latest)) < SHORT
     }
 
     /// Of bytes that came in a round trip of now, those of the least one.
@@ -74,13 +94,12 @@ impl Trips {
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
-
-    /// The latest measurement; zero before the first.
-    pub(super) fn latest(&self) -> Duration {
-        self.latest
-    }
 }
 
+/// On a shorter way the window is at most half of all that was taken. What the kernel stores for a client comes within a
+/// few round trips there, and says nothing of whether the client will ever read; to grow step by step costs
+/// milliseconds. On a longer way it would hold up the begin of each download.
+const SHORT: Duration = Duration::from_millis(5);
 /// A sender that stood stood for at least this part of the trip. A frame that ends at the old limit by chance, with the
 /// next one close behind it, proves nothing.
 const LEAST_STAND: u32 = 4;
@@ -114,9 +133,9 @@ mod tests {
                 free += 1 + len * 1000 / rate;
                 let now = free + way / 2;
                 trips.arrived(sent, at(now));
-                if trips.latest() > Duration::ZERO {
+                if trips.latest > Duration::ZERO {
                     measured += 1;
-                    let (trip, most) = (trips.latest().as_micros() as u64, 1 + frame * 1000 / rate);
+                    let (trip, most) = (trips.latest.as_micros() as u64, 1 + frame * 1000 / rate);
                     prop_assert!(trip >= way / 2 * 2, "{trip} of {way}");
                     prop_assert!(trip <= way + 4 * most, "{trip} of {way}, a frame takes {most}");
                 }
@@ -140,26 +159,26 @@ mod tests {
         trips.credit(1000, 500, now);
         trips.arrived(990, now + ms(50));
         trips.arrived(1400, now + ms(60));
-        assert_eq!(trips.latest(), Duration::ZERO);
+        assert_eq!(trips.latest, Duration::ZERO);
         // A frame ends there by chance.
         trips.credit(1500, 1400, now + ms(60));
         trips.arrived(1500, now + ms(100));
         trips.arrived(1600, now + ms(101));
-        assert_eq!(trips.latest(), Duration::ZERO);
+        assert_eq!(trips.latest, Duration::ZERO);
         // It stands there when the credit is sent, or comes there soon after.
         trips.credit(2000, 2000, now + ms(110));
         trips.arrived(2100, now + ms(140));
-        assert_eq!(trips.latest(), ms(30));
+        assert_eq!(trips.latest, ms(30));
         trips.credit(2500, 2100, now + ms(150));
         trips.arrived(2500, now + ms(155));
         trips.arrived(2501, now + ms(190));
-        assert_eq!(trips.latest(), ms(40));
+        assert_eq!(trips.latest, ms(40));
         // It had nothing to send.
         trips.credit(3000, 3000, now + ms(200));
         trips.interrupt();
         trips.arrived(3001, now + ms(9000));
-        assert_eq!(trips.latest(), ms(40));
+        assert_eq!(trips.latest, ms(40));
         trips.forget();
-        assert_eq!(trips.latest(), Duration::ZERO);
+        assert_eq!(trips.latest, Duration::ZERO);
     }
 }
