@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::protocol::link::pace::cap::queue::{allowed, growing, standing, target, usual};
-use crate::protocol::link::pace::cap::round::{Renewal, Round, Trial};
+use crate::protocol::link::pace::cap::queue::{allowed, by_chance, excess, growing, standing, target, usual};
+use crate::protocol::link::pace::cap::round::{RENEWAL_EIGHTHS, Renewal, Round, Trial, renew_after};
 use crate::protocol::link::pace::noise::Noise;
 use crate::protocol::link::pace::rate::{carried, per_second, time_of};
 
@@ -46,7 +46,7 @@ pub(super) struct Cap {
     settling: u32,
     /// How often in a row it has grown without a queue.
     grown: u32,
-    /// Rounds since it was cut, or since much less was under way than the cap is, though more was to be sent: the kernel stood
+    /// Rounds since it was cut by more than a part of the allowed queue, or since much less was under way than the cap is, though more was to be sent: the kernel stood
     /// still, as BBR does to see the least round trip, or came up again. What falls just behind that is a queue that goes.
     steady: u32,
     /// Whether what somebody types has a link of its own on the same line, and waits behind the queue of this one.
@@ -169,7 +169,7 @@ impl Cap {
             if renewal.step < RENEWAL_EIGHTHS.len() {
                 self.renewal = Some(renewal);
             } else {
-                self.least = renewal.shows(least, self.jitter(least));
+                self.least = renewal.shows(least, by_chance(least, self.jitter(least), self.shared));
             }
             return;
         }
@@ -182,26 +182,28 @@ impl Cap {
             }
         } else if queue > standing(least) {
             if ours {
-                self.stands(here, least);
+                self.stands(here, least, carried(self.best(), least + self.target(least)));
             }
+        } else if let Some(excess) = self.excess(queue, least).filter(|_| ours && hit) {
+            let (steady, less) = (self.steady, carried(self.best(), excess / 2).min(self.bytes));
+            self.stands(here, least, self.bytes - less);
+            self.steady = steady;
         } else {
             self.trial = None;
             self.flows(queue, least, hit);
         }
         if hit {
             self.capped_for += took;
-            if self.capped_for >= RENEW_AFTER.max(least * RENEW_AFTER_TRIPS) {
+            if self.capped_for >= renew_after(least) {
                 self.capped_for = Duration::ZERO;
                 (self.trial, self.renewal) = (None, Some(Renewal { step: 0, least: None }));
             }
         }
     }
 
-    /// A queue stands on the line.
-    fn stands(&mut self, here: Duration, least: Duration) {
-        let bytes = self.bytes;
-        let best = self.best();
-        let target = carried(best, least + self.target(least));
+    /// A queue stands on the line, and without it so much would be under way.
+    fn stands(&mut self, here: Duration, least: Duration, target: u64) {
+        let (bytes, best) = (self.bytes, self.best());
         if target >= bytes && !self.doubling && self.trial.is_none() {
             // So little under way makes no such queue: the line does that by itself.
             self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
@@ -225,6 +227,12 @@ impl Cap {
     /// The queue that is allowed.
     fn target(&self, least: Duration) -> Duration {
         target(least, self.jitter(least), self.shared)
+    }
+
+    /// By how much a queue is too long for those who wait behind it on a link of their own.
+    fn excess(&self, queue: Duration, least: Duration) -> Option<Duration> {
+        let excess = excess(queue, least, self.jitter(least), self.best());
+        (self.shared && !self.doubling && !excess.is_zero()).then_some(excess)
     }
 
     /// By how much the round trip changes without us, if that is more than what would be taken for a queue.
@@ -290,10 +298,3 @@ const RESTED: Duration = Duration::from_secs(2);
 const QUIET_ROUNDS: u32 = 12;
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;
-/// After this long at the cap the least round trip is measured anew, as the route may have changed.
-const RENEW_AFTER: Duration = Duration::from_secs(10);
-/// But not within so many round trips, as it takes some.
-const RENEW_AFTER_TRIPS: u32 = 100;
-/// The cap in each round of a renewal, in eighths: two at half, which show the least round trip, then up in steps, as
-/// half a cap let loose at once would itself be a queue.
-const RENEWAL_EIGHTHS: [u64; 5] = [4, 4, 5, 6, 7];

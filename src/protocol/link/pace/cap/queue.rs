@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use crate::protocol::link::pace::SMALLEST_FRAME;
+use crate::protocol::link::pace::rate::time_of;
+
 /// By how much a round trip above that least one means that a queue stands.
 pub(super) fn standing(least: Duration) -> Duration {
     STANDING.max(least / 8)
@@ -31,6 +34,19 @@ pub(super) fn growing(least: Duration, jitter: Duration, shared: bool) -> Durati
 /// trip takes. Beside an interactive link a cut takes a little less, as the cap grows back by little.
 pub(super) fn target(least: Duration, jitter: Duration, shared: bool) -> Duration {
     allowed(least, shared) + jitter / 20 * if shared { 12 } else { 11 }
+}
+
+/// By how much the few round trips of a renewal may be above the least one by chance. Beside an interactive link a way that has
+/// become longer shows when the cap is lowered in vain.
+pub(super) fn by_chance(least: Duration, jitter: Duration, shared: bool) -> Duration {
+    if shared { standing(least).max(jitter) } else { jitter }
+}
+
+/// By how much a queue that does not count as one that stands yet is longer than what others should wait behind, and what a
+/// frame takes that has just begun. Not on a line that jitters, where round trips show little.
+pub(super) fn excess(queue: Duration, least: Duration, jitter: Duration, rate: u64) -> Duration {
+    let enough = allowed(least, true) / 4 * 3 + time_of(SMALLEST_FRAME as u64, rate) / 2;
+    if jitter.is_zero() { queue.saturating_sub(enough) } else { Duration::ZERO }
 }
 
 /// Round trips this much above the least, or an eighth of it if that is more, mean that a queue stands on the way.

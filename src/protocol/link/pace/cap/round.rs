@@ -26,10 +26,10 @@ pub(super) struct Renewal {
 }
 
 impl Renewal {
-    /// The line's least round trip behind it. What it has met above the one `known` before, by less than the line jitters, is
-    /// chance: it saw few.
-    pub(super) fn shows(self, known: Duration, jitter: Duration) -> Option<Duration> {
-        self.least.map(|met| if met < known + jitter { met.min(known) } else { met })
+    /// The line's least round trip behind it. What it has met above the one `known` before, by less than what comes `by_chance`,
+    /// says nothing: it saw few.
+    pub(super) fn shows(self, known: Duration, by_chance: Duration) -> Option<Duration> {
+        self.least.map(|met| if met < known + by_chance { met.min(known) } else { met })
     }
 }
 
@@ -42,3 +42,16 @@ pub(super) struct Trial {
     /// By how much the round trip should be shorter now.
     pub(super) shorter: Duration,
 }
+
+/// How long the cap is reached, in all, before the least round trip is renewed.
+pub(super) fn renew_after(least: Duration) -> Duration {
+    RENEW_AFTER.max(least * RENEW_AFTER_TRIPS)
+}
+
+/// After this long at the cap the least round trip is measured anew, as the route may have changed.
+const RENEW_AFTER: Duration = Duration::from_secs(10);
+/// But not within so many round trips, as it takes some.
+const RENEW_AFTER_TRIPS: u32 = 100;
+/// The cap in each round of a renewal, in eighths: two at half, which show the least round trip, then up in steps, as
+/// half a cap let loose at once would itself be a queue.
+pub(super) const RENEWAL_EIGHTHS: [u64; 5] = [4, 4, 5, 6, 7];

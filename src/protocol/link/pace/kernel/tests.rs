@@ -16,6 +16,8 @@ struct Wire {
     /// By up to so much more, each way, by chance; another chance every so long.
     jitter: Duration,
     there: Duration,
+    /// Of a hundred segments so many are lost by chance, and come a round trip later.
+    loss: f64,
     chance: u64,
     chosen: Instant,
     free_at: Instant,
@@ -45,6 +47,7 @@ impl Wire {
             noise: Duration::ZERO,
             there: Duration::ZERO,
             jitter: Duration::ZERO,
+            loss: 0.0,
             chance: 1,
             chosen: now,
             free_at: now,
@@ -147,8 +150,23 @@ impl Wire {
             in_flight += len;
             let on_line = Duration::from_secs_f64(len as f64 / self.rate as f64);
             self.free_at = self.free_at.max(self.now) + on_line;
-            let last = self.under_way.back().map_or(self.now, |(at, ..)| *at);
-            self.under_way.push_back((last.max(self.free_at + self.trip + self.noise), len, self.now));
+            if self.loss > 0.0 && self.chance() * 100.0 < self.loss {
+                self.free_at += on_line;
+                let at = self.free_at + self.trip * 2;
+                let behind = self.under_way.partition_point(|(earlier, ..)| *earlier <= at);
+                // What is sent again says nothing of the round trip.
+                self.under_way.insert(behind, (at, len, at - self.smoothed));
+                continue;
+            }
+            let at = self.free_at + self.trip + self.noise;
+            // Without jitter none has to wait for one before it.
+            let last = self
+                .under_way
+                .back()
+                .filter(|_| !self.jitter.is_zero())
+                .map_or(at, |(last, ..)| at.max(*last));
+            let behind = self.under_way.partition_point(|(earlier, ..)| *earlier <= last);
+            self.under_way.insert(behind, (last, len, self.now));
         }
     }
 
@@ -464,12 +482,12 @@ async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_le
 
 #[tokio::test(start_paused = true)]
 async fn beside_an_interactive_link_a_shorter_queue_stands_and_the_line_is_kept_nearly_full() {
-    for (mbit, trip, jitter) in [(50, 40, 30), (20, 40, 0)] {
+    for (mbit, trip, jitter, loss) in [(50, 40, 30, 0.0), (20, 40, 0, 0.0), (4, 80, 0, 3.0)] {
         let mut found = [(Duration::ZERO, 0.0); 2];
         for (shared, (standing, share)) in [false, true].into_iter().zip(&mut found) {
             for chance in 1..=8 {
                 let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
-                (wire.jitter, wire.chance) = (Duration::from_millis(jitter), chance);
+                (wire.jitter, wire.chance, wire.loss) = (Duration::from_millis(jitter), chance, loss);
                 wire.ping(10);
                 wire.run(Some(&mut pace), SECOND * 6);
                 pace.share(shared);
@@ -481,7 +499,22 @@ async fn beside_an_interactive_link_a_shorter_queue_stands_and_the_line_is_kept_
             }
         }
         let [(alone, _), (standing, share)] = found;
-        let line = format!("{mbit} Mbit/s at {trip} ms, jitter {jitter}");
-        assert!(standing < alone.mul_f64(0.95) && share > 0.9, "{standing:?}, {alone:?}, {share} of {line}");
+        let line = format!("{mbit} Mbit/s at {trip} ms, jitter {jitter}, {loss} % lost");
+        let most = if jitter == 0 && loss == 0.0 { Duration::from_millis(6) } else { alone.mul_f64(0.95) };
+        assert!(standing < most && share > 0.9, "{standing:?}, {alone:?}, {share} of {line}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_line_kept_full() {
+    for more in [6, 10, 30] {
+        let (mut wire, mut pace) = (Wire::new(20, 40), Pace::new());
+        wire.ping(10);
+        pace.share(true);
+        wire.run(Some(&mut pace), SECOND * 15);
+        wire.trip += Duration::from_millis(more);
+        wire.run(Some(&mut pace), SECOND * 5);
+        let share = wire.run(Some(&mut pace), SECOND * 30);
+        assert!(share > 0.95, "{share} of the line once it is {more} ms longer");
     }
 }
