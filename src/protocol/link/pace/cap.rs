@@ -46,8 +46,8 @@ pub(super) struct Cap {
     settling: u32,
     /// How often in a row it has grown without a queue.
     grown: u32,
-    /// Rounds since it was cut by more than a part of the allowed queue, or since much less was under way than the cap is, though more was to be sent: the kernel stood
-    /// still, as BBR does to see the least round trip, or came up again. What falls just behind that is a queue that goes.
+    /// Rounds since it was cut, or since much less than the cap was under way though more was to be sent, as
+    /// where BBR looks for the least round trip. What falls just behind that is a queue that goes.
     steady: u32,
     /// Whether what somebody types has a link of its own on the same line, and waits behind the queue of this one.
     pub(super) shared: bool,
@@ -185,9 +185,7 @@ impl Cap {
                 self.stands(here, least, carried(self.best(), least + self.target(least)));
             }
         } else if let Some(excess) = self.excess(queue, least).filter(|_| ours && hit) {
-            let (steady, less) = (self.steady, carried(self.best(), excess / 2).min(self.bytes));
-            self.stands(here, least, self.bytes - less);
-            self.steady = steady;
+            self.stands(here, least, self.bytes - carried(self.best(), excess / 2).min(self.bytes));
         } else {
             self.trial = None;
             self.flows(queue, least, hit);

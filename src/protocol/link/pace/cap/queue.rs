@@ -36,14 +36,14 @@ pub(super) fn target(least: Duration, jitter: Duration, shared: bool) -> Duratio
     allowed(least, shared) + jitter / 20 * if shared { 12 } else { 11 }
 }
 
-/// By how much the few round trips of a renewal may be above the least one by chance. Beside an interactive link a way that has
-/// become longer shows when the cap is lowered in vain.
+/// By how much the few round trips of a renewal may be above the least one by chance. Beside an interactive link more is taken for
+/// chance: that the way has become longer shows there by a cap that is lowered in vain.
 pub(super) fn by_chance(least: Duration, jitter: Duration, shared: bool) -> Duration {
     if shared { standing(least).max(jitter) } else { jitter }
 }
 
-/// By how much a queue that does not count as one that stands yet is longer than what others should wait behind, and what a
-/// frame takes that has just begun. Not on a line that jitters, where round trips show little.
+/// By how much a queue, too short to count as one that stands, is longer than those on an interactive link should wait
+/// behind. Half of a frame is no excess, as frames go out whole. Zero on a line that jitters, whose round trips show little.
 pub(super) fn excess(queue: Duration, least: Duration, jitter: Duration, rate: u64) -> Duration {
     let enough = allowed(least, true) / 4 * 3 + time_of(SMALLEST_FRAME as u64, rate) / 2;
     if jitter.is_zero() { queue.saturating_sub(enough) } else { Duration::ZERO }
