@@ -1,7 +1,7 @@
 //! What the kernel knows of a connection's line: its round trip, what it has sent, what is under way, what waits.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use socket2::Socket;
@@ -45,10 +45,13 @@ impl TcpInfoReader {
 
     /// Asks the kernel, which takes some microseconds; none if it does not tell.
     pub fn read(&self) -> Option<TcpInfo> {
-        let kernel = KERNEL.get_or_init(|| diag::open().ok().map(Mutex::new)).as_ref()?;
-        let kernel = kernel.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernel = KERNEL.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = match &mut *kernel {
+            Some(open) => open,
+            none => none.insert(diag::open().ok()?),
+        };
         let mut room = [0; diag::ROOM];
-        let answer = diag::ask(&kernel, self.from, self.to, TCP_INFO, &mut room).ok()?;
+        let answer = diag::ask(kernel, self.from, self.to, TCP_INFO, &mut room).ok()?;
         tcp_info(diag::attribute(answer, TCP_INFO)?)
     }
 }
@@ -75,8 +78,9 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     })
 }
 
-/// One for the process; none where there is no such thing.
-static KERNEL: OnceLock<Option<Mutex<Socket>>> = OnceLock::new();
+/// One for the process; none before the first reading, nor where there is no such thing. A process that had no file left for it
+/// tries again at the next link.
+static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
 
 #[cfg(test)]
 mod tests {
