@@ -7,6 +7,7 @@
 //! asks no kernel: time and readings come in.
 
 mod cap;
+mod cruise;
 mod kernel;
 mod noise;
 mod rate;
@@ -36,6 +37,8 @@ pub(crate) struct Pace {
     /// What the kernel has shown, if it tells. Boxed, as most links never carry bulk.
     kernel: Option<Box<Kernel>>,
     hidden: Hidden,
+    /// Whether an interactive link stands beside this one.
+    shared: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -65,13 +68,14 @@ impl Pace {
             pinged: Cap::new(),
             kernel: None,
             hidden: Hidden::default(),
+            shared: false,
         }
     }
 
-    /// Whether an interactive link stands beside this one, so that a shorter queue is allowed.
+    /// Whether an interactive link stands beside this one, for which bulk is to leave a little of the line free.
     pub(crate) fn share(&mut self, shared: bool) {
-        self.pinged.shared = shared;
-        self.kernel.iter_mut().for_each(|kernel| kernel.cap.shared = shared);
+        self.shared = shared;
+        self.kernel.iter_mut().for_each(|kernel| kernel.share(shared));
     }
 
     /// Counts bytes that were pulled.
@@ -95,7 +99,7 @@ impl Pace {
     pub(crate) fn read(&mut self, reading: TcpInfo, now: Instant) {
         match &mut self.kernel {
             Some(kernel) => kernel.read(reading, self.sent, now),
-            None => self.kernel = Some(Box::new(Kernel::new(reading, self.sent, now))),
+            none => none.insert(Box::new(Kernel::new(reading, self.sent, now))).share(self.shared),
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::protocol::link::pace::cap::queue::{allowed, by_chance, excess, growing, standing, target, usual};
+use crate::protocol::link::pace::cap::queue::{allowed, standing, target, usual};
 use crate::protocol::link::pace::cap::round::{RENEWAL_EIGHTHS, Renewal, Round, Trial, renew_after};
 use crate::protocol::link::pace::noise::Noise;
 use crate::protocol::link::pace::rate::{carried, per_second, time_of};
@@ -49,8 +49,8 @@ pub(super) struct Cap {
     /// Rounds since it was cut, or since much less than the cap was under way though more was to be sent, as
     /// where BBR looks for the least round trip. What falls just behind that is a queue that goes.
     steady: u32,
-    /// Whether what somebody types has a link of its own on the same line, and waits behind the queue of this one.
-    pub(super) shared: bool,
+    /// Rounds in a row in which the cap was reached and did not grow.
+    full: u32,
     pub(super) noise: Noise,
 }
 
@@ -74,7 +74,7 @@ impl Cap {
             settling: 0,
             grown: 0,
             steady: ROUNDS_TO_DRAIN,
-            shared: false,
+            full: 0,
             noise: Noise::default(),
         }
     }
@@ -104,6 +104,19 @@ impl Cap {
     /// The least round trip, once one is known.
     pub(super) fn least(&self) -> Option<Duration> {
         self.least
+    }
+
+    /// The shortest round trip `met` while no queue of ours stood. What it is longer than the one known before, by less than
+    /// the line jitters, is chance.
+    pub(super) fn renew(&mut self, met: Duration) {
+        let known = self.least.unwrap_or(met);
+        self.least = Some(if met < known + self.jitter(known) { met.min(known) } else { met });
+        self.capped_for = Duration::ZERO;
+    }
+
+    /// Rounds in a row in which the cap was reached and did not grow: as many in which the line was full.
+    pub(super) fn full(&self) -> u32 {
+        self.full
     }
 
     /// How fast bulk may be let go on a long line: a little faster than the line is known to carry it. And how long it may be
@@ -138,7 +151,7 @@ impl Cap {
             _ if overfull => (SHORTEST_ROUND, trip),
             Duration::ZERO => (trip.max(SHORTEST_ROUND), shortest),
             // Of a line that jitters one round trip says little, and the shortest one least.
-            _ => (trip.max(jitter), self.noise.usual().saturating_sub(usual(jitter, self.shared))),
+            _ => (trip.max(jitter), self.noise.usual().saturating_sub(usual(jitter))),
         };
         if now - since >= lasts {
             self.end_round(here, trip, delivered, now - since);
@@ -169,7 +182,7 @@ impl Cap {
             if renewal.step < RENEWAL_EIGHTHS.len() {
                 self.renewal = Some(renewal);
             } else {
-                self.least = renewal.shows(least, by_chance(least, self.jitter(least), self.shared));
+                self.renew(renewal.least.unwrap_or(least));
             }
             return;
         }
@@ -182,26 +195,25 @@ impl Cap {
             }
         } else if queue > standing(least) {
             if ours {
-                self.stands(here, least, carried(self.best(), least + self.target(least)));
+                self.stands(here, least);
             }
-        } else if let Some(excess) = self.excess(queue, least).filter(|_| ours && hit) {
-            self.stands(here, least, self.bytes - carried(self.best(), excess / 2).min(self.bytes));
         } else {
             self.trial = None;
             self.flows(queue, least, hit);
         }
+        self.full = if hit && self.grown == 0 { self.full.saturating_add(1) } else { 0 };
         if hit {
             self.capped_for += took;
             if self.capped_for >= renew_after(least) {
-                self.capped_for = Duration::ZERO;
-                (self.trial, self.renewal) = (None, Some(Renewal { step: 0, least: None }));
+                (self.full, self.trial, self.renewal) = (0, None, Some(Renewal { step: 0, least: None }));
             }
         }
     }
 
-    /// A queue stands on the line, and without it so much would be under way.
-    fn stands(&mut self, here: Duration, least: Duration, target: u64) {
+    /// A queue stands on the line.
+    fn stands(&mut self, here: Duration, least: Duration) {
         let (bytes, best) = (self.bytes, self.best());
+        let target = carried(best, least + self.target(least));
         if target >= bytes && !self.doubling && self.trial.is_none() {
             // So little under way makes no such queue: the line does that by itself.
             self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
@@ -224,13 +236,7 @@ impl Cap {
 
     /// The queue that is allowed.
     fn target(&self, least: Duration) -> Duration {
-        target(least, self.jitter(least), self.shared)
-    }
-
-    /// By how much a queue is too long for those who wait behind it on a link of their own.
-    fn excess(&self, queue: Duration, least: Duration) -> Option<Duration> {
-        let excess = excess(queue, least, self.jitter(least), self.best());
-        (self.shared && !self.doubling && !excess.is_zero()).then_some(excess)
+        target(least, self.jitter(least))
     }
 
     /// By how much the round trip changes without us, if that is more than what would be taken for a queue.
@@ -248,20 +254,16 @@ impl Cap {
         if !hit {
             return;
         }
-        let jitter = self.jitter(least);
-        if queue > growing(least, jitter, self.shared) {
+        if queue > allowed(least) / 2 {
             self.grown = 0;
             return;
         }
-        // Where a queue shows late, others would wait behind a leap.
-        let leaps = !self.shared || jitter.is_zero();
         self.grown += 1;
         let step = match self.grown {
             _ if self.doubling => self.bytes,
             // A cap that is much too low need not grow by little for long.
-            grown @ GROWN_BY_LITTLE.. if leaps => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
-            GROWN_BY_LITTLE.. => self.bytes / 8,
-            _ => carried(self.best(), allowed(least, self.shared) / 2),
+            grown @ GROWN_BY_LITTLE.. => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
+            _ => carried(self.best(), allowed(least) / 2),
         };
         self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);
         self.settling = match self.grown {

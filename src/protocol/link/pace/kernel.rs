@@ -10,12 +10,15 @@ use tokio::time::Instant;
 
 use crate::net::tcp_info::TcpInfo;
 use crate::protocol::link::pace::cap::{Cap, FIRST_CAP};
+use crate::protocol::link::pace::cruise::Cruise;
 use crate::protocol::link::pace::rate::carried;
 
 /// What the kernel has shown of one line.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) cap: Cap,
+    /// While an interactive link stands beside this one.
+    cruise: Option<Cruise>,
     latest: TcpInfo,
     at: Instant,
     /// Bytes pulled when it was read.
@@ -35,6 +38,7 @@ impl Kernel {
     pub(super) fn new(reading: TcpInfo, sent: u64, now: Instant) -> Self {
         let mut this = Self {
             cap: Cap::new(),
+            cruise: None,
             latest: reading,
             at: now,
             sent,
@@ -51,7 +55,7 @@ impl Kernel {
         let ahead = sent.wrapping_sub(reading.written).cast_signed();
         self.least_ahead = self.least_ahead.min(ahead);
         self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();
-        self.allowed = self.cap.pour().map(|(rate, jitter)| {
+        self.allowed = self.pour().map(|(rate, jitter)| {
             // A frame may be longer than what was left: then the next one waits for that.
             let left = self.allowed.unwrap_or_default() - sent.wrapping_sub(self.sent).cast_signed();
             let more = left.saturating_add_unsigned(carried(rate, now - self.at));
@@ -64,6 +68,17 @@ impl Kernel {
             self.cap.varies(reading.variation * RANGE, now);
         }
         self.cap.sample(reading.round_trip, reading.delivered, now);
+        if let Some(least) =
+            self.cruise.as_mut().and_then(|cruise| cruise.read(&self.cap, reading.round_trip, sent, now))
+        {
+            self.cap.renew(least);
+        }
+    }
+
+    /// Whether an interactive link stands beside this one.
+    pub(super) fn share(&mut self, shared: bool) {
+        let new = || Cruise::new(&self.cap, self.sent, self.at);
+        self.cruise = shared.then(|| self.cruise.take().unwrap_or_else(new));
     }
 
     /// Whether it should be read again before anything is decided.
@@ -94,8 +109,15 @@ impl Kernel {
         if self.cap.rate().is_none() {
             return FIRST_CAP;
         }
-        let rate = self.cap.pour().map_or(self.latest.pacing, |(rate, _)| rate.min(self.latest.pacing));
+        let rate = self.pour().map_or(self.latest.pacing, |(rate, _)| rate.min(self.latest.pacing));
         carried(rate, self.patience()).clamp(LEAST_WAITING, MOST_WAITING)
+    }
+
+    /// How fast bulk may be let go, and how long it may be let go at once, if that is bounded.
+    fn pour(&self) -> Option<(u64, Duration)> {
+        let (rate, jitter) = self.cap.pour()?;
+        let slower = self.cruise.as_ref().and_then(Cruise::rate);
+        Some((slower.map_or(rate, |slower| rate.min(slower)), jitter))
     }
 
     fn patience(&self) -> Duration {

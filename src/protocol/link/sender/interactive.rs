@@ -34,7 +34,7 @@ impl LinkSender {
         }
     }
 
-    /// Bulk leaves a shorter queue on the line while others have a link there.
+    /// Bulk leaves a little of the line free while others have a link there.
     fn share(&self, shared: bool) {
         self.lock().pace.iter_mut().for_each(|pace| pace.share(shared));
     }

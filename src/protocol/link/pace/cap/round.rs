@@ -25,14 +25,6 @@ pub(super) struct Renewal {
     pub(super) least: Option<Duration>,
 }
 
-impl Renewal {
-    /// The line's least round trip behind it. What it has met above the one `known` before, by less than what comes `by_chance`,
-    /// says nothing: it saw few.
-    pub(super) fn shows(self, known: Duration, by_chance: Duration) -> Option<Duration> {
-        self.least.map(|met| if met < known + by_chance { met.min(known) } else { met })
-    }
-}
-
 /// The cap was lowered: does the queue become shorter?
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trial {
