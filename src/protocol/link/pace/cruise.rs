@@ -3,7 +3,7 @@
 //! What is under way above what the line holds is a queue, and where round trips vary by themselves no cap can tell the two
 //! apart. Bulk that goes out a little slower than the line carries it leaves no queue, however round trips vary. So bulk
 //! fills the line for some rounds, as far as its cap allows, which shows the line's rate; it cruises below that rate for
-//! some time; and so on by turns. See "Keystrokes beside bulk" in docs/protocol.md.
+//! some time; and so on by turns. See "How much may be under way" in docs/protocol.md.
 
 use std::time::Duration;
 
@@ -64,11 +64,13 @@ impl Cruise {
         self.until.map(|_| self.known() / 16 * 15)
     }
 
+    /// What the line carries, as far as is known.
     fn known(&self) -> u64 {
         self.rates.iter().copied().max().unwrap_or_default()
     }
 
-    /// The more often the line is filled, the sooner it shows that it has become wider, and the more often others wait.
+    /// How long the next cruise lasts: less where the line's rate changes, as a line that has become wider shows it only when it
+    /// is filled.
     fn lasts(&self, least: Duration) -> Duration {
         let longest = LONGEST.max(least * LONGEST_TRIPS);
         let before = self.rates[1..].iter().copied().max().unwrap_or_default();

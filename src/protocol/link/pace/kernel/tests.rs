@@ -532,3 +532,11 @@ async fn beside_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_
         assert!(share > 0.92, "{share} of the line once it is {more} ms longer");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_link_that_was_told_of_an_interactive_one_before_its_kernel_was_read_cruises() {
+    let (wire, mut pace) = (Wire::new(20, 40), Pace::new());
+    pace.share(true);
+    pace.read(wire.reading(), wire.now);
+    assert!(pace.kernel.is_some_and(|kernel| kernel.cruise.is_some()));
+}
