@@ -1,8 +1,10 @@
 use super::*;
 use crate::net::pool::Pool;
 use crate::net::socket::{Connection, Socket};
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use proptest::prelude::*;
+use std::io;
+use std::task::{Context, ready};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
@@ -245,6 +247,65 @@ async fn an_endless_copy_gives_way_and_neither_direction_starves() {
     }
     assert_eq!(a.0 + b.0, 10 * BYTES_PER_TURN / (64 * 1024));
     assert_eq!(a.0, b.0);
+}
+
+/// A client finishes its direction and then goes, while its target sends all the time: there was always more to throw
+/// away, so the copy went on for as long as the target sent.
+#[tokio::test]
+async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
+    let mut target = Endless(0);
+    let mut gone = Scripted::new(vec![some("")], Err(io::ErrorKind::BrokenPipe));
+    let copy = splice(&mut target, &mut gone);
+    tokio::pin!(copy);
+    for _ in 0..10 {
+        if let Poll::Ready(outcome) = futures_util::poll!(&mut copy) {
+            let ended = Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) };
+            assert_eq!(outcome, Outcome { to_a: 0, to_b: 0, ended });
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("it still reads what nobody gets");
+}
+
+/// The answer of a target that refuses an upload goes to a client that reads it slowly, and then stops reading. The
+/// client's own bytes, which it sends all the time, are thrown away meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up() {
+    for fails_after in [Duration::ZERO, 2 * DELIVERY] {
+        let (client, near) = duplex(64);
+        let mut near = Socket::new(near, Pool::new());
+        let (mut reads, mut writes) = tokio::io::split(client);
+        let mut target =
+            Scripted::new(vec![Ok(Bytes::from_static(&[7; 1000]))], Err(io::ErrorKind::BrokenPipe));
+        let floods = async {
+            tokio::time::sleep(fails_after).await;
+            while writes.write_all(&[1; 64]).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let slow = async {
+            for _ in 0..5 {
+                tokio::time::sleep(DELIVERY / 2).await;
+                reads.read_exact(&mut [0; 64]).await.unwrap();
+            }
+            std::future::pending().await
+        };
+        let begun = Instant::now();
+        let outcome = tokio::select! {
+            outcome = splice(&mut near, &mut target) => outcome,
+            ((), ()) = async { tokio::join!(floods, slow) } => panic!("the client never ends"),
+        };
+        assert_eq!(outcome.ended, Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) });
+        assert_eq!(
+            outcome.to_a,
+            6 * 64,
+            "the slow reader had what it took, and what its kernel keeps for it"
+        );
+        let last = (DELIVERY / 2 * 5).max(fails_after);
+        let took = begun.elapsed();
+        assert!(took >= last + DELIVERY && took < last + 2 * DELIVERY + Duration::from_secs(1), "{took:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
