@@ -21,6 +21,7 @@ pub use crate::protocol::session::handles::{Answer, Offer, Opening, Parked};
 pub use crate::protocol::session::stream::{Account, Session};
 
 use crate::names::Instance;
+use crate::protocol::link::schedule::Standing;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::{Control, LinkId};
 use crate::protocol::session::host::SessionHost;
@@ -52,8 +53,8 @@ struct Inner {
     in_control: Option<(LinkId, Control)>,
     /// On which link it waits for its turn to send data.
     in_turns: Option<LinkId>,
-    /// Its time on the schedule's clock; starts anew with each link.
-    account: u64,
+    /// What it has sent on its link, by which its turns come; starts anew with each link.
+    standing: Standing,
     /// The number of the [`Parked`] that may look for a path, and how many were handed out.
     seeker: Option<u64>,
     seekers: u64,
@@ -89,7 +90,7 @@ impl SessionCore {
                 left: None,
                 in_control: None,
                 in_turns: None,
-                account: 0,
+                standing: Standing::default(),
                 seeker: None,
                 seekers: 0,
                 lost: None,
@@ -286,7 +287,7 @@ impl Inner {
     /// Makes the link of `sender` the one that it runs on. The link before it is left once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
-            self.account = 0;
+            self.standing = Standing::default();
             self.left = self.sender.replace(sender.clone());
         }
     }

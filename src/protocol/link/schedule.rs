@@ -1,6 +1,7 @@
 //! Who sends next on a link: a clock that counts bytes.
 //!
-//! Each session has an account of what it has sent, in bytes, with a few added for each frame. Next is the one whose
+//! Each session has a standing: an account of what it has sent, in bytes, with a few added for each frame, and whether
+//! it has sent only little each time of late, as interactive ones do and bulk does not. Next is the one whose
 //! next frame ends earliest on its account; ordering by the end, not the start, lets a keystroke pass those that woke
 //! together with it. One that was silent enters at most [`HEAD_START`] behind the clock, so a keystroke waits for the
 //! frame on the wire and no other, and a session that keeps coming back with a little gains nothing over those with a
@@ -18,6 +19,15 @@ pub(crate) struct Schedule<K> {
     bulk: BinaryHeap<Turn<K>>,
 }
 
+/// What one has sent on its link so far; nothing, by default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// On its account.
+    account: u64,
+    /// Turns in a row, up to the latest one, in which it had no more than [`SMALL`] to send.
+    small: u32,
+}
+
 /// One that waits for its turn.
 #[derive(Debug)]
 pub(crate) struct Turn<K> {
@@ -25,8 +35,10 @@ pub(crate) struct Turn<K> {
     ends: u64,
     /// Breaks ties: first come, first served.
     entered: u64,
-    /// Where its account stands now.
-    starts: u64,
+    /// Where it stands now.
+    standing: Standing,
+    /// Whether it has little to send.
+    small: bool,
     /// Whose turn it is.
     pub key: K,
 }
@@ -37,13 +49,14 @@ impl<K> Schedule<K> {
         Self { clock: 0, entered: 0, small: BinaryHeap::new(), bulk: BinaryHeap::new() }
     }
 
-    /// Lets `key` wait for its turn: its account, what it has to send, and the longest frame it may send at once.
-    pub(crate) fn enter(&mut self, key: K, account: u64, backlog: usize, longest: usize) {
-        let starts = account.max(self.clock.saturating_sub(HEAD_START));
-        let ends = starts + cost(backlog.min(longest));
-        let turn = Turn { ends, entered: self.entered, starts, key };
+    /// Lets `key` wait for its turn: where it stands, what it has to send, and the longest frame it may send at once.
+    pub(crate) fn enter(&mut self, key: K, standing: Standing, backlog: usize, longest: usize) {
+        let account = standing.account.max(self.clock.saturating_sub(HEAD_START));
+        let ends = account + cost(backlog.min(longest));
+        let (standing, small) = (Standing { account, ..standing }, backlog <= SMALL);
+        let turn = Turn { ends, entered: self.entered, standing, small, key };
         self.entered += 1;
-        if backlog <= SMALL { self.small.push(turn) } else { self.bulk.push(turn) }
+        if small { self.small.push(turn) } else { self.bulk.push(turn) }
     }
 
     /// Takes who is next; only those with [`SMALL`] backlogs if `small_only`.
@@ -56,8 +69,8 @@ impl<K> Schedule<K> {
     }
 
     /// Moves the clock to where the frame that was just sent ends.
-    pub(crate) fn sent(&mut self, account: u64) {
-        self.clock = self.clock.max(account);
+    pub(crate) fn sent(&mut self, standing: Standing) {
+        self.clock = self.clock.max(standing.account);
     }
 
     /// Lets only those wait on for whom `stays` holds.
@@ -77,15 +90,25 @@ impl<K> Schedule<K> {
     }
 }
 
+impl Standing {
+    /// Whether it is interactive: it has had little to send each time of late. Bulk leaves a small rest now and then.
+    pub(crate) fn is_interactive(self) -> bool {
+        self.small >= INTERACTIVE_AFTER
+    }
+}
+
 impl<K> Turn<K> {
-    /// The sender's account before this turn.
-    pub(crate) fn starts(&self) -> u64 {
-        self.starts
+    /// Where the sender stands before this turn.
+    pub(crate) fn standing(&self) -> Standing {
+        self.standing
     }
 
-    /// The sender's account once it has sent `len` bytes in this turn.
-    pub(crate) fn account_after(&self, len: usize) -> u64 {
-        self.starts + cost(len)
+    /// Where the sender stands once it has sent `len` bytes in this turn.
+    pub(crate) fn standing_after(&self, len: usize) -> Standing {
+        // A frame may be shorter than what there is to send; and more may have come since it began to wait.
+        let little = self.small && len <= SMALL;
+        let small = if little { self.standing.small.saturating_add(1) } else { 0 };
+        Standing { account: self.standing.account + cost(len), small }
     }
 }
 
@@ -122,6 +145,8 @@ fn cost(len: usize) -> u64 {
 
 /// Backlog in bytes up to which a session counts as a typist: its frames are not held by the cap on bytes under way.
 pub(crate) const SMALL: usize = 4 * 1024;
+/// Turns in a row with no more than that, after which it is interactive.
+const INTERACTIVE_AFTER: u32 = 4;
 /// The largest frame: how far behind the clock a session that was silent may enter.
 pub(crate) const HEAD_START: u64 = 65_200;
 /// What a frame costs beside its bytes: names, ids and headers on the wire.
@@ -135,13 +160,21 @@ mod tests {
 
     const LONGEST: usize = 16 * 1024;
 
+    fn at(account: u64) -> Standing {
+        Standing { account, small: 0 }
+    }
+
+    fn new() -> Standing {
+        Standing::default()
+    }
+
     /// Sends everything that `backlogs` hold, frame by frame; returns (session, bytes) in order.
     fn send_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
         let mut schedule = Schedule::new();
         let mut order: Vec<u32> = backlogs.keys().copied().collect();
         order.sort_unstable();
         for who in order {
-            schedule.enter(who, 0, backlogs[&who], LONGEST);
+            schedule.enter(who, new(), backlogs[&who], LONGEST);
         }
         let mut said = Vec::new();
         while let Some(turn) = schedule.next(false) {
@@ -149,10 +182,10 @@ mod tests {
             let len = (*left).min(LONGEST);
             *left -= len;
             said.push((turn.key, len));
-            let account = turn.account_after(len);
-            schedule.sent(account);
+            let standing = turn.standing_after(len);
+            schedule.sent(standing);
             if *left > 0 {
-                schedule.enter(turn.key, account, *left, LONGEST);
+                schedule.enter(turn.key, standing, *left, LONGEST);
             }
         }
         said
@@ -180,39 +213,39 @@ mod tests {
     fn a_keystroke_is_next_beside_any_backlog() {
         let mut schedule = Schedule::new();
         for who in 0..20 {
-            schedule.enter(who, 0, 1 << 20, LONGEST);
+            schedule.enter(who, new(), 1 << 20, LONGEST);
         }
         for _ in 0..100 {
             let turn = schedule.next(false).unwrap();
-            let account = turn.account_after(LONGEST);
-            schedule.sent(account);
-            schedule.enter(turn.key, account, 1 << 20, LONGEST);
+            let standing = turn.standing_after(LONGEST);
+            schedule.sent(standing);
+            schedule.enter(turn.key, standing, 1 << 20, LONGEST);
         }
-        schedule.enter(99, 0, 40, LONGEST);
+        schedule.enter(99, new(), 40, LONGEST);
         assert_eq!(schedule.next(false).unwrap().key, 99);
     }
 
     #[test]
     fn a_keystroke_is_next_even_beside_sessions_that_wake_together_with_it() {
         let mut schedule = Schedule::new();
-        schedule.sent(1 << 30);
+        schedule.sent(at(1 << 30));
         for who in 0..20 {
-            schedule.enter(who, 0, 1 << 20, LONGEST);
+            schedule.enter(who, new(), 1 << 20, LONGEST);
         }
-        schedule.enter(99, 0, 40, LONGEST);
+        schedule.enter(99, new(), 40, LONGEST);
         assert_eq!(schedule.next(false).unwrap().key, 99);
     }
 
     #[test]
     fn coming_back_with_a_little_gains_nothing() {
         let mut schedule = Schedule::new();
-        schedule.enter("bulk", 0, usize::MAX, LONGEST);
-        schedule.enter("sly", 0, 4000, LONGEST);
+        schedule.enter("bulk", new(), usize::MAX, LONGEST);
+        schedule.enter("sly", new(), 4000, LONGEST);
         let (mut bulk, mut sly) = (0, 0);
         for _ in 0..2000 {
             let turn = schedule.next(false).unwrap();
             let len = if turn.key == "sly" { 4000 } else { LONGEST };
-            let after = turn.account_after(len);
+            let after = turn.standing_after(len);
             schedule.sent(after);
             if turn.key == "sly" {
                 sly += len;
@@ -226,10 +259,32 @@ mod tests {
     }
 
     #[test]
+    fn who_sends_little_each_time_is_interactive_and_bulk_with_a_small_rest_is_not() {
+        let mut schedule = Schedule::new();
+        let mut run = |lens: &[usize]| {
+            lens.iter().fold(new(), |standing, &len| {
+                schedule.enter("one", standing, len, 1 << 20);
+                schedule.next(false).unwrap().standing_after(len)
+            })
+        };
+        assert!(run(&[40, SMALL, 1, 0]).is_interactive());
+        assert!(!run(&[40; 3]).is_interactive(), "it may yet become bulk");
+        let block = [65_200, 65_200, 65_200, 65_200, 1344];
+        assert!(!run(&block.repeat(10)).is_interactive());
+        assert!(!run(&[1, 1, 1, 1, 1, SMALL + 1]).is_interactive());
+        let mut bulk = new();
+        for _ in 0..10 {
+            schedule.enter("one", bulk, 1 << 20, SMALL);
+            bulk = schedule.next(false).unwrap().standing_after(SMALL);
+        }
+        assert!(!bulk.is_interactive(), "a slow line has small frames");
+    }
+
+    #[test]
     fn the_capped_say_only_little() {
         let mut schedule = Schedule::new();
-        schedule.enter("bulk", 0, SMALL + 1, LONGEST);
-        schedule.enter("small", u64::MAX / 8, SMALL, LONGEST);
+        schedule.enter("bulk", new(), SMALL + 1, LONGEST);
+        schedule.enter("small", at(u64::MAX / 8), SMALL, LONGEST);
         assert_eq!(schedule.next(true).unwrap().key, "small");
         assert!(schedule.next(true).is_none() && schedule.has_bulk());
         assert_eq!(schedule.next(false).unwrap().key, "bulk");

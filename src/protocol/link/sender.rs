@@ -158,9 +158,9 @@ impl LinkSender {
             }
             None => {}
         }
-        if let Some((account, backlog)) = intent.data {
+        if let Some((standing, backlog)) = intent.data {
             let longest = waiting.longest_frame();
-            waiting.turns.enter(source.clone(), account, backlog, longest);
+            waiting.turns.enter(source.clone(), standing, backlog, longest);
         }
         waiting.wake();
     }
@@ -233,14 +233,10 @@ impl LinkSender {
         let frame = self.sent(&*turn.key, sent.frame, now);
         let mut waiting = self.lock();
         if sent.bytes > 0 {
-            waiting.turns.sent(sent.account);
-            waiting.reports.hurry();
-            if let Some(pace) = &mut waiting.pace {
-                pace.pulled(sent.bytes);
-            }
+            waiting.sent(sent.bytes, sent.standing, now);
         }
         if let Some(backlog) = sent.backlog {
-            waiting.turns.enter(turn.key, sent.account, backlog, longest);
+            waiting.turns.enter(turn.key, sent.standing, backlog, longest);
         }
         frame
     }

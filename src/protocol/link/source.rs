@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::protocol::link::schedule::Turn;
+use crate::protocol::link::schedule::{Standing, Turn};
 use crate::protocol::wire::frame::{SessionFrame, SessionKey};
 
 /// Which link of this process.
@@ -60,8 +60,8 @@ pub(crate) trait RelaySource: FrameSource {
 pub(crate) struct SendIntent {
     /// Has an answer or credit, which overtake data.
     pub(crate) control: Option<Control>,
-    /// Has data: where its account stands, and how many bytes.
-    pub(crate) data: Option<(u64, usize)>,
+    /// Has data: where it stands, and how many bytes.
+    pub(crate) data: Option<(Standing, usize)>,
 }
 
 /// What overtakes data.
@@ -83,8 +83,8 @@ pub(crate) struct Sent {
     pub(crate) frame: Option<SessionFrame>,
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
-    /// Where the source's account stands now.
-    pub(crate) account: u64,
+    /// Where the source stands now.
+    pub(crate) standing: Standing,
     /// Bytes it still has to send, if it wants another turn.
     pub(crate) backlog: Option<usize>,
 }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::protocol::budget::Share;
-use crate::protocol::link::schedule::Turn;
+use crate::protocol::link::schedule::{Standing, Turn};
 use crate::protocol::link::source::{Control, FrameSource, LinkId, RelaySource, SendIntent, Sent};
 use crate::protocol::lock;
 use crate::protocol::pieces::joined;
@@ -51,7 +51,7 @@ struct Queue {
     sealed: bool,
     /// Bytes of data that have come so far.
     passed: u64,
-    account: u64,
+    standing: Standing,
     in_control: Option<Control>,
     in_turns: bool,
 }
@@ -69,7 +69,7 @@ impl RelayQueue {
             most,
             sealed: false,
             passed: 0,
-            account: 0,
+            standing: Standing::default(),
             in_control: None,
             in_turns: false,
         };
@@ -183,11 +183,11 @@ impl FrameSource for RelayQueue {
         let held = queue.bytes > most;
         let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        let account = if held { turn.starts() } else { turn.account_after(bytes) };
-        queue.account = account;
+        let standing = if held { turn.standing() } else { turn.standing_after(bytes) };
+        queue.standing = standing;
         let backlog = queue.backlog();
         queue.in_turns = backlog.is_some();
-        Sent { frame, bytes, account, backlog }
+        Sent { frame, bytes, standing, backlog }
     }
 
     fn is_over(&self) -> bool {
@@ -285,7 +285,7 @@ impl Queue {
         let data = if self.in_turns { None } else { self.backlog() };
         self.in_control = control.or(self.in_control);
         self.in_turns |= data.is_some();
-        SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }
+        SendIntent { control, data: data.map(|backlog| (self.standing, backlog)) }
     }
 }
 

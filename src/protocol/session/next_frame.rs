@@ -62,17 +62,17 @@ impl FrameSource for SessionCore {
         inner.time(frame.as_ref(), now);
         let frame = frame.map(|frame| self.complete(frame, &inner));
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        let account = if held { turn.starts() } else { turn.account_after(bytes) };
+        let standing = if held { turn.standing() } else { turn.standing_after(bytes) };
         let mut backlog = None;
         if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
-            inner.account = account;
+            inner.standing = standing;
             backlog = inner.state.backlog();
         }
         if inner.in_turns == Some(link) && backlog.is_none() {
             inner.in_turns = None;
         }
         self.settle(inner, effects);
-        Sent { frame, bytes, account, backlog }
+        Sent { frame, bytes, standing, backlog }
     }
 }
 
@@ -112,7 +112,7 @@ impl Inner {
         if data.is_some() {
             self.in_turns = link;
         }
-        Some((sender.clone(), SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }))
+        Some((sender.clone(), SendIntent { control, data: data.map(|backlog| (self.standing, backlog)) }))
     }
 
     fn speaks_to_cloud(&self) -> bool {

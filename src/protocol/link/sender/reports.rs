@@ -119,7 +119,7 @@ pub(super) mod tests {
             _: usize,
             _: Instant,
         ) -> Sent {
-            Sent { frame: None, bytes: 0, account: turn.starts(), backlog: None }
+            Sent { frame: None, bytes: 0, standing: turn.standing(), backlog: None }
         }
 
         fn is_over(&self) -> bool {

@@ -9,7 +9,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::net::tcp_info::{TcpInfo, TcpInfoReader};
 use crate::protocol::link::pace::Pace;
-use crate::protocol::link::schedule::{Schedule, Turn};
+use crate::protocol::link::schedule::{Schedule, Standing, Turn};
 use crate::protocol::link::sender::reports::Reports;
 use crate::protocol::link::source::FrameSource;
 use crate::protocol::link::trips::Trips;
@@ -85,7 +85,7 @@ impl Waiting {
             self.reports.go(now);
             return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
         }
-        if self.ping.is_some() || self.pace.as_ref().is_some_and(Pace::ping_due) {
+        if self.ping.is_some() || self.pace.as_ref().is_some_and(|pace| pace.ping_due(now)) {
             self.reports.hurry();
             return Poll::Ready(Some(self.ping(now)));
         }
@@ -101,7 +101,7 @@ impl Waiting {
             self.reports.go(now);
             return Poll::Ready(Some(Next::Control(session)));
         }
-        let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(Pace::is_capped);
+        let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(|pace| pace.is_capped(now));
         let longest = self.longest_frame();
         if let Some(turn) = self.turns.next(small_only) {
             return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
@@ -114,6 +114,18 @@ impl Waiting {
             self.puller = Some(cx.waker().clone());
         }
         Poll::Pending
+    }
+
+    /// A session has sent so many bytes in its turn, after which it stands there.
+    pub(super) fn sent(&mut self, bytes: usize, standing: Standing, now: Instant) {
+        self.turns.sent(standing);
+        self.reports.hurry();
+        if let Some(pace) = &mut self.pace {
+            pace.pulled(bytes);
+            if standing.is_interactive() {
+                pace.interactive(now);
+            }
+        }
     }
 
     /// What is to be read before it is decided who is next, without this lock: then it goes to [`Self::read`].
@@ -218,7 +230,6 @@ mod tests {
     async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
         let (mut waiting, mut now) = (Waiting::new(true), Instant::now());
         let cap = waiting.pace.as_ref().map(Pace::cap);
-        let mut cx = Context::from_waker(Waker::noop());
         for round in 0..300u64 {
             now += Duration::from_millis(20);
             waiting.read(
@@ -235,11 +246,57 @@ mod tests {
                 }),
                 now,
             );
-            let key =
-                SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-            waiting.turns.enter(Arc::new(Speaker(key)), 0, 100, 16_384);
-            while !matches!(waiting.poll_next(&mut cx, now), Poll::Ready(Some(Next::Turn { .. }))) {}
+            turn(&mut waiting, Standing::default(), 100, now);
         }
         assert_eq!(waiting.pace.as_ref().map(Pace::cap), cap);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn less_may_be_unread_on_a_short_way_once_a_session_sends_little_again_and_again() {
+        let neighbour = TcpInfo {
+            round_trip: Duration::from_micros(50),
+            least_round_trip: Duration::from_micros(20),
+            variation: Duration::ZERO,
+            pacing: u64::MAX,
+            delivered: 0,
+            in_flight: 0,
+            unsent: 0,
+            written: 0,
+        };
+        let mut bytes = [0, 0];
+        for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
+            let (mut waiting, now) = (Waiting::new(true), Instant::now());
+            waiting.pace.as_mut().unwrap().read(neighbour, now);
+            let mut standing = Standing::default();
+            for _ in 0..5 {
+                standing = turn(&mut waiting, standing, len, now).standing_after(len);
+                waiting.sent(len, standing, now);
+            }
+            // The peer's kernel takes all, and the peer reads nothing of it.
+            let pace = waiting.pace.as_mut().unwrap();
+            while !pace.is_capped(now) {
+                pace.pulled(1024);
+                *bytes += 1024;
+                pace.read(TcpInfo { written: *bytes, delivered: *bytes, ..neighbour }, now);
+            }
+        }
+        assert!(bytes[0] > 3 << 20 && bytes[1] < 1 << 20, "{bytes:?}");
+    }
+
+    /// The turn of a session that stands there and is to send so many bytes, with all that goes out before it.
+    fn turn(
+        waiting: &mut Waiting,
+        standing: Standing,
+        backlog: usize,
+        now: Instant,
+    ) -> Turn<Arc<dyn FrameSource>> {
+        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        waiting.turns.enter(Arc::new(Speaker(key)), standing, backlog, 65_200);
+        loop {
+            let next = waiting.poll_next(&mut Context::from_waker(Waker::noop()), now);
+            if let Poll::Ready(Some(Next::Turn { turn, .. })) = next {
+                return turn;
+            }
+        }
     }
 }

@@ -116,7 +116,7 @@ impl Wire {
         if pace.wants_reading(self.now) {
             pace.read(self.reading(), self.now);
         }
-        while !pace.is_capped() {
+        while !pace.is_capped(self.now) {
             let frame = pace.longest_frame();
             pace.pulled(frame);
             (self.unsent, self.written) = (self.unsent + frame as u64, self.written + frame as u64);
@@ -372,7 +372,7 @@ async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
     for _ in 0..300 {
         wire.ping(1);
         pace.read(wire.reading(), wire.now);
-        pace.is_capped();
+        pace.is_capped(wire.now);
     }
     wire.noise = Duration::ZERO;
     let share = wire.run(Some(&mut pace), SECOND * 8);
@@ -435,26 +435,43 @@ async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading() {
-    for (trip, waits) in [(1, true), (10, false)] {
+async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_sooner_beside_interactive_ones()
+{
+    const MIB: u64 = 1 << 20;
+    for (trip, interactive_before, most) in [
+        (1, None, Some(4 * MIB)),
+        (1, Some(0), Some(384 << 10)),
+        (1, Some(9), Some(384 << 10)),
+        (1, Some(10), Some(4 * MIB)),
+        (10, None, None),
+        (10, Some(0), None),
+    ] {
         let (mut wire, mut pace, mut number) = (Wire::new(8000, trip), Pace::new(), 0);
+        if let Some(seconds) = interactive_before {
+            pace.interactive(wire.now);
+            wire.now += SECOND * seconds;
+        }
         let mut pulled = 0;
-        while pulled < 32 << 20 {
+        while pulled < 32 * MIB {
             // The kernel there has taken all.
             (wire.written, wire.delivered) = (pulled, pulled);
             pace.read(wire.reading(), wire.now);
-            if pace.is_capped() {
+            if pace.is_capped(wire.now) {
                 break;
             }
             pace.pulled(32 * 1024);
             pulled += 32 * 1024;
-            if pace.ping_due() {
+            if pace.ping_due(wire.now) {
                 number = pace.ping(wire.now);
             }
         }
-        assert_eq!(pulled < 3 << 20, waits, "{pulled} bytes unread at {trip} ms");
+        assert_eq!(
+            pulled,
+            most.unwrap_or(32 * MIB),
+            "unread at {trip} ms, interactive before {interactive_before:?} s"
+        );
         pace.pong(number, wire.now);
-        assert!(!pace.is_capped());
+        assert!(!pace.is_capped(wire.now));
     }
 }
 
