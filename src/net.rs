@@ -49,4 +49,10 @@ pub trait ByteStream: Unpin + Send {
 
     /// Finishes the sending direction behind all that was written. Reading stays open.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Ready once a stream that was read to its end is known to take nothing more either, though nothing was written. A
+    /// stream of which only a write shows that need not implement it.
+    fn poll_lost(&self, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
 }

@@ -143,4 +143,12 @@ impl ByteStream for FarEnd {
             Self::Encrypted(over) => over.poll_finish(cx),
         }
     }
+
+    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Session(session) => session.poll_lost(cx),
+            Self::Direct(connection) => connection.poll_lost(cx),
+            Self::Encrypted(over) => inside(over).poll_lost(cx),
+        }
+    }
 }

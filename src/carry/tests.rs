@@ -80,6 +80,16 @@ pub(crate) async fn take(session: &mut impl ByteStream) -> std::io::Result<Bytes
     poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 
+/// The far end answers and has nothing more to say, and the client reads that.
+async fn answered(client: &mut TcpStream, far: &mut Session) {
+    let mut answer = Bytes::from_static(b"answer");
+    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
+    poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "answer");
+}
+
 async fn ended(metrics: &Metrics, result: &'static str) -> u64 {
     while metrics.sessions.now(FRONT) > 0 {
         tokio::task::yield_now().await;
@@ -98,12 +108,7 @@ async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
         all.extend_from_slice(&bytes);
     }
     assert_eq!(all, b"early and late");
-    let mut answer = Bytes::from_static(b"answer");
-    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
-    poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
-    let mut text = String::new();
-    client.read_to_string(&mut text).await.unwrap();
-    assert_eq!(text, "answer");
+    answered(&mut client, &mut far).await;
     assert_eq!(ended(&metrics, "over").await, 1);
     assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (14, 6));
 }
@@ -141,6 +146,17 @@ async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(ended(&metrics, "given_up").await, 1);
+}
+
+/// The client has nothing to say, so no write shows that nobody would get it.
+#[tokio::test]
+async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut far) = carried(&drain, b"", &metrics).await;
+    answered(&mut client, &mut far).await;
+    far.break_off(Refusal::new(Code::GivenUp, "the target broke off"));
+    assert_eq!(ended(&metrics, "given_up").await, 1);
+    client.gone().await;
 }
 
 /// nc would wait on for an answer from a connection that was closed in good order, and ssh behind it.

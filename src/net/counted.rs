@@ -61,4 +61,8 @@ impl<D: ByteStream> ByteStream for Counted<'_, D> {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream.poll_finish(cx)
     }
+
+    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.stream.poll_lost(cx)
+    }
 }

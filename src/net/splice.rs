@@ -23,6 +23,7 @@ use crate::net::splice::outcome::Log;
 /// - A side that cannot be written to may still have an answer under way (a server that refuses an upload): it is read
 ///   to its end, and what the other side goes on sending is taken and thrown away so that it does not get stuck. That
 ///   ends once that other side has taken no byte of the answer for [`DELIVERY`].
+/// - A side that has finished and is [lost](ByteStream::poll_lost) ends the splice: the other side may be silent for ever.
 /// - A side that cannot be read ends the splice. All that came from it has been given to the other side, which is
 ///   **not** finished: [`linger`] on it delivers the tail with a clean end, dropping it shows that something broke.
 ///

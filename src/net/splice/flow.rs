@@ -64,7 +64,7 @@ impl Flow {
                 State::Copying => self.copy(cx, from, to, room, log),
                 State::Finishing => self.finish(cx, to, log),
                 State::Discarding => self.discard(cx, from, room, log),
-                State::Done => Poll::Pending,
+                State::Done => self.wait(cx, from, log),
             };
             match step {
                 Poll::Pending => return ControlFlow::Continue(()),
@@ -154,6 +154,14 @@ impl Flow {
             Err(cause) => return self.source_failed(&cause, log),
         }
         Poll::Ready(ControlFlow::Continue(()))
+    }
+
+    /// All is given. What the source is to get meanwhile may come late or never, so it is not a write that has to show that
+    /// the source is gone.
+    fn wait<F: ByteStream>(&self, cx: &mut Context<'_>, from: &F, log: &mut Log) -> Poll<ControlFlow<Stop>> {
+        ready!(from.poll_lost(cx));
+        log.failed(self.from, How::WriteFailed(io::ErrorKind::BrokenPipe));
+        Poll::Ready(ControlFlow::Break(Stop::Over))
     }
 
     fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<Stop>> {

@@ -38,7 +38,7 @@ pub enum How {
     Finished,
     /// Reading from it failed: it was reset, or went silent.
     ReadFailed(io::ErrorKind),
-    /// Writing to it failed while the other side still sent bytes.
+    /// Writing to it failed while the other side still sent bytes, or would fail if it did.
     WriteFailed(io::ErrorKind),
 }
 

@@ -111,6 +111,16 @@ impl ByteStream for Session {
         });
         Poll::Ready(Ok(()))
     }
+
+    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(shared) = &self.0.shared else { return Poll::Ready(()) };
+        let mut inner = shared.lock();
+        if inner.state.ended().is_some() {
+            return Poll::Ready(());
+        }
+        keep(&mut inner.reader, cx);
+        Poll::Pending
+    }
 }
 
 /// The error of an end that is over, for its owner.
