@@ -50,7 +50,7 @@ END
 # more_of_edge NUMBER: what edges here have beside the rest.
 more_of_edge() {
   cat <<END
-metrics_listen = "127.0.0.1:5202$1"
+metrics_listen = "127.0.0.1:1202$1"
 [mode.edge.session]
 drain = "1s"
 END
@@ -119,7 +119,7 @@ done
 if [[ ${1:-} == --check ]]; then
   for pod in "${pods[@]}"; do
     for i in "${edges[@]}"; do
-      curl -sSf -m 10 -p -x "http://$pod:$connect" "http://node$i:5202$i/metrics" >/dev/null || {
+      curl -sSf -m 10 -p -x "http://$pod:$connect" "http://node$i:1202$i/metrics" >/dev/null || {
         echo "node$i does not answer through $pod" >&2
         exit 1
       }
@@ -133,7 +133,7 @@ cat <<END
 
 Logs, configs and process ids are in $dir. Try:
 
-  curl -p -x http://${pods[0]}:$connect http://node1:52021/metrics            # any node through any pod
+  curl -p -x http://${pods[0]}:$connect http://node1:12021/metrics            # any node through any pod
   ssh -o ProxyCommand="nc -X connect -x ${pods[1]}:$connect %h %p" node2     # if an sshd listens here
   dig +short -p $dns_port @$service node1.$zone                           # which pod holds it
   curl http://${pods[0]}:51010/metrics                                  # what a pod counts
