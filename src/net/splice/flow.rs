@@ -156,8 +156,7 @@ impl Flow {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    /// All is given. What the source is to get meanwhile may come late or never, so it is not a write that has to show that
-    /// the source is gone.
+    /// All is given. The other side may never send the source anything, so no write may ever show that the source is gone.
     fn wait<F: ByteStream>(&self, cx: &mut Context<'_>, from: &F, log: &mut Log) -> Poll<ControlFlow<Stop>> {
         ready!(from.poll_lost(cx));
         log.failed(self.from, How::WriteFailed(io::ErrorKind::BrokenPipe));
