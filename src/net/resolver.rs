@@ -5,14 +5,19 @@ mod marked;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr as _;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use hickory_resolver::Hosts;
 use hickory_resolver::config::{
     ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
+use hickory_resolver::lookup_ip::LookupIp;
 use hickory_resolver::net::NetError;
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::system_conf::parse_resolv_conf;
 use tokio::time::timeout;
 use tracing::warn;
@@ -25,7 +30,7 @@ use crate::drain::Drain;
 ///
 /// Addresses are cached for 2 s at most and failures not at all, so that a name that moved is soon found.
 #[derive(Debug, Clone)]
-pub struct Resolver(Reload<hickory_resolver::Resolver<Marked>>);
+pub struct Resolver(Reload<Names>);
 
 /// Why a name has no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,15 +70,16 @@ impl Lookup for Resolver {
 
 impl Resolver {
     /// The system's: `/etc/hosts`, then the servers and search list of `/etc/resolv.conf`; without that file a server
-    /// on this machine, as the C library does it. Blocks on the disk: for start-up. Run [`Self::watch`] too.
+    /// on this machine, as the C library does it. DNS is not asked for a name in `/etc/hosts`, whichever families it has
+    /// there. Blocks on the disk: for start-up. Run [`Self::watch`] too.
     pub fn system() -> Result<Self, ReloadError> {
         let paths: Vec<_> =
             [RESOLV_CONF, HOSTS].map(PathBuf::from).into_iter().filter(|p| p.exists()).collect();
-        let has_servers = paths.first().is_some_and(|p| p.as_os_str() == RESOLV_CONF);
+        let places = [RESOLV_CONF, HOSTS].map(|file| paths.iter().position(|path| path.as_os_str() == file));
         let made = move |contents: &[Vec<u8>]| {
-            let (config, options) = system_servers(contents.first().filter(|_| has_servers));
-            // Building reads the hosts file; watching it makes its changes known.
-            build(config, options, ResolveHosts::Always)
+            let [resolv_conf, hosts] = places.map(|place| contents.get(place?));
+            let (config, options) = system_servers(resolv_conf);
+            build(config, options, hosts_of(hosts.map_or(&[], Vec::as_slice)))
                 .map_err(|cause| format!("cannot set up DNS: {cause}"))
         };
         Reload::new(paths, made).map(Self)
@@ -84,7 +90,7 @@ impl Resolver {
         let servers = servers.iter().map(name_server).collect();
         let mut options = ResolverOpts::default();
         options.ndots = 0;
-        build(ResolverConfig::from_name_servers(servers), options, ResolveHosts::Never)
+        build(ResolverConfig::from_name_servers(servers), options, Hosts::default())
             .map(|resolver| Self(Reload::fixed(resolver)))
             .map_err(|cause| LookupError::Failed { name: "any name".into(), cause: cause.to_string() })
     }
@@ -104,28 +110,55 @@ impl Resolver {
         if is_localhost(name) {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
-        let resolver = self.0.load();
-        let found = timeout(QUERY_TIMEOUT, resolver.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
+        let names = self.0.load();
+        let own = names.in_hosts(name);
+        if !own.is_empty() {
+            return Ok(own);
+        }
+        let found = timeout(QUERY_TIMEOUT, names.dns.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
         let mut addresses: Vec<IpAddr> = found.map_err(|cause| failed(name, &cause))?.iter().collect();
         addresses.sort_by_key(IpAddr::is_ipv6);
         if addresses.is_empty() { Err(LookupError::NotFound(name.into())) } else { Ok(addresses) }
     }
 }
 
-fn build(
-    config: ResolverConfig,
-    options: ResolverOpts,
-    hosts: ResolveHosts,
-) -> Result<hickory_resolver::Resolver<Marked>, NetError> {
+/// The names of the hosts file, and DNS for all others.
+#[derive(Debug)]
+struct Names {
+    hosts: Hosts,
+    dns: hickory_resolver::Resolver<Marked>,
+}
+
+impl Names {
+    /// The addresses that the hosts file has for a name, IPv4 first; none if it is not there.
+    fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
+        let Ok(name) = Name::from_str(name) else { return Vec::new() };
+        let of = |kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind));
+        let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
+        found.flat_map(|found| LookupIp::from(found).into_iter()).collect()
+    }
+}
+
+/// The resolver gets no hosts file: it would query servers for each family that the file lacks.
+fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<Names, NetError> {
     let mut builder = hickory_resolver::Resolver::builder_with_config(config, Marked::default());
     let to_set = builder.options_mut();
     *to_set = options;
-    to_set.use_hosts_file = hosts;
+    to_set.use_hosts_file = ResolveHosts::Never;
     to_set.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
     to_set.timeout = to_set.timeout.min(ONE_TRY);
     to_set.positive_max_ttl = Some(FAILURE_TTL);
     to_set.negative_max_ttl = Some(Duration::ZERO);
-    builder.build()
+    Ok(Names { hosts, dns: builder.build()? })
+}
+
+/// The names of a hosts file; lines that cannot be read are left out.
+fn hosts_of(content: &[u8]) -> Hosts {
+    let mut hosts = Hosts::default();
+    if let Err(cause) = hosts.read_hosts_conf(String::from_utf8_lossy(content).as_bytes()) {
+        warn!(%cause, "cannot read every line of {HOSTS}");
+    }
+    hosts
 }
 
 /// The servers of `resolv.conf`; when it is missing or names none, a server on this machine.
@@ -176,7 +209,7 @@ mod tests {
     use super::*;
     use hickory_resolver::proto::op::{Message, ResponseCode};
     use hickory_resolver::proto::rr::rdata::A;
-    use hickory_resolver::proto::rr::{RData, Record, RecordType};
+    use hickory_resolver::proto::rr::{RData, Record};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::UdpSocket;
@@ -257,6 +290,31 @@ mod tests {
         let start = tokio::time::Instant::now();
         assert!(resolver.lookup("edge1.nodes.").await.is_err());
         assert!(start.elapsed() <= QUERY_TIMEOUT, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_in_hosts_is_final_for_both_families() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let server = name_server(&silent.local_addr().unwrap());
+        let search = vec![Name::from_ascii("cluster.example.").unwrap()];
+        let config = ResolverConfig::from_parts(None, search, vec![server]);
+        let mut options = ResolverOpts::default();
+        options.ndots = 5;
+        let text = "192.0.2.7 Pod.example.org pod # \u{e9}\nnot an address\n2001:db8::7 six\n192.0.2.8 both\n2001:db8::8 both\n";
+        let names = build(config, options, hosts_of(text.as_bytes())).unwrap();
+        let resolver = Resolver(Reload::fixed(names));
+        let start = tokio::time::Instant::now();
+        for (name, expected) in [
+            ("pod", vec!["192.0.2.7"]),
+            ("pod.example.org", vec!["192.0.2.7"]),
+            ("pod.EXAMPLE.org.", vec!["192.0.2.7"]),
+            ("six", vec!["2001:db8::7"]),
+            ("both", vec!["192.0.2.8", "2001:db8::8"]),
+        ] {
+            let expected: Vec<IpAddr> = expected.iter().map(|ip| ip.parse().unwrap()).collect();
+            assert_eq!(resolver.lookup(name).await, Ok(expected), "{name}");
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "no server was asked");
     }
 
     #[tokio::test]
