@@ -21,8 +21,8 @@ use tracing::{info, info_span, warn};
 use csr::OwnCertificate;
 use files::{EdgeFiles, Ports, prepare};
 use keeper::{Keeper, give_back};
-use link_dialer::LinkDialer;
 pub use link_dialer::tls_remedy;
+use link_dialer::{KnownAddresses, LinkDialer};
 use proxy::ProxyPort;
 
 use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness, Streams, Viewers};
@@ -173,7 +173,7 @@ impl Edge {
 
     /// What keeps the link to the cloud, and serves what comes over it.
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Keeper {
-        let Settings { client, own, csr, .. } = settings;
+        let Settings { client, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
@@ -202,7 +202,7 @@ impl Edge {
             tls,
             own: csr.map(|csr| OwnCertificate::new(csr.file, client.ca)),
             proxy,
-            resolver,
+            known: KnownAddresses::new(resolver, session.grace, self.links.clone()),
             pool: pool.clone(),
             ground: ground.clone(),
         };
@@ -226,7 +226,7 @@ impl Edge {
         let dialer = &keeper.dialer;
         links.spawn(info_span!("token"), dialer.tokens.clone().watch(links.clone()));
         links.spawn(info_span!("tls"), dialer.tls.clone().watch(links.clone()));
-        links.spawn(info_span!("dns"), dialer.resolver.clone().watch(links.clone()));
+        links.spawn(info_span!("dns"), dialer.known.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone(), give_back));
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));

@@ -1,7 +1,9 @@
 //! The way to the cloud: its servers, tried in turn, and what makes a link there.
 
+mod known;
 mod words;
 
+pub(super) use known::KnownAddresses;
 pub use words::remedy as tls_remedy;
 
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +19,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tracing::info;
 
+use self::known::Found;
 use super::csr::OwnCertificate;
 use crate::config::Secret;
 use crate::config::edge::Server;
@@ -27,7 +31,7 @@ use crate::net::listen::{tune_interactive, tune_link};
 use crate::net::pool::Pool;
 use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
-use crate::net::resolver::Resolver;
+use crate::net::resolver::LookupError;
 use crate::net::socket::Buffered;
 use crate::net::tls::{self, TlsError};
 use crate::protocol::grpc::{self, DialError, LinkContext};
@@ -49,7 +53,7 @@ pub(super) struct LinkDialer {
     /// What is shown beside the token, once it has been issued: to a server that seems not to take it at every second try.
     pub(super) own: Option<OwnCertificate>,
     pub(super) proxy: Option<Proxy>,
-    pub(super) resolver: Resolver,
+    pub(super) known: KnownAddresses,
     pub(super) pool: Pool,
     pub(super) ground: LinkContext,
 }
@@ -201,32 +205,40 @@ impl LinkDialer {
         hint: AddressHint,
         patience: Duration,
     ) -> anyhow::Result<(TcpStream, Option<SocketAddr>)> {
-        match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at)) {
-            Some(proxy) => {
-                let at = self.resolve(proxy.at()).await?;
-                Ok((proxy.connect(&at, &to.at, patience).await?, None))
+        let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
+        let (mut addresses, failure) = self.resolve(proxy.map_or(&to.at, Proxy::at)).await?;
+        let dialled = async {
+            if let Some(proxy) = proxy {
+                return Ok((proxy.connect(&addresses, &to.at, patience).await?, None));
             }
-            None => {
-                let mut addresses = self.resolve(&to.at).await?;
-                hint.sort(&mut addresses);
-                let socket = dial(&addresses, patience).await;
-                let socket =
-                    socket.map_err(|why| anyhow::anyhow!(words::no_connection(&why.by_address())))?;
-                let at = socket.peer_addr().ok();
-                Ok((socket, at))
-            }
-        }
+            hint.sort(&mut addresses);
+            let socket = dial(&addresses, patience).await;
+            let socket = socket.map_err(|why| anyhow::anyhow!(words::no_connection(&why.by_address())))?;
+            let at = socket.peer_addr().ok();
+            Ok((socket, at))
+        };
+        dialled.await.map_err(|why: anyhow::Error| match failure {
+            Some(failure) => why.context(format!("{failure}; the last known addresses were dialled")),
+            None => why,
+        })
     }
 
-    async fn resolve(&self, target: &Target) -> anyhow::Result<Vec<SocketAddr>> {
-        let found = match &target.host {
-            Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.resolver.lookup(name).await?,
+    /// The addresses of a target, with why they are the last known ones if DNS did not give them.
+    async fn resolve(&self, target: &Target) -> anyhow::Result<(Vec<SocketAddr>, Option<LookupError>)> {
+        let (found, failure) = match &target.host {
+            Host::Ip(ip) => (vec![*ip], None),
+            Host::Name(name) => {
+                let Found { addresses, failure } = self.known.of(name).await?;
+                (addresses, failure)
+            }
         };
+        if let Some(error) = &failure {
+            info!(%error, addresses = ?found, "DNS failed, dialling the last known addresses");
+        }
         let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect();
         // A name may stand for all pods: each edge takes any of them, and another one if that is stopping.
         addresses.shuffle(&mut rand::rng());
-        Ok(addresses)
+        Ok((addresses, failure))
     }
 }
 
