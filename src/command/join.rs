@@ -87,12 +87,15 @@ fn unit(to: &str) -> String {
          Description=Edge of the tunnel\n\
          Wants=network-online.target\n\
          After=network-online.target\n\
+         StartLimitIntervalSec=0\n\
          \n\
          [Service]\n\
          ExecStart={program} --m=edge --c={to}/edge.toml\n\
          Restart=always\n\
-         RestartSec=2\n\
+         RestartSec=5\n\
          RestartPreventExitStatus=64 77 78\n\
+         RuntimeDirectory=tunnel\n\
+         RuntimeDirectoryPreserve=yes\n\
          NoNewPrivileges=true\n\
          ProtectSystem=strict\n\
          ProtectHome=true\n\

@@ -5,6 +5,7 @@ mod dns;
 mod migrating;
 mod overlay;
 mod rights;
+mod units;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -248,23 +249,4 @@ fn the_debian_package_has_the_program_its_services_and_its_pages() {
     assert!(run("dpkg-deb", &args, None, PATIENCE).status.success());
     let program = unpacked.join("usr/bin/tunnel");
     assert!(run(program.to_str().unwrap(), &["--version"], None, PATIENCE).stdout.starts_with("tunnel "));
-}
-
-/// What systemd itself says of the units.
-#[test]
-fn the_units_are_sound() {
-    if !have(&["systemd-analyze"]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    for side in ["cloud", "edge"] {
-        let name = format!("tunnel-{side}.service");
-        let text = std::fs::read_to_string(deploy("systemd").join(&name)).unwrap();
-        let text = text.replace("/usr/bin/tunnel", PROGRAM).replace("Documentation=man:tunnel(1)\n", "");
-        let file = dir.path().join(&name);
-        std::fs::write(&file, text).unwrap();
-        let said = run("systemd-analyze", &["verify", file.to_str().unwrap()], None, PATIENCE);
-        let of_it: Vec<_> = said.stderr.lines().filter(|line| line.contains(&name)).collect();
-        assert!(said.status.success() && of_it.is_empty(), "{said:?}");
-    }
 }

@@ -88,7 +88,12 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-fn skip(why: &str) -> bool {
+/// Says that a test is skipped, and why; returns false.
+///
+/// # Panics
+///
+/// If `TUNNEL_TESTS_REQUIRE=1` promised that no test is skipped.
+pub(crate) fn skip(why: &str) -> bool {
     assert!(std::env::var("TUNNEL_TESTS_REQUIRE").as_deref() != Ok("1"), "{why}");
     let test = std::thread::current();
     // Not by a macro: those are caught, and shown for failed tests only.

@@ -1,0 +1,95 @@
+//! The units of `deploy/systemd`, given to systemd.
+
+use super::deploy;
+use crate::parts::{free_port, have, loopback, root, skip};
+use crate::process::{PATIENCE, run};
+use crate::tunnel::{PROGRAM, TestDir};
+
+fn unit(side: &str) -> String {
+    std::fs::read_to_string(deploy("systemd").join(format!("tunnel-{side}.service"))).unwrap()
+}
+
+/// systemd's own check. An ExecStartPre is no part of it: `RestartPreventExitStatus` does not apply to its exit code.
+#[test]
+fn the_units_are_sound() {
+    for side in ["cloud", "edge"] {
+        let text = unit(side);
+        assert!(!text.lines().any(|line| line.starts_with("ExecStartPre")), "{side}");
+        let nonsense = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(nonsense.path(), "nonsense = 1\n").unwrap();
+        let prevented = text.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+        for wrong in [format!("--c={}", nonsense.path().display()), "--nonsense".to_owned()] {
+            let said = run(PROGRAM, &[&format!("--m={side}"), &wrong], None, PATIENCE);
+            let code = said.status.code().unwrap().to_string();
+            assert!(prevented.unwrap().split(' ').any(|one| one == code), "{code}: {said:?}");
+        }
+    }
+    if !have(&["systemd-analyze"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for side in ["cloud", "edge"] {
+        let name = format!("tunnel-{side}.service");
+        let text =
+            unit(side).replace("/usr/bin/tunnel", PROGRAM).replace("Documentation=man:tunnel(1)\n", "");
+        let file = dir.path().join(&name);
+        std::fs::write(&file, text).unwrap();
+        let said = run("systemd-analyze", &["verify", file.to_str().unwrap()], None, PATIENCE);
+        let of_it: Vec<_> = said.stderr.lines().filter(|line| line.contains(&name)).collect();
+        assert!(said.status.success() && of_it.is_empty(), "{said:?}");
+    }
+}
+
+/// A user manager of systemd runs the units, without their user and sandbox, which it cannot give.
+#[test]
+fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
+    if !root() || !have(&["unshare", "systemctl", MANAGER]) {
+        return;
+    }
+    let place = TestDir::new();
+    let units = place.path().join("units");
+    std::fs::create_dir(&units).unwrap();
+    for side in ["cloud", "edge"] {
+        let text = unit(side)
+            .replace("/usr/bin/tunnel", PROGRAM)
+            .replace("/etc/tunnel", place.path().to_str().unwrap());
+        let paragraphs = text.split("\n\n").filter(|paragraph| !paragraph.starts_with("User="));
+        let text = paragraphs.collect::<Vec<_>>().join("\n\n");
+        std::fs::write(units.join(format!("tunnel-{side}.service")), text).unwrap();
+    }
+    for target in ["sockets.target", "timers.target"] {
+        std::os::unix::fs::symlink("/dev/null", units.join(target)).unwrap();
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ssh = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n";
+    place.config("cloud", &(place.cloud_config(taken.local_addr().unwrap(), free_port()) + ssh));
+    place.config("good", &(place.cloud_config(loopback(free_port()), free_port()) + ssh));
+    std::fs::write(place.path().join("edge.toml"), "nonsense = 1\n").unwrap();
+    let script = format!(
+        "set -e; mount -t tmpfs none /run; mkdir -p -m 700 /run/systemd/system /run/user; cd {}
+         export XDG_RUNTIME_DIR=/run/user SYSTEMD_UNIT_PATH=$PWD/units:/usr/lib/systemd/user
+         {MANAGER} --user --unit=basic.target &
+         state() {{ echo $(systemctl --user show -p ActiveState -p SubState -p ExecMainStatus -p NRestarts --value $1); }}
+         reaches() {{ n=0; until state $1 | grep -qx \"$2\"; do n=$((n+1)); [ $n -lt 300 ] || {{ state $1; exit 9; }}; sleep 0.1; done; }}
+         n=0; until systemctl --user is-active -q basic.target; do n=$((n+1)); [ $n -lt 300 ] || exit 8; sleep 0.1; done
+         systemctl --user start --no-block tunnel-edge tunnel-cloud
+         reaches tunnel-edge '0 78 failed failed'
+         reaches tunnel-cloud '[0-9]* 69 activating auto-restart'
+         cp good.toml cloud.toml
+         reaches tunnel-cloud '[0-9]* 0 active running'
+         systemctl --user stop tunnel-cloud
+         reaches tunnel-cloud '[0-9]* 0 inactive dead'
+         echo all is well",
+        place.path().display()
+    );
+    let alone = ["-m", "-p", "-f", "--kill-child", "--mount-proc", "--propagation", "private"];
+    let said = run("unshare", &[&alone[..], &["sh", "-c", &script]].concat(), None, 6 * PATIENCE);
+    if said.status.code() == Some(8) {
+        skip(&format!("no user manager of systemd starts here: {}", said.stderr));
+        return;
+    }
+    assert!(said.status.success() && said.stdout.ends_with("all is well\n"), "{said:?}");
+}
+
+/// Debian's.
+const MANAGER: &str = "/lib/systemd/systemd";
