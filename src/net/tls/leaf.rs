@@ -24,14 +24,12 @@ pub(super) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     })
 }
 
-/// Its first DNS name that is not a wildcard, or else its first address, as a URL has it.
+/// Its first name or address that a client can dial, as a URL has it. A wildcard is none.
 pub fn host_of(der: &[u8]) -> Option<String> {
-    if let Some(ServerName::DnsName(name)) = first_name(der) {
-        return Some(name.as_ref().to_owned());
-    }
     let (_, cert) = X509Certificate::from_der(der).ok()?;
     let names = cert.subject_alternative_name().ok()??;
     names.value.general_names.iter().find_map(|name| match name {
+        GeneralName::DNSName(name) => ServerName::try_from(*name).ok().map(|name| name.to_str().into_owned()),
         GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
             (Ok(v4), _) => Some(std::net::Ipv4Addr::from(v4).to_string()),
             (_, Ok(v6)) => Some(format!("[{}]", std::net::Ipv6Addr::from(v6))),
