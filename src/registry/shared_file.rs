@@ -1,8 +1,8 @@
 //! A file that several processes change, each in its turn, and that its readers see whole.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +31,13 @@ pub(super) async fn in_background<T: Send + 'static>(
 ) -> Result<T, SharedFileError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|cause| Err(SharedFileError::Broken(cause.to_string())))
+}
+
+/// Makes the directory of a new file, for this user alone. Where that fails, writing the file says why.
+pub(super) fn make_directory(file: &Path) {
+    if let Some(dir) = file.parent() {
+        let _ = DirBuilder::new().mode(0o700).create(dir);
+    }
 }
 
 /// The file's turn, until the result is dropped. Of links, it locks beside where they lead.

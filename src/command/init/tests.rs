@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use clap::Parser as _;
 
 use crate::command::{Args, Command};
+use crate::config::cloud::Invitations;
 
 fn asked(dir: &Path, more: &[&str]) -> Init {
     let dir = dir.to_str().unwrap();
@@ -40,6 +41,8 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
     let (cloud, warnings) = Cloud::read(&read("cloud/cloud.toml"), &Environment::default()).unwrap();
     assert_eq!(warnings, []);
+    let kept = Invitations::File("/var/lib/tunnel/enrolled".into());
+    assert_eq!(cloud.invitations, Some(kept), "below /etc no service may write");
     assert_eq!(cloud.server.tokenfile, Path::new("/etc/tunnel/token/token"));
     let (edge, warnings) =
         EdgeSettings::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();

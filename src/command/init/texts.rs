@@ -25,6 +25,8 @@ pub(in crate::command) struct EdgeText<'a> {
 impl CloudText<'_> {
     /// With its files in that folder.
     pub(in crate::command) fn at(&self, dir: &str) -> String {
+        // A service may not write below /etc.
+        let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
         let mut text = format!(
             r#"# Settings of a pod: tunnel --m=cloud --c={dir}/cloud.toml
 # Written by `tunnel init`; conf/cloud.toml describes every key.
@@ -40,6 +42,11 @@ tokenfile = "{dir}/token/token"
 # HTTP CONNECT, for this machine alone. For others: another address, and allow_from or auth to say for whom.
 [mode.cloud.ssh]
 listen = "127.0.0.1:2222"
+
+# Nodes that join by `tunnel invite` and `tunnel join`; without an invitation that is open no machine can join.
+[mode.cloud.invitations]
+store = "file"
+file = "{enrolled}/enrolled"
 "#
         );
         if !self.clients.is_empty() {
@@ -99,6 +106,9 @@ key = "{dir}/certs/apiserver-kubelet-client.key"
     }
 }
 
+/// Where the packaged units let the program write.
+const STATE_DIR: &str = "/var/lib/tunnel";
+
 /// The file of kube-apiserver's --egress-selector-config-file.
 pub(super) fn egress_selector(server: &str) -> String {
     format!(
@@ -148,7 +158,8 @@ pub(super) fn made(asked: &Init, clients: &[String], is_new: bool, to: &str) -> 
         "next, on the machine of a pod:\n  cp -rpT {dir}/cloud {to}\n  tunnel --m=cloud --c={to}/cloud.toml\n\
          then, for each node:\n  scp -rp {dir}/edge-{node} root@{node}:{to}\n  \
          on {node}: tunnel --m=edge --c={to}/edge.toml\n\
-         and on the pod's machine:\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n"
+         and on the pod's machine:\n  tunnel status\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n  \
+         tunnel invite --node NODE    (prints the line by which one more node joins)\n"
     );
     text
 }

@@ -24,6 +24,7 @@ impl FileCell {
     pub(super) async fn write(&self, seen: Seen, text: Vec<u8>) -> Result<bool, CellError> {
         let file = self.0.clone();
         let write = move || {
+            shared_file::make_directory(&file);
             let _held = shared_file::lock(&file)?;
             if shared_file::content(&file)?.unwrap_or_default() != seen.text {
                 return Ok(false);
@@ -62,9 +63,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_is_not_there_is_told() {
+    async fn the_directory_is_made_unless_another_one_is_missing() {
         let place = tempfile::tempdir().unwrap();
-        let cell = FileCell::new(place.path().join("no/shared"));
+        let cell = FileCell::new(place.path().join("new/shared"));
+        assert!(cell.write(Seen::default(), b"a".to_vec()).await.unwrap());
+        let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let cell = FileCell::new(place.path().join("no/such/shared"));
         let told = cell.write(Seen::default(), b"a".to_vec()).await.unwrap_err().to_string();
         assert!(told.contains("check that its directory exists"), "{told}");
     }
