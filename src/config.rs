@@ -53,6 +53,8 @@ pub struct Environment {
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY` or `no_proxy`: hosts that are dialled without it.
     pub no_proxy: Option<String>,
+    /// `XDG_RUNTIME_DIR`: where sockets of this user's programs may be.
+    pub runtime_dir: Option<PathBuf>,
 }
 
 /// A text that no log may show; prints as `***`.
@@ -75,11 +77,19 @@ pub struct Listen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminSettings {
     /// The unix socket for commands of this machine, as `tunnel status`; only its owner may open it.
-    pub path: PathBuf,
-    /// No key names it: if it cannot be had, the program goes on without it.
-    pub implicit: bool,
+    pub socket: AdminSocket,
     /// Who may look at the log port from other machines: users, or else nobody.
     pub access: Access,
+}
+
+/// Where the admin socket is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdminSocket {
+    /// At the path that a key names; without it the program ends.
+    At(PathBuf),
+    /// No key names it: it has this name (without `.sock`) in a directory for such sockets, for example in this
+    /// `XDG_RUNTIME_DIR`. Without it the program runs all the same.
+    Named(&'static str, Option<PathBuf>),
 }
 
 /// The settings of a file and the environment, as far as they can be read.
@@ -149,6 +159,7 @@ impl Environment {
             kubeconfig: None,
             https_proxy: variable("HTTPS_PROXY").or_else(|| variable("https_proxy")).map(Secret::new),
             no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
+            runtime_dir: variable("XDG_RUNTIME_DIR").map(PathBuf::from),
         }
     }
 }

@@ -34,11 +34,17 @@ fn main() -> ExitCode {
         Some(Command::Connect(asked)) => {
             told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
         }
-        Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
+        Some(Command::Status { socket, json }) => {
+            told(in_runtime(command::status(socket, json, &Environment::read(variable))))
+        }
         Some(Command::Init(asked)) => told(command::init(&asked)),
-        Some(Command::Invite(asked)) => told(in_runtime(command::invite(asked))),
+        Some(Command::Invite(asked)) => {
+            told(in_runtime(command::invite(asked, &Environment::read(variable))))
+        }
         Some(Command::Join(asked)) => told(in_runtime(command::join(&asked, &Environment::read(variable)))),
-        Some(Command::Revoke(asked)) => told(in_runtime(command::revoke(asked))),
+        Some(Command::Revoke(asked)) => {
+            told(in_runtime(command::revoke(asked, &Environment::read(variable))))
+        }
         #[cfg(feature = "kubernetes")]
         Some(Command::Migrate(asked)) => told(command::migrate(&asked, std::io::stdin())),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
@@ -56,12 +62,9 @@ fn run(args: &Args) -> ExitCode {
     let settings = Settings::read(args, variable, &mut startup);
     let refused = match runtime(args.mode) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
-            Ok(Drained::Cut(cut_sessions)) => {
+            Ok(drained) => {
+                let cut_sessions = if let Drained::Cut(cut) = drained { cut } else { 0 };
                 info!(cut_sessions, "stopped");
-                return ExitCode::SUCCESS;
-            }
-            Ok(Drained::Finished) => {
-                info!(cut_sessions = 0, "stopped");
                 return ExitCode::SUCCESS;
             }
             Err(faults) => faults,

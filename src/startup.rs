@@ -1,5 +1,6 @@
 //! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
+mod admin_socket;
 mod gates;
 mod live;
 mod service;
@@ -11,11 +12,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use tracing::debug;
+use tracing::{info, warn};
 
-use crate::config::{self, AdminSettings, Fault, Faults, Listen};
-use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
+use crate::config::{self, AdminSocket, Fault, Faults, Listen};
+use crate::net::listen::{Accept as _, BindError, Listener, LocalListener, try_congestion};
 
+pub use admin_socket::SocketDirs;
 pub use gates::{Doors, Gates, Guard};
 pub use live::{ConfigFile, tell_warnings};
 pub use service::Service;
@@ -152,21 +154,21 @@ impl Startup {
         bound.map_err(|error| self.fault(FaultKind::Port, key, error.to_string())).ok()
     }
 
-    /// As [`Self::bind_local`], for the socket of commands; `Some(None)` where nobody asked for it and it cannot be had.
-    pub fn bind_admin(&mut self, key: &str, socket: &AdminSettings) -> Option<Option<LocalListener>> {
-        if !socket.implicit {
-            return self.bind_local(key, &socket.path).map(Some);
-        }
-        if self.is_check || !self.is_given(key) {
-            return None;
-        }
-        Some(match LocalListener::bind(&socket.path) {
-            Ok(listener) => Some(listener),
-            Err(error) => {
-                debug!(%error, key, "there is no admin socket: that is only a default");
-                None
+    /// As [`Self::bind_local`], for the admin socket; `Some(None)` if no key names it and no directory takes it.
+    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<LocalListener>> {
+        let bound = match socket {
+            AdminSocket::At(path) => Some(self.bind_local(key, path)?),
+            AdminSocket::Named(..) if self.is_check || !self.is_given(key) => return None,
+            AdminSocket::Named(name, runtime_dir) => {
+                let bound = SocketDirs::of_user(runtime_dir.as_deref()).bind(name);
+                let hint = format!("set {key} to a path that this user may write");
+                bound.map_err(|reason| warn!(%reason, hint, "no admin socket for tunnel status")).ok()
             }
-        })
+        };
+        if let Some(listener) = &bound {
+            info!(path = %listener.at(), "admin socket open");
+        }
+        Some(bound)
     }
 
     /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.

@@ -89,7 +89,7 @@ impl Ports {
             None => None,
             Some(bound) => Some(bound?),
         };
-        let admin = startup.bind_admin("mode.cloud.admin.listen", &settings.admin);
+        let admin = startup.bind_admin("mode.cloud.admin.listen", &settings.admin.socket);
         Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
     }
 

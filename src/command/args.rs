@@ -84,8 +84,8 @@ pub enum Command {
     Connect(Connect),
     /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.
     Status {
-        /// The socket (its config's `listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: /run/tunnel/cloud.sock, or
-        /// else edge.sock there]
+        /// The socket (its config's `listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: that of a pod, otherwise of
+        /// an edge, of this user; its log says where]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// All of it as JSON, with sessions.

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::Failure;
 use super::socket::{ask, socket};
 use crate::admin::Invited;
+use crate::config::Environment;
 use crate::names::NodeName;
 
 /// Whom to invite.
@@ -20,7 +21,7 @@ pub struct Invite {
     /// For how long: a whole number with s, m or h, from 1m to 168h.
     #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = lasting)]
     pub lasting: Duration,
-    /// Its admin socket. [default: /run/tunnel/cloud.sock]
+    /// Its admin socket. [default: that of a pod of this user; its log says where]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -31,7 +32,7 @@ pub struct Revoke {
     /// The node that has joined, or was invited.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
-    /// Its admin socket. [default: /run/tunnel/cloud.sock]
+    /// Its admin socket. [default: that of a pod of this user; its log says where]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -41,14 +42,14 @@ pub struct Revoke {
 /// # Errors
 ///
 /// No pod answers here, or it does not invite.
-pub async fn invite(asked: Invite) -> Result<String, Failure> {
+pub async fn invite(asked: Invite, env: &Environment) -> Result<String, Failure> {
     let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
-    let answer = told(asked.socket, "/invitations", body.to_string()).await?;
+    let (answer, choice) = told(asked.socket, "/invitations", body.to_string(), env).await?;
     let invited: Invited = serde_json::from_slice(&answer)
         .map_err(|cause| Failure::unavailable(format!("the pod is of another version: {cause}")))?;
     let Invited { code, cloud, .. } = invited;
     Ok(format!(
-        "on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invite {code} --node {node}\n\
+        "{choice}on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invite {code} --node {node}\n\
          It works once, and lets whoever has it be {node}: send it by a way that others do not read.\n",
         node = asked.node,
         lasting = words(asked.lasting),
@@ -60,17 +61,23 @@ pub async fn invite(asked: Invite) -> Result<String, Failure> {
 /// # Errors
 ///
 /// No pod answers here, or there is nothing to revoke.
-pub async fn revoke(asked: Revoke) -> Result<String, Failure> {
+pub async fn revoke(asked: Revoke, env: &Environment) -> Result<String, Failure> {
     let body = json!({ "node": asked.node.as_str() });
-    told(asked.socket, "/revocations", body.to_string()).await?;
-    Ok(format!("revoked: the links of {} end within a few seconds\n", asked.node))
+    let (_, choice) = told(asked.socket, "/revocations", body.to_string(), env).await?;
+    Ok(format!("{choice}revoked: the links of {} end within a few seconds\n", asked.node))
 }
 
-/// What the pod has answered.
-async fn told(named: Option<PathBuf>, path: &str, body: String) -> Result<Vec<u8>, Failure> {
-    let (code, answer) = ask(&socket(named)?, Method::POST, path, body).await?;
+/// The pod's answer, and which pod of this machine was asked if there are several.
+async fn told(
+    named: Option<PathBuf>,
+    path: &str,
+    body: String,
+    env: &Environment,
+) -> Result<(Vec<u8>, String), Failure> {
+    let socket = socket(named, &["cloud"], env).await?;
+    let (code, answer) = ask(&socket.path, Method::POST, path, body).await?;
     if code == 200 {
-        return Ok(answer.to_vec());
+        return Ok((answer.to_vec(), socket.choice()));
     }
     Err(Failure::unavailable(crate::telemetry::printable(String::from_utf8_lossy(&answer).trim_end())))
 }

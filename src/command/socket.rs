@@ -14,22 +14,67 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::Failure;
+use crate::config::Environment;
+use crate::startup::SocketDirs;
 
-/// The socket to ask: the one that is named, or else the first of the default ones that is there.
+/// A socket to ask.
+pub(super) struct Socket {
+    pub(super) path: PathBuf,
+    /// The sockets of other programs that run on this machine.
+    others: Vec<PathBuf>,
+}
+
+impl Socket {
+    /// Names the socket that was chosen among several, and the others; empty if there is only one.
+    pub(super) fn choice(&self) -> String {
+        if self.others.is_empty() {
+            return String::new();
+        }
+        let others: Vec<_> = self.others.iter().map(|path| format!("--socket={}", path.display())).collect();
+        format!("asked {}; others on this machine: {}\n", self.path.display(), others.join(" "))
+    }
+}
+
+/// The socket to ask: the named one, otherwise the first that a program with one of these names has by default. A
+/// program that answers is preferred to one that this user may not ask, and that to one that has ended.
 ///
 /// # Errors
 ///
-/// None is named, and none is there.
-pub(super) fn socket(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
-    let found = named.or_else(|| SOCKETS.iter().map(PathBuf::from).find(|path| path.exists()));
-    found.ok_or_else(|| {
-        let text = format!(
-            "no pod or edge has its socket at {}: is one running here? Its config says where the socket is ([mode.cloud.admin] \
-             or [mode.edge.admin], listen): name that with --socket=PATH",
-            SOCKETS.join(" or ")
-        );
+/// No socket is named, and none is found.
+pub(super) async fn socket(
+    named: Option<PathBuf>,
+    names: &[&str],
+    env: &Environment,
+) -> Result<Socket, Failure> {
+    if let Some(path) = named {
+        return Ok(Socket { path, others: Vec::new() });
+    }
+    let mut found = Vec::new();
+    for path in SocketDirs::of_user(env.runtime_dir.as_deref()).sockets(names) {
+        let state = match UnixStream::connect(&path).await.map_err(|cause| cause.kind()) {
+            Ok(_) => State::Answers,
+            Err(io::ErrorKind::PermissionDenied) => State::Denied,
+            Err(_) => State::Ended,
+        };
+        found.push((state, path));
+    }
+    found.sort_by_key(|(state, _)| *state);
+    let mut running = found.iter().filter(|(state, _)| *state != State::Ended);
+    let first = running.next().or(found.first()).map(|(_, path)| path.clone());
+    let others = running.map(|(_, path)| path.clone()).collect();
+    first.map(|path| Socket { path, others }).ok_or_else(|| {
+        let text = "no server or edge of this user has its socket at a usual place: is one running here? Its log says at the \
+                    start where its socket is; name that with --socket=PATH, or ask as the user that runs it";
         Failure::unavailable(text)
     })
+}
+
+/// What comes of connecting to a socket, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Answers,
+    Denied,
+    Ended,
 }
 
 /// Sends one request with a body, which may be empty; gives HTTP status and body of the answer. Not cancel safe: the request
@@ -96,8 +141,6 @@ pub(super) async fn exchange(
     }
 }
 
-/// Where programs listen unless their settings say otherwise.
-const SOCKETS: [&str; 2] = ["/run/tunnel/cloud.sock", "/run/tunnel/edge.sock"];
 /// For a whole answer; a pod with 20,000 nodes takes a moment to list them.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest answer: some 100,000 nodes.

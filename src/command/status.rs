@@ -10,17 +10,20 @@ use http::Method;
 use super::Failure;
 use super::socket::{ask, socket};
 use crate::admin::{LinkStatus, Status};
+use crate::config::Environment;
 use table::Table;
 use words::{bytes, clean, duration, round_trip};
 
-/// Asks a pod or edge of this machine what it does, as a table, or as the JSON of its answer.
+/// Asks a pod or edge of this machine what it does, as a table, or as the JSON of its answer. The table is preceded by
+/// the sockets of other programs that run here.
 ///
 /// # Errors
 ///
 /// Nobody answers.
-pub async fn status(named: Option<PathBuf>, json: bool) -> Result<String, Failure> {
-    let path = socket(named)?;
-    let (code, body) = ask(&path, Method::GET, "/status", "").await?;
+pub async fn status(named: Option<PathBuf>, json: bool, env: &Environment) -> Result<String, Failure> {
+    let socket = socket(named, &["cloud", "edge"], env).await?;
+    let path = &socket.path;
+    let (code, body) = ask(path, Method::GET, "/status", "").await?;
     if code != 200 {
         let text = format!("{} answered {code}: {}", path.display(), clean(&String::from_utf8_lossy(&body)));
         return Err(Failure::unavailable(text));
@@ -31,7 +34,7 @@ pub async fn status(named: Option<PathBuf>, json: bool) -> Result<String, Failur
     let told: Status = serde_json::from_slice(&body).map_err(|cause| {
         Failure::unavailable(format!("{} is of another version: {cause}", path.display()))
     })?;
-    Ok(text(&told))
+    Ok(socket.choice() + &text(&told))
 }
 
 /// The status for people.

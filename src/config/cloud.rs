@@ -186,7 +186,7 @@ impl Cloud {
             https,
             http,
             ssh,
-            admin: listen::admin(&mut cloud, "cloud.sock", report),
+            admin: listen::admin(&mut cloud, "cloud", env, report),
             session: session(&mut cloud, report),
             node_names: node_names::read(&mut cloud, &registry, env, report),
             registry,

@@ -141,7 +141,7 @@ impl EdgeSettings {
         let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
         let client = client(&mut stream, env, node_ip, report);
         stream.finish(report);
-        let admin = listen::admin(&mut edge, "edge.sock", report);
+        let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);
         let targets = targets(&mut edge, report);
         let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);

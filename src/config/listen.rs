@@ -1,12 +1,12 @@
 //! Where to listen, written as an address (ours) or as a port on all interfaces (SuperEdge's).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use toml::de::DeValue;
 
 use super::fold::{Report, Table};
-use super::{Access, AdminSettings, Auth, Concern, Listen, value};
+use super::{Access, AdminSettings, AdminSocket, Auth, Concern, Environment, Listen, value};
 use crate::policy::Networks;
 
 impl Listen {
@@ -44,20 +44,27 @@ pub(super) fn read(
     }
 }
 
-/// Reads a table `admin`. Without `listen = "unix:/path"`: `name` in the directory that systemd makes for programs.
-pub(super) fn admin(parent: &mut Table<'_>, name: &str, report: &mut Report) -> AdminSettings {
+/// Reads a table `admin`. `name` is that of the socket without `listen = "unix:/path"`.
+pub(super) fn admin(
+    parent: &mut Table<'_>,
+    name: &'static str,
+    env: &Environment,
+    report: &mut Report,
+) -> AdminSettings {
     let mut table = parent.table("admin", report);
     let wanted = "want unix:/path, for example unix:/run/tunnel/cloud.sock";
     let reader =
         |value: &DeValue<'_>| unix_path(&value::text(value)?).ok_or_else(|| value::wrong(value, wanted));
     let path = table.read(LISTEN, reader, report);
-    let implicit = !table.has(LISTEN);
+    let socket = match path {
+        Some(path) => AdminSocket::At(path),
+        None => AdminSocket::Named(name, env.runtime_dir.clone()),
+    };
     let key = table.key("users");
     let users = table.read("users", value::path, report);
     let auth = users.map_or(Auth::None, |users| Auth::Basic { users, key });
     table.finish(report);
-    let path = path.unwrap_or_else(|| Path::new(RUN_DIR).join(name));
-    AdminSettings { path, implicit, access: Access { auth, ..Access::default() } }
+    AdminSettings { socket, access: Access { auth, ..Access::default() } }
 }
 
 /// The path in `unix:/path`.
@@ -180,9 +187,6 @@ const LISTEN: &str = "listen";
 
 /// The key of every table with a port that balancers may stand before.
 const PROXIES: &str = "proxy_protocol";
-
-/// Where programs have their sockets.
-const RUN_DIR: &str = "/run/tunnel";
 
 /// SuperEdge's key for gRPC's debugging port.
 const CHANNELZ: &str = "channelz_addr";

@@ -103,7 +103,7 @@ impl Ports {
             None => None,
             Some(bound) => Some(bound?),
         };
-        let admin = startup.bind_admin("mode.edge.admin.listen", &settings.admin);
+        let admin = startup.bind_admin("mode.edge.admin.listen", &settings.admin.socket);
         Some(Self { log: log?, metrics, channelz, admin: admin? })
     }
 }

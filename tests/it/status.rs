@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tunnel::admin::Status;
 use tunnel::command;
+use tunnel::config::Environment;
 
 use crate::support::clients::{echoed, get};
 use crate::support::programs::{TestDir, TestPod, at, edge_with, start_edge};
@@ -19,7 +20,7 @@ fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
 }
 
 async fn status(path: &Path) -> Status {
-    let json = command::status(Some(path.to_owned()), true).await.unwrap();
+    let json = command::status(Some(path.to_owned()), true, &Environment::default()).await.unwrap();
     serde_json::from_str(&json).unwrap()
 }
 
@@ -81,7 +82,7 @@ async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
     assert!(told.links.is_empty());
     assert_eq!(told.gone[0].name, "node1");
     assert!(!told.gone[0].error.as_ref().unwrap().text.is_empty());
-    let table = command::status(Some(path.clone()), false).await.unwrap();
+    let table = command::status(Some(path.clone()), false, &Environment::default()).await.unwrap();
     assert!(table.contains("no node is linked") && table.contains("GONE"), "{table}");
 }
 
@@ -94,7 +95,7 @@ async fn an_edge_without_a_cloud_says_why() {
     let tried = |told: &Status| told.notes.iter().any(|note| !note.ends_with("not yet"));
     let told = status_with(&path, "a try to link", tried).await;
     assert!(!told.ready && told.notes[0].starts_with("link: "), "{:?}", told.notes);
-    let text = command::status(Some(path), false).await.unwrap();
+    let text = command::status(Some(path), false, &Environment::default()).await.unwrap();
     assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
 }
 
@@ -121,7 +122,7 @@ async fn other_pods_are_told_whether_they_are_linked_or_why_not() {
 async fn nobody_at_the_socket_is_told_with_the_remedy() {
     let place = TestDir::new();
     let (path, table) = socket(&place, "cloud");
-    let failed = command::status(Some(path.clone()), false).await.unwrap_err();
+    let failed = command::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
     assert!(failed.code == 69 && failed.text.contains("cloud.sock does not answer"), "{failed}");
     let pod = TestPod::with(&place, &table);
     // A port that others may reach shows them nothing: the port for metrics has no such page.

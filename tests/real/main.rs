@@ -28,6 +28,7 @@ mod direct;
 mod drain;
 mod edge_proxy;
 mod enrol;
+mod first;
 mod fleet;
 mod halfclose;
 #[cfg(feature = "kubernetes")]

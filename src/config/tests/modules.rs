@@ -137,13 +137,14 @@ fn whatever_is_wrong_with_https_is_told() {
 }
 
 #[test]
-fn the_socket_of_commands_is_where_systemd_has_one_unless_a_path_is_given() {
+fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
+    let named = |name| AdminSocket::Named(name, None);
     let (pod, _) = cloud("");
-    assert_eq!((pod.admin.path.to_str(), pod.admin.implicit), (Some("/run/tunnel/cloud.sock"), true));
+    assert_eq!(pod.admin.socket, named("cloud"));
     let (lone, _) = edge(LEAST);
-    assert_eq!((lone.admin.path.to_str(), lone.admin.implicit), (Some("/run/tunnel/edge.sock"), true));
+    assert_eq!(lone.admin.socket, named("edge"));
     let (pod, _) = cloud("[mode.cloud.admin]\nlisten = \"unix:/a/b\"\n");
-    assert_eq!((pod.admin.path.to_str(), pod.admin.implicit), (Some("/a/b"), false));
+    assert_eq!(pod.admin.socket, AdminSocket::At("/a/b".into()));
     for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
         let faults = cloud_faults(&format!("[mode.cloud.admin]\nlisten = \"{wrong}\"\n")).to_string();
         assert!(faults.contains("mode.cloud.admin.listen") && faults.contains("want unix:/path"), "{faults}");

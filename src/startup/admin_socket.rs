@@ -1,0 +1,217 @@
+//! Where the programs of a machine have their admin sockets if no key names another place.
+
+use std::fmt;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::net::listen::{LocalBindError, LocalListener};
+
+/// Directories for admin sockets, the preferred one first.
+#[derive(Debug)]
+pub struct SocketDirs {
+    /// For the programs of root, and of the user that the directory is given to.
+    shared: PathBuf,
+    /// For the programs of this user alone.
+    own: Vec<PathBuf>,
+    user: u32,
+}
+
+/// Why there is no socket in any directory.
+#[derive(Debug, Default)]
+pub struct NoSocket(Vec<String>);
+
+impl SocketDirs {
+    /// The directories of this process's user. `runtime` is `XDG_RUNTIME_DIR`, which is ignored if another user owns it.
+    pub fn of_user(runtime: Option<&Path>) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        let runtime = runtime.filter(|dir| dir.is_absolute() && is_private(dir, user).is_ok());
+        let temporary = Path::new(TEMPORARY).join(format!("tunnel-{user}"));
+        let own = runtime.map(|dir| dir.join("tunnel")).into_iter().chain([temporary]).collect();
+        Self { shared: RUN_DIR.into(), own, user }
+    }
+
+    /// Listens at `name.sock`, in the first directory that lets it. If another process listens there, the file is
+    /// `name-2.sock`, and so on.
+    ///
+    /// # Errors
+    ///
+    /// Why each directory was of no use.
+    pub fn bind(&self, name: &str) -> Result<LocalListener, NoSocket> {
+        let mut reasons = NoSocket::default();
+        for dir in std::iter::once(&self.shared).chain(&self.own) {
+            let made = if *dir == self.shared { self.make_shared() } else { self.make_own(dir) };
+            let bound = match made {
+                Ok(()) => bind_free(dir, name).map_err(|cause| cause.to_string()),
+                Err(cause) => Err(format!("{}: {cause}", dir.display())),
+            };
+            match bound {
+                Ok(listener) => return Ok(listener),
+                Err(reason) => reasons.0.push(reason),
+            }
+        }
+        Err(reasons)
+    }
+
+    /// The sockets of programs with one of these names that this user can trust; programs may have ended.
+    pub fn sockets(&self, names: &[&str]) -> Vec<PathBuf> {
+        let own = self.own.iter().filter(|dir| is_private(dir, self.user).is_ok());
+        let dirs = std::iter::once(&self.shared).chain(own);
+        let mut found: Vec<_> = dirs.flat_map(|dir| sockets_in(dir, names)).collect();
+        // Servers before edges, whatever their directories.
+        found.sort_by_key(|(name, _)| *name);
+        found.into_iter().map(|(_, path)| path).collect()
+    }
+
+    /// root makes it; for others it has to be there.
+    fn make_shared(&self) -> io::Result<()> {
+        if self.user != 0 {
+            return Ok(());
+        }
+        make(&self.shared, 0o755)
+    }
+
+    /// In `/tmp` another user may have made a directory of this name, and would own the sockets in it.
+    fn make_own(&self, dir: &Path) -> io::Result<()> {
+        make(dir, 0o700)?;
+        is_private(dir, self.user)
+    }
+}
+
+impl fmt::Display for NoSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+fn make(dir: &Path, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(dir) {
+        Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => Err(cause),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that a directory belongs to this user, and that no other user may enter it.
+fn is_private(dir: &Path, user: u32) -> io::Result<()> {
+    let found = fs::symlink_metadata(dir)?;
+    if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(io::Error::other(
+        "want a directory of this user that no other user may enter; remove it or change its mode to 0700",
+    ))
+}
+
+fn bind_free(dir: &Path, name: &str) -> Result<LocalListener, LocalBindError> {
+    let mut bound = LocalListener::bind(&dir.join(format!("{name}.sock")));
+    for number in 2..=MOST_SOCKETS {
+        if !matches!(bound, Err(LocalBindError::Taken(_))) {
+            break;
+        }
+        bound = LocalListener::bind(&dir.join(format!("{name}-{number}.sock")));
+    }
+    bound
+}
+
+/// The sockets of a directory, each with the place of its name among `names`.
+fn sockets_in(dir: &Path, names: &[&str]) -> Vec<((usize, u32), PathBuf)> {
+    let files: Vec<_> = match fs::read_dir(dir) {
+        Ok(entries) => entries.flatten().map(|entry| entry.file_name()).collect(),
+        // The sockets exist, and who asks one of them gets the system's answer.
+        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+            names.iter().map(|name| format!("{name}.sock").into()).collect()
+        }
+        Err(_) => Vec::new(),
+    };
+    let place = |file: &str| {
+        let stem = file.strip_suffix(".sock")?;
+        let (name, number) = match stem.rsplit_once('-') {
+            Some((name, number)) => (name, number.parse().ok()?),
+            None => (stem, 1),
+        };
+        Some((names.iter().position(|one| *one == name)?, number))
+    };
+    let mut found: Vec<_> =
+        files.iter().filter_map(|file| Some((place(file.to_str()?)?, dir.join(file)))).collect();
+    found.sort();
+    found
+}
+
+/// systemd makes it for the packaged units.
+const RUN_DIR: &str = "/run/tunnel";
+/// Every user may make a directory here. Not `TMPDIR`, which a command may have set to another place than a service.
+const TEMPORARY: &str = "/tmp";
+/// Sockets of one name in a directory: each program tries them in turn.
+const MOST_SOCKETS: u32 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    const NAMES: [&str; 2] = ["cloud", "edge"];
+
+    fn dirs(place: &Path) -> SocketDirs {
+        let user = rustix::process::geteuid().as_raw();
+        SocketDirs { shared: place.join("run"), own: vec![place.join("own")], user }
+    }
+
+    fn bound(dirs: &SocketDirs, name: &str) -> (LocalListener, String) {
+        use crate::net::listen::Accept as _;
+        let listener = dirs.bind(name).unwrap();
+        let at = listener.at().to_string();
+        (listener, at)
+    }
+
+    #[tokio::test]
+    async fn each_program_has_a_socket_of_its_own_and_all_are_found() {
+        let place = tempfile::tempdir().unwrap();
+        let dirs = SocketDirs { user: 0, ..dirs(place.path()) };
+        assert!(dirs.sockets(&NAMES).is_empty());
+        let made: Vec<_> = ["edge", "cloud", "cloud", "edge", "cloud"].map(|name| bound(&dirs, name)).into();
+        let at = |file: &str| place.path().join("run").join(file);
+        let expected = ["cloud.sock", "cloud-2.sock", "cloud-3.sock", "edge.sock", "edge-2.sock"].map(at);
+        fs::write(at("egress.sock"), "").unwrap();
+        fs::write(at("cloud-x.sock"), "").unwrap();
+        assert_eq!(dirs.sockets(&NAMES), expected);
+        assert_eq!(dirs.sockets(&["cloud"]), expected[..3]);
+        assert_eq!(fs::metadata(place.path().join("run")).unwrap().mode() & 0o777, 0o755);
+        drop(made);
+        assert_eq!(bound(&dirs, "cloud").1, expected[0].display().to_string());
+    }
+
+    #[tokio::test]
+    async fn a_user_without_the_shared_directory_has_one_that_no_other_user_may_enter() {
+        let place = tempfile::tempdir().unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let own = place.path().join("own");
+        // Nobody makes the shared one.
+        let dirs = SocketDirs { shared: place.path().join("no/run"), ..dirs(place.path()) };
+        let (listener, at) = bound(&dirs, "edge");
+        assert_eq!(at, own.join("edge.sock").display().to_string());
+        assert_eq!(fs::metadata(&own).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(dirs.sockets(&NAMES), [own.join("edge.sock")]);
+        let other = SocketDirs { user: user + 1, ..dirs };
+        assert!(other.sockets(&NAMES).is_empty(), "another user's socket is not trusted");
+        let refused = other.bind("edge").unwrap_err().to_string();
+        assert!(refused.contains("no other user may enter"), "{refused}");
+        drop(listener);
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_others_may_enter_is_of_no_use() {
+        let place = tempfile::tempdir().unwrap();
+        let dirs = SocketDirs { shared: place.path().join("no/run"), ..dirs(place.path()) };
+        let own = place.path().join("own");
+        fs::create_dir(&own).unwrap();
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(dirs.bind("edge").unwrap_err().to_string().contains("0700"));
+        fs::remove_dir(&own).unwrap();
+        let elsewhere = place.path().join("elsewhere");
+        make(&elsewhere, 0o700).unwrap();
+        symlink(&elsewhere, &own).unwrap();
+        assert!(dirs.bind("edge").is_err(), "a link leads elsewhere");
+        assert!(fs::read_dir(&elsewhere).unwrap().next().is_none());
+    }
+}

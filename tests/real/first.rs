@@ -1,0 +1,88 @@
+//! The README's first steps on machines of one's own, as root and as a user without rights.
+
+use std::os::unix::fs::PermissionsExt;
+
+use crate::parts::{have, kept, root};
+use crate::process::{PATIENCE, run};
+use crate::tunnel::PROGRAM;
+
+/// What a script may call: `waits CONDITION`, and `tunnel`.
+const HELPERS: &str = r#"set -e; ip link set lo up; PLACE=/run/place
+mount -t tmpfs none /run; mkdir $PLACE; mount --bind $DIR $PLACE; mount -t tmpfs -o mode=1777 none /tmp; cd $PLACE
+touch tunnel; mount --bind $PROGRAM tunnel
+waits() { n=0; until eval "$1"; do n=$((n+1)); [ $n -lt 300 ] || { echo "not: $1"; cat *.log; exit 9; }; sleep 0.1; done; }
+tunnel() { $AS $PLACE/tunnel "$@"; }
+serves() { $AS $PLACE/tunnel --m=$1 --c=$2/$1.toml > $3.log 2>&1 & }
+"#;
+
+/// Runs a script of bash in namespaces of its own, in a directory where all users may write. /run and /tmp are empty, and
+/// the program is at a place that all users reach.
+fn script(text: &str) {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let alone = ["-m", "-n", "-p", "-f", "--kill-child", "--mount-proc", "--propagation", "private"];
+    let dir = place.path().display();
+    let text = format!("DIR={dir} PROGRAM={PROGRAM}\n{HELPERS}{text}\necho all is well\n");
+    let said = run("unshare", &[&alone[..], &["bash", "-c", &text]].concat(), None, 6 * PATIENCE);
+    assert!(said.status.success() && said.stdout.ends_with("all is well\n"), "{said:?}");
+}
+
+/// Without /run/tunnel: root makes it, and other users have a directory of their own.
+#[test]
+fn a_cloud_that_init_made_invites_a_node_and_shows_it() {
+    if !root() || !have(&["unshare", "setpriv", "ip"]) {
+        return;
+    }
+    script(
+        r#"nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
+steps() { # user, directory of the sockets
+    AS=$1; $AS mkdir $PLACE/$3; cd $PLACE/$3
+    tunnel init files --name 127.0.0.1 --node node1 --to $PWD/etc > init.out
+    $AS cp -rpT files/cloud etc
+    serves cloud etc cloud; pod=$!
+    waits "tunnel status | grep -qx 'no node is linked'"
+    grep -q "admin socket open path=$2/cloud.sock" cloud.log
+    tunnel invite --node node2 > invited.out
+    $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --to $PWD/joined > join.out
+    $AS sed -i s/51010/51011/ joined/edge.toml
+    serves edge joined edge; edge=$!
+    waits "tunnel status | grep -q '^node2 '"
+    tunnel status | grep -qx "asked $2/cloud.sock; others on this machine: --socket=$2/edge.sock"
+    tunnel status --socket=$2/edge.sock | grep -q '^edge of node2 '
+    tunnel revoke --node node2 > revoked.out
+    kill $pod $edge; wait $pod $edge
+}
+steps "$nobody" /tmp/tunnel-65534 lone
+mkdir -p -m 755 /run/user; mkdir -m 700 /run/user/65534; chown 65534:65534 /run/user/65534
+XDG_RUNTIME_DIR=/run/user/65534 steps "$nobody" /run/user/65534/tunnel session
+steps "" /run/tunnel root
+AS="$nobody"; cd $PLACE; ! tunnel status 2> refused.log; grep -q 'no server or edge of this user' refused.log
+AS=; serves cloud root/etc cloud; waits "tunnel status > /dev/null 2>&1"
+AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'this user may not open /run/tunnel/cloud.sock' refused.log"#,
+    );
+}
+
+/// The edge's addresses are known, and its DNS server falls silent before the pod restarts.
+#[test]
+fn an_edge_links_again_while_dns_is_silent() {
+    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| root() && have(&["unshare", "ip", "curl"]))
+    else {
+        return;
+    };
+    script(&format!(
+        r#"echo 'nameserver 127.0.0.1' > resolv.conf; mount --bind resolv.conf /etc/resolv.conf
+echo '127.0.0.1 cloud.test' > zone
+printf '.:53 {{\n bind 127.0.0.1\n hosts zone {{\n ttl 1\n }}\n}}\n' > Corefile
+{} -conf Corefile > dns.log 2>&1 & dns=$!
+tunnel init files --name cloud.test --node node1 --to $PLACE/etc > init.out
+cp -rpT files/cloud etc; cp -rpT files/edge-node1 node
+sed -i 's#/etc/\(certs\|token\)#/node/\1#; s/51010/51011/' node/edge.toml
+serves cloud etc cloud; pod=$!; serves edge node edge
+waits 'curl -s http://127.0.0.1:51010/cloud/healthz | grep -q node1'
+kill -STOP $dns; kill -9 $pod; wait $pod || true
+waits 'grep -q "DNS gave no address" edge.log'
+serves cloud etc cloud-again
+waits 'curl -s http://127.0.0.1:51010/cloud/healthz | grep -q node1'"#,
+        coredns.display()
+    ));
+}
