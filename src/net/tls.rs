@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
@@ -143,6 +143,8 @@ impl ServerSettings {
             None => builder.with_no_client_auth(),
         };
         let shown = Shown::new(identity, self.identity.cert.clone());
+        // A session that is resumed by its id asks nobody whether its certificate is still valid; a ticket does.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
         // The clients keep the tickets: thousands of edges that come back at once, to whichever pod, resume without memory here.

@@ -31,6 +31,7 @@ mod http_proxy;
 mod https;
 mod inside;
 mod interactive;
+mod intruders;
 mod links;
 mod live;
 mod memory;

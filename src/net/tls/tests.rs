@@ -52,8 +52,17 @@ impl Authority {
 
     /// As [`Self::issue`], valid from the first day of a year to that of another.
     pub(crate) fn issue_for(&self, file: &str, name: &str, years: std::ops::Range<i32>) -> Identity {
+        self.issue_as(file, CertificateParams::new([name.to_owned()]).unwrap(), years)
+    }
+
+    /// As [`Self::issue_for`], with these parameters.
+    pub(crate) fn issue_as(
+        &self,
+        file: &str,
+        mut params: CertificateParams,
+        years: std::ops::Range<i32>,
+    ) -> Identity {
         let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.not_before = rcgen::date_time_ymd(years.start, 1, 1);
         params.not_after = rcgen::date_time_ymd(years.end, 1, 1);
         let cert = params.signed_by(&key, &self.issuer).unwrap();

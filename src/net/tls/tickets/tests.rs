@@ -1,12 +1,14 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+use tokio_rustls::rustls::client::{Resumption, Tls12Resumption};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, crypto::aws_lc_rs, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::net::tls::tests::{Authority, SetTime, client, server};
-use crate::net::tls::{Identity, Trust};
+use crate::net::pem;
+use crate::net::tls::tests::{Authority, SetTime, client, server, server_at};
+use crate::net::tls::{Agents, EDGE, Identity, Trust, roots};
 
 /// A pod that has just started with these files.
 fn pod(identity: &Identity, clients: ClientCertificates) -> Arc<ServerConfig> {
@@ -101,6 +103,79 @@ async fn tickets_of_tls_1_2_are_for_the_pod_alone_that_gave_them() {
     assert_eq!(meet(&edge, &one).await, HandshakeKind::Resumed);
     assert_eq!(meet(&edge, &pod(&identity, ClientCertificates::Anonymous)).await, HandshakeKind::Full);
 }
+/// A client of TLS 1.2 with that certificate, which resumes sessions in these ways.
+fn client_of_tls12(ca: &Authority, shows: &Identity, ways: Tls12Resumption) -> Arc<ClientConfig> {
+    let read = |path: &std::path::Path| std::fs::read(path).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_protocol_versions(&[&version::TLS12])
+        .unwrap()
+        .with_root_certificates(roots(&ca.ca(), &read(&ca.ca())).unwrap())
+        .with_client_auth_cert(
+            pem::certs(&shows.cert, &read(&shows.cert)).unwrap(),
+            pem::key(&shows.key, &read(&shows.key)).unwrap(),
+        );
+    let mut config = config.unwrap();
+    config.resumption = Resumption::in_memory_sessions(9).tls12_resumption(ways);
+    Arc::new(config)
+}
+
+/// As [`meet`]; `None` if the server refuses.
+async fn is_met(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Option<HandshakeKind> {
+    let (near, far) = duplex(1 << 16);
+    let accept = async {
+        let mut tls = TlsAcceptor::from(server.clone()).accept(far).await.ok()?;
+        tls.write_all(b"x").await.ok()?;
+        tls.shutdown().await.ok()?;
+        tls.get_ref().1.handshake_kind()
+    };
+    let connect = async {
+        let name = ServerName::try_from("a.b").unwrap();
+        if let Ok(mut tls) = TlsConnector::from(client.clone()).connect(name, near).await {
+            let _ = tls.read_u8().await;
+        }
+    };
+    tokio::join!(accept, connect).0
+}
+
+#[tokio::test]
+async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticket_nor_by_id() {
+    let (ca, cluster) = (Authority::new("ca"), Authority::new("cluster"));
+    let identity = ca.issue("s", "a.b");
+    let edges = {
+        let mut params = rcgen::CertificateParams::new(["node1".to_owned()]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, EDGE.0);
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, EDGE.1);
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        cluster.issue_as("edge", params, 2020..2030)
+    };
+    let siblings = || ClientCertificates::Siblings(ca.ca(), None);
+    let agents = ClientCertificates::Agents(Agents { ca: cluster.ca() }, Box::new(siblings()));
+    for (port, clients, shows) in [
+        ("egress, HTTPS", ClientCertificates::Required(ca.ca()), ca.issue_for("c", "client", 2020..2030)),
+        ("links of pods", siblings(), ca.issue_for("p", "a.b", 2020..2030)),
+        ("links of edges", agents, edges),
+    ] {
+        for (ways, again) in [
+            (Tls12Resumption::SessionIdOnly, HandshakeKind::Full),
+            (Tls12Resumption::SessionIdOrTickets, HandshakeKind::Resumed),
+        ] {
+            let clock = SetTime(Arc::new(AtomicU64::new(YEAR_2029)));
+            let server = Arc::new(server_at(identity.clone(), clients.clone(), &clock));
+            let client = client_of_tls12(&ca, &shows, ways);
+            assert_eq!(is_met(&client, &server).await, Some(HandshakeKind::Full), "{port}, {ways:?}");
+            assert_eq!(is_met(&client, &server).await, Some(again), "{port}, {ways:?}");
+            clock.0.store(YEAR_2029 + 2 * 366 * DAY, Relaxed);
+            for _ in 0..2 {
+                assert_eq!(is_met(&client, &server).await, None, "{port}, {ways:?}");
+            }
+        }
+    }
+}
+
+/// The middle of that year.
+const YEAR_2029: u64 = 1_877_000_000;
+
 
 /// A session as the library writes it, as far as it is looked at.
 const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];

@@ -1,0 +1,107 @@
+//! Clients that must not get in.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::{Resumption, Tls12Resumption};
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
+use tunnel::net::tls::{Identity, server_name};
+use tunnel::pki;
+
+use crate::support::programs::{NAME, TestDir, TestPod};
+use crate::support::{soon, wait_until};
+
+/// A pod whose egress and HTTPS ports accept certificates of its CA with these names.
+fn pod(place: &TestDir, names: &str) -> TestPod {
+    let dir = place.path().display();
+    let proved = format!(
+        "cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = {names}\n"
+    );
+    let addr = "listen_ip = \"127.0.0.1\"\naddr = { \"0\" = \"127.0.0.1:10250\" }\n";
+    TestPod::with(
+        place,
+        &format!("[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\n{proved}[mode.cloud.https]\n{addr}{proved}"),
+    )
+}
+
+/// A client of these versions of TLS with that certificate.
+fn client(place: &TestDir, shows: &Identity, ways: Tls12Resumption, is_old: bool) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(CertificateDer::pem_file_iter(&place.files.ca).unwrap().flatten());
+    let versions = if is_old { &[&version::TLS12][..] } else { &[&version::TLS12, &version::TLS13] };
+    let chain = CertificateDer::pem_file_iter(&shows.cert).unwrap().flatten().collect();
+    let key = PrivateKeyDer::from_pem_file(&shows.key).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+        .unwrap();
+    config.resumption = Resumption::in_memory_sessions(9).tls12_resumption(ways);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+/// How the client gets in at a port; else what it is told.
+async fn gets_in(client: &Arc<ClientConfig>, port: SocketAddr) -> Result<HandshakeKind, String> {
+    let connect = async {
+        let socket = TcpStream::connect(port).await?;
+        let connector = TlsConnector::from(client.clone());
+        let mut tls = connector.connect(server_name(NAME).unwrap(), socket).await?;
+        let kind = tls.get_ref().1.handshake_kind().unwrap();
+        // In TLS 1.3 the client is done before the server has judged its certificate. Nobody speaks first here.
+        let told = tokio::time::timeout(Duration::from_millis(300), tls.read_u8()).await;
+        match told {
+            Ok(Err(cause)) if cause.kind() != std::io::ErrorKind::UnexpectedEof => Err(cause),
+            _ => Ok(kind),
+        }
+    };
+    soon("a handshake", connect).await.map_err(|cause: std::io::Error| cause.to_string())
+}
+
+#[tokio::test]
+async fn an_expired_certificate_gets_in_at_no_port_by_a_session_of_before() {
+    let place = TestDir::new();
+    let pod = pod(&place, &format!("[\"{NAME}\"]"));
+    let shows = Identity { cert: place.path().join("brief.crt"), key: place.path().join("brief.key") };
+    let authority = &place.authority.0;
+    let brief = pki::Authority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
+    let ends = SystemTime::now() + BRIEF + Duration::from_secs(1);
+    // A server's, which another pod shows at the port for links.
+    brief.server(&[NAME]).unwrap().write(&shows.cert, &shows.key).unwrap();
+    let mut clients = Vec::new();
+    for (name, port) in
+        [("egress", pod.port("egress")), ("https", pod.port("https")), ("links", pod.pod.bound.grpc)]
+    {
+        for (ways, again) in [
+            (Tls12Resumption::SessionIdOnly, HandshakeKind::Full),
+            (Tls12Resumption::SessionIdOrTickets, HandshakeKind::Resumed),
+        ] {
+            let client = client(&place, &shows, ways, true);
+            assert_eq!(gets_in(&client, port).await, Ok(HandshakeKind::Full), "{name}, {ways:?}");
+            clients.push((name, port, ways, again, client));
+        }
+    }
+    let mut kinds = Vec::new();
+    for (name, port, ways, again, client) in &clients {
+        kinds.push((*name, *ways, gets_in(client, *port).await, Ok(*again)));
+    }
+    wait_until("the certificate has expired", || SystemTime::now() > ends).await;
+    for (name, port, ways, _, client) in &clients {
+        let told = gets_in(client, *port).await;
+        assert!(told.as_ref().is_err_and(|told| told.contains("Expired")), "{name}, {ways:?}: {told:?}");
+    }
+    for (name, ways, kind, expected) in kinds {
+        assert_eq!(kind, expected, "{name}, {ways:?}, before the end");
+    }
+}
+
+/// For how long a certificate is valid that is to expire within a test: long enough for six handshakes of a busy machine.
+const BRIEF: Duration = Duration::from_secs(12);
