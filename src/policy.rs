@@ -131,6 +131,11 @@ impl CertificateGlob {
     pub fn matches(&self, name: &str) -> bool {
         matches(self.0.as_bytes(), name.as_bytes())
     }
+
+    /// Returns true if it matches every name, and so tells no client from another.
+    pub fn is_everyone(&self) -> bool {
+        self.0.bytes().all(|byte| byte == b'*')
+    }
 }
 
 impl Rules {

@@ -21,9 +21,8 @@ pub struct Access {
     pub auth: Auth,
     /// What they may reach; none: everything.
     pub rules: Rules,
-    /// What a client's certificate may be called (its CN, or one of its DNS names); `None`: anything. Only for ports
-    /// that ask for one.
-    pub names: Option<Vec<CertificateGlob>>,
+    /// Names (CN or DNS) of the client certificates that are accepted. Empty at ports that ask for none.
+    pub names: Vec<CertificateGlob>,
 }
 
 /// How a client proves who it is.
@@ -166,14 +165,19 @@ fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Repo
     Some(auth)
 }
 
-fn names(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<Vec<CertificateGlob>> {
-    let asked = proofs.certificate?;
+fn names(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Vec<CertificateGlob> {
+    let Some(asked) = proofs.certificate else { return Vec::new() };
     let names = filled(table, "names", value::parsed::<CertificateGlob>, report);
     if names.is_some() && !asked {
         let wanted = "no certificate is asked for: name with client_ca the authority that signed them";
         table.complain("names", Some("given, but client_ca is not".to_owned()), wanted, report);
     }
-    names
+    if asked && table.has("client_ca") && !table.has("names") {
+        let wanted = "name the clients' certificates (CN or DNS name), for example [\"system:kube-apiserver\"]; \
+                      [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
+        table.complain("names", None, wanted, report);
+    }
+    names.unwrap_or_default()
 }
 
 fn rule(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Rule {
@@ -233,6 +237,9 @@ mod tests {
         let ssh = Access::read(&mut table, PASSWORD, &Access::default(), &mut report);
         table.finish(&mut report);
         let mut table = file.table("module", &mut report);
+        if proofs.certificate.is_some() {
+            table.skip("client_ca", &mut report);
+        }
         let module = Access::read(&mut table, proofs, &ssh, &mut report);
         let at = "0.0.0.0:1".parse().unwrap();
         module.warn_if_open(table.key("listen"), at, proofs, "every node", &mut report);
@@ -282,8 +289,7 @@ mod tests {
     fn names_are_of_a_certificate_that_is_asked_for() {
         let text = "[module]\nnames = [\"system:*\", \"*.example.org\"]";
         let (_, module, reported) = read(text, CERTIFICATE);
-        let names = module.names.unwrap();
-        let may = |name| names.iter().any(|glob| glob.matches(name));
+        let may = |name| module.names.iter().any(|glob| glob.matches(name));
         assert!(may("System:kube-apiserver") && may("a.example.org") && !may("example.org"));
         assert_eq!(reported, [""; 0]);
         assert!(read(text, UNASKED).2[0].contains("name with client_ca"));
@@ -291,6 +297,23 @@ mod tests {
         let users = "[module]\nrules = [{ users = [\"kube-apiserver\"] }]";
         assert_eq!(read(users, CERTIFICATE).2, [""; 0]);
         assert!(read(users, UNASKED).2[0].contains("nobody is a user"));
+    }
+
+    #[test]
+    fn who_asks_for_certificates_says_whose() {
+        let (_, _, reported) = read("[module]\nclient_ca = \"/ca\"", CERTIFICATE);
+        assert!(
+            reported.len() == 1 && reported[0].contains("module.names: missing: name the clients'"),
+            "{reported:?}"
+        );
+        assert!(reported[0].contains("[\"*\"] accepts every certificate"), "{reported:?}");
+        let (_, module, reported) = read("[module]\nclient_ca = \"/ca\"\nnames = [\"*\"]", CERTIFICATE);
+        assert_eq!(reported, [""; 0]);
+        assert!(module.names[0].matches("anybody") && module.names[0].is_everyone());
+        for wrong in ["[]", "[\"\"]", "1"] {
+            let reported = read(&format!("[module]\nclient_ca = \"/ca\"\nnames = {wrong}"), CERTIFICATE).2;
+            assert!(reported.len() == 1 && !reported[0].contains("missing"), "{reported:?}");
+        }
     }
 
     #[test]

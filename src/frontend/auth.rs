@@ -32,8 +32,8 @@ pub struct Gate {
     pub allow_from: Option<Networks>,
     /// Users and their passwords; `None`: no client is asked for one.
     pub logins: Option<Arc<Logins>>,
-    /// Names of client certificates that are accepted; `None`: any name.
-    pub names: Option<Vec<CertificateGlob>>,
+    /// Names of client certificates that are accepted.
+    pub names: Vec<CertificateGlob>,
     /// Which users and networks may reach which nodes and ports.
     pub rules: Rules,
     /// The DNS zone in which nodes have a second name; `None`: only their own names are accepted.
@@ -101,8 +101,7 @@ impl Gate {
     ///
     /// [`Denial::Forbidden`] if none is.
     pub fn recognise(&self, names: &[String], front: &str) -> Result<String, Denial> {
-        let accepted =
-            |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
+        let accepted = |name: &&String| self.names.iter().any(|glob| glob.matches(name));
         let user = names.iter().find(accepted).cloned();
         user.ok_or_else(|| Denial::unknown(names, front))
     }

@@ -106,7 +106,7 @@ async fn tls_and_a_certificate_open_the_egress_port() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dir = place.path().display();
     let table = format!(
-        "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n"
+        "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = [\"ops\"]\n"
     );
     let pod = TestPod::with(&place, &table);
     let _edge = edge(&place, &pod, "node1").await;

@@ -123,7 +123,7 @@ async fn the_name_in_a_certificate_is_the_user_of_the_rules() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let ca = place.path().display().to_string();
     let rules = "rules = [{ users = [\"ops\"], ports = [1] }, { users = [\"system:kube-apiserver\"] }]";
-    let pod = pod(&place, &format!("client_ca = \"{ca}/ca.crt\"\n{rules}\n"));
+    let pod = pod(&place, &format!("client_ca = \"{ca}/ca.crt\"\nnames = [\"*\"]\n{rules}\n"));
     let _edge = edge(&place, &pod, "node-a").await;
     for (name, answer) in [(APISERVER, ESTABLISHED), ("ops", "HTTP/1.1 403 no rule lets ops reach port ")] {
         let shows = place.client(name);

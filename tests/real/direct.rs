@@ -18,7 +18,7 @@ fn not_a_packet_leaves_for_what_a_pod_must_not_dial() {
         POD,
         &format!(
             "[mode.cloud.ssh]\nlisten = \"{POD}:2222\"\nauth = \"none\"
-[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}
+[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"a client\"]
 [mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
 [mode.cloud.http]\nlisten_ip = \"{POD}\"\naddr = {{ \"7080\" = \"127.0.0.1:7777\" }}
 [mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"7443\" = \"127.0.0.1:7777\" }}\ncert = {cert:?}\nkey = {key:?}

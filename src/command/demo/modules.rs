@@ -61,11 +61,12 @@ impl Module {
             }
             Self::Https => format!(
                 "[mode.cloud.https]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{tls_page}\" }}\n\
-                 cert = \"{dir}/{NODE}.crt\"\nkey = \"{dir}/{NODE}.key\"\nclient_ca = \"{dir}/ca.crt\"\n"
+                 cert = \"{dir}/{NODE}.crt\"\nkey = \"{dir}/{NODE}.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
+                 names = [\"demo\"]\n"
             ),
             Self::Egress => format!(
                 "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n\
-                 client_ca = \"{dir}/ca.crt\"\n"
+                 client_ca = \"{dir}/ca.crt\"\nnames = [\"demo\"]\n"
             ),
             Self::Proxy => format!("[mode.cloud.allow]\ntargets = [\"{page}\"]\n"),
         }

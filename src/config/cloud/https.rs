@@ -8,7 +8,7 @@ use super::certificates::Certificates;
 use crate::config::access::{Access, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, value};
-use crate::policy::StandsFor;
+use crate::policy::{CertificateGlob, StandsFor};
 
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +88,8 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         table.complain("client_ca", found, wanted, report);
     }
     let access = Access::read(&mut table, proofs, ssh, report);
-    let targets = target_identity(&mut table, asked && access.names.is_some(), report);
+    let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::is_everyone);
+    let targets = target_identity(&mut table, asked && named, report);
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
@@ -127,7 +128,7 @@ fn target_identity(table: &mut Table<'_>, proved: bool, report: &mut Report) -> 
         return None;
     }
     if !proved {
-        let found = Some("given, but not both client_ca and names".to_owned());
+        let found = Some("given, but not both client_ca and names, or names let everybody in".to_owned());
         let wanted = "say with them whose requests it is shown for: it may carry rights over every node, so it is shown for \
                       nobody who is known by an address alone";
         table.complain("target_cert", found, wanted, report);

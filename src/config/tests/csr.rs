@@ -33,7 +33,8 @@ fn a_pod_shows_targets_a_certificate_for_proved_clients_only() {
     assert_eq!(shown(apart), (identity("/k", None), vec!["mode.cloud.https.target_insecure".to_owned()]));
 
     let certificate = "target_cert = \"/c\"\ntarget_ca = \"/ca\"\n";
-    for lines in ["allow_from = [\"10.0.0.0/8\"]\n", "client_ca = \"/ca\"\n"] {
+    let anybody = "client_ca = \"/ca\"\nnames = [\"*\"]\n";
+    for lines in ["allow_from = [\"10.0.0.0/8\"]\n", "client_ca = \"/ca\"\n", anybody] {
         let told = faults(&https(&format!("{lines}{certificate}")));
         assert!(
             told.iter().any(|told| told.contains("for nobody who is known by an address alone")),

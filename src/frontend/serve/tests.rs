@@ -284,6 +284,7 @@ async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_ru
     let gate = Gate {
         logins: Some(Arc::new(crate::frontend::Logins::new(Reload::fixed(users.unwrap())))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        names: vec!["*".parse().unwrap()],
         ..Gate::default()
     };
     let context = unlinked(gate);
@@ -303,7 +304,7 @@ async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_ru
 
 #[tokio::test]
 async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
-    let names = Some(vec!["*.example.org".parse().unwrap(), "ops".parse().unwrap()]);
+    let names = vec!["*.example.org".parse().unwrap(), "ops".parse().unwrap()];
     let context = unlinked(Gate { names, ..Gate::default() });
     for (names, user) in
         [(&["dev", "A.example.org", "ops"][..], Some("A.example.org")), (&["dev"], None), (&[], None)]

@@ -35,10 +35,11 @@ struct Named {
 }
 
 impl Gate {
-    /// Whether the settings name this client: by its certificate, or by a network that is not everybody's.
+    /// Returns true if the settings name this client: by its certificate, or by a network, and not as one of all clients.
     pub(super) fn trusts(&self, proof: &Proof, from: IpAddr) -> bool {
         let by_name = |names: &[String]| {
-            self.names.iter().flatten().any(|glob| names.iter().any(|name| glob.matches(name)))
+            let mut globs = self.names.iter().filter(|glob| !glob.is_everyone());
+            globs.any(|glob| names.iter().any(|name| glob.matches(name)))
         };
         let by_address =
             self.allow_from.as_ref().is_some_and(|all| !all.holds_everyone() && all.contains(from));

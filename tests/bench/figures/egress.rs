@@ -31,7 +31,7 @@ impl Bench {
         let egress = SocketAddr::from((place.cloud_address, port));
         let files = &place.certificates;
         tunnel.pod_has(&format!(
-            "\n[mode.cloud.egress]\nlisten = \"{egress}\"\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\n",
+            "\n[mode.cloud.egress]\nlisten = \"{egress}\"\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\nnames = [\"*\"]\n",
             files.cert(),
             files.key(),
             files.ca(),

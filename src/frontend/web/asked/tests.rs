@@ -250,7 +250,9 @@ fn headers_of_a_client_that_the_settings_do_not_name_are_refused() {
     assert!(listed("10.0.0.0/8").trusts(&Proof::None, from));
     assert!(!listed("10.1.0.0/16").trusts(&Proof::None, from));
     assert!(!listed("0.0.0.0/0").trusts(&Proof::None, from), "everybody is nobody in particular");
-    let named = Gate { names: Some(vec!["prom*".parse().unwrap()]), ..Gate::default() };
+    let of_names = |glob: &str| Gate { names: vec![glob.parse().unwrap()], ..Gate::default() };
+    assert!(!of_names("*").trusts(&certificate("prometheus"), from), "that names no client either");
+    let named = of_names("prom*");
     assert!(named.trusts(&certificate("prometheus"), from));
     assert!(!named.trusts(&certificate("grafana"), from) && !named.trusts(&Proof::None, from));
 }
