@@ -16,6 +16,7 @@ use crate::config::edge::EdgeSettings;
 use crate::config::{Environment, Faults, Warning};
 use crate::edge::Edge;
 use crate::names::{Host, NodeName};
+use crate::net::tls::KUBELET_CLIENT;
 use crate::pki::{Authority, Issued, PkiError};
 use crate::startup::Startup;
 use texts::CloudText;
@@ -145,6 +146,11 @@ fn client_folders(clients: &[String]) -> Result<Vec<String>, Failure> {
         if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
             return Err(Failure::usage(format!("--client {name:?}: want 1 to 64 of A-Z a-z 0-9 : . - _ @")));
         }
+        if name.to_ascii_lowercase().starts_with(KUBELET_CLIENT) {
+            return Err(Failure::usage(format!(
+                "--client {name}: names that begin with {KUBELET_CLIENT} are edges', which are no clients: choose another"
+            )));
+        }
         if !seen.insert(dir.clone()) {
             return Err(Failure::usage(format!(
                 "--client {name}: its folder {dir} is another one's as well"
@@ -201,7 +207,7 @@ fn write_edge(
     folder.write(&format!("{dir}/certs/ca.crt"), signs.ours.cert())?;
     folder.write(&format!("{dir}/token/token"), &format!("{token}\n"))?;
     if let Some(kubelets) = &signs.kubelets {
-        let issued = kubelets.client(&format!("tunnel:{node}")).map_err(|cause| refused(&cause))?;
+        let issued = kubelets.client(&format!("{KUBELET_CLIENT}{node}")).map_err(|cause| refused(&cause))?;
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
     let server = asked.names.first().map(ToString::to_string).unwrap_or_default();

@@ -23,8 +23,8 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
-use agents::AgentVerifier;
-pub use agents::{Agents, EDGE};
+use agents::{AgentVerifier, ClientVerifier};
+pub use agents::{Agents, EDGE, KUBELET_CLIENT};
 pub use ends::{Ends, date};
 pub use fault::Fault;
 pub use leaf::{About, Oddity, Summary, host_of, summary};
@@ -75,9 +75,7 @@ pub struct Identity {
 pub enum ClientCertificates {
     /// No certificate is asked for.
     Anonymous,
-    /// One issued by a CA of this file is checked if the client shows one; one of another CA ends the handshake.
-    Optional(PathBuf),
-    /// One issued by a CA of this file, or no handshake.
+    /// One issued by a CA of this file, and not to an edge, or no handshake.
     Required(PathBuf),
     /// For a pod's own port: edges show none; another pod shows one that a CA of this file issued to a *server* of
     /// this name (none: the first DNS name of our own), as our own is. Any other ends the handshake.
@@ -143,10 +141,10 @@ impl ServerSettings {
             None => builder.with_no_client_auth(),
         };
         let shown = Shown::new(identity, self.identity.cert.clone());
-        // A session that is resumed by its id asks nobody whether its certificate is still valid; a ticket does.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
+        // A session that is resumed by its id asks nobody whether its certificate is still valid; a ticket does.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
         // The clients keep the tickets: thousands of edges that come back at once, to whichever pod, resume without memory here.
         config.ticketer = Arc::new(self.tickets(cert, key, cas, Arc::clone(&config.time_provider))?);
         Ok(config)
@@ -222,7 +220,7 @@ impl ClientCertificates {
     fn files(&self) -> Vec<PathBuf> {
         match self {
             Self::Anonymous => Vec::new(),
-            Self::Optional(ca) | Self::Required(ca) | Self::Siblings(ca, _) => vec![ca.clone()],
+            Self::Required(ca) | Self::Siblings(ca, _) => vec![ca.clone()],
             Self::Agents(agents, others) => [vec![agents.ca.clone()], others.files()].concat(),
         }
     }
@@ -235,8 +233,8 @@ impl ClientCertificates {
         provider: Arc<CryptoProvider>,
     ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
         let Some((ca, more)) = cas.split_first() else { return Ok(None) };
-        let (path, optional) = match self {
-            Self::Anonymous => return Ok(None),
+        match self {
+            Self::Anonymous => Ok(None),
             Self::Agents(agents, others) => {
                 let issuers = roots(&agents.ca, ca)?;
                 for (path, pem) in others.files().iter().zip(more) {
@@ -245,23 +243,21 @@ impl ClientCertificates {
                 let issuers = Arc::new(issuers);
                 let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
                 let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
-                return Ok(Some(Arc::new(AgentVerifier::new(issued, others))));
+                Ok(Some(Arc::new(AgentVerifier::new(issued, others))))
             }
-            Self::Optional(path) => (path, true),
-            Self::Required(path) => (path, false),
+            Self::Required(path) => {
+                let issued =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, ca)?), provider);
+                Ok(Some(Arc::new(ClientVerifier(issued.build().map_err(text)?))))
+            }
             Self::Siblings(path, name) => {
                 let siblings = SiblingVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
-                return Ok(siblings
+                Ok(siblings
                     .inspect_err(|cause| warn!("no other pod can link to this one: {cause}"))
                     .ok()
-                    .map(|siblings| Arc::new(siblings) as _));
+                    .map(|siblings| Arc::new(siblings) as _))
             }
-        };
-        let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, ca)?), provider);
-        if optional {
-            verifier = verifier.allow_unauthenticated();
         }
-        Ok(Some(verifier.build().map_err(text)?))
     }
 }
 

@@ -9,12 +9,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::edge::Edge;
-use tunnel::net::tls::{
-    ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
-};
+use tunnel::net::tls::{ClientSettings, Identity, Trust, server_name};
 
 use crate::addresses::own_address;
 use crate::support::line::Line;
@@ -23,10 +25,17 @@ use crate::support::{soon, targets, wait_until};
 
 /// The TLS of a target that asks for certificates.
 fn server(place: &TestDir) -> Arc<ServerConfig> {
-    let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let clients = ClientCertificates::Optional(place.files.ca.clone());
-    let server = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
-    server.load().unwrap().load()
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&place.files.ca).unwrap()).unwrap();
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let chain = CertificateDer::pem_file_iter(&place.files.cert).unwrap().flatten().collect();
+    let server = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(clients.allow_unauthenticated().build().unwrap())
+        .with_single_cert(chain, PrivateKeyDer::from_pem_file(&place.files.key).unwrap());
+    Arc::new(server.unwrap())
 }
 
 /// A web server behind TLS that asks for certificates, and how many connections it was given.

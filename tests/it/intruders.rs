@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -12,7 +13,7 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
-use tunnel::net::tls::{Identity, server_name};
+use tunnel::net::tls::{EDGE, Identity, server_name};
 use tunnel::pki;
 
 use crate::support::programs::{NAME, TestDir, TestPod};
@@ -100,6 +101,44 @@ async fn an_expired_certificate_gets_in_at_no_port_by_a_session_of_before() {
     }
     for (name, ways, kind, expected) in kinds {
         assert_eq!(kind, expected, "{name}, {ways:?}, before the end");
+    }
+}
+
+/// What a client shows that this CA has signed for that subject.
+fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> Identity {
+    let authority = &place.authority.0;
+    let key = KeyPair::from_pem(&authority.key()).unwrap();
+    let issuer = Issuer::from_ca_cert_pem(authority.cert(), key).unwrap();
+    let mut params = CertificateParams::new(["node1".to_owned()]).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    for (kind, text) in subject {
+        params.distinguished_name.push(kind.clone(), *text);
+    }
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let key = KeyPair::generate().unwrap();
+    let cert = place.file(&format!("{file}.crt"), &params.signed_by(&key, &issuer).unwrap().pem());
+    Identity { cert, key: place.file(&format!("{file}.key"), &key.serialize_pem()) }
+}
+
+#[tokio::test]
+async fn an_edges_certificate_is_no_clients_even_where_every_name_is_let_in() {
+    let place = TestDir::new();
+    let pod = pod(&place, "[\"*\"]");
+    let agent = issued(&place, "agent", &[(DnType::CommonName, EDGE.0), (DnType::OrganizationName, EDGE.1)]);
+    let of_kubelet = issued(&place, "kubelet", &[(DnType::CommonName, "tunnel:node1")]);
+    let other = issued(&place, "other", &[(DnType::CommonName, "anybody")]);
+    for port in [pod.port("egress"), pod.port("https")] {
+        for is_old in [true, false] {
+            let tried = async |shows: &Identity| {
+                let client = client(&place, shows, Tls12Resumption::Disabled, is_old);
+                gets_in(&client, port).await
+            };
+            assert_eq!(tried(&other).await, Ok(HandshakeKind::Full));
+            for shows in [&agent, &of_kubelet] {
+                let told = tried(shows).await;
+                assert!(told.as_ref().is_err_and(|told| told.contains("AccessDenied")), "{told:?}");
+            }
+        }
     }
 }
 

@@ -102,6 +102,7 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
     for (more, says) in [
         (["--to", "etc"], "want a path from the root"),
         (["--client", "a*"], "--client \"a*\": want"),
+        (["--client", "Tunnel:node1"], "names that begin with tunnel: are edges'"),
         (["--node", "Node1"], "--node Node1 is given twice"),
     ] {
         let told = run(&asked(&dir, &more)).unwrap_err();

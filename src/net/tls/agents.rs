@@ -1,4 +1,4 @@
-//! Edges that show a certificate: which of them are believed, beside whoever else may show one.
+//! Edges that show a certificate: which of them are trusted at the port for links, and that they are clients nowhere.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,10 @@ pub struct Agents {
 
 /// The one common name, and the one organization, of edges' certificates. They are YurtTunnel's.
 pub const EDGE: (&str, &str) = ("tunnel-agent-client", "openyurt:yurttunnel");
+
+/// How the common name begins of a certificate that an edge presents to its kubelet, as `tunnel init` makes them:
+/// `tunnel:NODE`. Kubelets' CA also signs clients' certificates.
+pub const KUBELET_CLIENT: &str = "tunnel:";
 
 impl Agents {
     /// The node whose certificate this is: its one DNS name; `None`: it is not an edge's, inner `None`: it has none, or several.
@@ -119,6 +123,52 @@ impl ClientCertVerifier for AgentVerifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.issued.supported_verify_schemes()
+    }
+}
+
+/// Trusts clients by another rule, but never by a certificate that was made for an edge: a node, or a thief of its disk,
+/// would otherwise be a client of all other nodes.
+#[derive(Debug)]
+pub(super) struct ClientVerifier(pub(super) Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ClientVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.0.verify_client_cert(leaf, above, now)?;
+        if leaf::is_for_edges(leaf) {
+            return Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
+        }
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }
 

@@ -71,6 +71,10 @@ impl Fault {
             E::ExpiredContext { time, not_after } => Self::Expired(moment(*not_after), date(*time)),
             E::NotValidYetContext { time, not_before } => Self::TooEarly(moment(*not_before), date(*time)),
             E::InvalidPurpose | E::InvalidPurposeContext { .. } => Self::Purpose,
+            // No verifier but the one of clients says so.
+            E::ApplicationVerificationFailure => Self::OtherCertificate(
+                "its certificate was made for an edge, and an edge is no client".into(),
+            ),
             // The library has no variant of its own for it.
             E::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => Self::IsAuthority,
             other => Self::OtherCertificate(printable(

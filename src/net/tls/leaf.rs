@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use tokio_rustls::rustls::pki_types::ServerName;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
-use super::EDGE;
+use super::{EDGE, KUBELET_CLIENT};
 
 /// Checks the certificate that a server will show. A fault with which it cannot serve is an error; a fault that only
 /// some clients refuse, and dates, are warnings. Each sentence names the remedy.
@@ -39,13 +39,11 @@ pub fn host_of(der: &[u8]) -> Option<String> {
     })
 }
 
-/// What it calls its owner: the common names of the subject, then the DNS names; of an edge's the former alone.
+/// What it calls its owner: the common names of the subject, then the DNS names.
 pub(super) fn names(der: &[u8]) -> Vec<String> {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
     let common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
     let others = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
-    // A node may be called as anybody is.
-    let others = others.filter(|_| !has_edges_subject(&cert));
     let dns = others.into_iter().flatten().filter_map(|name| match name {
         GeneralName::DNSName(name) => Some(*name),
         _ => None,
@@ -66,15 +64,23 @@ pub(super) fn dns_names(der: &[u8]) -> Vec<String> {
 
 /// Whether it says of itself to be an edge's: its subject is exactly [`EDGE`].
 pub(super) fn is_edges(der: &[u8]) -> bool {
-    X509Certificate::from_der(der).is_ok_and(|(_, cert)| has_edges_subject(&cert))
-}
-
-fn has_edges_subject(cert: &X509Certificate<'_>) -> bool {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
     let (subject, (common_name, organization)) = (cert.subject(), EDGE);
     let is = |name: Option<&str>, wanted| name == Some(wanted);
     subject.iter_attributes().count() == 2
         && is(subject.iter_common_name().next().and_then(|name| name.as_str().ok()), common_name)
         && is(subject.iter_organization().next().and_then(|name| name.as_str().ok()), organization)
+}
+
+/// Returns true if it was made for an edge, for its links or for its kubelet. Common names are compared as `names` in
+/// settings are, without case.
+pub(super) fn is_for_edges(der: &[u8]) -> bool {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
+    let mut common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    common.any(|name| {
+        let name = name.to_ascii_lowercase();
+        name == EDGE.0 || name.starts_with(KUBELET_CLIENT)
+    })
 }
 
 /// The dates between which it is valid, in seconds since 1970.
@@ -248,18 +254,33 @@ mod tests {
         assert_eq!(names(b"junk"), [""; 0]);
     }
 
-    /// Its node has chosen that name, and signers of clients' certificates sign edges' as well.
     #[test]
-    fn of_an_edges_certificate_the_nodes_name_is_no_clients() {
-        let edge = |organization: &str| {
+    fn certificates_for_edges_are_recognised_by_their_common_name() {
+        let of = |common_name: &str, organization: Option<&str>| {
             made(|p| {
                 p.distinguished_name = rcgen::DistinguishedName::new();
-                p.distinguished_name.push(rcgen::DnType::CommonName, EDGE.0);
-                p.distinguished_name.push(rcgen::DnType::OrganizationName, organization);
+                p.distinguished_name.push(rcgen::DnType::CommonName, common_name);
+                if let Some(organization) = organization {
+                    p.distinguished_name.push(rcgen::DnType::OrganizationName, organization);
+                }
             })
         };
-        assert_eq!(names(&edge(EDGE.1)), [EDGE.0]);
-        assert_eq!(names(&edge("o")), [EDGE.0, "tunnel.cloud.io"], "it is somebody else's");
+        for (name, organization, is_links) in [
+            (EDGE.0, Some(EDGE.1), true),
+            (EDGE.0, Some("o"), false),
+            (EDGE.0, None, false),
+            ("Tunnel-Agent-Client", Some(EDGE.1), false),
+            ("tunnel:node1", None, false),
+            ("TUNNEL:node1", Some("system:masters"), false),
+        ] {
+            let der = of(name, organization);
+            assert!(is_for_edges(&der), "{name}, {organization:?}");
+            assert_eq!(is_edges(&der), is_links, "{name}, {organization:?}");
+        }
+        for name in ["tunnel-proxy-client", "tunnel", "kube-apiserver", "tunnel-agent-client-2"] {
+            assert!(!is_for_edges(&of(name, Some(EDGE.1))), "{name}");
+        }
+        assert!(!is_for_edges(b"junk"));
     }
 
     #[test]

@@ -152,18 +152,16 @@ async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
 }
 
 #[tokio::test]
-async fn client_certificates_are_optional_or_required_as_said() {
+async fn a_client_without_a_certificate_of_that_authority_is_refused() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let optional = server(ours.issue("s", "a.b"), ClientCertificates::Optional(ours.ca()));
     let required = server(ours.issue("s", "a.b"), ClientCertificates::Required(ours.ca()));
     let nobody = client(Trust::Ca(ours.ca()), None);
     let known = client(Trust::Ca(ours.ca()), Some(ours.issue("c", "pod")));
     let stranger = client(Trust::Ca(ours.ca()), Some(theirs.issue("c", "pod")));
-    meet(&optional, &nobody, "a.b").await.unwrap();
-    meet(&optional, &known, "a.b").await.unwrap();
     meet(&required, &known, "a.b").await.unwrap();
-    assert!(meet(&required, &nobody, "a.b").await.is_err());
-    assert!(meet(&optional, &stranger, "a.b").await.is_err());
+    for refused in [nobody, stranger] {
+        assert!(meet(&required, &refused, "a.b").await.is_err());
+    }
 }
 
 #[tokio::test(start_paused = true)]

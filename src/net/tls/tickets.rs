@@ -90,7 +90,7 @@ impl ClientCertificates {
     /// made, and edges are below pods.
     fn are_named(&self) -> bool {
         match self {
-            Self::Optional(_) | Self::Required(_) => true,
+            Self::Required(_) => true,
             Self::Anonymous | Self::Siblings(..) => false,
             Self::Agents(_, others) => others.are_named(),
         }
@@ -100,7 +100,6 @@ impl ClientCertificates {
     fn rule(&self) -> String {
         match self {
             Self::Anonymous => "anonymous".into(),
-            Self::Optional(_) => "optional".into(),
             Self::Required(_) => "required".into(),
             Self::Siblings(_, name) => {
                 format!("siblings {}", name.as_ref().map(ServerName::to_str).unwrap_or_default())
