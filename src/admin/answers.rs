@@ -26,10 +26,14 @@ impl Admin {
         drain: &Drain,
     ) -> Response<Reply> {
         let path = request.uri().path();
-        if port != Port::Metrics && PRIVATE.contains(&path) && READS.contains(request.method()) {
-            if let Some(refused) = self.turned_away(asker, request.headers()).await {
-                return refused.map(Reply::Left);
-            }
+        let private = PRIVATE.contains(&path) && READS.contains(request.method());
+        if port != Port::Metrics
+            && !PUBLIC.contains(&path)
+            && let Some(refused) = self.turned_away(asker, request.headers(), private).await
+        {
+            return refused.map(Reply::Left);
+        }
+        if port != Port::Metrics && private {
             return match path {
                 "/events" => self.events(asker, drain),
                 "/status" => json(&self.status()).map(Reply::Left),
@@ -143,12 +147,12 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
     text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
 }
 
-/// What is not for everybody.
+/// What is shown on this machine only.
 const PRIVATE: [&str; 3] = ["/", "/events", "/status"];
 
 const READS: [Method; 2] = [Method::GET, Method::HEAD];
 
-/// What the port for metrics has.
+/// What the port for metrics has, and what may be asked for by any name: it names no node and changes nothing.
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
 pub(super) const NOT_FOUND: &str = "not found\n";

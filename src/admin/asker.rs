@@ -37,16 +37,19 @@ impl Asker {
         }
     }
 
-    /// Checks whether it may see nodes, sessions and clients.
+    /// Checks whether it may ask for what names nodes or changes something. `private`: for nodes, sessions and clients,
+    /// which are shown on this machine only.
     ///
     /// # Errors
     ///
     /// It may not.
-    pub(super) fn may_look(&self, head: &HeaderMap) -> Result<(), Unasked> {
+    pub(super) fn may_ask(&self, head: &HeaderMap, private: bool) -> Result<(), Unasked> {
         match self {
             Self::User(_) => Ok(()),
-            Self::Address(_) if !self.is_local() => Err(Unasked::Elsewhere),
+            Self::Address(_) if private && !self.is_local() => Err(Unasked::Elsewhere),
             Self::Address(_) if is_plain_host(head) => Ok(()),
+            // Scripts and balancers may, in HTTP/1.0; no browser does.
+            Self::Address(_) if !private && !head.contains_key(HOST) => Ok(()),
             Self::Address(_) => Err(Unasked::Host),
         }
     }
@@ -79,14 +82,15 @@ mod tests {
     }
 
     #[test]
-    fn only_this_machine_looks_and_only_by_an_address_or_as_localhost() {
+    fn only_this_machine_looks_and_all_ask_by_an_address_or_as_localhost() {
         let (near, far) =
             (Asker::Address("127.0.0.1".parse().unwrap()), Asker::Address("10.0.0.1".parse().unwrap()));
         for host in
             ["127.0.0.1", "127.0.0.1:51010", "[::1]:51010", "localhost", "LocalHost:8080", "10.0.0.7:51010"]
         {
-            assert_eq!(near.may_look(&head(&[host])), Ok(()), "{host}");
-            assert_eq!(far.may_look(&head(&[host])), Err(Unasked::Elsewhere), "{host}");
+            assert_eq!(near.may_ask(&head(&[host]), true), Ok(()), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), true), Err(Unasked::Elsewhere), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), false), Ok(()), "{host}");
         }
         for host in [
             "evil.example",
@@ -96,11 +100,13 @@ mod tests {
             "",
             ":80",
         ] {
-            assert_eq!(near.may_look(&head(&[host])), Err(Unasked::Host), "{host}");
+            assert_eq!(near.may_ask(&head(&[host]), true), Err(Unasked::Host), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), false), Err(Unasked::Host), "{host}");
         }
-        assert_eq!(near.may_look(&head(&[])), Err(Unasked::Host));
-        assert_eq!(near.may_look(&head(&["localhost", "localhost"])), Err(Unasked::Host));
-        assert_eq!(Asker::User(0).may_look(&head(&[])), Ok(()));
+        assert_eq!(near.may_ask(&head(&[]), true), Err(Unasked::Host));
+        assert_eq!(near.may_ask(&head(&[]), false), Ok(()), "as HTTP/1.0 has it");
+        assert_eq!(near.may_ask(&head(&["localhost", "localhost"]), true), Err(Unasked::Host));
+        assert_eq!(Asker::User(0).may_ask(&head(&[]), true), Ok(()));
         let mapped = Asker::Address("::ffff:127.0.0.1".parse().unwrap());
         assert!(mapped.is_local() && near.is_local() && !far.is_local());
         assert_eq!((near.to_string(), Asker::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));

@@ -46,9 +46,15 @@ impl Default for Streams {
 }
 
 impl Admin {
-    /// The answer for an asker who may not see nodes, sessions and clients; `None`: it may.
-    pub(super) async fn turned_away(&self, asker: Asker, head: &HeaderMap) -> Option<Response<Full<Bytes>>> {
-        let why = asker.may_look(head).err()?;
+    /// The answer for an asker who may not ask that, see [`Asker::may_ask`]; `None` if it may. Name and password of a
+    /// viewer stand for both checks: no browser sends them to a stranger's name.
+    pub(super) async fn turned_away(
+        &self,
+        asker: Asker,
+        head: &HeaderMap,
+        private: bool,
+    ) -> Option<Response<Full<Bytes>>> {
+        let why = asker.may_ask(head, private).err()?;
         if let (Some(check), Asker::Address(ip)) = (&self.viewers.0, asker) {
             if check(head.clone(), ip).await {
                 return None;

@@ -208,7 +208,7 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut client = TcpStream::connect(listener.at()).await.unwrap();
         let request =
-            b"PUT /debug/flags/v HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
+            b"PUT /debug/flags/v HTTP/1.1\r\nHost: 10.0.0.7\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
         client.write_all(request).await.unwrap();
         let socket = listener.accept().await.0;
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
@@ -272,8 +272,13 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
 #[tokio::test]
 async fn the_status_is_for_this_machine_and_no_page_of_a_stranger_gets_it() {
     let pod = cloud(&["secret"]);
-    let (status, body) = ask_as(&pod, Port::Log, "evil.example", "GET /status").await;
-    assert!(status == 403 && body.contains("as localhost") && !body.contains("secret"), "{status}: {body}");
+    for path in ["GET /status", "GET /cloud/healthz", "PUT /debug/flags/v|2"] {
+        let (status, body) = ask_as(&pod, Port::Log, "evil.example", path).await;
+        assert!(
+            status == 403 && body.contains("as localhost") && !body.contains("secret"),
+            "{status}: {body}"
+        );
+    }
     // What probes and scrapers ask for is nobody's secret, and they ask by any name.
     assert_eq!(ask_as(&pod, Port::Log, "evil.example", "GET /livez").await.0, 200);
 }
@@ -341,12 +346,12 @@ async fn pages_are_for_this_machine_or_for_users_with_their_password() {
         head.insert("authorization", password.parse().unwrap());
         head
     };
-    let refused = pod.turned_away(elsewhere, &head("right")).await.unwrap();
+    let refused = pod.turned_away(elsewhere, &head("right"), true).await.unwrap();
     assert_eq!(refused.status(), 403, "there are no users");
     let viewers = Viewers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
     let pod = Admin { viewers, ..pod };
-    assert!(pod.turned_away(elsewhere, &head("right")).await.is_none());
-    let refused = pod.turned_away(elsewhere, &head("wrong")).await.unwrap();
+    assert!(pod.turned_away(elsewhere, &head("right"), true).await.is_none());
+    let refused = pod.turned_away(elsewhere, &head("wrong"), true).await.unwrap();
     assert_eq!((refused.status().as_u16(), refused.headers().contains_key("www-authenticate")), (401, true));
 }
 

@@ -80,7 +80,8 @@ async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
 #[tokio::test]
 async fn the_log_level_is_set_where_there_is_one() {
     let pod = TestPod::start(&TestDir::new());
-    let put = "PUT /debug/flags/v HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
+    let put =
+        "PUT /debug/flags/v HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
     let answer = ask(pod.pod.bound.log, put).await;
     assert_eq!(answer.status, 400, "this pod was started without a level: {answer:?}");
     assert_eq!(get(pod.pod.bound.log, "/debug/flags/v").await.status, 406);

@@ -1,4 +1,4 @@
-//! Clients that must not get in.
+//! Clients that must not get in: expired and foreign certificates, strangers' pages at the admin port.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
 use tunnel::net::tls::{EDGE, Identity, server_name};
 use tunnel::pki;
 
-use crate::support::programs::{NAME, TestDir, TestPod};
+use crate::support::clients::{ask, get};
+use crate::support::programs::{NAME, TestDir, TestPod, edge};
 use crate::support::{soon, wait_until};
 
 /// A pod whose egress and HTTPS ports accept certificates of its CA with these names.
@@ -138,6 +139,50 @@ async fn an_edges_certificate_is_no_clients_even_where_every_name_is_let_in() {
                 let told = tried(shows).await;
                 assert!(told.as_ref().is_err_and(|told| told.contains("AccessDenied")), "{told:?}");
             }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "secret-node").await;
+    for (port, health) in [(pod.pod.bound.log, "/cloud/healthz"), (edge.bound.log.unwrap(), "/edge/healthz")]
+    {
+        let request = async |line: &str, hosts: &str| {
+            let head = format!("{line} HTTP/1.1\r\n{hosts}Connection: close\r\nContent-Length: 1\r\n\r\n2");
+            ask(port, &head).await
+        };
+        for host in ["evil.example", "evil.example:51010", "127.0.0.1.evil.example", "localhost.evil.example"]
+        {
+            let host = format!("Host: {host}\r\n");
+            for line in [
+                &format!("GET {health}"),
+                "PUT /debug/flags/v",
+                "GET /status",
+                "GET /events",
+                "GET /",
+                "GET /x",
+            ] {
+                let answer = request(line, &host).await;
+                assert_eq!(answer.status, 403, "{line}, {host}: {answer:?}");
+                assert!(
+                    !answer.body.contains("secret-node") && answer.body.contains("as localhost"),
+                    "{answer:?}"
+                );
+            }
+            for path in ["/livez", "/readyz", "/metrics"] {
+                assert_eq!(request(&format!("GET {path}"), &host).await.status, 200, "{path}, {host}");
+            }
+        }
+        let two = "Host: localhost\r\nHost: evil.example\r\n";
+        assert!(matches!(request("PUT /debug/flags/v", two).await.status, 400 | 403));
+        assert_eq!(get(port, health).await.status, 200);
+        // This process has no level to set: it is asked for one nevertheless.
+        for host in ["localhost", "127.0.0.1:51010", "[::1]:51010", "10.1.2.3:51010"] {
+            let answer = request("PUT /debug/flags/v", &format!("Host: {host}\r\n")).await;
+            assert!(answer.body.contains("logs have no level here"), "{host}: {answer:?}");
         }
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn reset(socket: TcpStream) {
 
 /// One page of an admin port.
 pub(crate) async fn get(at: SocketAddr, path: &str) -> Answer {
-    ask(at, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
+    ask(at, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
 }
 
 /// The whole head of the answer to a CONNECT that succeeds.
