@@ -13,6 +13,7 @@ use tracing::debug;
 
 use crate::names::{Host, NodeName, Target};
 use crate::net::dial::{DialError, Failure, dial};
+use crate::net::listen::is_private;
 use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::{Listening, Targets, is_number, is_off_limits, plain};
 use crate::protocol::{Code, Refusal};
@@ -100,9 +101,11 @@ impl TargetDialer {
         }
         let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
         let found = self.addresses(target, &own, ask, deadline).await?;
-        dial(&found, deadline.saturating_duration_since(Instant::now()))
-            .await
-            .map_err(|why| refusal(&why).into())
+        let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
+        let socket = dialled.map_err(|why| refusal(&why))?;
+        // Only now, as a port of operators is announced before it takes connections.
+        let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &own));
+        if is_private { Err(self.ours(target).into()) } else { Ok(socket) }
     }
 
     /// The addresses to try, all of them allowed, in their order.
@@ -179,7 +182,7 @@ impl TargetDialer {
         let why = match self.place {
             Place::Node(_) => {
                 format!(
-                    "{target} is a port of the edge itself; its metrics_listen is the one that may be reached"
+                    "{target} is a tunnel process's own port; its metrics_listen is the one that may be reached"
                 )
             }
             Place::ForEdges | Place::ForClients => format!("{target} is a port of the cloud's own pod"),

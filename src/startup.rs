@@ -35,6 +35,9 @@ pub struct Startup {
     asked: Vec<(String, SocketAddr)>,
 }
 
+/// How a port is bound.
+type Bind = fn(SocketAddr) -> Result<Listener, BindError>;
+
 /// One thing that is in the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFault {
@@ -139,10 +142,19 @@ impl Startup {
 
     /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
     pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<Listener> {
+        self.bind_by(key, at, Listener::bind)
+    }
+
+    /// As [`Self::bind`], for a port of operators, which no edge of this machine dials.
+    pub fn bind_private(&mut self, key: &str, at: SocketAddr) -> Option<Listener> {
+        self.bind_by(key, at, Listener::bind_private)
+    }
+
+    fn bind_by(&mut self, key: &str, at: SocketAddr, bind: Bind) -> Option<Listener> {
         if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
             return None;
         }
-        Listener::bind(at).map_err(|error| self.unbound(key, &error)).ok()
+        bind(at).map_err(|error| self.unbound(key, &error)).ok()
     }
 
     /// As [`Self::bind`], for a unix socket.
@@ -173,11 +185,21 @@ impl Startup {
 
     /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.
     pub fn bind_optional(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
+        self.bind_optional_by(table, listen, Listener::bind)
+    }
+
+    /// As [`Self::bind_optional`], for a port of operators, which no edge of this machine dials.
+    pub fn bind_optional_private(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
+        self.bind_optional_by(table, listen, Listener::bind_private)
+    }
+
+    fn bind_optional_by(&mut self, table: &str, listen: Listen, bind: Bind) -> Option<Option<Listener>> {
         let key = format!("{table}.{}", listen.key);
         if !self.is_given(&key) || !listen.implicit && !self.is_free(&key, listen.at) || self.is_check {
             return None;
         }
-        Listener::bind_optional(listen.at, listen.implicit).map_err(|error| self.unbound(&key, &error)).ok()
+        let bound = Listener::optional(bind(listen.at), listen.implicit);
+        bound.map_err(|error| self.unbound(&key, &error)).ok()
     }
 
     /// What the start goes on with, if nothing is in its way.

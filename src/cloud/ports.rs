@@ -79,16 +79,17 @@ impl Ports {
         let mut bind = |Listen { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
         let grpc = bind(server.listen);
         let metrics = server.metrics_listen.map(&mut bind);
-        let log = startup.bind_optional(TABLE, server.log_listen);
+        let log = startup.bind_optional_private(TABLE, server.log_listen);
         // Outer: whether it is asked for; inner: whether it could be had.
         let metrics = match metrics {
             None => None,
             Some(bound) => Some(bound?),
         };
-        let channelz = match server.channelz.map(|at| startup.bind(&format!("{TABLE}.channelz_addr"), at)) {
-            None => None,
-            Some(bound) => Some(bound?),
-        };
+        let channelz =
+            match server.channelz.map(|at| startup.bind_private(&format!("{TABLE}.channelz_addr"), at)) {
+                None => None,
+                Some(bound) => Some(bound?),
+            };
         let admin = startup.bind_admin("mode.cloud.admin.listen", &settings.admin.socket);
         Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
     }

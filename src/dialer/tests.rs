@@ -190,7 +190,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
         ("192.0.2.7:7", &[]),
     ] {
         let refused = found(&edge, target, &own, names).await.unwrap_err();
-        assert!(refused.reason.starts_with(&format!("{target} is a port of the edge itself")), "{refused}");
+        assert!(refused.reason.starts_with(&format!("{target} is a tunnel process's own port")), "{refused}");
         assert_eq!(refused.code, Code::OwnPort);
     }
     assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);

@@ -91,7 +91,7 @@ impl EdgeFiles {
 impl Ports {
     /// Takes all of them; `None`: one cannot be had, which is noted.
     pub(super) fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
-        let log = startup.bind_optional(TABLE, settings.client.log_listen);
+        let log = startup.bind_optional_private(TABLE, settings.client.log_listen);
         // Outer: whether it is asked for; inner: whether it could be had.
         let at = settings.client.metrics_listen;
         let metrics = match at.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)) {
@@ -99,7 +99,7 @@ impl Ports {
             Some(bound) => Some(bound?),
         };
         let at = settings.client.channelz;
-        let channelz = match at.map(|at| startup.bind(&format!("{TABLE}.channelz_addr"), at)) {
+        let channelz = match at.map(|at| startup.bind_private(&format!("{TABLE}.channelz_addr"), at)) {
             None => None,
             Some(bound) => Some(bound?),
         };

@@ -1,5 +1,6 @@
 //! Listening sockets, and the options of the sockets that carry our traffic.
 
+mod private;
 mod unix;
 
 use std::fmt;
@@ -12,6 +13,8 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::{error, info, warn};
 
+use private::Announcement;
+pub use private::is_private;
 pub use unix::{LocalBindError, LocalListener};
 
 use super::socket::Connection;
@@ -33,6 +36,8 @@ pub trait Accept: Send + Sync {
 pub struct Listener {
     socket: TcpListener,
     at: SocketAddr,
+    /// Tells edges of this machine not to dial it.
+    announced: Option<Announcement>,
 }
 
 /// Why an address cannot be listened on: the address, the cause, and the remedy.
@@ -51,21 +56,36 @@ impl Listener {
     ///
     /// Accepted sockets inherit the listener's options (Linux copies them), so they cost nothing for each connection.
     pub fn bind(at: SocketAddr) -> Result<Self, BindError> {
+        Self::bind_announced(at, |_| None)
+    }
+
+    /// As [`Self::bind`], for a port of operators, which no edge of this machine dials for its clients.
+    pub fn bind_private(at: SocketAddr) -> Result<Self, BindError> {
+        let warn = |at: SocketAddr, cause: &io::Error| {
+            warn!(%at, %cause, "edges of this machine are not told that this port is for operators: clients of theirs may reach it");
+        };
+        Self::bind_announced(at, |at| Announcement::new(at).inspect_err(|cause| warn(at, cause)).ok())
+    }
+
+    fn bind_announced(
+        at: SocketAddr,
+        announce: impl FnOnce(SocketAddr) -> Option<Announcement>,
+    ) -> Result<Self, BindError> {
         let bound = || {
             let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
             socket.set_reuseaddr(true)?;
             tune(&SockRef::from(&socket))?;
             socket.bind(at)?;
-            let socket = socket.listen(BACKLOG)?;
             let at = socket.local_addr()?;
-            Ok(Self { socket, at })
+            let announced = announce(at);
+            Ok(Self { socket: socket.listen(BACKLOG)?, at, announced })
         };
         bound().map_err(|cause| BindError { at, cause })
     }
 
-    /// As [`Self::bind`], but a default port (`implicit`) that cannot be bound is only a warning.
-    pub fn bind_optional(at: SocketAddr, implicit: bool) -> Result<Option<Self>, BindError> {
-        match Self::bind(at) {
+    /// What was bound, but a default port (`implicit`) that cannot be had is only a warning.
+    pub fn optional(bound: Result<Self, BindError>, implicit: bool) -> Result<Option<Self>, BindError> {
+        match bound {
             Err(error) if implicit => {
                 error!(%error, "going on without this port, which is only a default: set it to have another");
                 Ok(None)
@@ -84,7 +104,14 @@ impl Listener {
     /// Never fails: what concerns one connection is skipped, and when the system lacks something (files, memory) the
     /// next try comes after a pause; the first such failure and the end of the trouble are logged. Cancel safe.
     pub async fn accept(&self) -> (TcpStream, SocketAddr) {
-        accept_next(self.at, || self.socket.accept()).await
+        let accepted = accept_next(self.at, || self.socket.accept());
+        match &self.announced {
+            None => accepted.await,
+            Some(announced) => tokio::select! {
+                accepted = accepted => accepted,
+                never = announced.answer() => match never {},
+            },
+        }
     }
 }
 

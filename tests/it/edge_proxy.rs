@@ -175,7 +175,7 @@ async fn nobody_reaches_the_proxy_itself_through_the_tunnel() {
     let (pod, _edge, proxy) = alone(&place).await;
     let refused = pod.ask(&at("asker", proxy)).await;
     assert_eq!(refused.status, 403, "{refused:?}");
-    assert!(refused.phrase.contains("is a port of the edge itself"), "{refused:?}");
+    assert!(refused.phrase.contains("is a tunnel process's own port"), "{refused:?}");
 }
 
 #[tokio::test]

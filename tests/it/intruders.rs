@@ -1,4 +1,5 @@
-//! Clients that must not get in: expired and foreign certificates, strangers' pages at the admin port.
+//! Clients that must not get in: expired and foreign certificates, strangers' pages at the admin port, and clients that
+//! look for admin ports behind an edge.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use tunnel::net::tls::{EDGE, Identity, server_name};
 use tunnel::pki;
 
 use crate::support::clients::{ask, get};
-use crate::support::programs::{NAME, TestDir, TestPod, edge};
+use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_with};
 use crate::support::{soon, wait_until};
 
 /// A pod whose egress and HTTPS ports accept certificates of its CA with these names.
@@ -185,6 +186,36 @@ async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
             assert!(answer.body.contains("logs have no level here"), "{host}: {answer:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn no_edge_leads_to_an_admin_port_of_another_process_of_its_machine() {
+    let place = TestDir::new();
+    let server = "channelz_addr = \"127.0.0.1:0\"\n[mode.cloud.ssh]";
+    let pod = TestPod::from_text(&place.cloud("").replace("[mode.cloud.ssh]", server));
+    let more = "channelz_addr = \"127.0.0.1:0\"";
+    let neighbour = edge_with(&place, &pod, "neighbour", more).await;
+    let _edge = edge(&place, &pod, "node1").await;
+    for port in [
+        pod.pod.bound.log,
+        pod.pod.bound.channelz.unwrap(),
+        neighbour.bound.log.unwrap(),
+        neighbour.bound.channelz.unwrap(),
+    ] {
+        let answer = pod.ask(&at("node1", port)).await;
+        assert_eq!(answer.status, 403, "{port}: {answer:?}");
+        assert!(answer.phrase.contains("a tunnel process's own port"), "{answer:?}");
+    }
+    // What is for everybody stays so.
+    pod.open(&at("node1", pod.pod.bound.metrics.unwrap())).await;
+    // Once its process is gone a port is any other program's.
+    let port = neighbour.bound.log.unwrap();
+    neighbour.stop(async {}).await;
+    let answer = pod.ask(&at("node1", port)).await;
+    assert_eq!(answer.status, 502, "{answer:?}");
+    let listener = tokio::net::TcpListener::bind(port).await.unwrap();
+    pod.open(&at("node1", port)).await;
+    drop(listener);
 }
 
 /// For how long a certificate is valid that is to expire within a test: long enough for six handshakes of a busy machine.
