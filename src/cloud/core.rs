@@ -69,8 +69,8 @@ impl Core {
         let ground = ground(settings, &metrics, &links);
         let table = ground.table.clone();
         let enrolment = enrol::start(settings, files, &readiness, &links);
-        let shown = kubernetes::edges_nodes(settings, &links);
-        let proven = Proven::start(files.tokens.clone(), enrolment.clone(), shown, table.clone(), &links);
+        let nodes = (kubernetes::follow_nodes(settings, &links), kubernetes::agents(settings).is_some());
+        let proven = Proven::start(files.tokens.clone(), enrolment.clone(), nodes, table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);

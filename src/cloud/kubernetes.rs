@@ -151,13 +151,16 @@ pub(super) fn agents(_: &Cloud) -> Option<Agents> {
     None
 }
 
-/// Follows the Nodes for which edges' certificates count, if any do.
+/// Follows the Nodes of the cluster, if the settings ask for anything there that takes the right to list Nodes.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
-pub(super) fn edges_nodes(settings: &Cloud, drain: &Drain) -> Option<Nodes> {
-    agents(settings)?;
+pub(super) fn follow_nodes(settings: &Cloud, drain: &Drain) -> Option<Nodes> {
     #[cfg(feature = "kubernetes")]
     {
-        let followed = NodeWatch::new(reached(&settings.csr.as_ref()?.cluster));
+        let names = settings.node_names.as_ref();
+        let certificates = settings.csr.as_ref().filter(|csr| csr.agent_ca.is_some());
+        let cluster = settings.addresses.cluster.as_ref();
+        let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
+        let followed = NodeWatch::new(reached(cluster?), names.map(|names| names.edges.clone()));
         let nodes = followed.known();
         drain.spawn(tracing::info_span!("nodes"), followed.follow(drain.clone()));
         Some(nodes)

@@ -1,7 +1,7 @@
 //! Edges that have proved their name, by a token or a certificate, and the end of their links when the token file loses that
-//! token, or the cluster that Node.
+//! token, or the cluster that Node or the Node's edge label.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,13 +29,15 @@ pub(super) struct Proven {
     tokens: Reload<Tokens>,
     /// Who has joined by invitation; `None`: nobody.
     enrolment: Option<Arc<Enrolment>>,
-    /// The Nodes for which edges' certificates count; `None`: no certificate proves an edge.
+    /// The Nodes of the cluster; `None`: no cluster is asked.
     nodes: Option<Nodes>,
+    /// Whether a certificate proves the edge of a Node.
+    certificates: bool,
     links: Mutex<HashMap<LinkId, Proof>>,
 }
 
-/// All Nodes of the cluster; `None` until they are known.
-pub(super) type Nodes = watch::Receiver<Option<BTreeSet<String>>>;
+/// All Nodes of the cluster, each with whether it has the label of an edge; `None` until they are known.
+pub(super) type Nodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
 
 /// What an edge says, and the node of the certificate that it has shown, if any.
 #[derive(Debug, Clone)]
@@ -87,12 +89,12 @@ impl Proven {
     pub(super) fn start(
         tokens: Reload<Tokens>,
         enrolment: Option<Arc<Enrolment>>,
-        nodes: Option<Nodes>,
+        (nodes, certificates): (Option<Nodes>, bool),
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
-        let proven = Arc::new(Self { tokens, enrolment, nodes, links: Mutex::default() });
+        let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
         proven
     }
@@ -105,8 +107,7 @@ impl Proven {
     /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
     /// one node's.
     pub(super) fn edge(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
-        self.nodes.as_ref()?;
-        Agents::node(leaf).map(|node| node?.parse().ok())
+        self.certificates.then(|| Agents::node(leaf))?.map(|node| node?.parse().ok())
     }
 
     /// What the token file, and the edges that are linked here, say of the addresses of nodes.
@@ -132,8 +133,11 @@ impl Proven {
         }
     }
 
-    /// Checks what the edge has shown. A node whose line has no token is shut out, whatever it shows. A certificate for its
-    /// node counts alone: whose Node is gone comes in by no token. Of tokens what it has joined with counts as well as a line of its own.
+    /// Checks the edge's evidence. A node whose line has no token is shut out, and so is a Node without an edge label, by any
+    /// evidence. A certificate for the node is decisive: once the Node is deleted, no token replaces it. The token of an
+    /// invitation is valid as well as a line in the token file.
+    ///
+    /// Until the Nodes are known, tokens suffice: kube-apiserver may itself be reached through the tunnel.
     ///
     /// # Errors
     ///
@@ -143,12 +147,16 @@ impl Proven {
         if tokens.shut_out(node) {
             return Err(Unproven::ShutOut(node.clone()));
         }
-        if let Some(nodes) = self.nodes.as_ref().filter(|_| agent.as_ref() == Some(node)) {
-            return match &*nodes.borrow() {
-                None => Err(Unproven::NodesUnknown),
-                Some(nodes) if nodes.contains(node.as_str()) => Ok(()),
-                Some(_) => Err(Unproven::NoNode(node.clone())),
-            };
+        if let Some(nodes) = &self.nodes {
+            let nodes = nodes.borrow();
+            let is_edge = nodes.as_ref().map(|nodes| nodes.get(&node.as_str().to_ascii_lowercase()).copied());
+            match is_edge {
+                Some(Some(false)) => return Err(Unproven::NoEdge(node.clone())),
+                _ if agent.as_ref() != Some(node) => {}
+                Some(Some(true)) => return Ok(()),
+                Some(None) => return Err(Unproven::NoNode(node.clone())),
+                None => return Err(Unproven::NodesUnknown),
+            }
         }
         match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
             Some(true) => Ok(()),
@@ -208,7 +216,7 @@ impl Proven {
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
-                "tokens were revoked, or Nodes deleted: their links are ended"
+                "links ended: token revoked, Node deleted or edge label removed"
             );
             end_all(revoked, &table).await;
         }
@@ -225,6 +233,7 @@ async fn end_all(revoked: Vec<(Unproven, Proof)>, table: &SessionTable) {
         let node = &evidence.hello.node;
         let why = match why {
             Unproven::NoNode(_) => format!("Node {node} was deleted"),
+            Unproven::NoEdge(_) => format!("Node {node} has no edge label"),
             Unproven::ShutOut(_) => format!("node {node} was shut out"),
             _ => format!("the token of node {node} was revoked"),
         };
@@ -290,7 +299,44 @@ mod tests {
 
     fn proven(nodes: Option<Nodes>) -> Proven {
         let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
-        Proven { tokens, enrolment: None, nodes, links: Mutex::default() }
+        Proven { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
+    }
+
+    /// These Nodes, each with whether it has an edge's label.
+    fn known<const N: usize>(nodes: [(&str, bool); N]) -> Option<BTreeMap<String, bool>> {
+        Some(nodes.map(|(name, is_edge)| (name.to_owned(), is_edge)).into())
+    }
+
+    #[test]
+    fn a_node_without_an_edges_label_is_refused_and_a_name_that_is_no_node_passes() {
+        let nodes = watch::Sender::new(None);
+        let tokens = Reload::fixed(Tokens::parse("default:shared\ncp2:own\n"));
+        let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };
+        let says = |name: &str, token: &str, agent: Option<&str>| {
+            let mut evidence = evidence(token, agent);
+            evidence.hello.node = node(name);
+            proven.check(&evidence)
+        };
+        assert!(says("cp1", "shared", None).is_ok(), "kube-apiserver has not answered yet");
+        nodes.send_replace(known([("cp1", false), ("cp2", false), ("edge1", true)]));
+        for (name, token, agent) in
+            [("cp1", "shared", None), ("CP1", "shared", None), ("cp2", "own", None), ("cp1", "", Some("cp1"))]
+        {
+            let judged = says(name, token, agent);
+            assert_eq!(judged, Err(Unproven::NoEdge(node(name))), "{name}");
+            let why = judged.unwrap_err().to_string();
+            assert!(
+                why.contains(&format!(
+                    "kubectl label node {} superedge.io/node-edge=enable",
+                    name.to_ascii_lowercase()
+                )),
+                "{why}"
+            );
+        }
+        assert!(says("edge1", "shared", None).is_ok() && says("Edge1", "", Some("edge1")).is_ok());
+        assert!(says("machine1", "shared", None).is_ok(), "it is no Node");
+        nodes.send_replace(known([("edge1", false)]));
+        assert!(says("edge1", "shared", None).is_err() && says("cp1", "shared", None).is_ok());
     }
 
     #[test]
@@ -303,11 +349,11 @@ mod tests {
             assert!(matches!(says(token, Some("node1")), Err(Unproven::NodesUnknown)), "{token}");
         }
         assert!(says("right", None).is_ok() && says("wrong", None).is_err());
-        nodes.send_replace(Some(["node1".to_owned()].into()));
+        nodes.send_replace(known([("node1", true)]));
         assert!(says("wrong", Some("node1")).is_ok());
         // Another node's proves nothing, and the token is asked for.
         assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
-        nodes.send_replace(Some(["node2".to_owned()].into()));
+        nodes.send_replace(known([("node2", true)]));
         assert!(matches!(says("right", Some("node1")), Err(Unproven::NoNode(_))));
         assert!(says("right", None).is_ok());
     }
@@ -322,7 +368,7 @@ mod tests {
     /// Kubernetes keeps its Node, and kubelet's credential gets it a certificate again.
     #[test]
     fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
-        let nodes = watch::Sender::new(Some(["node1".to_owned()].into()));
+        let nodes = watch::Sender::new(known([("node1", true)]));
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
             let tokens = Reload::fixed(Tokens::parse(text));
             let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };

@@ -47,6 +47,13 @@ pub enum Unproven {
     /// It has shown a certificate, and its Node is gone.
     #[error("it has shown the certificate of Node {0}, and there is no such Node in the cluster")]
     NoNode(NodeName),
+    /// It is a Node without an edge label. A control-plane Node has no edge: a link in its name would take its traffic.
+    #[error(
+        "Node {0} has no edge label; if an edge belongs there: kubectl label node {name} superedge.io/node-edge=enable (with \
+         OpenYurt openyurt.io/is-edge-worker=true)",
+        name = .0.as_str().to_ascii_lowercase()
+    )]
+    NoEdge(NodeName),
     /// It has shown a certificate, and which Nodes there are is not known yet.
     #[error("it has shown a certificate, and kube-apiserver has not told yet which Nodes there are")]
     NodesUnknown,

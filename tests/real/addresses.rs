@@ -19,7 +19,9 @@ fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
     let (own, pod) = (own_address(), IpAddr::from([127, 5, 5, 5]));
     let (at_node, at_pod) = (echo(own), echo(pod));
     kubernetes.apply::<ServiceAccount>(&object("v1", "ServiceAccount", "default", json!({})));
-    kubernetes.apply_everywhere::<Node>(&object("v1", "Node", "node1", json!({})));
+    let mut node = object("v1", "Node", "node1", json!({}));
+    node["metadata"]["labels"] = json!({"superedge.io/node-edge": "enable"});
+    kubernetes.apply_everywhere::<Node>(&node);
     let addresses = json!([{"type": "InternalIP", "address": own}, {"type": "Hostname", "address": "other"}]);
     kubernetes.set_node_status("node1", &json!({"addresses": addresses}));
     let spec = json!({"spec": {"nodeName": "node1", "containers": [{"name": "c", "image": "none"}]}});

@@ -286,7 +286,7 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
 
     let nodes: Api<Node> = Api::all(kubernetes.client(&kubernetes.admin()));
     kubernetes.run(nodes.delete("node1", &kube::api::DeleteParams::default())).unwrap();
-    cloud.process.says("Nodes deleted: their links are ended");
+    cloud.process.says("Node deleted or edge label removed");
     cloud.process.says("there is no such Node in the cluster");
     kubernetes.apply_everywhere::<Node>(&named("node1"));
     cloud.has("node1");

@@ -63,6 +63,7 @@ impl Node {
         let log = format!("kubelet{}", node.number);
         command.arg("--config").arg(config).arg("--kubeconfig").arg(place.path().join(&log));
         command.args(["--hostname-override", &name, "--node-ip", node.ip]);
+        command.args(["--node-labels", "superedge.io/node-edge=enable"]);
         command
             .arg("--root-dir")
             .arg(dir.join("kubelet-root"))
