@@ -37,8 +37,8 @@ impl PodFiles {
         // The faults of the certificate are noted already.
         let siblings = tls.as_ref().and_then(|_| siblings::dialer(settings, startup));
         let authority = tls.as_ref().and_then(|_| authority(settings, startup));
-        let tokens =
-            proven::read(&settings.server.tokenfile, kubernetes::agents(settings).is_some(), startup);
+        let (certificates, egress) = (kubernetes::agents(settings).is_some(), settings.egress.is_some());
+        let tokens = proven::read(&settings.server.tokenfile, certificates, egress, startup);
         let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.siblings.dns.as_slice() {
             [] => resolver.clone(),

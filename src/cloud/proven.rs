@@ -54,13 +54,22 @@ struct Proof {
 }
 
 /// Reads the token file; `None`: it cannot be read, which `startup` has noted. `certificates`: edges may prove themselves by
-/// those as well.
-pub(super) fn read(file: &Path, certificates: bool, startup: &mut Startup) -> Option<Reload<Tokens>> {
+/// those as well. `egress`: kube-apiserver's traffic comes here.
+pub(super) fn read(
+    file: &Path,
+    certificates: bool,
+    egress: bool,
+    startup: &mut Startup,
+) -> Option<Reload<Tokens>> {
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
     let tokens = Reload::file(file, move |text| {
         let tokens = Tokens::parse(&String::from_utf8_lossy(text));
         for (line, fault) in tokens.faults() {
             warn!(file = %path.display(), line, "in the token file: {fault}");
+        }
+        if egress && tokens.has_default() {
+            let risk = "any edge can take any name for which kube-apiserver asks here (mode.cloud.egress)";
+            warn!(file = %path.display(), "OPEN DOOR: the token file has a default line: {risk}; give each node its own line");
         }
         if !tokens.is_empty() {
             first.store(false, Relaxed);

@@ -129,6 +129,11 @@ impl Tokens {
         self.lines.get(&node.as_str().to_ascii_lowercase()).is_some_and(String::is_empty)
     }
 
+    /// Returns true if nodes without a line share a token.
+    pub fn has_default(&self) -> bool {
+        self.lines.get(DEFAULT).is_some_and(|token| !token.is_empty())
+    }
+
     /// Whether any node is shut out.
     pub fn shut_some_out(&self) -> bool {
         self.lines.iter().any(|(node, token)| token.is_empty() && node != DEFAULT)
@@ -216,6 +221,12 @@ mod tests {
         assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line counts");
         assert!(Tokens::parse("node1:").shut_some_out());
         assert!(!Tokens::parse("default:\nnode1\nnode2:a").shut_some_out());
+    }
+
+    #[test]
+    fn a_shared_token_is_a_default_line_with_a_token() {
+        assert!(Tokens::parse("node1:a\ndefault:b\n").has_default());
+        assert!(!Tokens::parse("node1:a\ndefault:\n").has_default());
     }
 
     #[test]

@@ -391,6 +391,24 @@ fn systemd_is_told_that_it_is_up_that_it_lives_and_that_it_stops() {
 }
 
 #[test]
+fn a_token_for_all_beside_egress_is_an_open_door() {
+    let place = TestDir::new();
+    let config = place.cloud_config(loopback(free_port()), free_port());
+    let egress =
+        format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", place.path().join("egress").display());
+    let told = |tables: &str| {
+        let text = format!("{config}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n{tables}");
+        let file = format!("--c={}", place.config("cloud", &text).display());
+        let said = started(&["--m=cloud", "--check", &file]);
+        assert!(said.status.success(), "{said:?}");
+        said.stderr.contains("OPEN DOOR: the token file has a default line")
+    };
+    assert!(told(&egress) && !told(""));
+    std::fs::write(place.path().join("token"), "node1:token-of-a-test\n").unwrap();
+    assert!(!told(&egress));
+}
+
+#[test]
 fn a_doctor_ends_with_a_code_that_scripts_can_ask_for() {
     let place = TestDir::new();
     let config = place.edge_config("node1", "127.0.0.1:1", free_port());
