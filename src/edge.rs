@@ -93,14 +93,15 @@ impl Edge {
             edge.doors = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
         }
         let (ca, cert) = (settings.client.ca.clone(), settings.https.identity.clone().map(|(cert, _)| cert));
-        #[cfg(feature = "kubernetes")]
-        csr::keep(&settings, &edge);
+        let csr = settings.csr.clone();
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
-        let span = info_span!("link", node = %keeper.dialer.node);
-        let keeper = Arc::new(keeper);
+        if let Some(csr) = csr {
+            let told = keeper.clone();
+            csr::keep(csr, &keeper.dialer.node, &edge.links, move |of, state| told.certified(of, state));
+        }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
-        edge.links.spawn(span, keeper.keep());
+        edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.keep());
         let listeners = Listeners {
             log: ports.log,
             metrics: ports.metrics,
@@ -172,7 +173,7 @@ impl Edge {
     }
 
     /// What keeps the link to the cloud, and serves what comes over it.
-    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Keeper {
+    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Arc<Keeper> {
         let Settings { client, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
@@ -206,7 +207,7 @@ impl Edge {
             pool: pool.clone(),
             ground: ground.clone(),
         };
-        Keeper {
+        Arc::new(Keeper {
             dialer: cloud,
             ground,
             backend: Backend::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
@@ -217,7 +218,7 @@ impl Edge {
             route: self.route.clone(),
             freed: Notify::new(),
             started: Once::new(),
-        }
+        })
     }
 
     /// Follows files, and tidies up.

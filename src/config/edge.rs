@@ -48,8 +48,8 @@ pub struct Client {
     pub node: NodeName,
     /// The addresses that it says its node has.
     pub ips: Vec<IpAddr>,
-    /// What proves it.
-    pub token: Token,
+    /// What proves it; `None`: its certificate alone.
+    pub token: Option<Token>,
     /// PEM file of the authorities that may sign the cloud's certificate.
     pub ca: PathBuf,
     /// Where the cloud is, tried in turn; at least one.
@@ -118,10 +118,10 @@ impl EdgeSettings {
 
     /// The files that hold secrets, each with its key; `config` is where these settings stand.
     pub fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
-        let token = match &self.client.token {
+        let token = self.client.token.iter().map(|token| match token {
             Token::Text(_) => ("mode.edge.stream.client.token", config),
             Token::File(file) => ("mode.edge.stream.client.token_file", file.as_path()),
-        };
+        });
         let key = self.https.identity.iter().map(|(_, key)| ("mode.edge.https.key", key.as_path()));
         let proxy = self.http_proxy.iter().map(|proxy| ("mode.edge.http_proxy.users", &proxy.access));
         let all = proxy.chain([("mode.edge.admin.users", &self.admin.access)]);
@@ -129,7 +129,7 @@ impl EdgeSettings {
             Auth::None => None,
             Auth::Basic { users, .. } => Some((key, users.as_path())),
         });
-        std::iter::once(token).chain(key).chain(users).collect()
+        token.chain(key).chain(users).collect()
     }
 
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
@@ -139,7 +139,8 @@ impl EdgeSettings {
         super::other_mode(&mut mode, &edge, "cloud", report);
         let mut stream = edge.table("stream", report);
         let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
-        let client = client(&mut stream, env, node_ip, report);
+        let csr = csr::read(&mut edge, node_ip, env, report);
+        let client = client(&mut stream, env, (node_ip, csr.is_some()), report);
         stream.finish(report);
         let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);
@@ -147,7 +148,6 @@ impl EdgeSettings {
         let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
         let https = https::read(&mut edge, report);
         let http_proxy = proxy::read(&mut edge, report);
-        let csr = csr::read(&mut edge, node_ip, env, report);
         for table in [edge, mode, file] {
             table.finish(report);
         }
@@ -156,13 +156,18 @@ impl EdgeSettings {
     }
 }
 
-/// What is wrong or missing, and noted as a fault, is made up.
-fn client(stream: &mut Table<'_>, env: &Environment, node_ip: Option<IpAddr>, report: &mut Report) -> Client {
+/// What is wrong or missing, and noted as a fault, is made up. `certified`: the edge has a certificate issued.
+fn client(
+    stream: &mut Table<'_>,
+    env: &Environment,
+    (node_ip, certified): (Option<IpAddr>, bool),
+    report: &mut Report,
+) -> Client {
     let mut table = stream.table("client", report);
     let servers = servers(&mut table, report);
     let node = node(&mut table, env, report);
     let ips = table.list("node_ips", value::parsed::<IpAddr>, report);
-    let token = token(&mut table, report);
+    let token = token(&mut table, certified, report);
     let ca = table.read("cert", value::path, report).unwrap_or_else(|| super::CA.into());
     let log_listen = listen::log(&mut table, report);
     let metrics_listen = table.read("metrics_listen", value::socket, report);
@@ -172,7 +177,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, node_ip: Option<IpAddr>, re
     Client {
         node: node.unwrap_or_else(NodeName::none),
         ips: ips.unwrap_or_else(|| node_ip.into_iter().collect()),
-        token: token.unwrap_or_else(|| Token::Text(Secret::new(""))),
+        token,
         ca,
         servers,
         log_listen,
@@ -198,7 +203,7 @@ fn node(table: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option
         .ok()
 }
 
-fn token(table: &mut Table<'_>, report: &mut Report) -> Option<Token> {
+fn token(table: &mut Table<'_>, certified: bool, report: &mut Report) -> Option<Token> {
     let text = table.read("token", value::secret, report);
     let file = table.read("token_file", value::path, report);
     match (table.has("token"), table.has("token_file")) {
@@ -206,9 +211,8 @@ fn token(table: &mut Table<'_>, report: &mut Report) -> Option<Token> {
             let wanted = "both say which token: keep token_file";
             table.complain("token", Some("token_file is given as well".to_owned()), wanted, report);
         }
-        (false, false) => {
-            let wanted =
-                "give the token that the cloud's token file has for this node, here or by token_file";
+        (false, false) if !certified => {
+            let wanted = "give the token, here or by token_file, or agent = true in [mode.edge.csr]";
             table.complain("token", None, wanted, report);
         }
         _ => {}

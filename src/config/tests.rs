@@ -394,7 +394,7 @@ fn the_wrong_modes_file_is_told_as_such() {
 #[test]
 fn a_secret_is_in_no_message() {
     let (edge, warnings) = edge(&LEAST.replace("t0ken", "sw0rd fish"));
-    assert_eq!(edge.client.token, Token::Text(Secret::new("sw0rd fish")));
+    assert_eq!(edge.client.token, Some(Token::Text(Secret::new("sw0rd fish"))));
     let mut reported = format!("{edge:?} {warnings:?}");
     for broken in [
         "token = [\"sw0rdfish\"]",

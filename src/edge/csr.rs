@@ -9,12 +9,11 @@ use tracing::debug;
 #[cfg(feature = "kubernetes")]
 use tracing::info_span;
 
-#[cfg(feature = "kubernetes")]
-use super::Edge;
-#[cfg(feature = "kubernetes")]
-use crate::config::edge::{Csr, EdgeSettings};
+use crate::config::edge::Csr;
 #[cfg(feature = "kubernetes")]
 use crate::csr::{Keeper, Names, Profile};
+use crate::drain::Drain;
+use crate::names::NodeName;
 use crate::net::reload::fingerprint;
 use crate::net::tls::{ClientSettings, Ends, Identity, Trust};
 #[cfg(feature = "kubernetes")]
@@ -76,18 +75,25 @@ impl OwnCertificate {
     }
 }
 
-/// Has it issued and renewed until the edge stops, if the settings ask for that.
+/// Has it issued and renewed until draining begins. `report` gets the condition of readiness and its state.
 #[cfg(feature = "kubernetes")]
-pub(super) fn keep(settings: &EdgeSettings, edge: &Edge) {
-    let Some(Csr { cluster, file, lifetime, node_ip }) = settings.csr.clone() else { return };
-    let node = settings.client.node.to_string();
-    let names = Names::Fixed(node_ip.iter().map(ToString::to_string).chain([node]).collect());
+pub(super) fn keep(
+    csr: Csr,
+    node: &NodeName,
+    drain: &Drain,
+    report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
+) {
+    let Csr { cluster, file, lifetime, node_ip } = csr;
+    let names = Names::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
     let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };
     let keeper = Keeper::new(cluster, Profile::Agent, file, names, lifetime);
-    let (readiness, condition) = (edge.readiness.clone(), Profile::Agent.condition());
-    let report = move |state| readiness.note(condition, state);
-    edge.links.spawn(info_span!("csr"), keeper.keep(report, edge.links.clone()));
+    let report = move |state| report(Profile::Agent.condition(), state);
+    drain.spawn(info_span!("csr"), keeper.keep(report, drain.clone()));
 }
+
+/// Does nothing: a build without Kubernetes has no cluster in its settings.
+#[cfg(not(feature = "kubernetes"))]
+pub(super) fn keep(_: Csr, _: &NodeName, _: &Drain, _: impl Fn(&'static str, Result<(), String>)) {}
 
 #[cfg(test)]
 mod tests {

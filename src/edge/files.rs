@@ -25,7 +25,7 @@ pub(super) struct EdgeFiles {
     pub(super) servers: Vec<CloudServer>,
     /// TLS to targets.
     pub(super) targets: TargetTls,
-    /// What proves the node: one token, or two.
+    /// What proves the node: one token, or two; none where a certificate proves it.
     pub(super) tokens: Reload<Vec<Secret>>,
     /// What the cloud is dialled through, if anything.
     pub(super) proxy: Option<Proxy>,
@@ -73,7 +73,7 @@ impl EdgeFiles {
         let servers = client.servers.iter().map(CloudServer::new).collect();
         let servers = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], servers);
         let targets = targets(&settings.https, startup);
-        let tokens = tokens(&client.token, startup);
+        let tokens = tokens(client.token.as_ref(), startup);
         let proxy = startup.keep(FaultKind::Config, &["HTTPS_PROXY"], proxy(client));
         let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
         startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
@@ -108,11 +108,13 @@ impl Ports {
     }
 }
 
-/// What proves the node: the token itself, or a file that holds nothing else and may change. One token, or two.
-fn tokens(token: &Token, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
+/// What proves the node: the token itself, or a file that holds nothing else and may change. One token, or two; none where a
+/// certificate proves it.
+fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
     match token {
-        Token::Text(secret) => Some(Reload::fixed(vec![secret.clone()])),
-        Token::File(path) => {
+        None => Some(Reload::fixed(Vec::new())),
+        Some(Token::Text(secret)) => Some(Reload::fixed(vec![secret.clone()])),
+        Some(Token::File(path)) => {
             let file = path.clone();
             let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
             startup.keep(FaultKind::Config, &["mode.edge.stream.client.token_file"], tokens)

@@ -32,7 +32,8 @@ pub(super) struct Keeper {
     pub(super) readiness: Readiness,
     pub(super) uplinks: Arc<Uplinks>,
     pub(super) route: Route,
-    /// Notified when there is a reason to dial at once: a link that was replaced has ended, or the network has changed.
+    /// Notified when there is a reason to dial at once: a link that was replaced has ended, the network has changed, or a
+    /// certificate was issued.
     pub(super) freed: Notify,
     /// Done once the start is over.
     pub(super) started: Once,
@@ -107,6 +108,14 @@ impl Keeper {
             }
             self.ground.metrics.reconnects.inc();
         }
+    }
+
+    /// Notes the state of this edge's certificate. A new one is a reason to dial at once.
+    pub(super) fn certified(&self, condition: &'static str, state: Result<(), String>) {
+        if state.is_ok() && !self.uplinks.is_linked() {
+            self.freed.notify_one();
+        }
+        self.readiness.note(condition, state);
     }
 
     /// Waits for a reason to dial at once: a pod is gone for good, so what takes its place is there, or about to be; or a

@@ -141,6 +141,7 @@ impl LinkDialer {
         older: Older,
     ) -> anyhow::Result<NewLink> {
         let to = self.servers.get(server).context("there is no such server")?;
+        let shown = self.certificate(to).await?;
         let patience = if self.servers.len() > 1 { FAIL_OVER } else { CONNECT };
         let (socket, at) =
             timeout(patience, self.dial(to, hint, patience)).await.context("connecting took too long")??;
@@ -149,10 +150,6 @@ impl LinkDialer {
         if older == Older::Busy {
             tune_interactive(&socket);
         }
-        let shown = match &self.own {
-            Some(own) if !to.declined.swap(false, Relaxed) => own.tls().await,
-            _ => None,
-        };
         let shows = shown.is_some();
         let made = self.link(to, older, socket, shown).await.map_err(|why| {
             // A cloud that takes none, or not this one, ends the connection.
@@ -160,6 +157,21 @@ impl LinkDialer {
             if shows { why.context(words::SHOWN) } else { why }
         });
         Ok(NewLink { link: made?, server, at })
+    }
+
+    /// TLS that presents the certificate to that server, if there is one, and unless the server seems to have declined it.
+    ///
+    /// # Errors
+    ///
+    /// There is neither a certificate nor a token.
+    async fn certificate(&self, to: &CloudServer) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+        let alone = self.tokens.load().is_empty();
+        let shown = match &self.own {
+            Some(own) if alone || !to.declined.swap(false, Relaxed) => own.tls().await,
+            _ => None,
+        };
+        anyhow::ensure!(shown.is_some() || !alone, words::UNPROVEN);
+        Ok(shown)
     }
 
     /// Makes a connection a link, with TLS that shows a certificate, if there is one.

@@ -20,7 +20,7 @@ use crate::net::pool::Pool;
 use crate::net::proxy::Proxy;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
-use crate::net::tls::{self, ClientSettings, Fault, Trust};
+use crate::net::tls::{self, ClientSettings, Fault, Identity, Trust};
 use crate::policy::Listening;
 use crate::protocol::grpc::{self, DialError, LinkContext};
 use crate::protocol::{Dialect, Hello, SessionLimits, SessionTable, Windows};
@@ -165,8 +165,21 @@ async fn secure(
     found: &mut Findings,
 ) -> Option<Secured> {
     let trust = Trust::Ca(settings.client.ca.clone());
+    let certificate = settings.csr.as_ref().filter(|_| settings.client.token.is_none()).map(|csr| &csr.file);
+    if let Some(file) = certificate.filter(|file| !file.exists()) {
+        let remedy =
+            "see the edge's log; `tunnel approve` has to run: kubectl apply -k deploy/kustomize/approver";
+        found.bad(
+            "certificate",
+            format!("there is no {} yet", file.display()),
+            "a certificate, or a token",
+            remedy,
+        );
+        return None;
+    }
+    let identity = certificate.map(|file| Identity { cert: file.clone(), key: file.clone() });
     // What is wrong with the file, or the name, was told of the config.
-    let config = ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load().ok()?;
+    let config = ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
     let name = tls::server_name(&server.dns.to_string()).ok()?;
     let shaken = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
     match timeout(PATIENCE, shaken).await {
@@ -195,8 +208,9 @@ async fn secure(
 async fn call(settings: &EdgeSettings, server: &Server, io: Secured, found: &mut Findings) {
     let client = &settings.client;
     let text = match &client.token {
-        Token::Text(token) => token.reveal().to_owned(),
-        Token::File(file) => std::fs::read_to_string(file).unwrap_or_default(),
+        None => String::new(),
+        Some(Token::Text(token)) => token.reveal().to_owned(),
+        Some(Token::File(file)) => std::fs::read_to_string(file).unwrap_or_default(),
     };
     let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let metrics = Metrics::edge();
@@ -222,9 +236,9 @@ async fn call(settings: &EdgeSettings, server: &Server, io: Secured, found: &mut
             link.sender.close();
         }
         Err(why @ DialError::Refused { .. }) if why.is_token_refused() => {
-            let remedy = "compare token or token_file here with this node's line in the cloud's tokenfile; the pod's log \
-                          says more";
-            found.bad("token", why.to_string(), "the token that the cloud has for this node", remedy);
+            let remedy = "compare token or token_file here with this node's line in the cloud's tokenfile, and see that a Node of \
+                          this name has an edge label; the pod's log says more";
+            found.bad("token", why.to_string(), "proof of this node that the cloud takes", remedy);
         }
         Err(why) if why.is_name_taken() => {
             let remedy = "give each machine its own name (node, or NODE_NAME)";

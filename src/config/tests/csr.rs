@@ -96,3 +96,21 @@ fn an_edge_and_its_pods_say_whether_certificates_prove_it() {
     let csr = Cloud::read("[mode.cloud.csr]\nagent_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
     assert_eq!((csr.agent_ca, csr.server, csr.proxy_client), (Some("/ca".into()), None, false));
 }
+
+#[test]
+fn an_edge_with_a_certificate_needs_no_token() {
+    let tokenless = LEAST.replace("token = \"t0ken\"\n", "");
+    assert_ne!(tokenless, LEAST);
+    let told = edge_faults(&tokenless).to_string();
+    assert!(
+        told.contains("mode.edge.stream.client.token") && told.contains("agent = true in [mode.edge.csr]"),
+        "{told}"
+    );
+    if !cfg!(feature = "kubernetes") {
+        return;
+    }
+    let env = Environment { kubeconfig: Some("/k".into()), ..node1() };
+    let text = format!("{tokenless}[mode.edge.csr]\nagent = true\n");
+    let (edge, warnings) = EdgeSettings::read(&text, &env).unwrap();
+    assert_eq!((edge.client.token, warnings), (None, vec![]));
+}

@@ -204,7 +204,7 @@ fn the_newest_cloud_file_loads() {
 #[test]
 fn the_edge_files_of_all_years_load() {
     let (old, warnings) = edge(EDGE_OLD);
-    assert_eq!(old.client.token, Token::Text(Secret::new("6ff2a1ea0f1611eb9896362096106d9d")));
+    assert_eq!(old.client.token, Some(Token::Text(Secret::new("6ff2a1ea0f1611eb9896362096106d9d"))));
     assert_eq!(old.client.ca.to_str(), Some("../../conf/certs/ca.crt"));
     assert_eq!(
         (old.client.servers[0].dns.to_string(), old.client.servers[0].at.to_string()),

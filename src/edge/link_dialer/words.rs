@@ -28,6 +28,10 @@ pub(super) const SHOWN: &str = "the certificate of mode.edge.csr was shown, whic
                                 mode.cloud.csr has its authority; if the connection broke by it, the next try is with the token \
                                 alone";
 
+/// The whole sentence where nothing proves the edge yet.
+pub(super) const UNPROVEN: &str = "there is no valid certificate yet, and no token; the log says what became of the request \
+                                   for a certificate (mode.edge.csr), which `tunnel approve` has to approve";
+
 /// The whole sentence; `name` is what the cloud's certificate has to carry, `shows` whether a certificate was shown.
 pub(super) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) -> String {
     let fault = Fault::of(error);
