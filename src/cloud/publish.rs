@@ -97,7 +97,7 @@ fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, (po
     if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::reached) {
         vet.set_nodes(move || {
             let cluster = cluster.clone();
-            Box::pin(async move { cluster.nodes().await.map_err(|cause| cause.to_string()) })
+            Box::pin(async move { cluster.nodes(None).await.map_err(|cause| cause.to_string()) })
         });
     }
     vet

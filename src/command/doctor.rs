@@ -33,6 +33,9 @@ pub struct Doctor {
     /// Also ask DNS for this node, as clients and other pods would.
     #[arg(long, value_name = "NODE")]
     pub node: Option<NodeName>,
+    /// kubeconfig file, as the program itself has it.
+    #[arg(long = "k", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// All findings as JSON.
     #[arg(long)]
     pub json: bool,
@@ -72,7 +75,7 @@ enum State {
 pub async fn run(asked: &Doctor, variable: fn(&str) -> Option<String>) -> Findings {
     let (mut found, mut startup) = (Findings::default(), Startup::checking());
     let path = asked.config.clone().unwrap_or_else(|| asked.mode.config().into());
-    let read = Settings::examine((asked.mode, &path), None, variable, &mut startup);
+    let read = Settings::examine((asked.mode, &path), asked.kubeconfig.clone(), variable, &mut startup);
     if let Some((settings, _, warnings)) = &read {
         for warning in warnings {
             found.doubt("config", format!("{}: {}", warning.key, warning.text), "");

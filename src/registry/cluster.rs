@@ -89,15 +89,16 @@ impl Cluster {
         config.map_err(|cause| config_error(&cause))
     }
 
-    /// The names of all Nodes.
+    /// The names of all Nodes with this label (`name=value`); without one, of all Nodes.
     ///
     /// # Errors
     ///
     /// kube-apiserver does not answer within a few seconds, or does not let us: the role needs list on nodes.
-    pub async fn nodes(&self) -> Result<BTreeSet<String>, ClusterError> {
+    pub async fn nodes(&self, label: Option<&str>) -> Result<BTreeSet<String>, ClusterError> {
         let list = async {
             let (client, _) = self.connect().await?;
-            let all = Api::<Node>::all(client).list_metadata(&ListParams::default()).await?;
+            let which = ListParams { label_selector: label.map(str::to_owned), ..ListParams::default() };
+            let all = Api::<Node>::all(client).list_metadata(&which).await?;
             Ok(all.items.into_iter().filter_map(|node| node.metadata.name).collect())
         };
         timeout(REQUEST_TIMEOUT, list).await.unwrap_or(Err(ClusterError::Silent))

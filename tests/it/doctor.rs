@@ -31,7 +31,7 @@ async fn found_in(
     more: impl FnOnce(&mut Doctor),
 ) -> Vec<(String, String, String)> {
     let config = Some(place.file("doctor.toml", text));
-    let mut asked = Doctor { mode, config, target: Vec::new(), node: None, json: true };
+    let mut asked = Doctor { mode, config, target: Vec::new(), node: None, kubeconfig: None, json: true };
     more(&mut asked);
     let found = soon("the doctor's findings", command::doctor(&asked, variable)).await;
     let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();

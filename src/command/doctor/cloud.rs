@@ -11,11 +11,15 @@ use crate::names::{Host, NodeName, Target};
 use crate::net::dial::dial;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, ClientSettings, Fault, Identity, Trust};
+#[cfg(feature = "kubernetes")]
+use crate::registry::Cluster;
 
 pub(super) async fn look(settings: &Cloud, asked: &Doctor, found: &mut Findings) {
     certificates(settings, found);
     tokens(settings, found);
     running(settings, found).await;
+    #[cfg(feature = "kubernetes")]
+    places(settings, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "mend /etc/resolv.conf"),
@@ -54,6 +58,29 @@ fn tokens(settings: &Cloud, found: &mut Findings) {
         );
     }
 }
+
+/// Checks that the cluster has a Node on which the manifests let servers run.
+#[cfg(feature = "kubernetes")]
+async fn places(settings: &Cloud, found: &mut Findings) {
+    let Some(cluster) = &settings.addresses.cluster else { return };
+    let cluster = Cluster { kubeconfig: cluster.kubeconfig.clone(), namespace: None };
+    match cluster.nodes(Some(SERVERS)).await {
+        Ok(nodes) if nodes.is_empty() => {
+            let text = format!("no Node has the label {SERVERS}: servers of the manifests stay Pending");
+            found.doubt(
+                "nodes",
+                text,
+                &format!("kubectl label node NODE {SERVERS}, for nodes that are no edges"),
+            );
+        }
+        Ok(nodes) => found.good("nodes", format!("{} Nodes have the label of servers", nodes.len())),
+        Err(why) => found.doubt("nodes", why.to_string(), ""),
+    }
+}
+
+/// The label that the manifests require of a server's Node; no kubelet can set it on itself.
+#[cfg(feature = "kubernetes")]
+const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// What the pod of this machine says of itself.
 async fn running(settings: &Cloud, found: &mut Findings) {
