@@ -4,6 +4,8 @@ mod kubelet;
 mod signer;
 
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -13,10 +15,11 @@ use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateS
 use k8s_openapi::api::core::v1::{Node, Service};
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tunnel::csr::Profile;
 use tunnel::pki::Request;
 
+use crate::certificates::Files;
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
 use crate::parts::{free_port, have};
 use crate::process::{PATIENCE, Said, run_command};
@@ -248,10 +251,136 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
     }
 }
 
+fn node(name: &str, labels: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+}
+
+/// The settings of a file of `deploy/kustomize`, with the files, ports and addresses of a test in the place of theirs.
+fn shipped(file: &str, replaced: &[(&str, &str)]) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize").join(file);
+    let text = std::fs::read_to_string(file).unwrap();
+    replaced.iter().fold(text, |text, (from, to)| {
+        assert!(text.contains(from), "{from}: {text}");
+        text.replace(from, to)
+    })
+}
+
+/// Serves a page at a port of this machine, to one client after the other.
+fn page() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let _ = client.read(&mut [0; 4096]);
+            let _ = client.write_all(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\nConnection: close\r\n\r\nfrom the node",
+            );
+        }
+    });
+    port
+}
+
+/// With the settings of the manifests: the kubelet's credential is enough, and a shared token takes no Node's name.
+#[test]
+fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobodys() {
+    let Some(mut signer) = Signer::start("1h") else { return };
+    signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
+    signer
+        .kubernetes
+        .apply_everywhere::<Node>(&node("cp1", &json!({"node-role.kubernetes.io/control-plane": ""})));
+    let (kubernetes, place) = (&signer.kubernetes, TestDir::serving(&["tunnel.cloud.io"]));
+    let certs = place.path().join("certs");
+    std::fs::create_dir(&certs).unwrap();
+    let Files { ca, cert, key } = &place.files;
+    for (name, from) in
+        [("ca.crt", ca), ("cloud.crt", cert), ("cloud.key", key), ("egress.crt", cert), ("egress.key", key)]
+    {
+        std::fs::copy(from, certs.join(name)).unwrap();
+    }
+    let (token, users) = (place.path().join("token"), place.path().join("htpasswd"));
+    std::fs::write(&token, "default:shared\n").unwrap();
+    // "right", with bcrypt's least cost.
+    std::fs::write(&users, format!("ops:{}\n", bcrypt::hash("right", 4).unwrap())).unwrap();
+    let [grpc, log, ssh, proxy, edge_log] = [(); 5].map(|()| free_port());
+    let own = format!("\"127.0.0.1:{}\"", free_port());
+    let cluster_ca = kubernetes.place().files.ca.display().to_string();
+    let config = shipped(
+        "base/files/cloud.toml",
+        &[
+            ("\"0.0.0.0:9000\"", &format!("\"127.0.0.1:{grpc}\"\nlog_listen = \"127.0.0.1:{log}\"")),
+            ("\"0.0.0.0:6000\"", &own),
+            ("\"0.0.0.0:22\"", &format!("\"127.0.0.1:{ssh}\"")),
+            ("[\"10.0.0.0/8\", \"172.16.0.0/12\", \"192.168.0.0/16\", \"fd00::/8\"]", "[\"127.0.0.0/8\"]"),
+            ("\"0.0.0.0:8000\"", &format!("\"127.0.0.1:{}\"", free_port())),
+            ("\"0.0.0.0:8080\"", &format!("\"127.0.0.1:{proxy}\"")),
+            ("/etc/tunnel/certs", &certs.to_string_lossy()),
+            ("/etc/tunnel/token/token", &token.to_string_lossy()),
+            ("/etc/tunnel/auth/htpasswd", &users.to_string_lossy()),
+            ("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", &cluster_ca),
+        ],
+    );
+    let env = [("POD_IP", "127.0.0.1"), ("POD_NAME", "tunnel-cloud-0"), ("POD_NAMESPACE", NAMESPACE)];
+    let k = format!("--k={}", kubernetes.kubeconfig_as(PODS).display());
+    let mut cloud = place.tunnel(("cloud", "cloud"), &config, &env, &[&k]);
+    cloud.says("the token file has a default line");
+    cloud.answers(log, "/readyz", "");
+    let pem = place.path().join("agent.pem");
+    let config = shipped(
+        "base/files/edge.toml",
+        &[
+            (
+                "\"tunnel.example.org:9000\"",
+                &format!("\"127.0.0.1:{grpc}\"\nlog_listen = \"127.0.0.1:{edge_log}\""),
+            ),
+            ("/etc/tunnel/certs", &certs.to_string_lossy()),
+            ("agent = true", &format!("agent = true\nfile = {pem:?}")),
+        ],
+    );
+    let asks = format!("--k={}", kubernetes.place().path().join("node1").display());
+    let mut edge = place.tunnel(("edge", "edge"), &config, &[("NODE_NAME", "node1")], &[&asks]);
+    edge.says("there is no valid certificate yet, and no token");
+    signer.approve();
+    cloud.answers(log, "/cloud/healthz", "node1");
+
+    let page = page();
+    for (at, more) in [(ssh, "-p"), (proxy, "-s")] {
+        let asks = |user: &[&str]| {
+            let (through, url) = (format!("http://127.0.0.1:{at}"), format!("http://node1:{page}/"));
+            let args = [&["-sSf", more, "-m", "20", "-x", &through, &url], user].concat();
+            crate::process::run("curl", &args, None, PATIENCE)
+        };
+        let (stranger, user) = (asks(&[]), asks(&["-U", "ops:right"]));
+        assert!(stranger.stderr.contains("407"), "{stranger:?}");
+        assert_eq!(user.stdout, "from the node", "{user:?}");
+    }
+
+    // A Node that never had an edge, and a machine that is no Node.
+    let start = |node: &str| {
+        let config = place.edge_config(node, &format!("127.0.0.1:{grpc}"), free_port());
+        let config = config.replace(crate::tunnel::TOKEN, "shared");
+        place.tunnel(("edge", &format!("edge-{node}")), &config, &[], &[])
+    };
+    let (mut stolen, _machine) = (start("cp1"), start("machine1"));
+    stolen.says("invalid token");
+    cloud.says("Node cp1 has no edge label");
+    cloud.answers(log, "/cloud/healthz", "machine1");
+
+    signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({})));
+    cloud.says("edge label removed");
+    cloud.says("Node node1 has no edge label");
+    signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
+    edge.lives();
+    wait_until("node1 is back", 4 * PATIENCE, || {
+        cloud.lives();
+        crate::process::ask(log, "GET", "/cloud/healthz", "").is_some_and(|said| said.contains("node1"))
+    });
+}
+
 #[test]
 fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     let Some(mut signer) = Signer::start("1h") else { return };
-    let named = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    let named = |name: &str| node(name, &json!({"superedge.io/node-edge": "enable"}));
     signer.kubernetes.apply_everywhere::<Node>(&named("node1"));
     signer.approve();
     let (kubernetes, place) = (&signer.kubernetes, TestDir::new());

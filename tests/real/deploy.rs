@@ -1,6 +1,7 @@
 //! What stands in `deploy`, given to the programs that it is for.
 
 mod chart;
+mod closed;
 mod dns;
 mod migrating;
 mod overlay;
@@ -114,7 +115,7 @@ fn args(workload: &Value) -> Vec<String> {
 
 /// What a pod of these manifests finds below /etc/tunnel.
 fn mounted(dir: &Path, place: &TestDir, config: &str) {
-    for name in ["conf", "certs", "token"] {
+    for name in ["conf", "certs", "token", "auth"] {
         std::fs::create_dir_all(dir.join(name)).unwrap();
     }
     std::fs::write(dir.join("conf/mode.toml"), config).unwrap();
@@ -124,7 +125,16 @@ fn mounted(dir: &Path, place: &TestDir, config: &str) {
     for (name, from) in files.into_iter().chain(egress) {
         std::fs::copy(from, dir.join("certs").join(name)).unwrap();
     }
+    let users = format!("{USER}:{}\n", bcrypt::hash(PASSWORD, 4).unwrap());
+    std::fs::write(dir.join("auth/htpasswd"), users).unwrap();
 }
+
+/// Where Kubernetes puts the authority that signs its clients.
+const CLUSTER_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+
+/// Who may come in at CONNECT and the proxy.
+const USER: &str = "ops";
+const PASSWORD: &str = "right";
 
 /// The manifests' arguments, environment and files serve: a pod and an edge in a network of their own, a client that
 /// comes from the networks that they name, and the probes.
@@ -140,15 +150,21 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
         |name: &str| cluster.object("configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
     let place = TestDir::serving(&["tunnel.cloud.io"]);
     let (for_cloud, for_edge) = (place.path().join("cloud"), place.path().join("edge"));
-    mounted(&for_cloud, &place, &config("tunnel-cloud-conf"));
+    let cluster_ca = "/etc/tunnel/certs/cluster-ca.crt";
+    mounted(&for_cloud, &place, &config("tunnel-cloud-conf").replace(CLUSTER_CA, cluster_ca));
+    std::fs::copy(&cluster.kubernetes.place().files.ca, for_cloud.join("certs/cluster-ca.crt")).unwrap();
     std::fs::write(for_cloud.join("token/token"), format!("node1:{TOKEN}\n")).unwrap();
-    // The one line that an operator has to change.
+    // The line that an operator has to change; and by a token, as a machine without Kubernetes has it. With its node's
+    // certificate the tests of `csr` start one.
     let edge_config = config("tunnel-edge-conf").replace("tunnel.example.org:9000", "127.0.0.1:9000");
+    let token = "token_file = \"/etc/tunnel/token/token\"\ncert = ";
+    let edge_config = edge_config.replace("agent = true", "agent = false").replacen("cert = ", token, 1);
     mounted(&for_edge, &place, &edge_config);
     std::fs::write(for_edge.join("token/token"), TOKEN).unwrap();
     std::fs::write(place.path().join("page"), "from the node\n").unwrap();
     std::fs::create_dir_all("/etc/tunnel").unwrap();
 
+    let login = format!("{USER}:{PASSWORD}");
     let probe = |workload: &Value, name: &str| {
         container(workload)[name]["httpGet"]["path"].as_str().unwrap().to_owned()
     };
@@ -171,9 +187,11 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
         "export NODE_NAME=node1 NODE_IP=10.9.9.9".to_owned(),
         start(&for_edge, &edge),
         until("curl -sf http://127.0.0.1:51010/cloud/healthz | grep -q node1"),
-        "curl -sf --interface 10.9.9.9 -p -x http://10.9.9.9:22 http://node1:9100/page".to_owned(),
-        "curl -sf --interface 10.9.9.9 -x http://10.9.9.9:8080 http://node1:9100/page".to_owned(),
-        "! curl -sf -p -x http://127.0.0.1:22 http://node1:9100/page".to_owned(),
+        format!("curl -sf --interface 10.9.9.9 -U {login} -p -x http://10.9.9.9:22 http://node1:9100/page"),
+        format!("curl -sf --interface 10.9.9.9 -U {login} -x http://10.9.9.9:8080 http://node1:9100/page"),
+        "! curl -sf --interface 10.9.9.9 -p -x http://10.9.9.9:22 http://node1:9100/page".to_owned(),
+        "! curl -sf --interface 10.9.9.9 -x http://10.9.9.9:8080 http://node1:9100/page".to_owned(),
+        format!("! curl -sf -U {login} -p -x http://127.0.0.1:22 http://node1:9100/page"),
     ];
     let said = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * PATIENCE);
     assert!(said.status.success() && said.stdout.matches("from the node").count() == 2, "{said:?}");

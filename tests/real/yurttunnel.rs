@@ -36,7 +36,7 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     let own = own_address();
     let (at_node, go) = web(own, true);
     let (on_loopback, _) = web([127, 0, 0, 1].into(), false);
-    node(&kubernetes, "node1", &json!({}), own);
+    node(&kubernetes, "node1", &json!({"openyurt.io/is-edge-worker": "true"}), own);
     service(&kubernetes, true);
     let (place, front) = (TestDir::new(), free_port());
     let mut cloud = pod(&kubernetes, &place, front);
@@ -172,7 +172,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
 /// As docs/migrating.md has it.
 #[test]
 fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
-    let place = TestDir::new();
+    let (place, cluster) = (TestDir::new(), TestDir::new());
     std::fs::write(place.path().join("old.yaml"), OLD).unwrap();
     let printed = |line: &str| {
         let said = run(
@@ -195,7 +195,8 @@ fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
         );
         let text =
             at(at(text, "/etc/tunnel/certs/cloud.key", &files.key), "/etc/tunnel/certs/ca.crt", &files.ca);
-        at(text, "/etc/tunnel/certs/client-ca.crt", &files.ca)
+        let text = at(text, "/etc/tunnel/certs/client-ca.crt", &files.ca);
+        at(text, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", &cluster.files.ca)
     };
     for (mode, task) in
         [("cloud", "migrate yurttunnel old.yaml"), ("edge", "migrate yurttunnel --edge - <old.yaml")]

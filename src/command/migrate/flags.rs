@@ -96,7 +96,7 @@ pub(super) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
             "agent-identifiers" => (Gone, "an edge is known by its node's name, and by the addresses of --node-ip and of its Node"),
             "apiserver-addr" => (Gone, "an edge asks Kubernetes for nothing but a certificate, and that by a kubeconfig"),
             "kube-config" => (Changed, "the flag --k of this program, where [mode.edge.csr] has a certificate issued; all else does without"),
-            "cert-dir" => (Changed, "the authority is in cert, the token in token_file of [mode.edge.stream.client]; file of [mode.edge.csr] has what is issued"),
+            "cert-dir" => (Changed, "the authority is in cert of [mode.edge.stream.client]; file of [mode.edge.csr] has what is issued"),
             "meta-host" | "meta-port" => (Changed, "metrics_listen of [mode.edge.stream.client], which is off unless it is set"),
             name => of_any_program(name),
         };

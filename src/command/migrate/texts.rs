@@ -50,8 +50,8 @@ names = ["kube-apiserver-kubelet-client", "system:serviceaccount:*"]
 [mode.cloud.http]
 listen_ip = "{insecure_bind}"
 addr = {{ "{insecure}" = "host" }}
-# The networks of your metrics tools.
-allow_from = ["127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]
+# No client proves itself here: put the networks of your metrics tools.
+allow_from = ["127.0.0.0/8"]
 
 [mode.cloud.ports]
 namespace = "{namespace}"
@@ -102,7 +102,11 @@ pub(super) fn edge(old: &Old) -> Result<String, String> {
 [mode.edge.stream.client]
 {server}
 cert = "/etc/tunnel/certs/ca.crt"
-token_file = "/etc/tunnel/token/token"
+
+# The node's certificate proves the edge: it asks its cluster with --k=/etc/kubernetes/kubelet.conf, and somebody approves it
+# (deploy/kustomize/yurttunnel/csr).
+[mode.edge.csr]
+agent = true
 
 [mode.edge.allow]
 targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
@@ -180,13 +184,15 @@ fn missing(program: &str, kind: &str) -> String {
 /// Where YurtTunnel is.
 const NAMESPACE: &str = "kube-system";
 
-const SHOWN: &str = r#"# What kubelets are shown, which YurtTunnel's server had for itself: take these lines and [mode.cloud.csr] in once somebody
-# approves it (deploy/kustomize/yurttunnel/csr).
+const SHOWN: &str = r#"# What kubelets are shown, which YurtTunnel's server had for itself: take these lines and profiles of [mode.cloud.csr] in
+# once somebody approves it (deploy/kustomize/yurttunnel/csr).
 # target_cert = "/var/lib/tunnel/pki/proxy-client.pem"
 # Who has signed kubelets' certificates; or target_insecure = true, as it was there.
 # target_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
-# [mode.cloud.csr]
+# Edges prove their Node by a certificate of the cluster.
+[mode.cloud.csr]
+agent_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 # profiles = ["proxy-client"]
 "#;
 

@@ -26,12 +26,14 @@ impl Signer {
         let (manager, kubectl) =
             (kept("kubernetes-1.36.3/kube-controller-manager")?, kept("kubernetes-1.36.3/kubectl")?);
         let kubernetes = Kubernetes::start()?;
-        let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/csr");
-        wait_until("the rights are taken", 3 * PATIENCE, || {
-            let mut command = Command::new(&kubectl);
-            command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-k"]).arg(&rights);
-            run_command("kubectl", &mut command, None, PATIENCE).status.success()
-        });
+        for part in ["base", "csr"] {
+            let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize").join(part);
+            wait_until("the rights are taken", 3 * PATIENCE, || {
+                let mut command = Command::new(&kubectl);
+                command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-k"]).arg(&rights);
+                run_command("kubectl", &mut command, None, PATIENCE).status.success()
+            });
+        }
         let place = kubernetes.place();
         let mut command = apiserver::signer(Command::new(manager), place, free_port(), duration);
         let manager = Running::start("controller-manager", place.path(), &mut command);

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use k8s_openapi::api::core::v1::Node;
 use serde_json::{Deserializer, Value, json};
 
-use super::{Cluster, container, deploy, mounted};
+use super::{CLUSTER_CA, Cluster, container, deploy, mounted};
 use crate::kubernetes::NAMESPACE;
 use crate::parts::kept;
 use crate::process::{PATIENCE, run, run_command};
@@ -26,9 +27,20 @@ fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, 
     said.stdout
 }
 
-/// The objects that kubectl finds there, by kind and name.
+/// The objects of our namespace that kubectl finds there, by kind and name.
 fn objects(cluster: &Cluster, from: &str, manifests: &Path) -> BTreeMap<String, Value> {
-    let args = ["create", "--dry-run=client", "-o", "json", from, manifests.to_str().unwrap()];
+    objects_of(cluster, NAMESPACE, from, manifests)
+}
+
+/// As [`objects`], of any namespace.
+pub(super) fn objects_of(
+    cluster: &Cluster,
+    namespace: &str,
+    from: &str,
+    manifests: &Path,
+) -> BTreeMap<String, Value> {
+    let args =
+        ["-n", namespace, "create", "--dry-run=client", "-o", "json", from, manifests.to_str().unwrap()];
     let (is_well, text) = cluster.asks(&args);
     assert!(is_well, "{text}");
     let found: Vec<Value> = Deserializer::from_str(&text).into_iter().map(Result::unwrap).collect();
@@ -45,16 +57,16 @@ fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) 
     for (mode, name) in [("cloud", "site-cloud-conf"), ("edge", "site-edge-conf")] {
         let text = chart[&format!("ConfigMap {name}")]["data"]["mode.toml"].as_str().unwrap();
         let dir = place.path().join(mode);
-        mounted(&dir, place, &text.replace("/etc/tunnel", dir.to_str().unwrap()));
+        let cluster_ca = cluster.kubernetes.place().files.ca.display().to_string();
+        let text = text.replace("/etc/tunnel", dir.to_str().unwrap()).replace(CLUSTER_CA, &cluster_ca);
+        mounted(&dir, place, &text);
         let tokens = if mode == "cloud" { format!("node1:{TOKEN}") } else { TOKEN.to_owned() };
         std::fs::write(dir.join("token/token"), tokens).unwrap();
         let (config, k) = (dir.join("conf/mode.toml"), cluster.kubernetes.admin());
         let mut command = Command::new(PROGRAM);
         command.args([&format!("--m={mode}"), "--check", &format!("--c={}", config.display())]);
         command.env("NODE_NAME", "node1").env("POD_IP", "10.9.9.9");
-        if mode == "cloud" {
-            command.arg(format!("--k={}", k.display()));
-        }
+        command.arg(format!("--k={}", k.display()));
         let said = run_command("tunnel", &mut command, None, PATIENCE);
         assert!(said.status.success() && !said.stderr.contains("ERROR"), "{text}\n{said:?}");
     }
@@ -87,9 +99,9 @@ fn the_chart_makes_what_the_base_makes_and_what_its_values_say() {
     let values = json!({
         "name": "site", "image": {"repository": "registry.example.org/tunnel", "tag": "9"},
         "publisher": "etcd", "registry": "etcd = [\"http://10.0.0.5:2379\"]\nzone = \"nodes.example.org\"",
-        "cloud": {"hostNetwork": true, "sshPort": 2222, "maxReplicas": 0, "certSecret": "a", "tokenSecret": "b",
+        "cloud": {"hostNetwork": true, "sshPort": 2222, "maxReplicas": 0, "certSecret": "a", "tokenSecret": "b", "usersSecret": "d",
             "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[mode.cloud.session]\ngrace = \"50s\"\n"},
-        "edge": {"hostNetwork": false, "certSecret": "c", "targets": ["10.244.0.0/16:*"],
+        "edge": {"hostNetwork": false, "certSecret": "c", "kubeconfig": "/k3s/kubelet.kubeconfig", "kubeletPki": "/k3s", "targets": ["10.244.0.0/16:*"],
             "moreConfig": "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:51009\"\n"},
         "coredns": {"enabled": false},
     });
@@ -108,20 +120,37 @@ fn the_chart_makes_what_the_base_makes_and_what_its_values_say() {
     assert_eq!(pod(cloud)["hostNetwork"], true);
     assert_eq!(pod(cloud)["volumes"][1]["secret"]["secretName"], "a");
     assert_eq!(pod(cloud)["volumes"][2]["secret"]["secretName"], "b");
+    assert_eq!(pod(cloud)["volumes"][3]["secret"]["secretName"], "d");
     assert_eq!(container(cloud)["resources"]["limits"]["memory"], "1Gi");
     assert_eq!(pod(edge)["hostNetwork"], Value::Null);
     assert_eq!(container(edge)["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": 6000}));
+    assert_eq!(pod(edge)["volumes"][2]["hostPath"]["path"], "/k3s/kubelet.kubeconfig");
+    assert_eq!(pod(edge)["volumes"][3]["hostPath"]["path"], "/k3s");
     checked(&cluster, &place, &chart);
 
-    let refused = [
-        "template",
-        "tunnel",
-        &deploy("helm/tunnel").display().to_string(),
-        "--set",
-        "cloud.hostNetwork=true",
-    ]
-    .map(str::to_owned);
-    let refused: Vec<_> = refused.iter().map(String::as_str).collect();
-    let said = run(program.to_str().unwrap(), &refused, None, PATIENCE);
-    assert!(!said.status.success() && said.stderr.contains("set cloud.sshPort"), "{said:?}");
+    let other = r#"edge.nodeSelector={"superedge.io/node-edge": null, "zone": "a"}"#;
+    for (option, value, told) in [
+        ("--set", "cloud.hostNetwork=true", "set cloud.sshPort"),
+        ("--set-json", other, "edge.nodeSelector: add superedge.io/node-edge: enable"),
+    ] {
+        let chart = deploy("helm/tunnel").display().to_string();
+        let args = ["template", "tunnel", &chart, option, value];
+        let said = run(program.to_str().unwrap(), &args, None, PATIENCE);
+        assert!(!said.status.success() && said.stderr.contains(told), "{said:?}");
+    }
+}
+
+#[test]
+fn the_chart_says_which_label_servers_wait_for() {
+    let Some(program) = kept("helm-4.3.1/helm") else { return };
+    let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
+    let line = "kubectl label node NODE node-restriction.kubernetes.io/tunnel-server=true";
+    let notes = helm(&program, Some(&cluster), &place, "install", &[]);
+    assert!(notes.contains(line), "{notes}");
+    let labels = json!({"node-restriction.kubernetes.io/tunnel-server": "true"});
+    cluster.kubernetes.apply_everywhere::<Node>(
+        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cloud1", "labels": labels}}),
+    );
+    let notes = helm(&program, Some(&cluster), &place, "upgrade", &[]);
+    assert!(!notes.contains(line) && notes.contains("tunnel.cloud.io/client=true"), "{notes}");
 }

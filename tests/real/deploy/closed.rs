@@ -1,0 +1,104 @@
+//! What the manifests keep closed: where servers may run, and who may open connections to them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
+
+use super::chart::objects_of;
+use super::{Cluster, container, deploy};
+use crate::kubernetes::NAMESPACE;
+use crate::parts::{free_port, loopback};
+use crate::process::{PATIENCE, run};
+use crate::tunnel::{PROGRAM, TestDir};
+
+/// No kubelet can set it on its own Node: `node-restriction.kubernetes.io/` is a prefix that NodeRestriction denies.
+const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server";
+
+/// Every folder that operators apply.
+const FOLDERS: [&str; 5] = ["base", "approver", "csr", "yurttunnel", "yurttunnel/csr"];
+
+/// The objects of a folder.
+fn objects(cluster: &Cluster, folder: &str) -> BTreeMap<String, Value> {
+    let namespace = if folder.starts_with("yurttunnel") { "kube-system" } else { NAMESPACE };
+    objects_of(cluster, namespace, "-k", &deploy("kustomize").join(folder))
+}
+
+#[test]
+fn what_edges_trust_runs_only_on_nodes_with_a_label_that_no_kubelet_can_set() {
+    let Some(cluster) = Cluster::new() else { return };
+    for folder in FOLDERS {
+        let all = objects(&cluster, folder);
+        let workloads: Vec<_> = all.iter().filter(|(name, _)| name.starts_with("Deployment ")).collect();
+        assert!(!workloads.is_empty(), "{folder}");
+        for (name, workload) in workloads {
+            let selector = &workload["spec"]["template"]["spec"]["nodeSelector"];
+            assert_eq!(selector[SERVERS], "true", "{folder}: {name}");
+        }
+    }
+}
+
+#[test]
+fn a_doctor_says_which_label_servers_wait_for() {
+    let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
+    let config = place.cloud_config(loopback(free_port()), free_port());
+    let tables = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n[mode.cloud.addresses]\nkubernetes = true\n";
+    let file = place.config("cloud", &format!("{config}{tables}"));
+    let (c, k) = (format!("--c={}", file.display()), format!("--k={}", cluster.kubernetes.admin().display()));
+    let told = || {
+        let said = run(PROGRAM, &["doctor", "--m=cloud", &c, &k, "--json"], None, PATIENCE);
+        let found: Vec<Value> = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        found.into_iter().find(|one| one["check"] == "nodes").unwrap()
+    };
+    let found = told();
+    let line = format!("kubectl label node NODE {SERVERS}=true");
+    assert!(found["state"] == "doubt" && found["remedy"].as_str().unwrap().contains(&line), "{found}");
+    let labels = json!({SERVERS: "true"});
+    cluster.kubernetes.apply_everywhere::<Node>(
+        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cloud1", "labels": labels}}),
+    );
+    assert_eq!(told()["state"], "good");
+}
+
+#[test]
+fn ports_without_a_credential_are_open_to_labelled_namespaces_alone() {
+    let Some(cluster) = Cluster::new() else { return };
+    for folder in FOLDERS {
+        let all = objects(&cluster, folder);
+        for (name, workload) in all.iter().filter(|(name, _)| name.starts_with("Deployment ")) {
+            let app = workload["metadata"]["name"].as_str().unwrap();
+            let policy = &all[&format!("NetworkPolicy {app}")]["spec"];
+            assert_eq!(policy["podSelector"], workload["spec"]["selector"], "{folder}: {name}");
+            assert_eq!(policy["policyTypes"], json!(["Ingress"]), "{folder}: {name}");
+        }
+    }
+    let [client, metrics] = ["client", "metrics"].map(
+        |kind| json!([{"namespaceSelector": {"matchLabels": {format!("tunnel.cloud.io/{kind}"): "true"}}}]),
+    );
+    for (folder, open, closed) in [
+        (
+            "base",
+            json!([{"port": "grpc"}, {"port": "egress"}]),
+            json!([{"port": "ssh"}, {"port": "http-proxy"}]),
+        ),
+        ("yurttunnel", json!([{"port": "grpc"}, {"port": "https"}]), json!([{"port": "http"}])),
+    ] {
+        let all = objects(&cluster, folder);
+        let rules = &all["NetworkPolicy tunnel-cloud"]["spec"]["ingress"];
+        let wanted = json!([
+            {"ports": open},
+            {"ports": closed, "from": client},
+            {"ports": [{"port": "tunnel-metrics"}], "from": metrics},
+        ]);
+        assert_eq!(rules, &wanted, "{folder}");
+        let named: Vec<&Value> =
+            rules.as_array().unwrap().iter().flat_map(|rule| rule["ports"].as_array().unwrap()).collect();
+        let ports = container(&all["Deployment tunnel-cloud"])["ports"].as_array().unwrap();
+        for port in ports {
+            assert!(named.iter().any(|rule| rule["port"] == port["name"]), "{folder}: {port}");
+        }
+        for (name, object) in &all {
+            assert!(!object.to_string().contains("default:"), "{folder}: {name} has a token for all");
+        }
+    }
+}
