@@ -9,7 +9,7 @@ use tracing::debug;
 
 use crate::net::counted::{Counted, Tally};
 use crate::net::socket::{Connection, Socket};
-use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
+use crate::net::splice::{Ended, How, Side, close, splice};
 use crate::protocol::{Code, Refusal, Session};
 use crate::telemetry::{Access, Alive, Metrics};
 
@@ -132,12 +132,7 @@ pub async fn carry<C: Connection, P>(
     socket.io().breaks_off(true);
     let ended = splice(&mut socket, &mut counted).await.ended;
     drop(opened.end(ended, local));
-    if ended.by == Side::A || ended.how == How::Finished {
-        socket.io().breaks_off(false);
-        linger(&mut socket).await;
-    } else {
-        deliver(&mut socket).await;
-    }
+    close(&mut socket, Side::A, ended).await;
 }
 
 /// Carries bytes between two sessions until both are done: this process is an end of each. If one is broken off, the

@@ -10,7 +10,7 @@ use std::task::Poll;
 
 use tokio::time::{Instant, timeout_at};
 
-pub use linger::{DELIVERY, LINGER_MAX_BYTES, LINGER_SILENCE, LINGER_TIMEOUT, deliver, linger};
+pub use linger::{DELIVERY, LINGER_MAX_BYTES, LINGER_SILENCE, LINGER_TIMEOUT, close, deliver, linger};
 pub use outcome::{Ended, How, Outcome, Side};
 
 use crate::net::ByteStream;

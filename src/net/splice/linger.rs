@@ -10,6 +10,18 @@ use tokio::time::{Instant, timeout};
 use crate::net::ByteStream;
 use crate::net::diag::unacknowledged;
 use crate::net::socket::{Connection, Socket};
+use crate::net::splice::outcome::{Ended, How, Side};
+
+/// Closes one side of a splice that [breaks off](Connection::breaks_off) and has ended: in good order, unless the other
+/// side failed. Then the peer receives what was written to it, and dropping the socket resets the connection.
+pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: Ended) {
+    if ended.by == side || ended.how == How::Finished {
+        socket.io().breaks_off(false);
+        linger(socket).await;
+    } else {
+        deliver(socket).await;
+    }
+}
 
 /// Closes a stream without destroying bytes that its peer has not read yet. Call it before dropping a socket.
 ///
