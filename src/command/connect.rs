@@ -1,6 +1,7 @@
 //! `tunnel connect`: a session through a pod, for stdin and stdout or for a port of this machine.
 
 mod pod;
+mod session;
 mod stdio;
 
 use std::net::SocketAddr;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use tokio::io::{AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tracing::Span;
 
@@ -16,7 +17,10 @@ use super::Failure;
 use crate::drain::Drain;
 use crate::names::Target;
 use crate::net::listen::Listener;
-use pod::{Pod, Session};
+use crate::net::pool::Pool;
+use crate::net::socket::{Connection as _, Socket};
+use crate::net::splice::{Ended, How, Side, close};
+use pod::Pod;
 
 /// What `tunnel connect` is asked for.
 #[derive(Debug, Clone, Args)]
@@ -101,22 +105,17 @@ async fn listen(
     if !at.ip().is_loopback() {
         say("whoever reaches that address reaches the target, with your rights at the pod");
     }
-    let (drain, room) = (Drain::new(), Arc::new(Semaphore::new(MOST_CONNECTIONS)));
+    let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MOST_CONNECTIONS)), Pool::new());
     let serving = async {
         loop {
             // Only this function has the semaphore, and never closes it.
             let Ok(permit) = room.clone().acquire_owned().await else { return };
-            let (mut client, _) = listener.accept().await;
+            let (client, _) = listener.accept().await;
+            let client = Socket::new(client, pool.clone());
             let (pod, target, say) = (pod.clone(), target.clone(), say.clone());
             drain.spawn(Span::none(), async move {
-                match pod.open(&target).await {
-                    Ok(Session { mut stream, early }) => {
-                        if client.write_all(&early).await.is_ok() {
-                            // Either end sees by its own connection how it ended.
-                            let _ = copy_bidirectional(&mut client, &mut stream).await;
-                        }
-                    }
-                    Err(why) => say(&format!("tunnel: {why}")),
+                if let Err(why) = serve(client, &pod, &target).await {
+                    say(&format!("tunnel: {why}"));
                 }
                 drop(permit);
             });
@@ -128,6 +127,21 @@ async fn listen(
     }
     drain.finish(std::time::Duration::ZERO, std::future::ready(())).await;
     Ok(())
+}
+
+/// Serves one client of the local port. Unless all bytes have passed, its connection is reset.
+async fn serve(mut client: Socket<TcpStream>, pod: &Pod, target: &Target) -> Result<(), Failure> {
+    client.io().breaks_off(true);
+    let mut session = pod.open(target).await?;
+    let ended = session.carry(&mut client).await;
+    close(&mut client, Side::A, ended).await;
+    match ended {
+        Ended { by: Side::B, how: How::ReadFailed(kind) | How::WriteFailed(kind) } => {
+            Err(session.broken(kind))
+        }
+        // A client whose own connection failed knows that.
+        _ => Ok(()),
+    }
 }
 
 /// Connections at once; more wait to be accepted.

@@ -6,9 +6,11 @@ use clap::Parser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
+use tokio_rustls::TlsAcceptor;
 use tunnel::command::{self, Connect, Failure};
+use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
 
-use crate::support::clients::{echoed, rest};
+use crate::support::clients::{ESTABLISHED, echoed, is_reset, reset, rest};
 use crate::support::programs::{TestDir, TestPod, at, edge};
 use crate::support::{beside, soon, targets};
 
@@ -70,9 +72,80 @@ async fn a_refusal_is_told_in_the_pods_words() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut local = Local::start(&[&format!("--through=http://{}", pod.connect), "nobody:22"]).await;
-    assert_eq!(rest(&mut local.client().await).await, b"");
+    is_reset(&mut local.client().await).await;
     let said = soon("the refusal", local.says.recv()).await.unwrap();
     assert!(said.starts_with("tunnel: 502 node nobody is not connected"), "{said}");
+    local.ends().await;
+}
+
+#[tokio::test]
+async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
+    let place = TestDir::new();
+    let breaks = targets::serve(|mut socket| async move {
+        socket.write_all(b"half of it").await.unwrap();
+        socket.read_u8().await.unwrap();
+        reset(socket);
+    });
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut local =
+        Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", breaks.await)]).await;
+    let mut client = local.client().await;
+    client.read_exact(&mut [0; 10]).await.unwrap();
+    client.write_all(b"x").await.unwrap();
+    is_reset(&mut client).await;
+    let said = soon("the reason", local.says.recv()).await.unwrap();
+    let reason = format!("the session broke off: the pod {} reset the connection", pod.connect);
+    assert!(said.contains(&reason), "{said}");
+    local.ends().await;
+}
+
+/// As a balancer or a kernel does whose process has died: TCP ends in good order, and TLS does not.
+#[tokio::test]
+async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
+    let place = TestDir::new();
+    let dir = place.path();
+    let identity = Identity { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
+    let (offer, _) = TlsParams::parse("", "").unwrap();
+    let server = ServerSettings { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
+    let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+    let pod = targets::serve(move |socket| {
+        let acceptor = acceptor.clone();
+        async move {
+            let mut socket = acceptor.accept(socket).await.unwrap();
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                asked.push(socket.read_u8().await.unwrap());
+            }
+            socket.write_all(format!("{ESTABLISHED}half of it").as_bytes()).await.unwrap();
+            socket.flush().await.unwrap();
+        }
+    });
+    let (through, ca) =
+        (format!("--through=https://{}", pod.await), format!("--ca={}", dir.join("ca.crt").display()));
+    let mut local = Local::start(&[&through, &ca, "node1:22"]).await;
+    is_reset(&mut local.client().await).await;
+    let said = soon("the reason", local.says.recv()).await.unwrap();
+    assert!(said.contains("closed the connection without ending TLS; its access log"), "{said}");
+    local.ends().await;
+}
+
+#[tokio::test]
+async fn a_local_client_that_breaks_off_resets_the_connection_to_the_target() {
+    let place = TestDir::new();
+    let (tell, mut told) = mpsc::channel(1);
+    let reads = targets::serve(move |mut socket| {
+        let tell = tell.clone();
+        async move { tell.send(socket.read_to_end(&mut Vec::new()).await.is_err()).await.unwrap() }
+    });
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let local =
+        Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", reads.await)]).await;
+    let mut client = local.client().await;
+    client.write_all(b"half of it").await.unwrap();
+    reset(client);
+    assert!(soon("the end at the target", told.recv()).await.unwrap(), "it looks complete");
     local.ends().await;
 }
 

@@ -13,6 +13,7 @@ mod wait;
 mod addresses;
 mod apiserver;
 mod audit;
+mod broken;
 mod channelz;
 mod cluster;
 mod command;

@@ -1,4 +1,4 @@
-//! The way to a pod's port for CONNECT, and a session through it.
+//! The way to a pod's port for CONNECT, and opening a session through it.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -8,24 +8,26 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{HOST, HeaderValue, PROXY_AUTHORIZATION};
+use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::ext::ReasonPhrase;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::Connect;
+use super::session::{Carrier, Session};
 use crate::command::Failure;
 use crate::names::{Host, Target};
 use crate::net::dial::dial;
+use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
+use crate::net::socket::{Connection, Socket};
 use crate::net::tls::{self, ClientSettings, Identity, Trust};
 use crate::telemetry::printable;
 
@@ -36,24 +38,12 @@ pub(super) struct Pod {
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// Value of `Proxy-Authorization`.
     authorization: Option<HeaderValue>,
+    pool: Pool,
 }
 
 enum Place {
     At(Target),
     Socket(PathBuf),
-}
-
-/// A byte stream of any kind.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
-/// An open session.
-pub(super) struct Session {
-    /// Its bytes.
-    pub(super) stream: Box<dyn Stream>,
-    /// Those that came with the pod's answer; they are the first.
-    pub(super) early: Bytes,
 }
 
 impl Pod {
@@ -68,7 +58,10 @@ impl Pod {
         };
         if let Some(path) = asked.through.strip_prefix("unix:") {
             return match path.starts_with('/') {
-                true => Ok(Self { place: Place::Socket(path.into()), tls: None, authorization: None }),
+                true => {
+                    let place = Place::Socket(path.into());
+                    Ok(Self { place, tls: None, authorization: None, pool: Pool::new() })
+                }
                 false => wrong("the path has to begin with /"),
             };
         }
@@ -91,24 +84,26 @@ impl Pod {
             return Err(Failure::usage("--ca and --cert are for TLS: say https:// in --through"));
         }
         let authorization = authorization(user, asked.password_file.as_deref())?;
-        Ok(Self { place: Place::At(at), tls, authorization })
+        Ok(Self { place: Place::At(at), tls, authorization, pool: Pool::new() })
     }
 
     /// Opens a session to a target. Cancel safe.
     pub(super) async fn open(&self, target: &Target) -> Result<Session, Failure> {
         let failed =
             |why: &dyn fmt::Display| Failure::unavailable(format!("no way to the pod {self}: {why}"));
+        let trace = format!("{:08x}", rand::random::<u32>());
+        let request = self.request(target, &trace)?;
         let opening = async {
             match &self.place {
                 Place::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| failed(&cause))?;
-                    self.ask(stream, target).await
+                    Ok(Carrier::Unix(self.ask(stream, request).await?))
                 }
                 Place::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| failed(&why))?;
                     let stream = dial(&addresses, DIAL).await.map_err(|why| failed(&why))?;
                     match &self.tls {
-                        None => self.ask(stream, target).await,
+                        None => Ok(Carrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
                             let stream = tls.connect(name.clone(), stream).await;
                             let stream = stream.map_err(|cause| {
@@ -117,23 +112,26 @@ impl Pod {
                                     name.to_str()
                                 ))
                             })?;
-                            self.ask(stream, target).await
+                            Ok(Carrier::Tls(Box::new(self.ask(stream, request).await?)))
                         }
                     }
                 }
             }
         };
-        timeout(ANSWER, opening)
-            .await
-            .unwrap_or_else(|_| Err(failed(&format_args!("no answer within {ANSWER:?}"))))
+        let opened = timeout(ANSWER, opening).await;
+        let carrier = opened.map_err(|_| failed(&format_args!("no answer within {ANSWER:?}")))??;
+        Ok(Session { carrier, pod: self.to_string(), trace })
     }
 
     /// Sends CONNECT, and takes the stream back from HTTP once the pod has agreed.
-    async fn ask<S: Stream + 'static>(&self, stream: S, target: &Target) -> Result<Session, Failure> {
+    async fn ask<C: Connection>(
+        &self,
+        stream: C,
+        request: Request<Empty<Bytes>>,
+    ) -> Result<Socket<C>, Failure> {
         let broken =
             |cause: hyper::Error| Failure::unavailable(format!("the pod {self} gave no answer: {cause}"));
         let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-        let request = self.request(target)?;
         let mut answer = std::pin::pin!(async {
             let answer = sender.send_request(request).await?;
             Ok::<_, hyper::Error>(if answer.status().is_success() {
@@ -155,17 +153,19 @@ impl Pod {
             return Err(refused);
         }
         let parts = connection.into_parts();
-        Ok(Session { stream: Box::new(parts.io.into_inner()), early: parts.read_buf })
+        Ok(Socket::with_early(parts.io.into_inner(), self.pool.clone(), parts.read_buf))
     }
 
-    fn request(&self, target: &Target) -> Result<Request<Empty<Bytes>>, Failure> {
+    fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, Failure> {
         let text = target.to_string();
         let wrong = |_| Failure::usage(format!("{text:?} cannot be asked for over HTTP"));
         let mut request = Request::new(Empty::new());
         *request.method_mut() = Method::CONNECT;
         *request.uri_mut() = Uri::try_from(&*text).map_err(wrong)?;
-        if let Ok(host) = HeaderValue::from_str(&text) {
-            request.headers_mut().insert(HOST, host);
+        for (name, value) in [(HOST, &*text), (TRACE, trace)] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                request.headers_mut().insert(name, value);
+            }
         }
         if let Some(authorization) = &self.authorization {
             request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
@@ -250,6 +250,8 @@ async fn resolve(at: &Target) -> Result<Vec<std::net::SocketAddr>, String> {
     Ok(found.into_iter().map(|ip| std::net::SocketAddr::new(ip, at.port)).collect())
 }
 
+/// Names the request in the pod's log.
+const TRACE: HeaderName = HeaderName::from_static("traceid");
 /// For the connection to the pod.
 const DIAL: Duration = Duration::from_secs(10);
 /// For all until the session is open: as long as a pod may wait for a target, and some more.

@@ -1,0 +1,171 @@
+//! `tunnel connect` where a session breaks: neither its caller nor the target takes a part for the whole.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+
+use crate::parts::{free_port, have};
+use crate::process::{PATIENCE, Running};
+use crate::sshd::Sshd;
+use crate::tunnel::{Cloud, Edge, PROGRAM, TestDir};
+use crate::wait::wait_for;
+
+/// A cloud that does not wait long for an edge that is away, with an edge.
+struct Place {
+    cloud: Cloud,
+    edge: Edge,
+    place: TestDir,
+    egress: u16,
+}
+
+impl Place {
+    fn start() -> Self {
+        let (place, egress) = (TestDir::new(), free_port());
+        let (cert, key) = (place.files.cert.display(), place.files.key.display());
+        let more = format!(
+            "[mode.cloud.egress]\nlisten = \"127.0.0.1:{egress}\"\ncert = \"{cert}\"\nkey = \"{key}\"\n\
+             [mode.cloud.session]\ngrace = \"1s\"\n"
+        );
+        let mut cloud = Cloud::start_with(&place, &more, &[]);
+        let edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+        cloud.has("node1");
+        Self { cloud, edge, place, egress }
+    }
+
+    /// The arguments of a session to a port of the node, through the port for CONNECT or the one with TLS.
+    fn asks(&self, tls: bool, port: u16) -> Vec<String> {
+        let target = format!("node1:{port}");
+        let through = match tls {
+            false => vec![format!("--through=http://127.0.0.1:{}", self.cloud.connect)],
+            true => vec![
+                format!("--through=https://localhost:{}", self.egress),
+                format!("--ca={}", self.place.files.ca.display()),
+            ],
+        };
+        [vec!["connect".to_owned()], through, vec![target]].concat()
+    }
+
+    /// Starts `tunnel connect` with a pipe as its input, and waits until its session is open.
+    fn connects(&self, tls: bool) -> (Running, std::process::ChildStdin, TcpStream) {
+        let target = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.args(self.asks(tls, target.local_addr().unwrap().port()));
+        let (mut running, mut input) = Running::start_fed("connect", self.place.path(), &mut command);
+        let (mut socket, _) = target.accept().unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        input.write_all(b"up").unwrap();
+        socket.read_exact(&mut [0; 2]).unwrap();
+        socket.write_all(b"half of it\n").unwrap();
+        running.says("half of it");
+        (running, input, socket)
+    }
+}
+
+/// Fails the test unless the session has broken off, its caller was told why, and the exit code says so.
+fn broke_off(connect: &mut Running, why: &str) {
+    assert_eq!(connect.ends(PATIENCE).code(), Some(74), "{}", connect.log());
+    connect.said("the session broke off: the pod ");
+    connect.said(why);
+    connect.said("trace=");
+}
+
+#[test]
+fn an_edge_that_dies_breaks_the_session_and_the_cloud_logs_its_trace() {
+    let mut place = Place::start();
+    for tls in [false, true] {
+        let (mut connect, _input, _target) = place.connects(tls);
+        place.edge.process.kill();
+        broke_off(&mut connect, "");
+        let text = connect.log();
+        let (_, trace) = text.split_once("trace=").unwrap();
+        let trace: String = trace.chars().take_while(char::is_ascii_hexdigit).collect();
+        place.cloud.process.says_of(&trace, "node node1 did not come back within 1s");
+        place.edge = Edge::start(&place.place, &format!("127.0.0.1:{}", place.cloud.grpc));
+        place.cloud.has("node1");
+    }
+}
+
+#[test]
+fn a_cloud_that_dies_breaks_the_session_too() {
+    for tls in [false, true] {
+        let mut place = Place::start();
+        let (mut connect, _input, _target) = place.connects(tls);
+        place.cloud.process.kill();
+        broke_off(&mut connect, "unless it was killed");
+    }
+}
+
+/// As in `tunnel connect node1:9000 < request > answer`: the upload is over, and the download is cut.
+#[test]
+fn a_download_that_is_cut_does_not_look_whole() {
+    let mut place = Place::start();
+    let (mut connect, input, mut target) = place.connects(false);
+    drop(input);
+    assert_eq!(target.read(&mut [0]).unwrap(), 0, "its end is passed on");
+    place.edge.process.kill();
+    broke_off(&mut connect, "reset the connection");
+}
+
+#[test]
+fn an_upload_whose_command_is_killed_does_not_look_whole_to_the_target() {
+    let place = Place::start();
+    for tls in [false, true] {
+        let (mut connect, _input, mut target) = place.connects(tls);
+        connect.kill();
+        let ended = target.read(&mut [0]);
+        assert!(ended.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset), "{ended:?}");
+    }
+}
+
+/// As ssh does: it closes both pipes, sends SIGHUP, and does not wait.
+#[test]
+fn a_command_that_is_hung_up_on_passes_the_end_of_its_input_on_first() {
+    let place = Place::start();
+    let (mut connect, input, mut target) = place.connects(false);
+    drop(input);
+    connect.hang_up();
+    assert_eq!(target.read(&mut [0]).unwrap(), 0, "a clean end");
+    drop(target);
+    assert_eq!(connect.ends(PATIENCE).code(), Some(0), "{}", connect.log());
+}
+
+/// A pipe whose reader has gone, as in `tunnel connect node1:9000 | head -1`.
+#[test]
+fn a_reader_of_stdout_that_goes_ends_the_session_with_its_reason() {
+    let place = Place::start();
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let err = place.place.path().join("err");
+    let mut command = Command::new(PROGRAM);
+    command.args(place.asks(false, target.local_addr().unwrap().port()));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&err).unwrap());
+    let mut connect = command.spawn().unwrap();
+    let (mut socket, _) = target.accept().unwrap();
+    drop(connect.stdout.take());
+    socket.write_all(b"more\n").unwrap();
+    let status = wait_for("the command ends", PATIENCE, || connect.try_wait().unwrap());
+    assert_eq!(status.code(), Some(74));
+    let said = std::fs::read_to_string(err).unwrap();
+    assert!(said.contains("stdout cannot be written to: broken pipe"), "{said}");
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(socket.read(&mut [0]).is_err(), "nor does the upload look whole");
+}
+
+#[test]
+fn ssh_shows_why_its_session_broke_off_and_ends_in_good_order_otherwise() {
+    if !have(&["sshd", "ssh", "ssh-keygen"]) {
+        return;
+    }
+    let mut place = Place::start();
+    let sshd = Sshd::start();
+    let helper = format!("{PROGRAM} connect --through=http://127.0.0.1:{} %h %p", place.cloud.connect);
+    sshd.works_through(&helper);
+    place.cloud.process.says_of("result=\"over\"", "front=\"ssh\"");
+    let mut command = Command::new("ssh");
+    command.args(sshd.options(&helper)).args(["node1", "echo it runs; sleep 60"]);
+    let mut ssh = Running::start("ssh", place.place.path(), &mut command);
+    ssh.says("it runs");
+    place.edge.process.kill();
+    assert_eq!(ssh.ends(PATIENCE).code(), Some(255));
+    ssh.said("the session broke off: the pod ");
+}
