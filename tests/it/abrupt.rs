@@ -278,6 +278,53 @@ async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_th
     edge_forgets_all(&edge).await;
 }
 
+/// The edge is lost for longer than the grace time, while each kind of client waits for the rest.
+#[tokio::test]
+async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
+    let place = TestDir::new();
+    let half = |answer: &'static str| {
+        targets::serve(move |mut socket| async move {
+            let _ = socket.write_all(answer.as_bytes()).await;
+            let _ = socket.read_to_end(&mut Vec::new()).await;
+        })
+    };
+    let raw = half("half").await;
+    let length = half("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").await;
+    let chunks = half("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n").await;
+    let until_end = half("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf").await;
+    let pod = TestPod::with(
+        &place,
+        &format!(
+            "[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"node1/{raw}\"\n\
+             [mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n\
+             [mode.cloud.session]\ngrace = \"100ms\"\n"
+        ),
+    );
+    let line = Line::to(pod.pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut sockets = vec![pod.open(&at("node1", raw)).await, pod.client("tcp").await];
+    for site in [length, chunks, until_end] {
+        let mut socket = pod.client("http_proxy").await;
+        let ask = format!("GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\n\r\n", at("node1", site));
+        socket.write_all(ask.as_bytes()).await.unwrap();
+        sockets.push(socket);
+    }
+    for socket in &mut sockets {
+        let mut got = Vec::new();
+        while !got.windows(4).any(|four| four == b"half") {
+            got.push(soon("half of an answer", socket.read_u8()).await.unwrap());
+        }
+    }
+    line.lead_to(targets::nothing().await);
+    line.reset();
+    for socket in &mut sockets {
+        clients::is_reset(socket).await;
+    }
+    drop(edge);
+    pod.forgets_all().await;
+}
+
 const TIMES: usize = 40;
 /// More than a target's kernel takes in with its reader away.
 const UPLOAD: usize = 2 << 20;
