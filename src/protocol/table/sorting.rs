@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::names::SessionId;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::Parked;
@@ -18,6 +20,8 @@ pub struct Sorting {
     here: u64,
     /// The most that they have moved in a look of late.
     all: u64,
+    /// Time of the last look.
+    looked: Option<Instant>,
 }
 
 /// What a look has shown.
@@ -117,7 +121,9 @@ impl SessionTable {
         let mut moves = if beside.is_some() && !busy.is_closed() { MOST_MOVES } else { 0 };
         let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
         let trip = busy.least_round_trip().unwrap_or_default();
+        let before = sorting.looked.replace(Instant::now());
         for (link, is_beside) in links.into_iter().flatten() {
+            let to = if is_beside { Some(busy) } else { beside.as_ref() };
             let mut belongs_there = |id, moved| {
                 let weight = sorting.look(id, moved);
                 sorted.bulk += usize::from(weight.bulk);
@@ -126,7 +132,7 @@ impl SessionTable {
             };
             for session in self.on_link(link) {
                 let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
-                if belongs_there(session.key.id, moved) && is_opener && moves > 0 {
+                if belongs_there(session.key.id, moved) && is_opener && moves > 0 && may_enter(to, before) {
                     moves -= 1;
                     busy.divert(session.key.id, !is_beside);
                     session.leave(link);
@@ -135,7 +141,7 @@ impl SessionTable {
             }
             for session in link.relayed() {
                 let Some(moved) = self.relays.passed(session.id, link.id) else { continue };
-                if belongs_there(session.id, moved) && moves > 0 {
+                if belongs_there(session.id, moved) && moves > 0 && may_enter(to, before) {
                     moves -= 1;
                     busy.divert(session.id, !is_beside);
                     self.relays.lose(session.id, None);
@@ -145,6 +151,17 @@ impl SessionTable {
         sorting.end_look(busy);
         sorted
     }
+}
+
+/// Returns true if a session may be moved to that link, which has answered since the last look. Otherwise asks the link, as
+/// it may be dead, and the session stays until a later look.
+fn may_enter(link: Option<&Arc<LinkSender>>, since: Option<Instant>) -> bool {
+    let (Some(link), Some(since)) = (link, since) else { return false };
+    let lives = link.has_answered_since(since);
+    if !lives && link.unanswered().is_none() {
+        link.probe();
+    }
+    lives
 }
 
 /// A session that moves more than so many bytes from one look to the next is busy in any case: 32 KiB/s.
@@ -163,9 +180,62 @@ const MOST_MOVES: usize = 100;
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use tokio::time::advance;
+
     use super::*;
+    use crate::names::{Instance, NodeName};
     use crate::protocol::link::source::LinkId;
+    use crate::protocol::session::recv::Windows;
+    use crate::protocol::table::SessionLimits;
+    use crate::protocol::wire::frame::{Category, FrameKind, SessionFrame, SessionKey};
     use crate::protocol::{Dialect, Peer};
+    use crate::telemetry::Metrics;
+
+    /// The link's far end answers each ping that was said so far. Whether there was any.
+    fn answers(link: &LinkSender) -> bool {
+        let (mut cx, now, mut asked) = (Context::from_waker(Waker::noop()), Instant::now(), false);
+        while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, now) {
+            if let FrameKind::Ping(Some(number)) = frame.body {
+                link.ponged(number, now);
+                asked = true;
+            }
+        }
+        asked
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_moved_only_to_a_link_that_has_answered_since_the_last_look() {
+        let windows = Windows { start: 1000, max: 1000 };
+        let limits = SessionLimits { windows, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+        let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::cloud("", ""));
+        let node: NodeName = "node1".parse().unwrap();
+        let [busy, beside] = [1, 2]
+            .map(|number| LinkSender::new(LinkId(number), Peer::Edge(node.clone()), None, Dialect::NEWEST));
+        let opening =
+            table.open(node.clone(), "node1:22".parse().unwrap(), Category::Ssh, "me".into()).unwrap();
+        opening.ask(&busy, None);
+        let key = SessionKey { id: opening.id(), category: Category::Ssh, node };
+        let opened = SessionFrame::Opened { limit: 1000, epoch: 1, instance: None };
+        table.on_frame(&busy, key, opened, Instant::now());
+        let _session = opening.into_session();
+        busy.stand_beside(Some(beside.clone()));
+        beside.ping();
+        assert!(answers(&beside));
+        let mut sorting = Sorting::default();
+        let mut moves = async |looks: u32| {
+            let mut moved = 0;
+            for _ in 0..looks {
+                moved += table.sort(&busy, &mut sorting).parked.len();
+                advance(Sorting::EVERY).await;
+            }
+            moved
+        };
+        assert_eq!(moves(20).await, 0, "it has not answered since then");
+        assert!(answers(&beside), "it was asked");
+        assert_eq!(moves(1).await, 1);
+    }
 
     /// Looks at a session that moves so much from one look to the next.
     fn after(weight: &mut Weight, looks: u32, each: u64) -> (bool, bool) {

@@ -13,6 +13,8 @@ use crate::protocol::link::sender::LinkSender;
 pub(super) struct Watch {
     /// In milliseconds since the link was made.
     until_millis: AtomicU64,
+    /// Time of the peer's last answer to a ping, on the same clock; 0 before the first answer.
+    answered_millis: AtomicU64,
     /// Notified when sessions move again after a pause, and when the link is closed.
     stirred: Notify,
     /// Notified while the far end does not answer.
@@ -56,6 +58,12 @@ impl LinkSender {
         self.stir();
     }
 
+    /// Returns true if the peer has answered a ping since then: the link has worked in both directions.
+    pub(crate) fn has_answered_since(&self, since: Instant) -> bool {
+        let answered = self.watch.answered_millis.load(Relaxed);
+        answered > 0 && answered >= self.millis(since)
+    }
+
     /// Whether the peer answers a ping within so long. Cancel safe.
     pub async fn answers_within(&self, patience: Duration) -> bool {
         let mut answered = std::pin::pin!(self.answered.notified());
@@ -81,6 +89,7 @@ impl LinkSender {
         waiting.trips.sample(trip);
         waiting.wake();
         drop(waiting);
+        self.watch.answered_millis.store(self.millis(now).max(1), Relaxed);
         self.answered.notify_waiters();
         if cap != before {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
