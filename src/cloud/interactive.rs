@@ -9,7 +9,7 @@ use crate::cloud::context::PodContext;
 use crate::cloud::drive::{ended, move_from, room, take};
 use crate::cloud::proven::Evidence;
 use crate::protocol::grpc::{Call, Dismissal};
-use crate::protocol::{Event, Link, LinkSender, Sorting};
+use crate::protocol::{Event, Link, LinkEnded, LinkSender, Sorting};
 use crate::registry::Linked;
 
 /// Puts the link beside its node's current one, and sorts the sessions of both until it ends. A node that is not linked to
@@ -41,6 +41,9 @@ pub(super) async fn admit(
 async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
     shared.ground.metrics.links.inc();
     let room = room(shared);
+    // The edge watches the link too, but cannot tell this pod that it is dead: its next try may come to another pod.
+    link.watch();
+    let sender = link.sender.clone();
     let (mut sorting, mut looks) = (Sorting::default(), interval(Sorting::EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Nothing is moved there before its edge has said something: a line may pass the hello and nothing more.
@@ -50,16 +53,20 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
             event = link.next() => match event {
                 Ok(Event::Drain(_)) => {
                     is_new = false;
-                    busy.leave_beside(&link.sender);
-                    move_from(&link.sender, shared);
+                    busy.leave_beside(&sender);
+                    move_from(&sender, shared);
                 }
-                Ok(event) => take(event, &link.sender, &room, shared),
+                Ok(event) => take(event, &sender, &room, shared),
                 Err(why) => break why,
             },
+            () = sender.falls_silent() => {
+                info!(link = %sender.id, "the interactive link has fallen silent: it is closed");
+                break LinkEnded::ClosedHere;
+            }
             _ = looks.tick() => {
-                if is_new && link.sender.traffic().received_messages > 0 && !link.sender.is_closed() {
+                if is_new && sender.traffic().received_messages > 0 && !sender.is_closed() {
                     is_new = false;
-                    busy.stand_beside(Some(link.sender.clone()));
+                    busy.stand_beside(Some(sender.clone()));
                 }
                 for parked in shared.ground.table.sort(busy, &mut sorting).parked {
                     shared.route.mend(parked, &shared.ground.drain);
@@ -67,6 +74,6 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
             }
         }
     };
-    busy.leave_beside(&link.sender);
+    busy.leave_beside(&sender);
     ended(&link, &why, shared);
 }

@@ -106,6 +106,7 @@ impl Link {
                 looked: now,
                 silence_limit: silence,
                 ask_after,
+                watches: !far.answers,
                 watched: None,
             },
             stall: Stall::new(now),
@@ -167,8 +168,7 @@ impl Link {
                     if self.sender.is_closed() {
                         return Err(LinkEnded::ClosedHere);
                     }
-                    // Who dialled looks after the link.
-                    if !self.answers {
+                    if self.alive.watches {
                         self.check_life()?;
                     }
                 }
@@ -187,8 +187,7 @@ impl Link {
         }
         self.check_read(now)?;
         let Encoding::Plain(plain) = &self.dialect else {
-            // Who dialled looks after the link.
-            let life = if self.answers { Life::default() } else { self.sender.life(now) };
+            let life = if self.alive.watches { self.sender.life(now) } else { Life::default() };
             match self.alive.look(life, now) {
                 Look::Fine => {}
                 Look::Ask => self.sender.ping(),

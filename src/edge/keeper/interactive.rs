@@ -26,20 +26,22 @@ impl Keeper {
             std::future::pending::<()>().await;
         }
         let (mut sorting, mut backoff) = (Sorting::default(), Backoff::new());
-        // Behind a link that fell silent another one is made in any case: it tells the pod that the sessions go on.
-        let mut again = false;
+        // After the death of a link the next one is wanted, whatever runs on the busy link: the pod's sessions wait on the
+        // dead link until the pod notices, and the next one tells it.
+        let mut wanted_until = Instant::now();
         loop {
-            while !again && !self.is_shared(busy, &mut sorting).await {}
+            while Instant::now() >= wanted_until && !self.is_shared(busy, &mut sorting).await {}
             sleep(backoff.pause(rand::random())).await;
             match self.connect_beside(busy, server, at).await {
                 Ok(link) => {
                     let begun = Instant::now();
-                    again = self.sort_beside(busy, link, &mut sorting).await;
+                    if self.sort_beside(busy, link, &mut sorting).await {
+                        wanted_until = Instant::now() + NOTICED;
+                    }
                     backoff.ended(begun.elapsed(), false);
                 }
                 Err(why) => {
                     debug!(link = %busy.id, error = %format_args!("{why:#}"), "no interactive link");
-                    again = false;
                     backoff.refused();
                 }
             }
@@ -71,8 +73,8 @@ impl Keeper {
         sorted.bulk > 0 && sorted.interactive > 0
     }
 
-    /// Sorts the sessions of both links until the one beside ends or is of no use any more. Whether it has fallen silent,
-    /// and sessions may run there for the pod.
+    /// Sorts the sessions of both links until the one beside ends or is of no use any more. Returns true if it has died:
+    /// the pod may not know it yet.
     async fn sort_beside(
         self: &Arc<Self>,
         busy: &Arc<LinkSender>,
@@ -96,9 +98,9 @@ impl Keeper {
             busy.leave_beside(&beside);
         }
         let mut shared = Instant::now();
-        let silent = loop {
+        let died = loop {
             tokio::select! {
-                () = beside.closed() => break false,
+                () = beside.closed() => break true,
                 () = beside.falls_silent() => {
                     info!(link = %beside.id, "the interactive link has fallen silent: another one is made");
                     beside.close();
@@ -118,7 +120,7 @@ impl Keeper {
             }
         };
         drop(wanted);
-        silent
+        died
     }
 
     /// Serves an interactive link until it ends, or until it is not wanted any more, or its pod or the link that
@@ -161,6 +163,8 @@ fn is_long(least: Option<Duration>) -> bool {
 const LONG: Duration = Duration::from_millis(5);
 /// How long a new interactive link has to show that both of its directions work.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
+/// Time in which every pod notices the death of a link: afterwards its sessions are on the busy link.
+const NOTICED: Duration = Duration::from_secs(15);
 /// The link is left once no bulk has moved for so long.
 const UNSHARED: Duration = Duration::from_secs(60);
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::protocol::link::Link;
 use crate::protocol::link::sender::Life;
 
 /// Time of the peer's last frame, and the ping or end that follows silence.
@@ -16,8 +17,17 @@ pub(super) struct Alive {
     pub(super) silence_limit: Duration,
     /// Silence after which the peer is pinged.
     pub(super) ask_after: Duration,
+    /// Whether this end watches an extended link, as the end that dialled does.
+    pub(super) watches: bool,
     /// When to look at a link that is watched.
     pub(super) watched: Option<Instant>,
+}
+
+impl Link {
+    /// Has this end watch the link as well, although the far end has dialled.
+    pub fn watch(&mut self) {
+        self.alive.watches = true;
+    }
 }
 
 /// What a look at a link of the extended dialect has shown.
@@ -150,6 +160,7 @@ mod tests {
             looked: now,
             silence_limit: SILENT,
             ask_after: PING_AFTER,
+            watches: true,
             watched: None,
         };
         let (mut trips, mut pings) = (Trips::default(), VecDeque::<(Instant, Instant)>::new());

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::{SOON, World, are_over, first, has_moved, interactive, is_left};
+use super::{Pods, SOON, World, are_over, first, has_moved, interactive, is_left};
 use crate::support::line::Line;
+use crate::support::programs::at;
 use crate::support::talk::{Does, Talk};
 use crate::support::{Stopwatch, targets, wait_until};
 
@@ -38,6 +39,27 @@ async fn the_interactive_link_breaks_off() {
 #[tokio::test]
 async fn the_interactive_link_falls_silent() {
     survives(|line| line.fall_silent_one(1), [false, true]).await;
+}
+
+#[tokio::test]
+async fn the_interactive_link_falls_silent_and_tries_at_another_one_come_to_another_pod() {
+    let Pods { place: _place, pods, line, edge: _edge, _other, echo } = Pods::new().await;
+    let refused = || pods[1].pod.metrics.calls_refused.counted("not_beside");
+    let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Bulk);
+    let typed = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Types);
+    has_moved(&pods[0], 1, 1).await;
+    typed.is_alive().await;
+    line.lead_to(pods[1].pod.bound.grpc);
+    line.fall_silent_one(1);
+    let took = typed.is_alive().await;
+    assert!(took < SILENT, "{took:?}");
+    wait_until("it was refused three times", || refused() > 2).await;
+    let took = typed.is_alive().await;
+    assert!(took < SILENT, "{took:?}");
+    line.lead_to(pods[0].pod.bound.grpc);
+    has_moved(&pods[0], 1, 1).await;
+    typed.is_alive().await;
+    are_over([bulk, typed]).await;
 }
 
 #[tokio::test]
@@ -82,3 +104,7 @@ async fn moves_for(talk: &Talk, time: Duration) {
         assert!(took < Duration::from_secs(2), "{took:?}");
     }
 }
+
+/// A silent link is found out within this time: half a second until the next question, 1 s and four round trips, and a
+/// little for what goes on elsewhere.
+const SILENT: Duration = Duration::from_secs(3);
