@@ -30,6 +30,13 @@ impl Nodes {
 }
 
 impl Registry {
+    /// Returns the node's links here, except the one by which it is found.
+    pub(super) fn beside(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
+        let nodes = self.lock();
+        let links = [&nodes.older, &nodes.leaving, &nodes.interactive];
+        links.into_iter().filter_map(|links| links.get(node)).map(|linked| linked.sender.clone()).collect()
+    }
+
     /// Whether a link for interactive sessions of that process may stand beside its node's current one: it is linked here, and
     /// has not made a second link because the first one is silent, of which one is about to go.
     pub fn may_stand_beside(&self, node: &NodeName, instance: Option<Instance>) -> bool {

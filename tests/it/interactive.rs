@@ -1,5 +1,6 @@
 //! Interactive links, each beside one that is busy with bulk.
 
+mod elsewhere;
 mod far;
 mod hostile;
 mod kernel;

@@ -33,6 +33,8 @@ impl Keeper {
                     }
                     sender.drain(None);
                 }
+                // The sessions that have stayed would wait for nothing on a dead link.
+                () = sender.falls_silent(), if moved => break LinkEnded::Outrun,
                 // The edge stops: nothing moves any more, and what ran here has ended.
                 () = self.ground.drain.draining(), if !moved => moved = true,
                 _ = look.tick(), if moved => {

@@ -2,10 +2,25 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use tokio::join;
+
 use super::{Finder, PONG_TIMEOUT};
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Conflict, Found, LinkSender};
 use crate::registry;
+
+/// Returns true if a link of the node, which was `found` elsewhere, answers. Closes it otherwise.
+async fn closes_unless_it_answers(link: &LinkSender, node: &NodeName, found: &Found) -> bool {
+    let same = found.instance == link.instance;
+    let patience = if same { patience_with(link) } else { registry::PONG_TIMEOUT };
+    let answers = link.answers_within(patience).await;
+    if !answers {
+        tracing::info!(link = %link.id, %node, "the node is linked to another pod, and its link here does not answer: it is closed");
+        link.close();
+    }
+    answers
+}
 
 /// How long the link here may take to answer when its own process has linked elsewhere.
 fn patience_with(link: &LinkSender) -> Duration {
@@ -20,12 +35,18 @@ const QUIET: Duration = Duration::from_millis(1400);
 const PROMPT: Duration = Duration::from_millis(250);
 
 impl Finder {
-    /// The node is at another pod, the process `at`, as that one or a home of the node has said. If it is linked here
-    /// too, the link here is pinged, and closed if no answer comes within 1 s, or 2 s if the two links belong to
-    /// different processes; of the same process sooner, if nothing has come from it for so long that it may have linked
+    /// The node is at another pod, the process `at`, as that one or a home of the node has said. Pings each link that the
+    /// node has here, the interactive one too, and closes those that do not answer within 1 s, or 2 s if the two processes
+    /// differ. A link of the same process has less time, if nothing has come from it for so long that it may have linked
     /// there because it hears nothing from here. If the process here answers and its link is the older one, it keeps the
     /// name, and the other pod gets a Conflict.
     pub async fn contest(&self, at: Instance, node: &NodeName, found: Found) {
+        let beside = self.registry.beside(node);
+        let asked = beside.iter().map(|link| closes_unless_it_answers(link, node, &found));
+        join!(join_all(asked), self.contest_current(at, node, &found));
+    }
+
+    async fn contest_current(&self, at: Instance, node: &NodeName, found: &Found) {
         let Some(linked) = self.registry.here(node) else { return };
         // A plain link cannot be pinged.
         if linked.instance.is_none() {
@@ -34,12 +55,7 @@ impl Finder {
         let same = found.instance == linked.instance;
         // A pod of version 1 sends no age and does not understand a conflict: then both links stay.
         let older = found.age.is_none_or(|age| age < linked.sender.age());
-        let patience = if same { patience_with(&linked.sender) } else { registry::PONG_TIMEOUT };
-        if !linked.sender.answers_within(patience).await {
-            tracing::info!(%node, "the node is linked to another pod, and its link here does not answer: it is closed");
-            return linked.sender.close();
-        }
-        if same || !older {
+        if !closes_unless_it_answers(&linked.sender, node, found).await || same || !older {
             return;
         }
         let Some(others) = &self.others else { return };
