@@ -45,13 +45,19 @@ pub(super) fn is_node_port(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("NodePort")
 }
 
-/// Whether it may be a name or an address outside of the cluster: who writes a Service's annotation must not get the name of
-/// another Service.
+/// Returns true if this is an address, or may be a name outside of the cluster. Otherwise anyone who can write a Service's
+/// annotation could get the name of another Service.
 fn is_outer(name: &str, domain: &str) -> bool {
+    if name.parse::<IpAddr>().is_ok() {
+        return true;
+    }
     let name = name.to_ascii_lowercase();
-    let inside = |name: &str| !name.contains('.') || name.ends_with(".svc");
-    let cut = name.strip_suffix(domain).and_then(|name| name.strip_suffix('.'));
-    name.parse::<IpAddr>().is_ok() || !(inside(&name) || cut.is_some())
+    // The search domains of a pod's resolver complete `web`, `web.shop` and `web.shop.svc` to names of Services. A dot at
+    // the end ends the same names.
+    let is_whole = name.split('.').all(|label| !label.is_empty());
+    let is_short = name.split('.').count() < 3 || name.ends_with(".svc");
+    let in_domain = name.strip_suffix(domain).is_some_and(|name| name.ends_with('.'));
+    is_whole && !is_short && !in_domain
 }
 
 /// The host of `host:port`, or of a host alone.
@@ -141,10 +147,24 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_another_services_name_by_an_annotation_or_a_balancer() {
-        for inside in
-            ["", "web", "web.shop.svc", "WEB.shop.SVC", "web.shop.svc.cluster.local", "a.cluster.local"]
-        {
+    fn no_annotation_and_no_balancer_gives_a_service_the_name_of_another_one() {
+        for inside in [
+            "",
+            "web",
+            "web.shop",
+            "WEB.Shop",
+            "web.shop.svc",
+            "WEB.shop.SVC",
+            "web.shop.svc.cluster.local",
+            "a.cluster.local",
+            "web.",
+            "web.shop.",
+            "web.shop.svc.",
+            "web.shop.svc.cluster.local.",
+            "tunnel.example.org.",
+            "tunnel..example.org",
+            ".example.org",
+        ] {
             let annotated = service(
                 &json!({"type": "ClusterIP"}),
                 &json!([{"hostname": inside}]),
