@@ -45,6 +45,12 @@ fn the_overlay_for_yurttunnels_users_has_its_services_and_ports_and_a_role_for_t
     assert_eq!(ports("x-tunnel-server-internal-svc"), internal);
     let service = object(&cluster, "service", "x-tunnel-server-internal-svc");
     assert_eq!(service["metadata"]["annotations"]["tunnel.cloud.io/ports"], "managed");
+    // Its pods may not create it. A second `apply` leaves what they have written.
+    let data = r#"{"data":{"tunnel-nodes":"10.0.0.1\tnode1\n"}}"#;
+    assert!(asks(&cluster, &["patch", "configmap", "yurt-tunnel-nodes", "-p", data]).0);
+    assert!(asks(&cluster, &["apply", "-k", folder.to_str().unwrap()]).0);
+    let names = object(&cluster, "configmap", "yurt-tunnel-nodes");
+    assert_eq!(names["data"]["tunnel-nodes"], "10.0.0.1\tnode1\n");
     let cloud = object(&cluster, "deployment", "tunnel-cloud");
     let ports = container(&cloud)["ports"].as_array().unwrap();
     let open: Vec<_> = ports.iter().map(|port| port["containerPort"].as_u64().unwrap()).collect();
@@ -72,8 +78,8 @@ fn its_role_is_what_it_takes(cluster: &Cluster) {
     let may = |verb: &str, what: &str| asks(cluster, &["auth", "can-i", verb, what, "--as", ACCOUNT]).0;
     for (verb, what) in [
         ("watch", "configmaps/yurt-tunnel-server-cfg"),
+        ("watch", "configmaps/tunnel-cache"),
         ("update", "configmaps/yurt-tunnel-nodes"),
-        ("create", "configmaps"),
         ("update", "services/x-tunnel-server-internal-svc"),
         ("create", "leases.coordination.k8s.io"),
         ("update", "leases.coordination.k8s.io/tunnel-node-names"),
@@ -82,7 +88,9 @@ fn its_role_is_what_it_takes(cluster: &Cluster) {
         assert!(may(verb, what), "{verb} {what}");
     }
     for (verb, what) in [
+        ("create", "configmaps"),
         ("list", "configmaps"),
+        ("get", "configmaps/tunnel-cache"),
         ("update", "configmaps/yurt-tunnel-server-cfg"),
         ("update", "services/x-tunnel-server-svc"),
         ("update", "leases.coordination.k8s.io/tunnel-dns-controller"),
