@@ -4,6 +4,9 @@
 //! A fixed table of networks counts first, then what Kubernetes knows. Whether the node has an edge plays no part here:
 //! a [`Location`] holds what is dialled where it has none.
 
+mod claimed;
+#[cfg(feature = "kubernetes")]
+mod disputes;
 mod facts;
 mod holders;
 #[cfg(feature = "kubernetes")]
@@ -22,7 +25,7 @@ use ipnet::IpNet;
 use crate::names::{Host, NodeName, Target};
 use crate::policy::plain;
 
-use facts::{At, Backing};
+use facts::{At, Backing, service_name};
 pub use facts::{
     Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
@@ -63,15 +66,15 @@ pub enum Location {
 /// Why a target is nowhere, although it is known what is meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotLocated {
-    /// Two sites use the same private network. Cure: ask for the node by its name.
-    #[error("{ip} is an address at both {one} and {other}, and perhaps at more nodes")]
+    /// Several objects claim an address, so none is reached by it. Usual cause: two sites use the same private network.
+    #[error("{ip} is claimed by both {one} and {other}")]
     Ambiguous {
         /// The address.
         ip: IpAddr,
-        /// One of the nodes.
-        one: NodeName,
+        /// One of the objects, with its kind.
+        one: String,
         /// Another one.
-        other: NodeName,
+        other: String,
     },
     /// A port of the node itself is asked for by the node's name, and Kubernetes does not tell its address.
     #[error(
@@ -127,15 +130,24 @@ impl AddressBook {
         match facts.backing(&target, chance, |ip| self.fixed_node(ip).is_some())? {
             None => {}
             Some(Backing::Outside(target)) => return Ok(Location::Nobody(target)),
-            Some(Backing::Endpoint { at, node: Some(node) }) => return Ok(Location::known(node, at.into())),
-            Some(Backing::Endpoint { at, node: None }) => {
+            Some(Backing::Endpoint { at, node }) => {
                 let target = Target::from(at);
-                return self.fixed(&target).map_or_else(|| at_address(&facts, at.ip(), target), Ok);
+                if let Some(location) = self.fixed(&target) {
+                    return Ok(location);
+                }
+                let known = node.map(|node| Location::known(node, target.clone()));
+                return known.map_or_else(|| at_address(&facts, at.ip(), target), Ok);
             }
         }
         match &target.host {
             Host::Ip(ip) => at_address(&facts, *ip, target.clone()),
-            Host::Name(name) => Ok(at_name(&facts, name, &target)),
+            // Services are not listed yet: such a name is no node's, and DNS may know it.
+            Host::Name(name)
+                if self.has_cluster && service_name(name).is_some_and(|(_, is_whole)| is_whole) =>
+            {
+                Ok(Location::Nobody(target))
+            }
+            Host::Name(name) => Ok(self.at_name(&facts, name, &target)),
         }
     }
 
@@ -144,13 +156,10 @@ impl AddressBook {
         self.facts().node_of_pod(namespace, name)
     }
 
-    /// The address at which a node itself is reached: the first of its InternalIPs, or else the one that stands in the
-    /// fixed table alone, without a network.
+    /// The address at which a node itself is reached: a single address of it in the fixed table, otherwise the first of its
+    /// InternalIPs.
     pub fn address_of(&self, node: &NodeName) -> Option<IpAddr> {
-        let known = self.facts().address_of(&node.as_str().to_ascii_lowercase());
-        known.or_else(|| {
-            self.fixed.iter().find(|(net, of)| of == node && is_single(net)).map(|(net, _)| net.addr())
-        })
+        self.fixed_address(node).or_else(|| self.facts().address_of(&node.as_str().to_ascii_lowercase()))
     }
 
     /// The node that has this address itself, or behind which it is: a pod's, or one in a network of the fixed table;
@@ -198,18 +207,51 @@ impl AddressBook {
         });
         let heard = if self.has_cluster { facts.are_listed() } else { trust_edges };
         let claims = fixed.chain(nodes).chain(more).filter(|claim| heard || claim.by < Claimant::Kubernetes);
-        Holders::of(claims, |claim| refuses(claim.ip).or_else(|| facts.refusal(claim)))
+        Holders::of(claims, |claim| refuses(claim.ip).or_else(|| self.refused(&facts, claim)))
     }
 
     /// Why a node may not have the address that is claimed for it: it is a Service's, or a pod's that a strong claim does
-    /// not come before.
+    /// not come before, or in a network that the fixed table puts behind another node.
     pub fn refusal(&self, claim: &Claim) -> Option<&'static str> {
-        self.facts().refusal(claim)
+        self.refused(&self.facts(), claim)
     }
 
     /// Takes in what has changed.
     pub fn change<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
         change(&mut self.facts())
+    }
+
+    fn refused(&self, facts: &Facts, claim: &Claim) -> Option<&'static str> {
+        let is_weak = claim.by >= Claimant::Kubernetes;
+        let elsewhere = self.fixed_node(claim.ip).is_some_and(|node| *node != claim.node);
+        (is_weak && elsewhere).then_some(ELSEWHERE).or_else(|| facts.refusal(claim))
+    }
+
+    /// A node's own target has the node's name, so that its edge dials the machine itself, loopback first.
+    fn at_name(&self, facts: &Facts, name: &str, target: &Target) -> Location {
+        let Ok(node) = name.parse() else { return Location::Nobody(target.clone()) };
+        let host = self.direct_address(facts, &node).map_or_else(|| target.host.clone(), Host::Ip);
+        let direct = Some(Target { host, port: target.port });
+        Location::Node { node, target: target.clone(), direct }
+    }
+
+    /// What is dialled for a node that has no edge: its first InternalIP, unless the fixed table has another word or another
+    /// object claims it.
+    fn direct_address(&self, facts: &Facts, node: &NodeName) -> Option<IpAddr> {
+        let ip = facts.address_of(node.as_str())?;
+        let is_its = match self.fixed_node(ip) {
+            Some(of) => of == node,
+            None => {
+                self.fixed_address(node).is_none()
+                    && facts.node_at(ip).is_ok_and(|at| at.as_ref() == Some(node))
+            }
+        };
+        is_its.then_some(ip)
+    }
+
+    /// The address that the fixed table has alone for a node, without a network.
+    fn fixed_address(&self, node: &NodeName) -> Option<IpAddr> {
+        self.fixed.iter().find(|(net, of)| of == node && is_single(net)).map(|(net, _)| net.addr())
     }
 
     fn fixed(&self, target: &Target) -> Option<Location> {
@@ -242,18 +284,6 @@ fn at_address(facts: &Facts, ip: IpAddr, target: Target) -> Result<Location, Not
     Ok(facts.node_at(ip)?.map_or(Location::Nobody(target.clone()), |node| Location::known(node, target)))
 }
 
-/// A node's own target has the node's name, so that its edge dials the machine itself, loopback first.
-fn at_name(facts: &Facts, name: &str, target: &Target) -> Location {
-    let direct = facts.address_of(name).map(|ip| Target { host: Host::Ip(ip), port: target.port });
-    match name.parse() {
-        Ok(node) => {
-            let direct = Some(direct.unwrap_or_else(|| target.clone()));
-            Location::Node { node, target: target.clone(), direct }
-        }
-        Err(_) => Location::Nobody(target.clone()),
-    }
-}
-
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -262,6 +292,9 @@ impl fmt::Display for Location {
         }
     }
 }
+
+/// Why no claim of Kubernetes or of an edge takes an address.
+const ELSEWHERE: &str = "behind another node by [mode.cloud.addresses]";
 
 #[cfg(test)]
 mod tests;

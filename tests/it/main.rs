@@ -13,6 +13,8 @@ mod abrupt;
 mod addresses;
 mod admin;
 mod balance;
+#[cfg(feature = "kubernetes")]
+mod claims;
 mod config;
 mod conflict;
 mod connect;

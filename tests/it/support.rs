@@ -1,5 +1,7 @@
 //! What the tests stand on: pods, edges, clients, targets, and peers that follow a script.
 
+#[cfg(feature = "kubernetes")]
+pub(crate) mod apiserver;
 pub(crate) mod call;
 pub(crate) mod clients;
 pub(crate) mod line;

@@ -124,10 +124,7 @@ impl Facts {
         is_fixed: impl Fn(IpAddr) -> bool,
     ) -> Result<Option<Backing>, NotLocated> {
         let named = match &target.host {
-            Host::Ip(ip) => {
-                self.services.claiming(At::Own(*ip)).next().map(|(name, _)| (name.to_owned(), Some(*ip)))
-            }
-            Host::Name(name) if self.nodes.get(name).is_some() => None,
+            Host::Ip(ip) => self.service_at(*ip)?.map(|name| (name, Some(*ip))),
             Host::Name(name) => self.named(name)?.map(|name| (name, None)),
         };
         let Some((name, asked)) = named else { return Ok(None) };
@@ -154,18 +151,6 @@ impl Facts {
         chosen.map(|(at, node)| Some(Backing::Endpoint { at, node: node.cloned() }))
     }
 
-    /// The node that has this address, or whose pod has it.
-    pub(super) fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, NotLocated> {
-        let nodes = self.nodes.claiming(At::Own(ip)).filter_map(|(name, _)| name.parse::<NodeName>().ok());
-        let pods = self.pods.claiming(ip).map(|(_, pod)| pod.node.clone());
-        let mut all = nodes.chain(pods);
-        let Some(one) = all.next() else { return Ok(None) };
-        match all.find(|other| *other != one) {
-            Some(other) => Err(NotLocated::Ambiguous { ip, one, other }),
-            None => Ok(Some(one)),
-        }
-    }
-
     pub(super) fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
         self.pods.get(&format!("{namespace}/{name}")).map(|pod| pod.node.clone())
     }
@@ -180,21 +165,18 @@ impl Facts {
         self.nodes.get(node)?.ips.first().copied()
     }
 
-    /// The Service that a name means: `svc.ns`, and with `.svc` and a domain behind it.
+    /// The Service that a name means.
     fn named(&self, name: &str) -> Result<Option<String>, NotLocated> {
-        let mut labels = name.split('.');
-        let (Some(service), Some(namespace)) = (labels.next(), labels.next()) else { return Ok(None) };
-        let whole = match labels.next() {
-            None => false,
-            Some("svc") => true,
-            Some(_) => return Ok(None),
-        };
-        let name = format!("{namespace}/{service}");
-        let known = self.services.get(&name).is_some();
-        if whole && !known && self.services.is_listed() {
-            return Err(NotLocated::NoService(name));
+        let Some((service, is_whole)) = service_name(name) else { return Ok(None) };
+        // A Node's name may have two labels. None has a whole name of a Service, or that Node would get the Service's traffic.
+        if !is_whole && self.nodes.get(name).is_some() {
+            return Ok(None);
         }
-        Ok(known.then_some(name))
+        let known = self.services.get(&service).is_some();
+        if is_whole && !known && self.services.is_listed() {
+            return Err(NotLocated::NoService(service));
+        }
+        Ok(known.then_some(service))
     }
 
     /// The ready endpoints for a port of a Service, of all of its slices. A headless one is only a name for them: its
@@ -222,6 +204,19 @@ impl Facts {
     }
 }
 
+/// `namespace/name` of the Service that has this name, `svc.ns`, or with `.svc` and a domain after it; and whether it has
+/// that, which is no other object's name.
+pub(super) fn service_name(name: &str) -> Option<(String, bool)> {
+    let mut labels = name.split('.');
+    let (service, namespace) = (labels.next()?, labels.next()?);
+    let is_whole = match labels.next() {
+        None => false,
+        Some("svc") => true,
+        Some(_) => return None,
+    };
+    Some((format!("{namespace}/{service}"), is_whole))
+}
+
 /// One of them, each as likely as any other.
 fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T> {
     let count = all.clone().count();
@@ -235,8 +230,20 @@ fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T>
     all.nth(place.min(count.checked_sub(1)?))
 }
 
+impl At {
+    fn ip(self) -> IpAddr {
+        match self {
+            Self::Own(ip) | Self::Outside(ip) => ip,
+        }
+    }
+}
+
 impl Claims for NodeFacts {
     type Claim = At;
+
+    fn address(claim: &At) -> Option<IpAddr> {
+        Some(claim.ip())
+    }
 
     fn claims(&self) -> impl Iterator<Item = At> {
         at(&self.ips, &self.outside)
@@ -246,6 +253,10 @@ impl Claims for NodeFacts {
 impl Claims for PodFacts {
     type Claim = IpAddr;
 
+    fn address(claim: &IpAddr) -> Option<IpAddr> {
+        Some(*claim)
+    }
+
     fn claims(&self) -> impl Iterator<Item = IpAddr> {
         self.ips.iter().copied()
     }
@@ -253,6 +264,10 @@ impl Claims for PodFacts {
 
 impl Claims for ServiceFacts {
     type Claim = At;
+
+    fn address(claim: &At) -> Option<IpAddr> {
+        Some(claim.ip())
+    }
 
     fn claims(&self) -> impl Iterator<Item = At> {
         at(&self.ips, &self.outside)
@@ -265,6 +280,10 @@ fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = At> {
 
 impl Claims for SliceFacts {
     type Claim = Arc<str>;
+
+    fn address(_: &Arc<str>) -> Option<IpAddr> {
+        None
+    }
 
     fn claims(&self) -> impl Iterator<Item = Arc<str>> {
         std::iter::once(self.service.clone())

@@ -2,6 +2,7 @@
 //! is whole.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -12,6 +13,9 @@ pub trait Claims {
 
     /// All that it claims.
     fn claims(&self) -> impl Iterator<Item = Self::Claim>;
+
+    /// The address that a claim is about; `None` if it is about a name.
+    fn address(claim: &Self::Claim) -> Option<IpAddr>;
 }
 
 /// Objects of one kind. Names are shared between its two parts, so that many objects take little room.
@@ -53,20 +57,30 @@ impl<V: Claims> FactTable<V> {
         self.listed
     }
 
-    /// An object is this now.
-    pub fn put(&mut self, name: &str, object: V) {
+    /// An object is this now. Returns the addresses that it claims and did not claim before.
+    pub fn put(&mut self, name: &str, object: V) -> Vec<IpAddr> {
         let name = match self.objects.get_key_value(name) {
             Some((name, _)) => name.clone(),
             None => name.into(),
         };
         let entry = Entry { object, list: self.list };
         let claims: Vec<_> = entry.object.claims().collect();
+        let is_new = |claim: &&V::Claim| !self.claims.contains(&((*claim).clone(), name.clone()));
+        let new = claims.iter().filter(is_new).filter_map(V::address).collect();
         if let Some(old) = self.objects.insert(name.clone(), entry) {
             for claim in old.object.claims() {
                 self.claims.remove(&(claim, name.clone()));
             }
         }
         self.claims.extend(claims.into_iter().map(|claim| (claim, name.clone())));
+        new
+    }
+
+    /// All addresses that any object claims.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let mut all: Vec<_> = self.claims.iter().filter_map(|(claim, _)| V::address(claim)).collect();
+        all.dedup();
+        all
     }
 
     /// An object is gone, or none that counts any more.

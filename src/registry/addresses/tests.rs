@@ -131,10 +131,10 @@ fn an_address_at_two_nodes_is_told_to_be_so() {
     book.change(|facts| facts.pods.put("shop/twin", pod("edge1", &["10.244.1.7"])));
     expect(&book, &[("10.244.1.7:80", "10.244.1.7:80 at edge1, else so")]);
     book.change(|facts| facts.pods.put("shop/web2", pod("edge2", &["10.244.1.7"])));
-    let both = "10.244.1.7 is an address at both edge1 and edge2, and perhaps at more nodes";
+    let both = "10.244.1.7 is claimed by both pod shop/twin at edge1 and pod shop/web2 at edge2";
     expect(&book, &[("10.244.1.7:80", both)]);
     book.change(|facts| facts.nodes.put("edge3", machine(ips(&["192.168.1.5"]))));
-    let both = "192.168.1.5 is an address at both edge1 and edge3, and perhaps at more nodes";
+    let both = "192.168.1.5 is claimed by both node edge1 and node edge3";
     expect(&book, &[("192.168.1.5:80", both)]);
     book.change(|facts| facts.nodes.remove("edge3"));
     expect(&book, &[("192.168.1.5:80", "192.168.1.5:80 at edge1, else so")]);
@@ -172,7 +172,7 @@ fn a_service_is_found_by_each_of_its_names_and_addresses() {
             ("web.shop:82", "Service shop/web has no TCP port 82"),
             ("other.shop:80", "other.shop:80 at other.shop, else so"),
             ("web.shop.example:80", "web.shop.example:80 at web.shop.example, else so"),
-            ("other.shop.svc:80", "other.shop.svc:80 at other.shop.svc, else so"),
+            ("other.shop.svc:80", "other.shop.svc:80 directly"),
         ],
     );
     book.change(|facts| {
@@ -367,6 +367,119 @@ fn without_a_cluster_an_edge_is_heard_if_the_settings_say_so() {
         let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2"].map(|at| holder(&holders, at));
         assert_eq!(found, ["edge2", "edge1", last]);
     }
+}
+
+#[test]
+fn a_node_takes_no_name_of_a_service() {
+    let book = with_service();
+    book.change(|facts| {
+        for name in ["web.shop.svc", "web.shop.svc.cluster.local", "policy.shop.svc", "web.shop"] {
+            facts.nodes.put(name, machine(ips(&["192.168.6.6"])));
+        }
+    });
+    let service = "10.244.1.7:8080 at edge1, else so";
+    expect(
+        &book,
+        &[
+            ("web.shop.svc:80", service),
+            ("Web.Shop.SVC:80", service),
+            ("web.shop.svc.cluster.local:80", service),
+            // While Services are still being listed, DNS resolves the name.
+            ("policy.shop.svc:443", "policy.shop.svc:443 directly"),
+            ("none.shop.svc.cluster.local:443", "none.shop.svc.cluster.local:443 directly"),
+        ],
+    );
+    // Two labels are an ordinary name of a Node.
+    assert!(locate(&book, "web.shop:80", 0.0).starts_with("web.shop:80 at web.shop"));
+    list(&book);
+    expect(&book, &[("policy.shop.svc:443", "there is no Service shop/policy")]);
+    let alone = AddressBook::new(Vec::new(), false);
+    expect(&alone, &[("policy.shop.svc:443", "policy.shop.svc:443 at policy.shop.svc, else so")]);
+}
+
+#[test]
+fn no_node_takes_an_address_of_another_object() {
+    let book = with_service();
+    book.change(|facts| {
+        let outside = ips(&["198.51.100.1"]);
+        facts.nodes.put("master", NodeFacts { outside, ..machine(ips(&["172.16.0.1"])) });
+        facts.services.put(
+            "shop/public",
+            ServiceFacts { outside: ips(&["198.51.100.7", "192.168.1.5"]), ..service(&["10.96.0.8"], &[]) },
+        );
+        facts.services.put("shop/idle", service(&["10.96.0.9"], &[port("", 80)]));
+        // What the kubelet of one stolen node can write.
+        facts.nodes.put("evil", machine(ips(&["10.96.0.9", "172.16.0.1", "198.51.100.1", "10.0.7.1"])));
+        facts.pods.put("evil/pod", pod("evil", &["10.96.0.7", "198.51.100.7", "198.51.100.1", "10.0.7.9"]));
+    });
+    expect(
+        &book,
+        &[
+            // A ClusterIP stays the Service's.
+            ("10.96.0.9:80", "Service shop/idle has no ready endpoint"),
+            ("10.96.0.7:80", "10.244.1.7:8080 at edge1, else so"),
+            // No object gets what two claim.
+            ("172.16.0.1:22", "172.16.0.1 is claimed by both node evil and node master"),
+            ("198.51.100.1:22", "198.51.100.1 is claimed by both node evil and node master"),
+            (
+                "198.51.100.7:22",
+                "198.51.100.7 is claimed by both pod evil/pod at evil and Service shop/public",
+            ),
+            // The fixed table wins.
+            ("10.0.7.1:22", "10.0.7.1:22 at edge1"),
+            ("10.0.7.9:22", "10.0.7.9:22 at edge2"),
+            // A load balancer may have the address of a node.
+            ("192.168.1.5:22", "192.168.1.5:22 at edge1, else so"),
+            // A server dials none of these for a node without an edge.
+            ("evil:22", "evil:22 at evil, else so"),
+            ("master:22", "master:22 at master, else so"),
+        ],
+    );
+    let node_at = |at| book.node_at(ip(at)).map(|found| found.map(|(node, _)| node.to_string()));
+    assert_eq!(node_at("10.96.0.9"), Ok(None));
+    assert!(node_at("172.16.0.1").is_err());
+}
+
+#[test]
+fn a_service_whose_address_another_one_claims_is_not_reached_by_it() {
+    let book = with_service();
+    book.change(|facts| facts.services.put("evil/web", service(&["10.96.0.7"], &[port("web", 80)])));
+    let both = "10.96.0.7 is claimed by both Service evil/web and Service shop/web";
+    expect(&book, &[("10.96.0.7:80", both), ("web.shop:80", "10.244.1.7:8080 at edge1, else so")]);
+}
+
+#[test]
+fn the_fixed_table_wins_over_what_a_node_claims() {
+    let book = book();
+    book.change(|facts| {
+        facts.nodes.put("edge2", machine(ips(&["172.16.0.9"])));
+        facts.nodes.put("evil", machine(ips(&["10.0.7.20", "10.0.8.1"])));
+        facts.services.put("shop/db", service(&["10.96.0.7"], &[port("", 80)]));
+        facts.slices.put("shop/db-a", slice("shop/db", &[port("", 80)], &[("10.0.7.9", Some("evil"))]));
+    });
+    let address_of = |name| book.address_of(&node(name)).map(|ip| ip.to_string());
+    assert_eq!(address_of("edge2").as_deref(), Some("10.0.7.9"));
+    assert_eq!(address_of("edge1").as_deref(), Some("192.168.1.5"), "the table has only a network of it");
+    expect(
+        &book,
+        &[
+            ("10.0.7.20:22", "10.0.7.20:22 at edge1"),
+            ("edge2:22", "edge2:22 at edge2, else so"),
+            ("evil:22", "evil:22 at evil, else so"),
+            ("db.shop:80", "10.0.7.9:80 at edge2"),
+        ],
+    );
+    list(&book);
+    let claims = [
+        claim("10.0.7.30", "evil", Claimant::Edge),
+        claim("10.0.7.40", "evil", Claimant::TokenLine),
+        claim("10.0.7.50", "edge1", Claimant::Edge),
+    ];
+    let holders = book.holders(claims, false, |_| None);
+    let found =
+        ["10.0.7.20", "10.0.7.30", "10.0.7.40", "10.0.7.50", "10.0.8.1"].map(|at| holder(&holders, at));
+    let behind = "it is behind another node by [mode.cloud.addresses]";
+    assert_eq!(found, [behind, behind, "evil", "edge1", "evil"]);
 }
 
 /// One event about pods.

@@ -9,6 +9,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
 
 use super::AddressBook;
+use super::disputes::Disputes;
 use super::objects::{Cache, NodePart, Partial, PodPart, ServicePart, SlicePart};
 use crate::drain::Drain;
 use crate::registry::cluster::{Cluster, ClusterError};
@@ -20,6 +21,7 @@ pub struct AddressWatch {
     cluster: Cluster,
     book: Arc<AddressBook>,
     report: Report,
+    disputes: Disputes,
 }
 
 /// Takes the state of each kind of object: complete, or why not.
@@ -35,7 +37,7 @@ impl AddressWatch {
         for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
             report(what, Err("not known yet".to_owned()));
         }
-        Self { cluster, book, report: Arc::new(report) }
+        Self { cluster, book, report: Arc::new(report), disputes: Disputes::default() }
     }
 
     /// Follows them until draining begins.
@@ -94,15 +96,26 @@ impl<K: Partial + Resource<DynamicType = ()>> Take<K> for KindTaker<'_, K> {
             }
             Event::InitApply(object) | Event::Apply(object) => {
                 let (name, kept) = (name(&object), object.facts());
-                self.watch.book.change(|facts| match kept {
+                let claimed = self.watch.book.change(|facts| match kept {
                     Some(kept) => K::table(facts).put(&name, kept),
-                    None => K::table(facts).remove(&name),
+                    None => {
+                        K::table(facts).remove(&name);
+                        Vec::new()
+                    }
                 });
+                // A list names objects one by one beside older ones, which may be deleted by now.
+                if self.listed {
+                    self.watch.disputes.tell(&self.watch.book, claimed);
+                }
             }
             Event::Delete(object) => self.watch.book.change(|facts| K::table(facts).remove(&name(&object))),
             Event::InitDone => {
                 self.listed = true;
-                self.watch.book.change(|facts| K::table(facts).finish());
+                let claimed = self.watch.book.change(|facts| {
+                    K::table(facts).finish();
+                    K::table(facts).addresses()
+                });
+                self.watch.disputes.tell(&self.watch.book, claimed);
                 self.report(Ok(()));
             }
         }

@@ -163,7 +163,7 @@ fn a_port_that_stands_for_host_leads_to_that_port_of_the_node_itself() {
     let twice = NodeFacts { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
     site.addresses.change(|facts| facts.nodes.put("edge5", twice));
     let both = site.by_host("10.0.0.4:9051", "/metrics", None);
-    assert!(both.starts_with("421 10.0.0.4 is an address at both"), "{both}");
+    assert!(both.starts_with("421 10.0.0.4 is claimed by both"), "{both}");
 }
 
 #[test]
@@ -210,6 +210,14 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     let fixed = |headers: &[(&HeaderName, &str)]| site.told("127.0.0.1:10250", headers, true);
     assert_eq!(fixed(&[(&TUNNEL_HOST, "edge4")]), "127.0.0.1:10250 at edge4");
     assert!(fixed(&[(&TUNNEL_DEST, "edge4:9052")]).starts_with("403 X-Tunnel-Proxy-Dest counts only"));
+}
+
+#[test]
+fn the_fixed_table_says_which_address_a_node_has_whatever_its_kubelet_writes() {
+    let site = Site::new();
+    let facts = NodeFacts { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
+    site.addresses.change(|all| all.nodes.put("edge9", facts));
+    assert_eq!(site.by_host("edge9:9051", "/metrics", None), "10.0.0.9:9051 at edge9");
 }
 
 #[test]

@@ -1,0 +1,98 @@
+//! What a stolen node writes into its own objects, or calls itself, to get the traffic of others.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use crate::addresses::own_address;
+use crate::support::apiserver::pod_with;
+use crate::support::clients::echoed;
+use crate::support::programs::{TestDir, TestPod, edge};
+use crate::support::{soon, targets};
+
+/// The name of a webhook's Service, and of a node that wants its traffic.
+const WEBHOOK: &str = "policy.shop.svc";
+const CLUSTER_IP: &str = "10.96.0.7";
+
+fn node(name: &str, ips: &[&str]) -> Value {
+    let addresses: Vec<_> = ips.iter().map(|ip| json!({"type": "InternalIP", "address": ip})).collect();
+    json!({"metadata": {"name": name}, "status": {"addresses": addresses}})
+}
+
+fn pod(namespace: &str, name: &str, at: &str, ips: &[&str]) -> Value {
+    let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+    json!({
+        "metadata": {"namespace": namespace, "name": name}, "spec": {"nodeName": at},
+        "status": {"phase": "Running", "podIPs": ips},
+    })
+}
+
+/// A cluster in which node1 has the webhook's endpoint, and the node that calls itself like the webhook's Service claims
+/// addresses of others.
+fn cluster(echo: SocketAddr) -> HashMap<&'static str, Vec<Value>> {
+    let own = echo.ip().to_string();
+    let nodes = vec![
+        node("node1", &["172.16.0.1", "172.16.0.2"]),
+        node("node2", &["172.16.0.3"]),
+        node(WEBHOOK, &["172.16.0.9", CLUSTER_IP, "172.16.0.1", "172.16.0.4", &own]),
+    ];
+    let pods = vec![
+        pod("shop", "web", "node1", &["172.16.0.4"]),
+        pod("evil", "pod", WEBHOOK, &["172.16.0.3", "172.16.0.2", CLUSTER_IP, &own]),
+    ];
+    let services = vec![json!({
+        "metadata": {"namespace": "shop", "name": "policy"},
+        "spec": {"clusterIPs": [CLUSTER_IP], "ports": [{"name": "https", "port": 443}]},
+    })];
+    let slices = vec![json!({
+        "metadata": {
+            "namespace": "shop", "name": "policy-1", "labels": {"kubernetes.io/service-name": "policy"},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [own], "conditions": {"ready": true}, "nodeName": "node1"}],
+        "ports": [{"name": "https", "port": echo.port()}],
+    })];
+    HashMap::from([("nodes", nodes), ("pods", pods), ("services", services), ("endpointslices", slices)])
+}
+
+/// Waits until the pod has read all of it.
+async fn listed(pod: &TestPod) {
+    soon("all objects are listed", async {
+        for (asked, known) in [("none.shop.svc:443", 502), ("172.16.0.4:1", 421), ("172.16.0.1:1", 421)] {
+            while pod.ask(asked).await.status != known {
+                tokio::task::yield_now().await;
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn no_node_gets_the_traffic_of_a_service_a_node_or_a_pod_by_what_it_claims() {
+    let (place, echo) =
+        (TestDir::new(), targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await);
+    let table = format!("\"{}\" = \"node1\"\n", echo.ip());
+    let pod = pod_with(&place, &table, cluster(echo)).await;
+    let _node1 = edge(&place, &pod, "node1").await;
+    let _evil = edge(&place, &pod, WEBHOOK).await;
+    listed(&pod).await;
+    // The webhook's traffic comes to its endpoint at node1.
+    for service in [WEBHOOK, "POLICY.Shop.svc.", "policy.shop.svc.cluster.local", CLUSTER_IP] {
+        echoed(&mut pod.open(&format!("{service}:443")).await, service).await;
+    }
+    // The fixed table wins over a Node's and a pod's claims.
+    echoed(&mut pod.open(&echo.to_string()).await, "by the fixed table").await;
+    // Where two claim an address neither gets it, and the client reads who they are.
+    for (ip, one, other) in [
+        ("172.16.0.1", "node node1", "node policy.shop.svc"),
+        ("172.16.0.2", "node node1", "pod evil/pod at policy.shop.svc"),
+        ("172.16.0.3", "node node2", "pod evil/pod at policy.shop.svc"),
+        ("172.16.0.4", "node policy.shop.svc", "pod shop/web at node1"),
+    ] {
+        let refused = pod.ask(&format!("{ip}:443")).await;
+        assert_eq!(refused.status, 421, "{refused:?}");
+        let says = format!("{ip} is claimed by both {one} and {other}");
+        assert!(refused.body.starts_with(&says), "{says}: {refused:?}");
+    }
+}
