@@ -1,9 +1,8 @@
 //! From a target to a connection: resolved once, each address checked, the very address dialled that was checked.
 
-use std::fmt;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -13,21 +12,18 @@ use tracing::debug;
 
 use crate::names::{Host, NodeName, Target};
 use crate::net::dial::{DialError, Failure, dial};
+use crate::net::interfaces::{Addresses, LocalAddresses};
 use crate::net::listen::is_private;
 use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::{Listening, Targets, is_number, is_off_limits, plain};
 use crate::protocol::{Code, Refusal};
-
-/// This machine's own addresses, as of now: they change with its networks.
-#[derive(Clone)]
-pub struct LocalAddresses(Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>);
 
 /// Where targets are dialled from, and which ones may be.
 #[derive(Debug, Clone)]
 pub struct TargetDialer {
     /// Where it stands, and for whom it dials.
     pub place: Place,
-    /// The machine's own addresses, tried after loopback for a target of the node's name.
+    /// The machine's own addresses. Those that other machines use are tried after loopback for a target of the node's name.
     pub own: LocalAddresses,
     /// What may be dialled; swap it when the config changes, for the sessions to come.
     pub targets: Arc<ArcSwap<Targets>>,
@@ -57,35 +53,6 @@ pub struct NotDialled {
     pub off_limits: bool,
 }
 
-impl LocalAddresses {
-    /// Asks for the addresses each time they are needed; must be quick.
-    pub fn new(addresses: impl Fn() -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(addresses))
-    }
-
-    /// Those of this moment.
-    pub fn now(&self) -> Vec<IpAddr> {
-        (self.0)()
-    }
-
-    /// Those of this machine's interfaces, looked up again after a while, and those that are `given`.
-    pub fn of_interfaces(given: Vec<IpAddr>) -> Self {
-        let known: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
-        Self::new(move || {
-            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((at, addresses)) = &*known
-                && at.elapsed() < INTERFACES_KNOWN
-            {
-                return addresses.clone();
-            }
-            let mut all = given.clone();
-            all.extend(if_addrs::get_if_addrs().unwrap_or_default().into_iter().map(|i| i.ip()));
-            *known = Some((Instant::now(), all.clone()));
-            all
-        })
-    }
-}
-
 impl TargetDialer {
     /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
     ///
@@ -94,17 +61,17 @@ impl TargetDialer {
     /// Why not, in words for the client.
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, NotDialled> {
         let deadline = Instant::now() + patience;
-        let mut own = self.own.now();
+        let mut here = self.own.now();
         if self.node().is_none() {
             // There a pod's own log port listens, for those on its machine: a rule for it has to name it.
-            own.retain(|ip| !plain(*ip).is_loopback());
+            here.own.retain(|ip| !plain(*ip).is_loopback());
         }
         let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
-        let found = self.addresses(target, &own, ask, deadline).await?;
+        let found = self.addresses(target, &here, ask, deadline).await?;
         let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
         let socket = dialled.map_err(|why| refusal(&why))?;
         // Only now, as a port of operators is announced before it takes connections.
-        let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &own));
+        let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &here.all));
         if is_private { Err(self.ours(target).into()) } else { Ok(socket) }
     }
 
@@ -112,7 +79,7 @@ impl TargetDialer {
     async fn addresses<L>(
         &self,
         target: &Target,
-        own: &[IpAddr],
+        here: &Addresses,
         lookup: L,
         deadline: Instant,
     ) -> Result<Vec<SocketAddr>, NotDialled>
@@ -131,7 +98,7 @@ impl TargetDialer {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) if self.is_here(name) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-                let own = if at_node { own } else { &[] };
+                let own = if at_node { &here.own[..] } else { &[] };
                 loopback.into_iter().chain(own.iter().copied()).collect()
             }
             Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
@@ -147,9 +114,9 @@ impl TargetDialer {
             if off_limits {
                 continue;
             }
-            if targets.allows(at, own) && !found.contains(&at) {
+            if targets.allows(at, &here.own) && !found.contains(&at) {
                 // Even if others of its addresses are not: what comes of those would only hide the reason.
-                if self.listening.holds(at, own) {
+                if self.listening.holds(at, &here.all) {
                     return Err(self.ours(target).into());
                 }
                 // At a node that is loopback by another name, from which who asks may have been kept.
@@ -228,12 +195,6 @@ impl From<NotDialled> for Refusal {
     }
 }
 
-impl fmt::Debug for LocalAddresses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.now()).finish()
-    }
-}
-
 async fn resolve(
     target: &Target,
     lookup: impl Future<Output = Result<Vec<IpAddr>, LookupError>>,
@@ -292,9 +253,6 @@ impl DirectDialer {
 
 /// Addresses of one target that are looked at: a name with more would only use up the patience of the first.
 const ADDRESSES: usize = 16;
-
-/// How long the list of interfaces is believed.
-const INTERFACES_KNOWN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ pub mod failures;
 pub mod files;
 pub mod hooked;
 pub mod intercept;
+pub mod interfaces;
 pub mod listen;
 pub mod mark;
 pub mod pem;

@@ -9,9 +9,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::dialer::{LocalAddresses, Place};
+use crate::dialer::Place;
 use crate::names::{Instance, Target};
 use crate::net::ByteStream;
+use crate::net::interfaces::{Addresses, LocalAddresses};
 use crate::net::resolver::Resolver;
 use crate::policy::{Listening, Targets};
 use crate::protocol::wire::frame::{FrameKind, SessionKey};
@@ -42,7 +43,7 @@ impl Pair {
         let node = "edge-1".parse().unwrap();
         let place = TargetDialer {
             place: Place::Node(node),
-            own: LocalAddresses::new(Vec::new),
+            own: LocalAddresses::new(Addresses::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             listening: Listening::default(),
             resolver: Resolver::system().unwrap(),

@@ -15,9 +15,9 @@ use tracing::{info, info_span};
 use super::core::Core;
 use super::ports::ClientPort;
 use crate::config::cloud::{Cloud, Intercept as Settings};
-use crate::dialer::LocalAddresses;
 use crate::frontend::{Caught, Intercept};
 use crate::net::intercept::{Catch, CatchError, Table};
+use crate::net::interfaces::LocalAddresses;
 use crate::net::listen::Listener;
 use crate::net::mark;
 use crate::startup::{FaultKind, Gates, Startup};
@@ -138,7 +138,7 @@ fn has_v6() -> bool {
 /// Whether this pod is on its host's network, as far as Kubernetes has told; if not, that is noted.
 fn on_host(host: Option<IpAddr>, startup: &mut Startup) -> bool {
     let Some(host) = host else { return true };
-    let own = LocalAddresses::of_interfaces(Vec::new()).now();
+    let own = LocalAddresses::of_interfaces(Vec::new()).now().all;
     if own.contains(&host) {
         return true;
     }

@@ -3,7 +3,8 @@ use crate::policy::Listening;
 use tokio::net::TcpListener;
 
 fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDialer {
-    let own = LocalAddresses::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
+    let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
+    let own = LocalAddresses::new(move || Addresses { all: own.clone(), own: own.clone() });
     let resolver = Resolver::system().unwrap();
     TargetDialer {
         place: Place::Node(node.parse().unwrap()),
@@ -34,10 +35,19 @@ async fn sought(
     names: &[&str],
 ) -> Result<Vec<String>, NotDialled> {
     let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
+    among(place, target, &Addresses { all: own.clone(), own }, names).await
+}
+
+async fn among(
+    place: &TargetDialer,
+    target: &str,
+    here: &Addresses,
+    names: &[&str],
+) -> Result<Vec<String>, NotDialled> {
     let names: Vec<IpAddr> = names.iter().map(|ip| ip.parse().unwrap()).collect();
     let lookup = async |_| Ok(names.clone());
     let deadline = Instant::now() + Duration::from_secs(1);
-    let found = place.addresses(&target.parse().unwrap(), &own, lookup, deadline).await?;
+    let found = place.addresses(&target.parse().unwrap(), here, lookup, deadline).await?;
     Ok(found.iter().map(ToString::to_string).collect())
 }
 
@@ -48,6 +58,24 @@ async fn the_node_itself_is_loopback_first_and_then_its_own_addresses() {
     let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22", "[fd00::5]:22"];
     assert_eq!(found(&place, "edge-1:22", &own, &[]).await.unwrap(), all);
     assert_eq!(found(&place, "localhost:22", &[], &["10.9.9.9"]).await.unwrap(), all[..2]);
+}
+
+#[tokio::test]
+async fn an_edge_does_not_dial_addresses_that_its_machine_keeps_for_itself_unless_they_are_listed() {
+    let ips = |texts: &[&str]| texts.iter().map(|ip| ip.parse().unwrap()).collect();
+    let here = Addresses { all: ips(&["10.0.0.5", "169.254.2.1"]), own: ips(&["10.0.0.5"]) };
+    let by_default = at("edge-1", &[], Targets::default());
+    let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22"];
+    assert_eq!(among(&by_default, "edge-1:22", &here, &[]).await.unwrap(), all);
+    for target in ["169.254.2.1:22", "[::ffff:169.254.2.1]:22", "web.local:22"] {
+        let refused = among(&by_default, target, &here, &["169.254.2.1"]).await.unwrap_err();
+        assert_eq!(refused.refusal.code, Code::NotAllowed, "{target}");
+    }
+    let listening = ["0.0.0.0:7".parse().unwrap()].into_iter().collect();
+    let listed = TargetDialer { listening, ..place(&["169.254.2.1:*"]) };
+    assert_eq!(among(&listed, "169.254.2.1:22", &here, &[]).await.unwrap(), ["169.254.2.1:22"]);
+    let own_port = among(&listed, "169.254.2.1:7", &here, &[]).await.unwrap_err();
+    assert_eq!(own_port.refusal.code, Code::OwnPort);
 }
 
 #[tokio::test]
@@ -108,8 +136,11 @@ async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest
     let deadline = Instant::now() + Duration::from_secs(1);
     for (place, target) in [(pod(&[]), "web.local:443"), (listed, "web.local:80")] {
         let unasked = async |_| unreachable!("DNS is not asked for what cannot be dialled");
-        let refused =
-            place.addresses(&target.parse().unwrap(), &[], unasked, deadline).await.unwrap_err().refusal;
+        let refused = place
+            .addresses(&target.parse().unwrap(), &Addresses::default(), unasked, deadline)
+            .await
+            .unwrap_err()
+            .refusal;
         assert_eq!(refused.code, Code::NotAllowed);
     }
 }
@@ -249,8 +280,11 @@ async fn a_name_that_is_never_answered_ends_with_the_patience() {
     let begun = Instant::now();
     let never = async |_| std::future::pending().await;
     let deadline = begun + Duration::from_secs(4);
-    let refused =
-        place.addresses(&"web:80".parse().unwrap(), &[], never, deadline).await.unwrap_err().refusal;
+    let refused = place
+        .addresses(&"web:80".parse().unwrap(), &Addresses::default(), never, deadline)
+        .await
+        .unwrap_err()
+        .refusal;
     assert_eq!(refused.reason, "web:80 was not resolved in time");
     assert_eq!(begun.elapsed(), Duration::from_secs(4));
 }

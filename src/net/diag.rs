@@ -69,16 +69,25 @@ pub(super) fn ask<'a>(
 
 /// The value of one attribute of an answer.
 pub(super) fn attribute(answer: &[u8], wanted: u16) -> Option<&[u8]> {
-    let mut rest = answer.get(ATTRIBUTES..)?;
-    loop {
+    find(answer.get(ATTRIBUTES..)?, wanted)
+}
+
+/// The value of one of some attributes.
+pub(super) fn find(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    split(attributes).find(|(kind, ..)| *kind == wanted).map(|(_, value, _)| value)
+}
+
+/// Each attribute: its kind, its value, and all of it with the bytes that fill it up.
+pub(super) fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
+    let mut rest = attributes;
+    std::iter::from_fn(move || {
         let half = |at: usize| Some(u16::from_ne_bytes(rest.get(at..at + 2)?.try_into().ok()?));
-        let (len, kind) = (usize::from(half(0)?), half(2)?);
-        if kind == wanted {
-            return rest.get(4..len);
-        }
-        // Each begins at a multiple of four.
-        rest = rest.get(len.max(4).next_multiple_of(4)..)?;
-    }
+        let (len, kind) = (usize::from(half(0)?), half(2)? & KIND);
+        let value = rest.get(4..len)?;
+        let (whole, left) = rest.split_at_checked(len.next_multiple_of(4)).unwrap_or((rest, &[]));
+        rest = left;
+        Some((kind, value, whole))
+    })
 }
 
 /// `struct nlmsghdr`, then `struct inet_diag_req_v2`: the very socket between two addresses.
@@ -145,6 +154,8 @@ const QUESTION: usize = 16 + 56;
 const WQUEUE: usize = 16 + 4 + 48 + 4 + 4;
 /// Where attributes begin: behind the header and `struct inet_diag_msg`.
 const ATTRIBUTES: usize = 16 + 72;
+/// The part of an attribute's kind that is no flag.
+const KIND: u16 = 0x3fff;
 /// The attribute with `struct tcp_info`.
 pub(super) const TCP_INFO: u16 = 2;
 /// More than any answer about one socket takes.

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::https::{by_host, got};
 use crate::support::clients::echoed;
 use crate::support::programs::{TestDir, TestPod, at, edge, edge_with};
 use crate::support::targets;
@@ -108,4 +109,46 @@ async fn the_pod_never_dials_itself_or_what_clouds_keep_to_machines_however_it_i
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.starts_with(&format!("localhost:{port} is no target")), "{refused:?}");
     assert_eq!(pod.pod.metrics.sessions.ended("ssh", "over"), 0);
+}
+
+/// A node's services for itself, as a proxy with the node's credentials, listen at such addresses; the edge may dial all.
+#[tokio::test]
+async fn no_header_reaches_what_a_node_keeps_for_itself_however_it_is_spelt() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
+    let allow = "[mode.edge.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]";
+    let _edge = edge_with(&place, &pod, "node-a", allow).await;
+    for host in [
+        "127.0.0.1",
+        "127.8.8.8",
+        "0.0.0.0",
+        "169.254.2.1",
+        "169.254.169.254",
+        "168.63.129.16",
+        "100.100.100.200",
+        "224.0.0.1",
+        "[::1]",
+        "[::]",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:169.254.2.1]",
+        "[::127.0.0.1]",
+        "[64:ff9b::a9fe:201]",
+        "[2002:a9fe:201::]",
+    ] {
+        for node in ["X-Tunnel-Proxy-Host: node-a\r\n", ""] {
+            let dest = format!("{node}X-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
+            let refused = got(&pod, "node-a:10250", &dest).await;
+            // Without a node's name in a header no node is named.
+            let says = if node.is_empty() { "421 " } else { "403 of what a node keeps for itself only" };
+            assert!(refused.starts_with(&format!("HTTP/1.1 {says}")), "{host}: {refused}");
+        }
+    }
+    for host in ["localhost", "2130706433", "0x7f000001", "127.1"] {
+        let dest = format!("X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
+        let refused = got(&pod, "node-a:10250", &dest).await;
+        assert!(refused.starts_with("HTTP/1.1 400 "), "{host}: {refused}");
+    }
+    assert_eq!(pod.pod.metrics.sessions.ended("http", "over"), 0);
 }

@@ -399,7 +399,7 @@ async fn repeats_heads() -> SocketAddr {
 }
 
 /// A port for every port of every node; node-a is known to have this machine's own address. `more` says who may come in.
-fn by_host(place: &TestDir, more: &str) -> TestPod {
+pub(crate) fn by_host(place: &TestDir, more: &str) -> TestPod {
     let own = own_address();
     TestPod::with(
         place,
@@ -411,7 +411,7 @@ fn by_host(place: &TestDir, more: &str) -> TestPod {
 }
 
 /// What the target has got of a request with these headers, or the answer's first line.
-async fn got(pod: &TestPod, host: &str, headers: &str) -> String {
+pub(crate) async fn got(pod: &TestPod, host: &str, headers: &str) -> String {
     let mut client = pod.client("http").await;
     say(&mut client, &format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
     let answer = head(&mut client).await.unwrap();
@@ -450,7 +450,7 @@ async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target
     assert!(twice.starts_with("HTTP/1.1 400 "), "{twice}");
     let loopback = format!("X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Dest: 127.0.0.1:{}\r\n", at.port());
     let told = got(&pod, &host, &loopback).await;
-    assert!(told.starts_with("HTTP/1.1 403 of a node's loopback only"), "{told}");
+    assert!(told.starts_with("HTTP/1.1 403 of what a node keeps for itself only"), "{told}");
 
     let open = by_host(&place, "");
     let _edge = edge_with(&place, &open, "node-a", "").await;

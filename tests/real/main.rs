@@ -44,6 +44,7 @@ mod measure;
 mod monitoring;
 mod names;
 mod network;
+mod nodelocal;
 mod page;
 mod parts;
 mod plain;

@@ -16,10 +16,10 @@ use super::told::Told;
 use crate::admin::Readiness;
 use crate::cloud::context::PodContext;
 use crate::config::cloud::Intercept as Settings;
-use crate::dialer::LocalAddresses;
 use crate::frontend::Caught;
 use crate::names::NodeName;
 use crate::net::intercept::{CatchError, Sets, Table};
+use crate::net::interfaces::LocalAddresses;
 use crate::policy::is_off_limits;
 use crate::registry::{Claim, Claimant, Void, Why};
 
@@ -101,7 +101,7 @@ impl Keeper {
 
     /// Finds out whose addresses are to be caught. Whether they are others than before.
     fn look(&mut self) -> bool {
-        let own = self.own.now();
+        let own = self.own.now().all;
         let siblings = self.shared.siblings.as_ref().map(|siblings| siblings.addresses()).unwrap_or_default();
         let refuses = |ip: IpAddr| {
             let why = [

@@ -11,11 +11,12 @@ use tokio_rustls::TlsConnector;
 
 use super::{Doctor, Findings, PATIENCE, check_of, page};
 use crate::config::edge::{EdgeSettings, Server, Token};
-use crate::dialer::{LocalAddresses, Place, TargetDialer};
+use crate::dialer::{Place, TargetDialer};
 use crate::drain::Drain;
 use crate::edge::tls_remedy;
 use crate::names::{Host, Instance, Target};
 use crate::net::dial::dial;
+use crate::net::interfaces::LocalAddresses;
 use crate::net::pool::Pool;
 use crate::net::proxy::Proxy;
 use crate::net::resolver::Resolver;

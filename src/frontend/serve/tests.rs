@@ -9,13 +9,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::carry::tests::{linked, take};
-use crate::dialer::{LocalAddresses, Place, TargetDialer};
+use crate::dialer::{Place, TargetDialer};
 use crate::frontend::Router;
 use crate::frontend::requests::Requests;
 use crate::frontend::serve::destination::Destination;
 use crate::names::{NameError, NodeName, Target};
 use crate::net::ByteStream;
 use crate::net::door::Source;
+use crate::net::interfaces::{Addresses, LocalAddresses};
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::policy::{Listening, Rule, Rules};
@@ -320,7 +321,7 @@ fn knowing(gate: Gate, direct: &[&str]) -> Arc<FrontContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
         place: Place::ForClients,
-        own: LocalAddresses::new(Vec::new),
+        own: LocalAddresses::new(Addresses::default),
         targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
         listening: Listening::default(),
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),

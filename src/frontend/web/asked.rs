@@ -11,7 +11,7 @@ use super::NodePort;
 use crate::frontend::forward::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::frontend::{Denial, Gate, Proof};
 use crate::names::{Host, NodeName, Target};
-use crate::policy::{KUBELET, StandsFor, plain};
+use crate::policy::{KUBELET, StandsFor, is_off_limits, plain};
 use crate::registry::{AddressBook, NotLocated};
 
 /// Who asks, and what is known where it is asked.
@@ -115,22 +115,23 @@ impl NodePort {
         let [kubelet, _] = KUBELET;
         let port = named.map_or(kubelet, |named| named.port.unwrap_or(asker.default_port));
         let on_loopback = self.ports.borrow().is_on_loopback(port);
-        // To dial the unspecified address is to dial loopback.
-        let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
-        let host = match asker.asked(node, named)? {
-            Some((ip, _)) if is_here(ip) && !on_loopback => {
-                return Err(Denial::Forbidden(NOT_ON_LOOPBACK.to_owned()));
+        let ip = match asker.asked(node, named)? {
+            // To dial the unspecified address is to dial loopback.
+            Some((ip, is_own)) if on_loopback && (is_own || ip.is_unspecified()) => {
+                Ipv4Addr::LOCALHOST.into()
             }
-            Some((ip, _)) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-            Some((ip, false)) => ip,
-            _ if on_loopback => Ipv4Addr::LOCALHOST.into(),
-            Some((ip, true)) => ip,
+            Some((ip, _)) => ip,
+            None if on_loopback => Ipv4Addr::LOCALHOST.into(),
             None => {
                 let known = asker.addresses.address_of(node);
                 known.ok_or_else(|| NotLocated::NoAddress(node.clone()))?
             }
         };
-        Ok(Target { host: Host::Ip(host), port })
+        // A node's programs listen there for the node alone, and often need no credential: a proxy there may lend the node's own.
+        if is_off_limits(ip) && !(on_loopback && ip.is_loopback()) {
+            return Err(Denial::Forbidden(KEPT.to_owned()));
+        }
+        Ok(Target { host: Host::Ip(ip), port })
     }
 }
 
@@ -212,8 +213,8 @@ const UNTRUSTED: &str =
 
 const FIXED: &str = "X-Tunnel-Proxy-Dest counts only at a port whose entry in addr is \"host\"";
 
-const NOT_ON_LOOPBACK: &str =
-    "of a node's loopback only the kubelet's ports are reached here, and those of localhost-proxy-ports";
+const KEPT: &str = "of what a node keeps for itself only the kubelet's ports and those of localhost-proxy-ports are reached, \
+                    on its loopback";
 
 const OTHER_NAME: &str =
     "X-Tunnel-Proxy-Dest names another machine than its node: want the node's name, or an address";

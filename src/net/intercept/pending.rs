@@ -12,7 +12,7 @@ use tokio::task::yield_now;
 
 use super::Sets;
 use super::netfilter::{HEADS, NETLINK_NETFILTER, attribute, message};
-use crate::net::diag;
+use crate::net::diag::{self, find, split};
 
 /// Has the kernel forget each connection to one of these nodes and ports that nobody has answered and that is not led
 /// elsewhere yet. How many those were.
@@ -96,24 +96,6 @@ impl Entry {
     }
 }
 
-/// The value of an attribute.
-fn find(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    split(attributes).find(|(kind, ..)| *kind == wanted).map(|(_, value, _)| value)
-}
-
-/// Each attribute: its kind, its value, and all of it with the bytes that fill it up.
-fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
-    let mut rest = attributes;
-    std::iter::from_fn(move || {
-        let half = |at: usize| Some(u16::from_ne_bytes(rest.get(at..at + 2)?.try_into().ok()?));
-        let (len, kind) = (usize::from(half(0)?), half(2)? & KIND);
-        let value = rest.get(4..len)?;
-        let (whole, left) = rest.split_at_checked(len.next_multiple_of(4)).unwrap_or((rest, &[]));
-        rest = left;
-        Some((kind, value, whole))
-    })
-}
-
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// Of the subsystem of connection tracking: tell of connections, forget one.
@@ -122,8 +104,6 @@ const CT_DELETE: u16 = 1 << 8 | 2;
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// The part of an attribute's kind that is no flag.
-const KIND: u16 = 0x3fff;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_IP_V4_DST: u16 = 2;

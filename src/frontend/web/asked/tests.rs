@@ -191,10 +191,10 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     assert_eq!(both("edge4:9052"), "10.0.0.4:9052 at edge4");
     assert_eq!(both("127.0.0.1:10266"), "127.0.0.1:10266 at edge4");
     for loopback in ["127.0.0.1:9052", "127.8.8.8:9052", "[::1]:9052", "[::ffff:127.0.0.1]:9052"] {
-        assert!(both(loopback).starts_with("403 of a node's loopback only"), "{loopback}");
+        assert!(both(loopback).starts_with("403 of what a node keeps"), "{loopback}");
     }
     for unspecified in ["0.0.0.0:9052", "[::]:9052", "[::ffff:0.0.0.0]:9052"] {
-        assert!(both(unspecified).starts_with("403 of a node's loopback only"), "{unspecified}");
+        assert!(both(unspecified).starts_with("403 of what a node keeps"), "{unspecified}");
     }
     assert_eq!(both("0.0.0.0:10266"), "127.0.0.1:10266 at edge4");
     assert!(both("edge3:9052").starts_with("400 "), "{}", both("edge3:9052"));
@@ -210,6 +210,50 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     let fixed = |headers: &[(&HeaderName, &str)]| site.told("127.0.0.1:10250", headers, true);
     assert_eq!(fixed(&[(&TUNNEL_HOST, "edge4")]), "127.0.0.1:10250 at edge4");
     assert!(fixed(&[(&TUNNEL_DEST, "edge4:9052")]).starts_with("403 X-Tunnel-Proxy-Dest counts only"));
+}
+
+#[test]
+fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
+    let site = Site::new();
+    let kept = [
+        "169.254.2.1",
+        "169.254.169.254",
+        "127.0.0.1",
+        "0.0.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "100.100.100.200",
+        "[fe80::1]",
+        "[ff02::1]",
+        "[fd00:ec2::254]",
+        "[::ffff:169.254.2.1]",
+        "[64:ff9b::a9fe:201]",
+        "[2002:a9fe:201::]",
+    ];
+    let refused =
+        |text: String| assert!(text.starts_with("403 of what a node keeps for itself only"), "{text}");
+    for host in kept {
+        let dest = format!("{host}:10261");
+        refused(site.told("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, &dest)], true));
+        refused(site.place("host", &with(&[(&TUNNEL_DEST, &dest)]), Some("edge3"), true));
+    }
+    // The kubelet's ports, and those of localhost-proxy-ports, are reached on loopback alone.
+    let dest = |dest: &str| site.told("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, dest)], true);
+    for port in [10250, 10255, 10266, 10267] {
+        assert_eq!(dest(&format!("127.0.0.1:{port}")), format!("127.0.0.1:{port} at edge4"));
+        assert_eq!(dest(&format!("[::1]:{port}")), format!("[::1]:{port} at edge4"));
+        refused(dest(&format!("169.254.2.1:{port}")));
+        refused(dest(&format!("100.100.100.200:{port}")));
+    }
+    // A kubelet writes the addresses of its Node.
+    for own in ["169.254.2.1", "127.0.0.1"] {
+        let facts = NodeFacts { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() };
+        site.addresses.change(|all| all.nodes.put("edge4", facts));
+        refused(site.by_host(&format!("{own}:10261"), "/metrics", None));
+        refused(site.by_host("edge4:10261", "/metrics", None));
+        assert_eq!(site.by_host("edge4:10250", "/metrics", None), "127.0.0.1:10250 at edge4");
+        assert_eq!(site.by_host(&format!("{own}:10250"), "/metrics", None), "127.0.0.1:10250 at edge4");
+    }
 }
 
 #[test]
