@@ -17,7 +17,7 @@ const CLUSTER_IP: &str = "10.96.0.7";
 
 fn node(name: &str, ips: &[&str]) -> Value {
     let addresses: Vec<_> = ips.iter().map(|ip| json!({"type": "InternalIP", "address": ip})).collect();
-    json!({"metadata": {"name": name}, "status": {"addresses": addresses}})
+    json!({"metadata": {"name": name, "labels": {"superedge.io/node-edge": "enable"}}, "status": {"addresses": addresses}})
 }
 
 fn pod(namespace: &str, name: &str, at: &str, ips: &[&str]) -> Value {

@@ -70,7 +70,7 @@ fn each_privileged_act_at_a_pod_leaves_one_line_with_who_and_from_where() {
     let mut joined = place.tunnel(("edge", "joined"), &text, &[], &[]);
     cloud.has("edge7");
     assert!(says(&["revoke", "--node", "edge7", &socket]).status.success());
-    cloud.process.says("their links are ended");
+    cloud.process.says("links ended: token revoked");
     let revoked = [("who", user.as_str()), ("node", "edge7")];
     one_more(&cloud.process, &mut seen, "were revoked", &revoked);
     assert!(!says(&["revoke", "--node", "edge7", &socket]).status.success());

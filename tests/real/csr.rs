@@ -4,8 +4,6 @@ mod kubelet;
 mod signer;
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -21,7 +19,7 @@ use tunnel::pki::Request;
 
 use crate::certificates::Files;
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
-use crate::parts::{free_port, have};
+use crate::parts::{free_port, have, page};
 use crate::process::{PATIENCE, Said, run_command};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::{wait_for, wait_until};
@@ -265,26 +263,11 @@ fn shipped(file: &str, replaced: &[(&str, &str)]) -> String {
     })
 }
 
-/// Serves a page at a port of this machine, to one client after the other.
-fn page() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let mut client = client.unwrap();
-            let _ = client.read(&mut [0; 4096]);
-            let _ = client.write_all(
-                b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\nConnection: close\r\n\r\nfrom the node",
-            );
-        }
-    });
-    port
-}
-
 /// With the settings of the manifests: the kubelet's credential is enough, and a shared token takes no Node's name.
 #[test]
 fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobodys() {
     let Some(mut signer) = Signer::start("1h") else { return };
+    signer.apply("base");
     signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
     signer
         .kubernetes

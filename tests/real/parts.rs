@@ -2,7 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "tests read the environment that the test script sets")]
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -99,4 +99,20 @@ pub(crate) fn skip(why: &str) -> bool {
     // Not by a macro: those are caught, and shown for failed tests only.
     let _ = writeln!(std::io::stderr(), "skipped {}: {why}", test.name().unwrap_or("a test"));
     false
+}
+
+/// Serves `from the node` at a port of this machine, to one client after the other.
+pub(crate) fn page() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let _ = client.read(&mut [0; 4096]);
+            let _ = client.write_all(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\nConnection: close\r\n\r\nfrom the node",
+            );
+        }
+    });
+    port
 }

@@ -26,18 +26,16 @@ impl Signer {
         let (manager, kubectl) =
             (kept("kubernetes-1.36.3/kube-controller-manager")?, kept("kubernetes-1.36.3/kubectl")?);
         let kubernetes = Kubernetes::start()?;
-        for part in ["base", "csr"] {
-            let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize").join(part);
-            wait_until("the rights are taken", 3 * PATIENCE, || {
-                let mut command = Command::new(&kubectl);
-                command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-k"]).arg(&rights);
-                run_command("kubectl", &mut command, None, PATIENCE).status.success()
-            });
-        }
+        apply(&kubernetes, &kubectl, "csr");
         let place = kubernetes.place();
         let mut command = apiserver::signer(Command::new(manager), place, free_port(), duration);
         let manager = Running::start("controller-manager", place.path(), &mut command);
         Some(Self { approver: None, _manager: manager, kubernetes })
+    }
+
+    /// Applies this part of `deploy/kustomize` as well.
+    pub(super) fn apply(&self, part: &str) {
+        apply(&self.kubernetes, &kept("kubernetes-1.36.3/kubectl").unwrap(), part);
     }
 
     /// Starts `tunnel approve`, and waits until it sees requests.
@@ -48,6 +46,15 @@ impl Signer {
         approver.answers_only(health, "/readyz", "ok\n");
         self.approver = Some(approver);
     }
+}
+
+fn apply(kubernetes: &Kubernetes, kubectl: &Path, part: &str) {
+    let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize").join(part);
+    wait_until(&format!("{part} is applied"), 3 * PATIENCE, || {
+        let mut command = Command::new(kubectl);
+        command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-k"]).arg(&rights);
+        run_command("kubectl", &mut command, None, PATIENCE).status.success()
+    });
 }
 
 /// Lets an account ask for certificates.
