@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rand::seq::SliceRandom;
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::broadcast;
-use tokio::time::sleep;
+use tokio::sync::{broadcast, mpsc};
+use tokio::time::{Instant, sleep, sleep_until};
 use tunnel::net::socket::Connection as _;
 
 /// A relay in this process; the network is back at once for whoever connects after a cut.
@@ -31,6 +31,8 @@ pub(crate) enum Cut {
     Reset,
     /// Whatever is sent vanishes, and neither end is told.
     Silent,
+    /// The same for about half of the connections.
+    SilentHalf,
     /// Nothing is carried for this long; then all goes on.
     Frozen(Duration),
 }
@@ -38,11 +40,11 @@ pub(crate) enum Cut {
 impl Cutter {
     /// A line to `to`, until the process ends.
     pub(crate) fn to(to: SocketAddr) -> Result<Self> {
-        Self::among(vec![to])
+        Self::among(vec![to], Duration::ZERO)
     }
 
-    /// A line to whichever of `to` takes a connection, each time a random one.
-    pub(crate) fn among(to: Vec<SocketAddr>) -> Result<Self> {
+    /// A line to whichever of `to` takes a connection, each time a random one. Bytes arrive after `delay`.
+    pub(crate) fn among(to: Vec<SocketAddr>, delay: Duration) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let at = listener.local_addr()?;
@@ -55,7 +57,7 @@ impl Cutter {
                     if refusing.load(Relaxed) {
                         socket.breaks_off(true);
                     } else {
-                        tokio::spawn(carry(socket, to.clone(), sender.subscribe()));
+                        tokio::spawn(carry(socket, to.clone(), delay, sender.subscribe()));
                     }
                 }
             });
@@ -78,6 +80,7 @@ impl Cutter {
 async fn carry(
     mut near: TcpStream,
     mut to: Vec<SocketAddr>,
+    delay: Duration,
     mut cuts: broadcast::Receiver<Cut>,
 ) -> std::io::Result<()> {
     to.shuffle(&mut rand::rng());
@@ -85,12 +88,17 @@ async fn carry(
     near.set_nodelay(true)?;
     far.set_nodelay(true)?;
     let how = {
-        let mut copy = pin!(copy_bidirectional(&mut near, &mut far));
+        let ((near_read, near_write), (far_read, far_write)) = (near.split(), far.split());
+        let both =
+            async { tokio::try_join!(copy(near_read, far_write, delay), copy(far_read, near_write, delay)) };
+        let mut copy = pin!(both);
         loop {
             tokio::select! {
                 ended = &mut copy => return ended.map(drop),
                 how = cuts.recv() => match how {
                     Ok(Cut::Frozen(time)) => sleep(time).await,
+                    Ok(Cut::SilentHalf) if rand::random() => {}
+                    Ok(Cut::SilentHalf) => break Ok(Cut::Silent),
                     how => break how,
                 }
             }
@@ -107,3 +115,35 @@ async fn carry(
     far.breaks_off(true);
     Ok(())
 }
+
+/// Copies one direction to its end; each byte arrives after `delay`.
+async fn copy(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    delay: Duration,
+) -> std::io::Result<()> {
+    let (pieces, mut arriving) = mpsc::channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+    let read = async move {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let n = from.read(&mut buffer).await?;
+            let piece = buffer.get(..n).unwrap_or_default().to_vec();
+            if n == 0 || pieces.send((Instant::now() + delay, piece)).await.is_err() {
+                return Ok(());
+            }
+        }
+    };
+    let write = async move {
+        while let Some((due, piece)) = arriving.recv().await {
+            sleep_until(due).await;
+            to.write_all(&piece).await?;
+        }
+        to.shutdown().await
+    };
+    tokio::try_join!(read, write).map(drop)
+}
+
+/// Bytes that are read at once.
+const PIECE: usize = 64 * 1024;
+/// Pieces that one direction holds.
+const UNDER_WAY: usize = 64;

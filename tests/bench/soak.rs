@@ -120,6 +120,9 @@ impl Soak {
         for what in excess.into_iter().chain(self.cluster.screams()) {
             self.world.fault(what);
         }
+        if self.cluster.interactive_links() == 0 && time > INTERACTIVE_WITHIN {
+            self.world.fault("no edge has made an interactive link".to_owned());
+        }
         println!("{}", tables::all(&self.cluster, &self.world, &conductor, &before));
         Ok(std::mem::take(&mut self.world.book().faults))
     }
@@ -165,6 +168,8 @@ impl Soak {
     }
 }
 
+/// Within which some edge has bulk and keystrokes on one line.
+const INTERACTIVE_WITHIN: Duration = Duration::from_secs(60);
 /// Numbers of the clients that warm up.
 const WARM: u64 = 1_000;
 /// How long clients work before anything is done to them: what a process needs once, it has then.

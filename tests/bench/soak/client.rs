@@ -67,7 +67,7 @@ impl Client {
         }
         let id = self.number * 1_000_000 + self.sessions;
         let plan = Plan::random(id, &mut self.rng, near >= PODS);
-        let ends = self.world.ends(near, PODS + node);
+        let ends = self.world.ends(id, near, PODS + node);
         let target = format!("{name}:{}", self.ways.target.port());
         self.world.running.fetch_add(1, Relaxed);
         let told = self.world.expect(id);
@@ -87,6 +87,7 @@ impl Client {
                     begun.elapsed()
                 ));
                 self.world.refused(id, &why, name, begun.elapsed());
+                self.world.forget(id);
                 self.world.running.fetch_sub(1, Relaxed);
                 sleep(Duration::from_millis(self.rng.random_range(50..500))).await;
             }

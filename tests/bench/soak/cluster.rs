@@ -72,7 +72,7 @@ impl Cluster {
                 pod_lines.extend(lines);
                 pod(&certificates, dir, [*grpc_at, *connect, admin], &siblings)
             } else {
-                let line = Cutter::among(grpc.to_vec())?;
+                let line = Cutter::among(grpc.to_vec(), DELAY)?;
                 let text = edge(&certificates, &name, line.at, admin);
                 edge_lines.push(line);
                 ways.nodes.push(name.clone());
@@ -142,6 +142,12 @@ impl Cluster {
     /// Each process as it is now.
     pub(crate) fn weigh(&self) -> Result<Vec<Weight>> {
         self.members.iter().map(Member::weigh).collect()
+    }
+
+    /// How many interactive links edges have made, as their logs say.
+    pub(crate) fn interactive_links(&self) -> usize {
+        let logs = self.members.iter().map(|member| fs::read_to_string(&member.log).unwrap_or_default());
+        logs.map(|log| log.matches(INTERACTIVE).count()).sum()
     }
 
     /// What processes have said that none ever should.
@@ -223,6 +229,10 @@ fn loopback(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
+/// What an edge logs of a new interactive link.
+const INTERACTIVE: &str = "an interactive link, beside one";
+/// How long bytes are on their way between an edge and a server. A line of this length gets an interactive link.
+const DELAY: Duration = Duration::from_millis(5);
 /// Seconds that a process which is told to stop leaves to its sessions.
 pub(crate) const DRAIN: u64 = 4;
 /// The last edges open sessions themselves.

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use crate::cutter::{Cut, Cutter};
 use crate::process::Signal;
 use crate::soak::cluster::{Cluster, DRAIN};
-use crate::soak::world::{MEMBERS, PODS, World};
+use crate::soak::world::{MEMBERS, PODS, Struck, World};
 
 /// Injects one fault after another.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct Conductor {
 pub(crate) enum Fault {
     CutLine,
     SilentLine,
+    /// Half of an edge's connections: its link, or its interactive link.
+    SilentHalf,
     FrozenLine,
     RefusingLine,
     CutAllEdges,
@@ -116,6 +118,7 @@ impl Conductor {
             }
             member.is_gone();
             world.is_dead(number);
+            world.strikes(struck(number), Duration::ZERO);
             if let Some(told) = told {
                 self.leaving.remove(told);
             }
@@ -138,19 +141,24 @@ impl Conductor {
         }
         let line = self.rng.random_range(0..cluster.edge_lines.len());
         let (edges, pods) = (&cluster.edge_lines, &cluster.pod_lines);
+        let mut time = Duration::ZERO;
         match fault {
             Fault::CutLine => cut(edges, line, Cut::Reset),
             Fault::SilentLine => cut(edges, line, Cut::Silent),
-            Fault::FrozenLine => cut(edges, line, Cut::Frozen(self.between(500, 18_000))),
+            Fault::SilentHalf => cut(edges, line, Cut::SilentHalf),
+            Fault::FrozenLine => {
+                time = self.between(500, 18_000);
+                cut(edges, line, Cut::Frozen(time));
+            }
             Fault::RefusingLine => {
                 cut(edges, line, Cut::Reset);
                 refuse(edges, line, true);
-                let time = self.between(500, 6_000);
+                time = self.between(500, 6_000);
                 self.later(time, Undo::AdmitEdge(line));
             }
             Fault::CutAllEdges => edges.iter().for_each(|line| line.cut(Cut::Reset)),
             Fault::RefuseAllEdges => {
-                let time = self.between(500, 4_000);
+                time = self.between(500, 4_000);
                 for line in 0..edges.len() {
                     cut(edges, line, Cut::Reset);
                     refuse(edges, line, true);
@@ -159,11 +167,14 @@ impl Conductor {
             }
             Fault::CutPods => cut(pods, line, Cut::Reset),
             Fault::SilentPods => cut(pods, line, Cut::Silent),
-            Fault::FrozenPods => cut(pods, line, Cut::Frozen(self.between(500, 18_000))),
+            Fault::FrozenPods => {
+                time = self.between(500, 18_000);
+                cut(pods, line, Cut::Frozen(time));
+            }
             Fault::RefusingPods => {
                 cut(pods, line, Cut::Reset);
                 refuse(pods, line, true);
-                let time = self.between(500, 6_000);
+                time = self.between(500, 6_000);
                 self.later(time, Undo::AdmitPod(line));
             }
             Fault::KillPod | Fault::StopPod | Fault::FreezePod => {
@@ -173,6 +184,15 @@ impl Conductor {
                 return self.strike(fault, PODS..MEMBERS, cluster, world);
             }
         }
+        let whom = match fault {
+            Fault::CutAllEdges | Fault::RefuseAllEdges => 0..edges.len(),
+            Fault::CutPods | Fault::SilentPods | Fault::FrozenPods | Fault::RefusingPods => {
+                world.strikes(Struck::Servers, time);
+                0..0
+            }
+            _ => line..line + 1,
+        };
+        whom.for_each(|edge| world.strikes(Struck::Edge(edge), time));
         self.count(fault, line, world);
         Ok(())
     }
@@ -208,6 +228,7 @@ impl Conductor {
                 member.process.iter_mut().for_each(crate::process::Process::kill);
                 member.is_gone();
                 world.is_dead(number);
+                world.strikes(struck(number), Duration::ZERO);
                 let after = self.between(0, 6_000);
                 self.later(after, Undo::Start(number));
             }
@@ -219,6 +240,7 @@ impl Conductor {
             _ => {
                 signal(cluster, number, Signal::Stop)?;
                 let time = self.between(500, 20_000);
+                world.strikes(struck(number), time);
                 self.later(time, Undo::Thaw(number));
             }
         }
@@ -242,6 +264,11 @@ impl Conductor {
     }
 }
 
+/// Whom a fault of that process strikes.
+fn struck(member: usize) -> Struck {
+    member.checked_sub(PODS).map_or(Struck::Servers, Struck::Edge)
+}
+
 fn cut(lines: &[Cutter], line: usize, how: Cut) {
     lines.get(line).into_iter().for_each(|line| line.cut(how));
 }
@@ -255,9 +282,10 @@ fn signal(cluster: &mut Cluster, member: usize, signal: Signal) -> Result<()> {
 }
 
 /// Each fault and how often it comes, against the others.
-const FAULTS: [(Fault, u32); 16] = [
+const FAULTS: [(Fault, u32); 17] = [
     (Fault::CutLine, 6),
     (Fault::SilentLine, 3),
+    (Fault::SilentHalf, 4),
     (Fault::FrozenLine, 4),
     (Fault::RefusingLine, 4),
     (Fault::CutAllEdges, 1),

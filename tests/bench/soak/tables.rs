@@ -61,8 +61,10 @@ fn write(
     }
     writeln!(to)?;
     writeln!(to, "{} MiB checked at both sides together.", world.bytes() >> 20)?;
+    writeln!(to, "{} interactive links.", cluster.interactive_links())?;
     let spans = [
         ("Longest stall of a session that went on", book.stall),
+        ("Longest silence of a session after its line was back", book.silence),
         ("Longest life of a target whose client broke off", book.lag),
         ("Longest opening", book.opening),
         ("Longest refusal", book.refusing),

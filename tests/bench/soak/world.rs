@@ -26,6 +26,9 @@ pub(crate) struct World {
     moved: AtomicU64,
     book: Mutex<Book>,
     waited_for: Mutex<HashMap<u64, oneshot::Sender<Side>>>,
+    /// The two end processes of each session that runs.
+    between: Mutex<HashMap<u64, [usize; 2]>>,
+    calm: Mutex<Calm>,
     events: Mutex<File>,
 }
 
@@ -40,12 +43,32 @@ pub(crate) struct Book {
     pub(crate) faults: Vec<String>,
     /// The longest time without a byte in a session that was to have some, and which one.
     pub(crate) stall: (Duration, u64),
+    /// The same, counted from when its lines and processes were back.
+    pub(crate) silence: (Duration, u64),
     /// The longest time that a target lived on after its client had broken off.
     pub(crate) lag: (Duration, u64),
     /// The longest time until a session was open.
     pub(crate) opening: (Duration, u64),
     /// The longest time until a refusal.
     pub(crate) refusing: (Duration, u64),
+}
+
+/// Since when lines and processes work again; a time to come while they do not.
+#[derive(Debug)]
+struct Calm {
+    /// Those of one edge.
+    edges: [Instant; MEMBERS - PODS],
+    /// Servers, and the lines between them: any session may need them.
+    servers: Instant,
+}
+
+/// Whom a fault strikes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Struck {
+    /// One edge, by its number among the edges, or its line.
+    Edge(usize),
+    /// A server, or a line between two.
+    Servers,
 }
 
 /// How often a process has begun or finished to die: odd while it does.
@@ -88,6 +111,8 @@ impl World {
             moved: AtomicU64::new(0),
             book: Mutex::default(),
             waited_for: Mutex::default(),
+            between: Mutex::default(),
+            calm: Mutex::new(Calm { edges: [Instant::now(); MEMBERS - PODS], servers: Instant::now() }),
             events: Mutex::new(File::create(dir.join("events.log"))?),
         }))
     }
@@ -126,9 +151,34 @@ impl World {
     pub(crate) fn stalled(&self, id: u64, time: Duration) {
         if time > Duration::from_secs(1) {
             self.note(&format!("{id} goes on after {:.1} s", time.as_secs_f64()));
+            let silence = self.back_for(id).map_or(Duration::ZERO, |back| back.min(time));
             let mut book = self.book();
             book.stall = book.stall.max((time, id));
+            book.silence = book.silence.max((silence, id));
+            drop(book);
+            if silence > SILENCE {
+                self.fault(format!("session {id} was silent for {silence:?} after its line came back"));
+            }
         }
+    }
+
+    /// A fault strikes, and is over after that time.
+    pub(crate) fn strikes(&self, whom: Struck, time: Duration) {
+        let mut calm = held(&self.calm);
+        let until = Instant::now() + time;
+        match whom {
+            Struck::Edge(edge) => calm.edges.get_mut(edge).into_iter().for_each(|at| *at = until.max(*at)),
+            Struck::Servers => calm.servers = until.max(calm.servers),
+        }
+    }
+
+    /// For how long everything that a session needs has worked; none for one whose ends are not known.
+    fn back_for(&self, id: u64) -> Option<Duration> {
+        let between = held(&self.between).get(&id).copied()?;
+        let calm = held(&self.calm);
+        let edges =
+            between.into_iter().filter_map(|member| calm.edges.get(member.checked_sub(PODS)?).copied());
+        edges.chain([calm.servers]).max().map(|at| Instant::now().saturating_duration_since(at))
     }
 
     /// A session took this long to open.
@@ -184,7 +234,8 @@ impl World {
     }
 
     /// A session begins between two processes.
-    pub(crate) fn ends(&self, near: usize, far: usize) -> Ends {
+    pub(crate) fn ends(&self, id: u64, near: usize, far: usize) -> Ends {
+        held(&self.between).insert(id, [near, far]);
         Ends { near, far, deaths: [near, far].map(|member| self.dead(member)), begun: Instant::now() }
     }
 
@@ -223,6 +274,7 @@ impl World {
     /// Nobody waits for it any more.
     pub(crate) fn forget(&self, id: u64) {
         held(&self.waited_for).remove(&id);
+        held(&self.between).remove(&id);
     }
 
     /// Where things stand, in a line.
@@ -230,11 +282,12 @@ impl World {
         let book = self.book();
         let [whole, cut] = book.sessions.values().fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
         format!(
-            "{} run, {whole} whole, {cut} died with their process, {} refused, {} MiB, longest stall {:.1} s, {} faults found",
+            "{} run, {whole} whole, {cut} died with their process, {} refused, {} MiB, longest stall {:.1} s, silence {:.1} s, {} faults found",
             self.running.load(Relaxed),
             book.refused.values().sum::<u64>(),
             self.bytes() >> 20,
             book.stall.0.as_secs_f64(),
+            book.silence.0.as_secs_f64(),
             book.faults.len(),
         )
     }
@@ -244,6 +297,8 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// No session may be silent for longer once its line is back.
+pub(crate) const SILENCE: Duration = Duration::from_secs(5);
 /// Different words of refusals that are counted apart.
 const CAUSES: usize = 60;
 /// Pods, then edges.
