@@ -100,7 +100,7 @@ fn stir(pair: &mut Pair) -> Vec<Running> {
     client.write_all(b"SSH-2.0-client\r\n\r\n").unwrap();
     client.read_to_end(&mut Vec::new()).unwrap();
     let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
-    let page = format!("http://node1:{}/readyz", pair.cloud.log_port);
+    let page = format!("http://node1:{}/", crate::parts::page());
     let said = run("curl", &["-sfp", "-x", &proxy, &page], None, PATIENCE);
     assert!(said.status.success(), "{said:?}");
     vec![refused]
