@@ -25,8 +25,9 @@ impl Judge {
     pub(crate) async fn hear(self, told: oneshot::Receiver<Side>) {
         let begun = Instant::now();
         let target = timeout(HANG + self.plan.doze, told).await.ok().and_then(Result::ok);
+        let over = if target.is_some() { Instant::now() } else { begun };
         let died = self.world.died(&self.ends);
-        let faults = self.faults(target.as_ref(), died);
+        let faults = self.faults(target.as_ref(), died, over);
         let fell = died.iter().any(|died| *died != Died::No);
         if !fell && matches!(self.plan.kind, Kind::ClientAborts | Kind::Vanish) {
             self.world.lagged(self.plan.id, begun.elapsed().saturating_sub(self.plan.doze));
@@ -49,7 +50,8 @@ impl Judge {
         self.world.running.fetch_sub(1, Relaxed);
     }
 
-    fn faults(&self, target: Option<&Side>, [near, far]: [Died; 2]) -> Vec<String> {
+    /// What was wrong with it; `over` is when its last side has ended.
+    fn faults(&self, target: Option<&Side>, [near, far]: [Died; 2], over: Instant) -> Vec<String> {
         let mut faults = Vec::new();
         let fell = near != Died::No || far != Died::No;
         for (who, side) in [("client", Some(&self.client)), ("target", target)] {
@@ -71,7 +73,7 @@ impl Judge {
         if far != Died::Killed && target.is_some_and(|side| side.lies(self.target_expects())) {
             faults.push("the target's bytes ended too early, as if they were all".to_owned());
         }
-        if fell && let Some(time) = self.world.since_death(&self.ends).filter(|time| *time > OUTLIVES) {
+        if fell && let Some(time) = self.world.outlived(&self.ends, over).filter(|time| *time > OUTLIVES) {
             faults.push(format!("it outlived its process by {time:?}"));
         }
         if !fell && faults.is_empty() && !self.is_whole(target) {

@@ -226,11 +226,11 @@ impl World {
         deaths.all.fetch_add(1, Relaxed);
     }
 
-    /// How long ago one of a session's processes last died, if one has died since it began.
-    pub(crate) fn since_death(&self, ends: &Ends) -> Option<Duration> {
+    /// How long after the last death of one of its processes a session was over; none if none died since it began.
+    pub(crate) fn outlived(&self, ends: &Ends, over: Instant) -> Option<Duration> {
         let deaths = [ends.near, ends.far].into_iter().filter_map(|member| self.deaths.get(member));
         let times = deaths.filter_map(|deaths| *held(&deaths.last)).filter(|time| *time > ends.begun);
-        times.max().map(|time| time.elapsed())
+        times.max().map(|time| over.saturating_duration_since(time))
     }
 
     /// A session begins between two processes.
