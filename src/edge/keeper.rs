@@ -137,7 +137,6 @@ impl Keeper {
         self.ground.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
         self.started.call_once(give_back);
-        let mut carried = false;
         let mut fail_back = Box::pin(self.fail_back(server));
         // The same pod, if it can be reached: there sessions go on at once.
         let hint = AddressHint { to: at, not: None };
@@ -154,7 +153,7 @@ impl Keeper {
                         LinkOutcome::Drained(AddressHint { to, not: at })
                     }
                     Ok(event) => {
-                        carried |= self.take(event);
+                        self.take(event);
                         continue;
                     }
                     Err(why) => break why,
@@ -168,7 +167,7 @@ impl Keeper {
             };
             let keeper = self.clone();
             let span = info_span!("old link", pod = link.sender.instance.map(field::debug));
-            carried |= link.sender.sessions() > 0;
+            let carried = link.sender.has_carried();
             let is_outrun = matches!(outcome, LinkOutcome::Outrun(_));
             self.ground.drain.spawn(span, async move {
                 let next = keeper.uplinks.newer(link.sender.id);
@@ -176,8 +175,7 @@ impl Keeper {
             });
             return (outcome, carried);
         };
-        // A session that only went on here was carried as well.
-        carried |= link.sender.sessions() > 0;
+        let carried = link.sender.has_carried();
         self.ended(&link, &why);
         if let LinkEnded::NameTaken(why) = why {
             warn!("{why}");
@@ -212,16 +210,13 @@ impl Keeper {
         }
     }
 
-    /// Does what a link asks for. Whether that is a session.
-    fn take(&self, event: Event) -> bool {
+    /// Does what a link asks for.
+    fn take(&self, event: Event) {
         match event {
             Event::Offer(offer) if self.sessions.is_draining() => {
                 offer.refuse(Refusal::new(Code::Busy, "the edge is stopping"));
             }
-            Event::Offer(offer) => {
-                self.backend.take(offer);
-                return true;
-            }
+            Event::Offer(offer) => self.backend.take(offer),
             Event::Parked(parked) => self.route.mend(parked, &self.ground.drain),
             Event::Conflict(_, said) => {
                 self.readiness.note_until(NAME, said.reason, Instant::now() + CONFLICT);
@@ -233,7 +228,6 @@ impl Keeper {
             | Event::Drain(_)
             | Event::Load(_) => {}
         }
-        false
     }
 
     fn ended(&self, link: &Link, why: &LinkEnded) {

@@ -170,6 +170,8 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     assert_eq!(alive.sessions(), 1);
     ask(&session, &dead);
     assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
+    // An edge dials at once after the end of a link that was of use, even if its sessions were over by then.
+    assert_eq!((alive.has_carried(), dead.has_carried()), (true, false));
 }
 
 #[tokio::test]

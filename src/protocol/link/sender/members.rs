@@ -47,6 +47,11 @@ impl LinkSender {
         lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
     }
 
+    /// Whether it was the path of a session at any time, be it one that has ended since.
+    pub fn has_carried(&self) -> bool {
+        lock(&self.members).as_ref().is_some_and(|members| members.came > 0)
+    }
+
     /// Adds a session that runs here. False if the link has ended: the caller then treats its path as lost.
     pub(crate) fn join(&self, id: SessionId) -> bool {
         let mut members = lock(&self.members);
