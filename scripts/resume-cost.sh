@@ -22,16 +22,16 @@ mkdir -p "$tree"
 git ls-files -z --cached --others --exclude-standard | tar --null -c -T - | tar -x -C "$tree"
 # Without resume nobody needs to hear what has arrived, only what may be sent.
 change() {
-    file=$tree/src/protocol/session/$1
-    sed -i "s/$2/$3/" "$file"
-    if [ "$(grep -c -F "$4" "$file")" != 1 ]; then
-        echo "resume-cost.sh: src/protocol/session/$1 is not as this script knows it: no single line $2" >&2
+    file=$tree/src/proto/halves.rs
+    sed -i "s/$1/$2/" "$file"
+    if [ "$(grep -c -F "$3" "$file")" != 1 ]; then
+        echo "resume-cost.sh: src/proto/halves.rs is not as this script knows it: no single line $1" >&2
         exit 1
     fi
 }
-change send.rs '^ *self.reached = self.reached.max(self.next);$' '& self.drop_before(self.next);' \
+change '^ *self.reached = self.reached.max(self.next);$' '& self.drop_before(self.next);' \
     'max(self.next); self.drop_before(self.next);'
-change recv.rs '^const MOST_UNHEARD: u64 = .*$' 'const MOST_UNHEARD: u64 = u64::MAX;' 'MOST_UNHEARD: u64 = u64::MAX;'
+change '^const MOST_UNHEARD: u64 = .*$' 'const MOST_UNHEARD: u64 = u64::MAX;' 'MOST_UNHEARD: u64 = u64::MAX;'
 # The libraries are those of this tree's own build.
 (cd "$tree" && cargo build --target-dir "$here/target" --profile "$profile" --bin tunnel)
 cp "target/$profile/tunnel" target/forgetful-tunnel

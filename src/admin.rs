@@ -1,52 +1,43 @@
 //! The ports for operators and machines: health, readiness, metrics, the log level, and what the process does now.
 
-mod answers;
-mod asker;
-mod channelz;
-mod enrol;
-mod events;
-mod expiry;
-mod health;
-mod page;
-mod readiness;
-mod response;
-mod status;
-mod view;
+pub mod channelz;
+pub mod health;
+pub mod page;
+pub mod readiness;
+pub mod status;
 
 use std::convert::Infallible;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::{Either, Full};
+use http::header::{ACCEPT, ALLOW, CONTENT_TYPE, HOST, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tracing::{Span, debug, info_span};
+use tracing::{Span, debug, info, info_span};
 
-use crate::drain::Drain;
-use crate::net::door::{Door, Limits, Slot};
-use crate::net::entrance::{Accepted, ConnectionHandler, Entrance};
-use crate::net::files;
+use crate::admin::page::{Events, Streams, Viewers, live_page};
+use crate::admin::readiness::Readiness;
+use crate::admin::status::{Clock, EdgeView, PodView};
+use crate::base::drain::Drain;
+use crate::base::logging::{AUDIT, LogLevel, log_trouble};
+use crate::base::metrics::{Form, Metrics};
+use crate::base::names::NodeName;
+use crate::base::policy::{Networks, plain};
+use crate::invitations::{EnrolError, Enrolment};
+use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
+use crate::net::fd_limit;
+use crate::net::limiter::{Door, Limits, Slot};
 use crate::net::listen::{Accept, Listener, LocalListener};
-use crate::policy::Networks;
-use crate::telemetry::{LogLevel, Metrics};
-
-use events::Events;
-
-pub use asker::Asker;
-pub use enrol::Invited;
-pub use health::{Pulse, health};
-pub use page::{Streams, Viewers};
-pub use readiness::Readiness;
-pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};
-pub use view::{Clock, EdgeView, PodView};
 
 /// Everything the admin ports show. Cheap to clone.
 #[derive(Clone)]
@@ -115,7 +106,7 @@ where
     L: Accept,
     Served: ConnectionHandler<L::Stream>,
 {
-    let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 16)));
+    let door = Door::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies: Networks::default(), refused, refusals };
     entrance.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
@@ -222,5 +213,395 @@ const HEAD_TIME: Duration = Duration::from_secs(10);
 /// Longest head in bytes, as on the front ends.
 const HEAD_BYTES: usize = 16 * 1024;
 
+// What each path of the admin ports answers.
+
+impl Admin {
+    /// Answers one request.
+    pub(crate) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        port: Port,
+        asker: Asker,
+        drain: &Drain,
+    ) -> Response<Reply> {
+        let path = request.uri().path();
+        let private = PRIVATE.contains(&path) && READS.contains(request.method());
+        if port != Port::Metrics
+            && !PUBLIC.contains(&path)
+            && let Some(refused) = self.turned_away(asker, request.headers(), private).await
+        {
+            return refused.map(Reply::Left);
+        }
+        if port != Port::Metrics && private {
+            return match path {
+                "/events" => self.events(asker, drain),
+                "/status" => json(&self.status()).map(Reply::Left),
+                _ => live_page().map(Reply::Left),
+            };
+        }
+        self.answer_at_once(request, port, asker).await.map(Reply::Left)
+    }
+
+    async fn answer_at_once(
+        &self,
+        request: Request<Incoming>,
+        port: Port,
+        asker: Asker,
+    ) -> Response<Full<Bytes>> {
+        if port == Port::Metrics && !PUBLIC.contains(&request.uri().path()) {
+            return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
+        }
+        let read = READS.contains(request.method());
+        let get = *request.method() == Method::GET;
+        match (request.uri().path(), &self.side) {
+            ("/metrics" | "/livez" | "/readyz" | "/status" | "/events" | "/", _) if !read => {
+                only("GET, HEAD", READ_ONLY)
+            }
+            ("/metrics", _) => {
+                let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+                let form = Form::wanted(accept.unwrap_or_default());
+                text(StatusCode::OK, self.metrics.encode(form), form.content_type())
+            }
+            ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
+            ("/readyz", _) => ready(&self.readiness),
+            ("/cloud/healthz", Program::Cloud(_)) | ("/edge/healthz", Program::Edge(_)) if !get => {
+                only("GET", READ_ONLY)
+            }
+            ("/cloud/healthz", Program::Cloud(pod)) => {
+                plain_text(StatusCode::OK, go_list(&pod.registry.nodes()))
+            }
+            ("/edge/healthz", Program::Edge(edge)) => {
+                let linked = edge.uplinks.is_linked();
+                let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+                plain_text(status, "")
+            }
+            ("/invitations" | "/revocations", Program::Cloud(_)) if port != Port::Local => {
+                plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
+            }
+            ("/invitations" | "/revocations", Program::Cloud(_)) if *request.method() != Method::POST => {
+                only("POST", "only supports POST method\n")
+            }
+            ("/invitations", Program::Cloud(pod)) => {
+                invite(pod.enrolment.as_ref(), pod.port, request, asker).await
+            }
+            ("/revocations", Program::Cloud(pod)) => revoke(pod.enrolment.as_ref(), request, asker).await,
+            ("/debug/flags/v", _) => self.set_level(request, asker).await,
+            _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
+        }
+    }
+
+    /// Sets the log level in SuperEdge's way, with its texts and statuses, 406 too.
+    async fn set_level(&self, request: Request<Incoming>, asker: Asker) -> Response<Full<Bytes>> {
+        if *request.method() != Method::PUT {
+            return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
+        }
+        if !self.level_from_anywhere && !asker.is_local() {
+            return plain_text(StatusCode::FORBIDDEN, "the level is set from this machine only\n");
+        }
+        let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
+        let Ok(Ok(body)) = body.await else {
+            return plain_text(StatusCode::BAD_REQUEST, "failed set klog.logging.verbosity: no short body\n");
+        };
+        let body = body.to_bytes();
+        let value = String::from_utf8_lossy(&body);
+        let value = value.trim();
+        let set = go_parse_int(value).and_then(|v| match &self.level {
+            Some(level) => level.set(v).map(|()| v).map_err(|e| e.to_string()),
+            None => Err("logs have no level here".to_owned()),
+        });
+        match set {
+            Ok(v) => {
+                info!(target: AUDIT, who = %asker, verbosity = v, "the log level was set");
+                plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
+            }
+            Err(why) => {
+                let why = format!("failed set klog.logging.verbosity {value}: {why}\n{LEVEL_BODY}");
+                plain_text(StatusCode::BAD_REQUEST, why)
+            }
+        }
+    }
+}
+
+/// Whether a process is ready, and why not.
+pub(crate) fn ready(readiness: &Readiness) -> Response<Full<Bytes>> {
+    match readiness.check() {
+        Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
+        Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble())),
+    }
+}
+
+/// A slice as Go prints it, which SuperEdge's watchers read.
+fn go_list(nodes: &[NodeName]) -> String {
+    let names: Vec<_> = nodes.iter().map(NodeName::as_str).collect();
+    format!("[{}]\n", names.join(" "))
+}
+
+/// An integer as Go's `strconv.ParseInt(text, 10, 32)` takes it, with its error's words.
+fn go_parse_int(text: &str) -> Result<i32, String> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    let why = if number { "value out of range" } else { "invalid syntax" };
+    text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
+}
+
+/// What is shown on this machine only.
+const PRIVATE: [&str; 3] = ["/", "/events", "/status"];
+
+const READS: [Method; 2] = [Method::GET, Method::HEAD];
+
+/// What the port for metrics has, and what may be asked for by any name: it names no node and changes nothing.
+const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
+
+pub(crate) const NOT_FOUND: &str = "not found\n";
+
+/// What a level is set with.
+pub(crate) const LEVEL_BODY: &str = "next: send the level alone as the body, as curl -X PUT --data 2 does: 0 what operators \
+                                     need, 2 debug, 4 libraries too, 6 everything\n";
+
+/// SuperEdge's words for any other method.
+const READ_ONLY: &str = "only supports GET method\n";
+
+/// Time for the few bytes of a level.
+const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// Longest body in bytes: any 32-bit number, with room for a slip.
+const BODY_BYTES: usize = 64;
+
+// Who asks, and whether that one may see what is not for everybody.
+
+/// Who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// Whoever is at that address.
+    Address(IpAddr),
+    /// A user of this machine, by number, at the admin socket.
+    User(u32),
+}
+
+/// Why an asker gets no answer, as a sentence with the remedy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unasked {
+    /// It is not on this machine.
+    #[error("this is shown on this machine only: ask 127.0.0.1, or use `tunnel status` there")]
+    Elsewhere,
+    /// The name that it asked for may have been made to lead here by a stranger's page in a browser.
+    #[error("ask by an address or as localhost, not by another name")]
+    Host,
+}
+
+impl Asker {
+    /// Whether it is on this machine.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Address(ip) => plain(*ip).is_loopback(),
+            Self::User(_) => true,
+        }
+    }
+
+    /// Checks whether it may ask for what names nodes or changes something. `private`: for nodes, sessions and clients,
+    /// which are shown on this machine only.
+    ///
+    /// # Errors
+    ///
+    /// It may not.
+    pub(crate) fn may_ask(&self, head: &HeaderMap, private: bool) -> Result<(), Unasked> {
+        match self {
+            Self::User(_) => Ok(()),
+            Self::Address(_) if private && !self.is_local() => Err(Unasked::Elsewhere),
+            Self::Address(_) if is_plain_host(head) => Ok(()),
+            // Scripts and balancers may, in HTTP/1.0; no browser does.
+            Self::Address(_) if !private && !head.contains_key(HOST) => Ok(()),
+            Self::Address(_) => Err(Unasked::Host),
+        }
+    }
+}
+
+impl fmt::Display for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(ip) => ip.fmt(f),
+            Self::User(uid) => write!(f, "uid={uid}"),
+        }
+    }
+}
+
+/// Whether the one Host is an address or `localhost`. A page of a stranger whose name leads to 127.0.0.1 has another.
+fn is_plain_host(head: &HeaderMap) -> bool {
+    let mut hosts = head.get_all(HOST).iter();
+    let (Some(Ok(host)), None) = (hosts.next().map(|host| host.to_str()), hosts.next()) else { return false };
+    let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    !host.contains('@') && (name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok())
+}
+
+// Whole answers of the admin ports.
+
+pub(crate) fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
+    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    answer
+}
+
+pub(crate) fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    text(status, body, "text/plain; charset=utf-8")
+}
+
+pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+pub(crate) fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
+    match serde_json::to_vec(value) {
+        Ok(body) => text(StatusCode::OK, body, "application/json"),
+        Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}
+
+// Invitations, as the admin socket of a pod makes and revokes them.
+
+/// What the maker of an invitation gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Invited {
+    /// A secret for who sets the machine up.
+    pub code: String,
+    /// Seconds since 1970.
+    pub until: u64,
+    /// Where the cloud is, as host and port, for all that its certificate tells.
+    pub cloud: String,
+}
+
+/// A body: which node.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Question {
+    node: String,
+    /// For how long it is invited.
+    seconds: Option<u64>,
+}
+
+/// Answers `POST /invitations`, for a cloud that is linked to at this port.
+pub(crate) async fn invite(
+    enrolment: Option<&Arc<Enrolment>>,
+    port: u16,
+    request: Request<Incoming>,
+    asker: Asker,
+) -> Response<Full<Bytes>> {
+    let (enrolment, node, seconds) = match asked(enrolment, request).await {
+        Ok((enrolment, node, Some(seconds))) if LASTING.contains(&seconds) => (enrolment, node, seconds),
+        Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: want 60 to 604800\n"),
+        Err(refused) => return refused,
+    };
+    match enrolment.invite(&node, Duration::from_secs(seconds), &asker.to_string()).await {
+        Ok(made) => {
+            let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            let cloud = format!("{}:{port}", made.host.as_deref().unwrap_or("CLOUD"));
+            json(&Invited { code: made.code.to_string(), until, cloud })
+        }
+        Err(why) => failed(&why),
+    }
+}
+
+/// Answers `POST /revocations`.
+pub(crate) async fn revoke(
+    enrolment: Option<&Arc<Enrolment>>,
+    request: Request<Incoming>,
+    asker: Asker,
+) -> Response<Full<Bytes>> {
+    let (enrolment, node, _) = match asked(enrolment, request).await {
+        Ok(asked) => asked,
+        Err(refused) => return refused,
+    };
+    match enrolment.revoke(&node, &asker.to_string()).await {
+        Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
+        Ok(false) => {
+            let why = format!(
+                "{node} has not joined by an invitation, and has none; a token of the token file is revoked there\n"
+            );
+            plain_text(StatusCode::NOT_FOUND, why)
+        }
+        Err(why) => failed(&why),
+    }
+}
+
+async fn asked(
+    enrolment: Option<&Arc<Enrolment>>,
+    request: Request<Incoming>,
+) -> Result<(&Arc<Enrolment>, NodeName, Option<u64>), Response<Full<Bytes>>> {
+    let enrolment = enrolment.ok_or_else(|| {
+        let why = "this pod takes no invitations: set store in [mode.cloud.invitations] of its config, in that of each \
+                   pod alike\n";
+        plain_text(StatusCode::NOT_FOUND, why)
+    })?;
+    let body = tokio::time::timeout(
+        INVITATION_BODY_TIME,
+        Limited::new(request.into_body(), INVITATION_BODY_BYTES).collect(),
+    );
+    let Ok(Ok(body)) = body.await else {
+        return Err(plain_text(StatusCode::BAD_REQUEST, "the body has to be short\n"));
+    };
+    let wrong = |why: String| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n"));
+    let question: Question =
+        serde_json::from_slice(&body.to_bytes()).map_err(|why| wrong(why.to_string()))?;
+    let node = question.node.parse::<NodeName>().map_err(|why| wrong(format!("node: {why}")))?;
+    Ok((enrolment, node, question.seconds))
+}
+
+fn failed<E: std::fmt::Display>(why: &EnrolError<E>) -> Response<Full<Bytes>>
+where
+    EnrolError<E>: std::fmt::Display,
+{
+    plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
+}
+
+/// For how long an invitation may count: a minute to a week.
+const LASTING: std::ops::RangeInclusive<u64> = 60..=604_800;
+
+/// For a few bytes.
+const INVITATION_BODY_TIME: Duration = Duration::from_secs(5);
+const INVITATION_BODY_BYTES: usize = 1024;
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod asker_tests {
+    use super::*;
+
+    fn head(hosts: &[&str]) -> HeaderMap {
+        hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn only_this_machine_looks_and_all_ask_by_an_address_or_as_localhost() {
+        let (near, far) =
+            (Asker::Address("127.0.0.1".parse().unwrap()), Asker::Address("10.0.0.1".parse().unwrap()));
+        for host in
+            ["127.0.0.1", "127.0.0.1:51010", "[::1]:51010", "localhost", "LocalHost:8080", "10.0.0.7:51010"]
+        {
+            assert_eq!(near.may_ask(&head(&[host]), true), Ok(()), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), true), Err(Unasked::Elsewhere), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), false), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "127.0.0.1.evil.example:51010",
+            "localhost.evil.example",
+            "a@127.0.0.1",
+            "",
+            ":80",
+        ] {
+            assert_eq!(near.may_ask(&head(&[host]), true), Err(Unasked::Host), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), false), Err(Unasked::Host), "{host}");
+        }
+        assert_eq!(near.may_ask(&head(&[]), true), Err(Unasked::Host));
+        assert_eq!(near.may_ask(&head(&[]), false), Ok(()), "as HTTP/1.0 has it");
+        assert_eq!(near.may_ask(&head(&["localhost", "localhost"]), true), Err(Unasked::Host));
+        assert_eq!(Asker::User(0).may_ask(&head(&[]), true), Ok(()));
+        let mapped = Asker::Address("::ffff:127.0.0.1".parse().unwrap());
+        assert!(mapped.is_local() && near.is_local() && !far.is_local());
+        assert_eq!((near.to_string(), Asker::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));
+    }
+}

@@ -1,13 +1,12 @@
 //! Builds and runs an edge.
 
-mod csr;
-mod files;
-mod keeper;
-mod link_dialer;
-mod proxy;
+pub mod http_proxy;
+pub mod link_dialer;
+pub mod reconnect;
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -16,31 +15,41 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, info_span, warn};
 
-use csr::OwnCertificate;
-use files::{EdgeFiles, Ports, prepare};
-use keeper::{Keeper, give_back};
-pub use link_dialer::tls_remedy;
-use link_dialer::{KnownAddresses, LinkDialer};
-use proxy::ProxyPort;
-
-use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness, Streams, Viewers};
-use crate::backend::Backend;
-use crate::config::edge::{EdgeSettings as Settings, MEMORY};
-use crate::dialer::{Place, TargetDialer};
-use crate::drain::{Drain, Drained};
-use crate::names::Instance;
+use crate::acceptor::{Backend, Place, TargetDialer, TargetTls};
+use crate::admin::page::{Streams, Viewers};
+use crate::admin::readiness::Readiness;
+use crate::admin::status::{Clock, EdgeView};
+use crate::admin::{Admin, Listeners, Program};
+use crate::base::drain::{Drain, Drained};
+use crate::base::logging::LogLevel;
+use crate::base::metrics::Metrics;
+use crate::base::names::Instance;
+use crate::base::policy::targets::Targets;
+use crate::base::process::third_of_memory;
+use crate::config::Secret;
+use crate::config::edge::{Client, EdgeSettings as Settings, Https, MEMORY, Token};
+use crate::config::live::ConfigFile;
+use crate::edge::http_proxy::ProxyPort;
+use crate::edge::link_dialer::known_addresses::KnownAddresses;
+use crate::edge::link_dialer::{CloudServer, LinkDialer, OwnCertificate};
+use crate::edge::reconnect::{Keeper, give_back};
+use crate::link::grpc::LinkContext;
+use crate::link::table::{SessionLimits, SessionTable};
+use crate::net::http_proxy::{Proxy, ProxyError};
 use crate::net::interfaces::LocalAddresses;
-use crate::net::listen::Listener;
+use crate::net::listen::{Listener, LocalListener};
 use crate::net::pool::Pool;
-use crate::policy::Targets;
-use crate::protocol::grpc::LinkContext;
-use crate::protocol::{Code, Refusal, SessionLimits, SessionTable, Windows};
-use crate::registry::Uplinks;
-use crate::route::Route;
-use crate::startup::{ConfigFile, Doors, StartFaults, Startup};
-use crate::telemetry::{LogLevel, Metrics, third_of_memory};
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{ClientSettings, Identity, Trust};
+use crate::proto::frame::{Code, Refusal};
+use crate::proto::halves::Windows;
+use crate::route::{Route, Uplinks};
+use crate::startup::access::{Doors, Gates};
+use crate::startup::{FaultKind, StartFaults, Startup};
 
 /// Where an edge listens.
 #[derive(Debug, Clone)]
@@ -99,7 +108,9 @@ impl Edge {
         edge.spawn_upkeep(&keeper, pool);
         if let Some(csr) = csr {
             let told = keeper.clone();
-            csr::keep(csr, &keeper.dialer.node, &edge.links, move |of, state| told.certified(of, state));
+            link_dialer::keep(csr, &keeper.dialer.node, &edge.links, move |of, state| {
+                told.certified(of, state)
+            });
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.keep());
@@ -126,7 +137,7 @@ impl Edge {
         let apply = move |settings: &Settings| {
             targets.store(Arc::new(settings.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
-                doors.apply(&[(proxy::DOOR, &proxy.access)]);
+                doors.apply(&[(http_proxy::DOOR, &proxy.access)]);
             }
         };
         config.follow(Settings::examine, &self.links, apply);
@@ -298,3 +309,148 @@ const MOST_SESSIONS: usize = 20_000;
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+
+// The files and ports that an edge's settings name, had before anything runs.
+
+/// What stands in the files; what is watched follows them.
+pub(crate) struct EdgeFiles {
+    /// Whom the edge believes to be the cloud.
+    pub(crate) tls: Reload<ClientConfig>,
+    /// Where the cloud is.
+    pub(crate) servers: Vec<CloudServer>,
+    /// TLS to targets.
+    pub(crate) targets: TargetTls,
+    /// What proves the node: one token, or two; none where a certificate proves it.
+    pub(crate) tokens: Reload<Vec<Secret>>,
+    /// What the cloud is dialled through, if anything.
+    pub(crate) proxy: Option<Proxy>,
+    /// The system's.
+    pub(crate) resolver: Resolver,
+}
+
+/// The ports that operators come to.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    /// Health, log level, metrics; none if the implicit port could not be had.
+    pub(crate) log: Option<Listener>,
+    /// Metrics alone.
+    pub(crate) metrics: Option<Listener>,
+    /// For gRPC's debugging clients.
+    pub(crate) channelz: Option<Listener>,
+    /// For commands of this machine.
+    pub(crate) admin: Option<LocalListener>,
+}
+
+/// What the settings name; who may look from other machines, with the files that say so.
+pub(crate) type Prepared = (EdgeFiles, Ports, Option<ProxyPort>, (Viewers, Gates));
+
+/// What the settings name, had before anything runs; `None`: something is wrong, and noted.
+pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
+    let files = EdgeFiles::read(settings, startup);
+    let ports = Ports::bind(settings, startup);
+    // Outer: whether it can be served; inner: whether it is asked for.
+    let proxy = match &settings.http_proxy {
+        None => Some(None),
+        Some(proxy) => ProxyPort::prepare(proxy, startup).map(Some),
+    };
+    let mut gates = Gates::default();
+    let viewers = gates.viewers(&settings.admin, startup);
+    Some((files?, ports?, proxy?, (viewers?, gates)))
+}
+
+impl EdgeFiles {
+    /// Reads all of them; `None`: something is wrong, and noted.
+    pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Option<Self> {
+        let client = &settings.client;
+        let trust = Trust::Ca(client.ca.clone());
+        let tls = ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = startup.keep(FaultKind::Config, &["mode.edge.stream.client.cert"], tls);
+        let servers = client.servers.iter().map(CloudServer::new).collect();
+        let servers = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], servers);
+        let targets = targets(&settings.https, startup);
+        let tokens = tokens(client.token.as_ref(), startup);
+        let proxy = startup.keep(FaultKind::Config, &["HTTPS_PROXY"], proxy(client));
+        let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
+        startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
+        Some(Self {
+            tls: tls?,
+            servers: servers?,
+            targets: targets?,
+            tokens: tokens?,
+            proxy: proxy?,
+            resolver: resolver?,
+        })
+    }
+}
+
+impl Ports {
+    /// Takes all of them; `None`: one cannot be had, which is noted.
+    pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
+        let log = startup.bind_optional_private(TABLE, settings.client.log_listen);
+        // Outer: whether it is asked for; inner: whether it could be had.
+        let at = settings.client.metrics_listen;
+        let metrics = match at.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)) {
+            None => None,
+            Some(bound) => Some(bound?),
+        };
+        let at = settings.client.channelz;
+        let channelz = match at.map(|at| startup.bind_private(&format!("{TABLE}.channelz_addr"), at)) {
+            None => None,
+            Some(bound) => Some(bound?),
+        };
+        let admin = startup.bind_admin("mode.edge.admin.listen", &settings.admin.socket);
+        Some(Self { log: log?, metrics, channelz, admin: admin? })
+    }
+}
+
+/// What proves the node: the token itself, or a file that holds nothing else and may change. One token, or two; none where a
+/// certificate proves it.
+fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
+    match token {
+        None => Some(Reload::fixed(Vec::new())),
+        Some(Token::Text(secret)) => Some(Reload::fixed(vec![secret.clone()])),
+        Some(Token::File(path)) => {
+            let file = path.clone();
+            let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
+            startup.keep(FaultKind::Config, &["mode.edge.stream.client.token_file"], tokens)
+        }
+    }
+}
+
+/// TLS towards targets; the files are read again when they change.
+fn targets(https: &Https, startup: &mut Startup) -> Option<TargetTls> {
+    let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
+    let client =
+        |trust| ClientSettings { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
+    let keys = ["mode.edge.https.cert", "mode.edge.https.key"];
+    let loopback = startup.keep(FaultKind::Config, &keys, client(Trust::Anyone).load());
+    let others = match &https.ca {
+        None => Some(None),
+        Some(ca) => {
+            let others = client(Trust::Ca(ca.clone())).load();
+            startup.keep(FaultKind::Config, &["mode.edge.https.ca"], others).map(Some)
+        }
+    };
+    Some(TargetTls { loopback: loopback?, others: others? })
+}
+
+fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
+    let text = String::from_utf8_lossy(text);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let tokens: Vec<Secret> = lines.map(Secret::new).collect();
+    let path = path.display();
+    match tokens.len() {
+        0 => Err(format!("{path}: the token file is empty: write the token into it")),
+        1 | 2 => Ok(tokens),
+        n => Err(format!(
+            "{path}: the token file holds {n} lines: write one token into it, or two, a line each"
+        )),
+    }
+}
+
+fn proxy(client: &Client) -> Result<Option<Proxy>, ProxyError> {
+    let Some(url) = &client.https_proxy else { return Ok(None) };
+    Proxy::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())
+}
+
+const TABLE: &str = "mode.edge.stream.client";

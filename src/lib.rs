@@ -8,32 +8,33 @@
 //!
 //! docs/architecture.md has the whole of this, docs/protocol.md what goes over a link, docs/glossary.md the words.
 //!
-//! # Rows
+//! # Modules
 //!
-//! An import goes to a lower row only; `tests/layers.rs` fails otherwise.
+//! In this order; each imports those before it only, and `tests/layers.rs` fails otherwise.
 //!
-//! | row | modules | what they know |
-//! | --- | --- | --- |
-//! | command | [`command`] | everything |
-//! | wiring | [`cloud`], [`edge`], below them [`startup`] | everything below; reads [`config`] |
-//! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators |
-//! | way | [`route`], [`carry`], [`dialer`], [`enrol`], `csr` | opening sessions, finding paths, carrying bytes; permitted targets; nodes that join; certificates by a cluster's signers |
-//! | place | [`registry`] | which node is where, and whose an address is; publishes it for DNS |
-//! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
-//! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
-//! | ground | [`names`], [`drain`], [`pki`], [`telemetry`] | nothing but themselves |
+//! | modules | what they know |
+//! | --- | --- |
+//! | [`base`] | names, rules, the address book, logs, metrics |
+//! | [`net`] | sockets, TLS, names in DNS, limits |
+//! | [`proto`] | frames and one end of a session, without I/O |
+//! | [`link`] | links, and the sessions that outlive them |
+//! | [`kubernetes`], [`config`], [`etcd`], [`intercept`] | a cluster's API; settings; etcd; nftables |
+//! | [`registry`], [`publish`], [`invitations`] | which node is where; telling DNS of it; machines that join |
+//! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; its bytes until its end; targets |
+//! | [`admin`], [`listener`], [`startup`] | operators; clients; what keeps a program from starting |
+//! | [`edge`], [`server`], [`command`] | the two programs, and the commands |
 //!
 //! # A byte's way
 //!
 //! ```text
-//! client ─CONNECT─▶ frontend::connect ─open─▶ route ─find─▶ registry
-//!                        │                      └─ask─▶ SessionTable ─Open─▶ SessionTable ─▶ backend ─dial─▶ target
+//! client ─CONNECT─▶ listener::connect ─open─▶ route ─find─▶ registry
+//!                        │                      └─ask─▶ SessionTable ─Open─▶ SessionTable ─▶ acceptor ─dial─▶ target
 //!                        ◀──200── Session ◀════ Data, Credit, Finish ════▶ Session
-//!                   net::splice                                          net::splice
+//!                   session_io                                           session_io
 //! ```
 //!
 //! Nothing is pushed. `splice` puts bytes into the session's sending half while there is room and wakes the link's
-//! [`protocol::LinkSender`], which notes that the session has something to send. When HTTP/2 can take more, the link
+//! [`link::sender::LinkSender`], which notes that the session has something to send. When HTTP/2 can take more, the link
 //! sender asks its schedule who is next and takes one frame from that session. What waits, waits in its own session;
 //! order and fairness are decided at the last moment; a resumed session simply moves its sending position back. A slow
 //! reader uses up its own window and stops only its own session.
@@ -42,7 +43,7 @@
 //!
 //! ```text
 //!               here? ─▶ remembered? ─▶ Find to its homes ─▶ DNS, 50 ms ahead ─▶ Find to all ─▶ first fresh yes
-//! registry::find: own links   last Found frame registry::siblings    registry::dns       registry::siblings
+//! registry:       own links   last Found frame registry::peers       registry::search    registry::peers
 //! ```
 //!
 //! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. Three pods keep where a
@@ -51,33 +52,31 @@
 //! for DNS to change. One search serves what clients open, what edges open and what is resumed through a pod ([`route`]).
 //! It asks on one path at a time: another one after 3 s without an answer, or when the pod there has not got the node;
 //! a node that comes ends it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not
-//! looked for again for 1 s. A pod between two others only passes frames on ([`protocol::RelayRequest`]), and what
+//! looked for again for 1 s. A pod between two others only passes frames on ([`link::table::RelayRequest`]), and what
 //! comes from a pod goes to its own edges or nowhere, so there is at most one hop. For an edge with a plain link its
 //! pod is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make
 //! us queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
-//! (`send`, `recv`, `session::state`, `schedule`, `pace`, `budget`) read no clock, wait for nothing and return effects.
+//! ([`proto`], and of `link` the schedule and the congestion control) read no clock, wait for nothing and return effects.
 
+pub mod acceptor;
 pub mod admin;
-pub mod backend;
-pub mod carry;
-pub mod cloud;
+pub mod base;
 pub mod command;
 pub mod config;
-#[cfg(feature = "kubernetes")]
-pub mod csr;
-pub mod dialer;
-pub mod drain;
 pub mod edge;
-pub mod enrol;
-pub mod frontend;
-pub mod names;
+pub mod etcd;
+pub mod intercept;
+pub mod invitations;
+pub mod kubernetes;
+pub mod link;
+pub mod listener;
 pub mod net;
-pub mod pki;
-pub mod policy;
-pub mod protocol;
+pub mod proto;
+pub mod publish;
 pub mod registry;
 pub mod route;
+pub mod server;
+pub mod session_io;
 pub mod startup;
-pub mod telemetry;

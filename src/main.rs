@@ -1,21 +1,29 @@
 //! Logging, runtime; alone sets exit codes.
 
+use tunnel::base::drain::Drained;
+use tunnel::base::logging::{LogLevel, LogSettings, Logs};
+#[cfg(feature = "kubernetes")]
+use tunnel::command::approve::{self, Approve};
+use tunnel::command::demo::{self, Module};
+use tunnel::command::doctor::{self, Doctor, Findings};
+#[cfg(feature = "kubernetes")]
+use tunnel::command::migrate;
+use tunnel::command::{
+    self, Args, Command, Failure, Form, Mode, Settings, connect, init, invitations, is_wrong, status,
+};
+use tunnel::config::live::ConfigFile;
+use tunnel::config::{Environment, Fault};
+use tunnel::edge::Edge;
+use tunnel::net::fd_limit;
+use tunnel::server::Pod;
+use tunnel::server::kubernetes::Issued;
+use tunnel::startup::{FaultKind, Service, Signals, StartFaults, Startup};
+
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use tracing::{error, field, info};
-
-use tunnel::cloud::{Issued, Pod};
-use tunnel::command::{
-    self, Args, Command, Doctor, Failure, Findings, Form, Mode, Module, Settings, is_wrong,
-};
-use tunnel::config::{Environment, Fault};
-use tunnel::drain::Drained;
-use tunnel::edge::Edge;
-use tunnel::net::files;
-use tunnel::startup::{ConfigFile, FaultKind, Service, Signals, StartFaults, Startup};
-use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
     let args = match Args::read(std::env::args_os()) {
@@ -32,21 +40,23 @@ fn main() -> ExitCode {
         #[cfg(feature = "kubernetes")]
         Some(Command::Approve(asked)) => approve(&asked),
         Some(Command::Connect(asked)) => {
-            told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
+            told(in_runtime(connect::connect(&asked, interrupted(), print_stderr)))
         }
         Some(Command::Status { socket, json }) => {
-            told(in_runtime(command::status(socket, json, &Environment::read(variable))))
+            told(in_runtime(status::status(socket, json, &Environment::read(variable))))
         }
-        Some(Command::Init(asked)) => told(command::init(&asked)),
+        Some(Command::Init(asked)) => told(init::run(&asked)),
         Some(Command::Invite(asked)) => {
-            told(in_runtime(command::invite(asked, &Environment::read(variable))))
+            told(in_runtime(invitations::invite(asked, &Environment::read(variable))))
         }
-        Some(Command::Join(asked)) => told(in_runtime(command::join(&asked, &Environment::read(variable)))),
+        Some(Command::Join(asked)) => {
+            told(in_runtime(invitations::run(&asked, &Environment::read(variable))))
+        }
         Some(Command::Revoke(asked)) => {
-            told(in_runtime(command::revoke(asked, &Environment::read(variable))))
+            told(in_runtime(invitations::revoke(asked, &Environment::read(variable))))
         }
         #[cfg(feature = "kubernetes")]
-        Some(Command::Migrate(asked)) => told(command::migrate(&asked, std::io::stdin())),
+        Some(Command::Migrate(asked)) => told(migrate::run(&asked, std::io::stdin())),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
         Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),
@@ -140,7 +150,7 @@ async fn serve(
             return Err(startup.into_faults());
         }
     };
-    info!("{}", files::raise());
+    info!("{}", fd_limit::raise());
     match settings {
         Settings::Cloud(settings) => {
             let issued = tokio::select! {
@@ -178,7 +188,7 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Mode::Cloud)?.block_on(async {
             let mut signals = Signals::new()?;
-            command::demo(check, with, signals.next(), &print_stderr).await
+            demo::run(check, with, signals.next(), &print_stderr).await
         });
         drop(logs);
         done
@@ -194,7 +204,7 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
 
 /// Approves certificates, and logs to stderr as a service does.
 #[cfg(feature = "kubernetes")]
-fn approve(asked: &command::Approve) -> ExitCode {
+fn approve(asked: &Approve) -> ExitCode {
     let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
         Ok(logs) => logs,
         Err(cause) => {
@@ -202,14 +212,14 @@ fn approve(asked: &command::Approve) -> ExitCode {
             return ExitCode::from(code(FaultKind::System));
         }
     };
-    let done = told(in_runtime(command::approve(asked, &Environment::read(variable), interrupted())));
+    let done = told(in_runtime(approve::approve(asked, &Environment::read(variable), interrupted())));
     drop(logs);
     done
 }
 
 /// Prints what the doctor has found.
 fn diagnose(asked: &Doctor) -> ExitCode {
-    let found = in_runtime(async { Ok(command::doctor(asked, variable).await) });
+    let found = in_runtime(async { Ok(doctor::run(asked, variable).await) });
     let is_well = found.as_ref().is_ok_and(Findings::is_well);
     let told = told(found.map(|found| if asked.json { found.json() } else { found.text() }));
     if is_well || told != ExitCode::SUCCESS { told } else { ExitCode::FAILURE }

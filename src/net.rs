@@ -1,31 +1,20 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
-pub mod backoff;
-pub mod changes;
-pub mod counted;
-mod diag;
+pub mod accept_loop;
 pub mod dial;
-pub mod door;
-pub mod entrance;
-pub mod failures;
-pub mod files;
-pub mod hooked;
-pub mod intercept;
+pub mod fd_limit;
+pub mod http_proxy;
 pub mod interfaces;
+pub mod limiter;
 pub mod listen;
-pub mod mark;
-pub mod pem;
+pub mod network_monitor;
+pub mod pki;
 pub mod pool;
-pub mod proxied;
-pub mod proxy;
 pub mod reload;
 pub mod resolver;
-pub mod secret;
 pub mod socket;
-pub mod splice;
 pub mod tcp_info;
 pub mod tls;
-pub mod under_tls;
 
 use std::io;
 use std::task::{Context, Poll};

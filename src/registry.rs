@@ -1,84 +1,36 @@
 //! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
 
-mod addresses;
-mod awaited;
-mod balance;
-mod cell;
-#[cfg(feature = "kubernetes")]
-mod cluster;
-mod conflicts;
-mod dns;
-#[cfg(feature = "kubernetes")]
-mod endpoints;
-mod etcd;
-mod find;
-#[cfg(feature = "kubernetes")]
-mod follow;
-mod interactive;
-#[cfg(feature = "kubernetes")]
-mod kept;
-mod linked;
-mod moves;
-#[cfg(feature = "kubernetes")]
-mod nodes;
-mod overview;
-mod past;
-mod publish;
-mod shared_file;
-mod siblings;
-mod uplinks;
+pub mod balance;
+pub mod history;
+pub mod location_cache;
+pub mod peers;
+pub mod replace;
+pub mod search;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::names::{Instance, NodeName};
-use crate::protocol::LinkSender;
-use crate::telemetry::Metrics;
-
-#[cfg(feature = "kubernetes")]
-pub use addresses::AddressWatch;
-pub use addresses::{
-    AddressBook, Claim, Claimant, Claims, FactTable, Facts, Holders, Location, NodeFacts, NotLocated,
-    PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts, Void, Why,
-};
-pub use awaited::Arrival;
-use awaited::Awaited;
-pub use balance::{Balance, Weights};
-#[cfg(feature = "kubernetes")]
-pub use cell::SecretCell;
-pub use cell::{Cell, CellError, EtcdCell, FileCell, Seen};
-#[cfg(feature = "kubernetes")]
-pub use cluster::{Cluster, ClusterError};
-use conflicts::Conflicts;
-pub use dns::Dns;
-#[cfg(feature = "kubernetes")]
-pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
-pub use etcd::{CALL_TIMEOUT, EtcdAccess, EtcdAnswer, EtcdCalls, EtcdDialer, EtcdError};
-pub use find::{Finder, NotFound, Path};
-#[cfg(feature = "kubernetes")]
-pub(crate) use follow::{MOST_NODE_ADDRESSES, NodeStatus, part_of};
-#[cfg(feature = "kubernetes")]
-pub use kept::{NodeNameParams, NodeNames, PortParams, PortWatch};
-pub use linked::Linked;
-#[cfg(feature = "kubernetes")]
-pub use nodes::{KnownNodes, NodeWatch};
-pub use overview::{Overview, Standing};
-pub use past::LastError;
-use past::Past;
-#[cfg(feature = "kubernetes")]
-pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
-pub use publish::{Etcd, EtcdParams, Hosts, PublishError, Publisher, Store, Vet};
-pub use shared_file::SharedFileError;
-pub use siblings::{
-    ANNOUNCE_EVERY, FindAnswer, NodeFound, PodAddresses, PodDialer, PodLoad, SiblingPod, Siblings,
-    TlsPodDialer, Unreachable,
-};
-pub use uplinks::Uplinks;
+use crate::base::addresses::{Claim, Claimant};
+use crate::base::metrics::Metrics;
+use crate::base::names::{Instance, NodeName};
+use crate::link::sender::LinkSender;
+use crate::link::session::stream::Parked;
+use crate::link::table::SessionTable;
+use crate::proto::frame::{Found, Peer};
+use crate::registry::history::Past;
+use crate::registry::location_cache::{Interest, LocationCache};
+use crate::registry::peers::peer::Unreachable;
+use crate::registry::peers::{NodeFound, Siblings};
+use crate::registry::replace::Conflicts;
+use crate::registry::search::{Dns, NodeQuery, Searches};
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
 ///
@@ -298,3 +250,454 @@ impl Registry {
 
 /// How long an old link has to show that its process is alive, when another one comes with its name.
 const PONG_TIMEOUT: Duration = Duration::from_secs(2);
+
+// Who waits for which node, so that a node that comes wakes only those who wait for it.
+//
+// The order is always: make an [`Arrival`], then look whether the node is there, then wait. An arrival notices every
+// node that comes after it was made, so nothing is lost between the look and the wait. The entry of a node is made and
+// removed under one lock together with its count; waking happens after the lock is released, on a handle taken under
+// it, and at worst wakes a waiter that has just left.
+
+/// The nodes that somebody waits for.
+#[derive(Debug, Default)]
+pub(crate) struct Awaited(Mutex<HashMap<NodeName, Waiters>>);
+
+/// Who waits for one node.
+#[derive(Debug)]
+struct Waiters {
+    wake: Arc<watch::Sender<()>>,
+    /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the
+    /// same time would each still see the other's receiver, and the entry would stay for ever.
+    count: usize,
+}
+
+/// A waiter for one node: it notices each time the node comes after the waiter was made.
+#[derive(Debug)]
+pub struct Arrival<'a> {
+    awaited: &'a Awaited,
+    node: NodeName,
+    wake_waiters: watch::Receiver<()>,
+}
+
+impl Awaited {
+    pub(crate) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
+        let mut awaited = self.lock();
+        let new = || Waiters { wake: Arc::new(watch::Sender::new(())), count: 0 };
+        let waiting = awaited.entry(node.clone()).or_insert_with(new);
+        waiting.count += 1;
+        let wake_waiters = waiting.wake.subscribe();
+        drop(awaited);
+        Arrival { awaited: self, node: node.clone(), wake_waiters }
+    }
+
+    pub(crate) fn wake(&self, node: &NodeName) {
+        let waiting = self.lock().get(node).map(|waiting| waiting.wake.clone());
+        if let Some(waiting) = waiting {
+            waiting.send_replace(());
+        }
+    }
+
+    /// Wakes every waiter, as any of the nodes may have come.
+    pub(crate) fn wake_all(&self) {
+        let waiting: Vec<_> = self.lock().values().map(|waiting| waiting.wake.clone()).collect();
+        for waiting in waiting {
+            waiting.send_replace(());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Waiters>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Arrival<'_> {
+    /// Waits until the node comes; returns at once if it has come since this waiter was made. Cancel safe.
+    pub async fn come(&self) {
+        let mut wake_waiters = self.wake_waiters.clone();
+        if wake_waiters.changed().await.is_err() {
+            // Never reached: this waiter is counted, and the sender lives as long as anybody is.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        let mut awaited = self.awaited.lock();
+        if let Some(waiting) = awaited.get_mut(&self.node) {
+            waiting.count -= 1;
+            if waiting.count == 0 {
+                awaited.remove(&self.node);
+            }
+        }
+    }
+}
+
+// A node's link, as the registry keeps it.
+
+/// A node's link.
+#[derive(Debug, Clone)]
+pub struct Linked {
+    /// The sending side of the link.
+    pub sender: Arc<LinkSender>,
+    /// The edge's process; none on a plain link, whose edge does not name it.
+    pub instance: Option<Instance>,
+    /// The address that the edge connected from.
+    pub from: SocketAddr,
+    /// The addresses that the edge says its node has.
+    pub ips: Arc<[IpAddr]>,
+}
+
+impl Linked {
+    /// The answer to another pod's `question` about this node. `own` is this pod's process: it stands for a plain node,
+    /// because this pod is the end of that node's sessions.
+    pub fn found(&self, question: u64, own: Instance) -> Found {
+        Found {
+            here: true,
+            silence: self.sender.silence(),
+            instance: Some(self.instance.unwrap_or(own)),
+            age: Some(self.sender.age()),
+            ips: self.ips.clone(),
+            ..Found::away(question)
+        }
+    }
+}
+
+// Finding a node: linked here, else where it was found before, else by DNS and by asking the other pods.
+
+/// Finds nodes, here and at other pods.
+#[derive(Debug)]
+pub struct Finder {
+    registry: Arc<Registry>,
+    /// This process.
+    own: Instance,
+    others: Option<Others>,
+}
+
+/// What one of several pods needs to find nodes elsewhere.
+#[derive(Debug)]
+struct Others {
+    siblings: Arc<Siblings>,
+    known: Arc<LocationCache>,
+    searches: Searches,
+    interest: Interest,
+}
+
+/// A path to a node: the link over which a session is to be opened or resumed.
+#[derive(Debug, Clone)]
+pub struct Path {
+    /// The node's own link, or one to the pod that has it.
+    pub sender: Arc<LinkSender>,
+    /// The node's process; none for a plain node that is linked here.
+    pub instance: Option<Instance>,
+}
+
+impl Finder {
+    /// For a pod that is alone.
+    pub fn alone(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
+        Arc::new(Self { registry, own, others: None })
+    }
+
+    /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names
+    /// another.
+    pub fn new(
+        registry: Arc<Registry>,
+        own: Instance,
+        siblings: Arc<Siblings>,
+        dns: Dns,
+        port: u16,
+    ) -> Arc<Self> {
+        let known = Arc::new(LocationCache::default());
+        let searches = Searches::new(siblings.clone(), known.clone(), dns, port);
+        Arc::new(Self {
+            registry,
+            own,
+            others: Some(Others { siblings, known, searches, interest: Interest::default() }),
+        })
+    }
+
+    /// Whether no other pod is ever asked.
+    pub fn is_alone(&self) -> bool {
+        self.others.is_none()
+    }
+
+    /// The nodes that are linked to this pod.
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// A path to a node: to its process `instance` if one is given, and neither over the link `not` nor through the pod
+    /// at that link's other end. Takes about 2 s at most. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// No pod has the node; the error names the pods that were asked.
+    pub async fn find(
+        &self,
+        node: &NodeName,
+        instance: Option<Instance>,
+        not: Option<&LinkSender>,
+    ) -> Result<Path, NotFound> {
+        let wanted = NodeQuery::new(node, instance, not);
+        if let Ok(path) = self.at_hand(&wanted) {
+            return Ok(path);
+        }
+        let mut searching = pin!(self.search(wanted.clone()));
+        let mut came = false;
+        loop {
+            // The waiter is made before the second look: a node that comes between the two ends the wait below. The
+            // search itself would not notice it, as it asks other pods only.
+            let arrival = self.registry.arrival(node);
+            let missing = match self.at_hand(&wanted) {
+                Ok(path) => return Ok(path),
+                // The node has come, but as another process than the one that is sought. The caller decides how long it
+                // still waits for that one.
+                Err(missing) if came && missing.another => return Err(missing),
+                Err(missing) => missing,
+            };
+            let not_found = tokio::select! {
+                biased;
+                found = &mut searching => match found {
+                    Ok(yes) => return Ok(Path { sender: yes.sender, instance: yes.instance }),
+                    Err(not_found) => not_found,
+                },
+                () = arrival.come() => {
+                    came = true;
+                    continue;
+                }
+            };
+            let another = missing.another || not_found.another;
+            let moving = missing.moving || not_found.moving;
+            let seen = missing.seen.into_iter().chain(not_found.seen).min();
+            return Err(NotFound { seen, another, moving, ..not_found });
+        }
+    }
+
+    /// Whether there is a node of that name, as far as is known without asking anybody. What was heard of a pod's nodes
+    /// before the link to it was made does not count: nobody has said since that they are there, or gone.
+    pub fn knows(&self, node: &NodeName) -> bool {
+        let Ok(Path { sender, .. }) = self.at_hand(&NodeQuery::new(node, None, None)) else { return false };
+        let heard = || self.others.as_ref().and_then(|others| others.known.age(node));
+        sender.peer != Peer::Pod || heard().is_some_and(|heard| heard <= sender.age())
+    }
+
+    /// What edges at other pods say of their nodes' addresses, as far as the nodes are known to be there.
+    pub fn claims(&self) -> Vec<Claim> {
+        let Some(others) = &self.others else { return Vec::new() };
+        let mut said = others.known.claims();
+        said.retain(|(node, _)| self.knows(node));
+        let claim = |node: &NodeName, ip: &IpAddr| Claim { ip: *ip, node: node.clone(), by: Claimant::Edge };
+        said.iter().flat_map(|(node, ips)| ips.iter().map(move |ip| claim(node, ip))).collect()
+    }
+
+    /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one
+    /// of those that are known to be at other pods, the first by name.
+    pub fn longest(&self) -> Option<(NodeName, bool)> {
+        self.registry.longest().or_else(|| self.others.as_ref()?.known.first())
+    }
+
+    /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a
+    /// link.
+    fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
+        let node = &wanted.node;
+        let mut missing = NotFound::default();
+        match self.registry.find(node) {
+            // The link is closed already and its task is about to remove it: another thread is between the two.
+            NodeLocation::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
+            NodeLocation::Here(linked) if wanted.suits(linked.instance, &linked.sender) => {
+                return Ok(Path { sender: linked.sender, instance: linked.instance });
+            }
+            NodeLocation::Here(linked) => missing.another = !wanted.is_of(linked.instance),
+            NodeLocation::Nowhere(seen) => missing.seen = seen,
+        }
+        missing.moving = missing.seen.is_some_and(|seen| seen < MOVE_WINDOW);
+        if let Some(others) = &self.others
+            && let Some((pod, instance)) = others.known.of(node)
+            && let Some(sender) = others.siblings.current(pod).and_then(|pod| pod.up())
+        {
+            if wanted.suits(instance, &sender) {
+                return Ok(Path { sender, instance });
+            }
+            missing.another |= !wanted.is_of(instance);
+        }
+        Err(missing)
+    }
+
+    async fn search(&self, wanted: NodeQuery) -> Result<NodeFound, NotFound> {
+        let Some(others) = &self.others else { return Err(NotFound::default()) };
+        let node = wanted.node.clone();
+        let any = wanted.is_any();
+        let missed = if any { others.known.missing(&node) } else { None };
+        let found = match missed {
+            Some(not_found) => Err(not_found),
+            None => others.searches.join(wanted).await.inspect_err(|not_found| {
+                if any {
+                    others.known.miss(&node, not_found);
+                }
+            }),
+        };
+        found.map_err(|not_found| {
+            let lost = others.known.lost(&node);
+            let moving = lost.into_iter().chain(not_found.seen).any(|since| since < MOVE_WINDOW);
+            let seen = not_found.seen.into_iter().chain(others.known.seen(&node)).min();
+            NotFound { seen, moving, ..not_found }
+        })
+    }
+
+    /// A path to the pod whose process is `instance`. Takes 1 s at most. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// No pod that could be reached is that process. The error names those that could not be reached.
+    pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Path, NotFound> {
+        let (Some(others), Some(wanted)) = (&self.others, instance) else { return Err(NotFound::default()) };
+        match others.siblings.process(wanted).await {
+            Ok(sender) => Ok(Path { sender, instance }),
+            Err(trouble) => Err(NotFound { trouble, ..NotFound::default() }),
+        }
+    }
+
+    /// Whether the node is known to be linked, and as another process than this one.
+    pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
+        let wanted = NodeQuery::new(node, Some(instance), None);
+        self.at_hand(&wanted).is_err_and(|missing| missing.another)
+    }
+
+    /// Closes all links to other pods.
+    pub fn close_links(&self) {
+        for link in self.others.iter().flat_map(|others| others.siblings.links()) {
+            link.close();
+        }
+    }
+
+    /// Notes that the node is not at the pod behind this path, because the node was not there.
+    pub fn is_wrong(&self, node: &NodeName, path: &Path) {
+        if let Some(others) = &self.others {
+            others.known.forget(node, &others.siblings.behind(&path.sender));
+        }
+    }
+
+    /// A node was linked anew at the pod `at`, which may be this one. Other links over which our sessions run to it are
+    /// pinged; those that do not answer within 1 s are left. Returns the sessions that need another path.
+    pub async fn make_way(&self, at: Instance, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
+        let Some(others) = &self.others else { return Vec::new() };
+        if table.is_empty() && table.passing().0 == 0 {
+            return Vec::new();
+        }
+        let mut links = others.siblings.links();
+        links.retain(|link| link.instance != Some(at) && link.sessions() > 0 && table.leads(link, node));
+        let lives = join_all(links.iter().map(|link| link.answers_within(CONTEST_PONG_TIMEOUT))).await;
+        let mut parked = Vec::new();
+        for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
+            self.is_wrong(node, &Path { sender: link.clone(), instance: None });
+            table.release(link, |of| of == node);
+            parked.extend(table.leave(link, |of, _| of == node));
+        }
+        parked
+    }
+}
+
+/// How long an edge that has lost its link usually takes to link again: for so long its node counts as moving.
+pub(crate) const MOVE_WINDOW: Duration = Duration::from_secs(3);
+/// How long an old link has to answer a ping when its node has come elsewhere.
+const CONTEST_PONG_TIMEOUT: Duration = Duration::from_secs(1);
+
+// Why a node was not found, in words.
+
+/// No pod has the node: the pods that were asked, and their answers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotFound {
+    /// How long ago the node was last linked here, or known to be at another pod, here or to a pod that was asked, if ever.
+    pub seen: Option<Duration>,
+    /// Why DNS named no pod, if DNS was asked.
+    pub dns: Option<String>,
+    /// How many other pods answered that the node is not there.
+    pub asked: usize,
+    /// The other pods that could not be reached.
+    pub trouble: Vec<Unreachable>,
+    /// It was found, but as another process than the one that is sought.
+    pub another: bool,
+    /// It was linked a moment ago, and may be linking to another pod.
+    pub moving: bool,
+}
+
+impl NotFound {
+    /// No link from that node is remembered anywhere: it may have no edge at all.
+    pub fn is_of_a_stranger(&self) -> bool {
+        self.seen.is_none() && !self.moving && !self.another
+    }
+
+    /// The whole of it, behind the node's name.
+    pub fn sentence(&self) -> String {
+        let seen = self.seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default();
+        format!("is not connected{seen}{self}")
+    }
+}
+
+impl fmt::Display for NotFound {
+    /// Goes on where a sentence on the node has ended.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(dns) = &self.dns {
+            write!(f, "; {dns}")?;
+        }
+        match self.asked {
+            0 => {}
+            1 => f.write_str("; not at the other pod")?,
+            n => write!(f, "; not at {n} other pods")?,
+        }
+        for trouble in &self.trouble {
+            write!(f, "; {trouble}")?;
+        }
+        if self.another { f.write_str("; it is linked as another process") } else { Ok(()) }
+    }
+}
+
+/// A duration in its largest whole unit: `45s`, `3m`, `2h`.
+fn short(d: Duration) -> String {
+    match d.as_secs() {
+        s @ 0..120 => format!("{s}s"),
+        s @ 120..7200 => format!("{}m", s / 60),
+        s => format!("{}h", s / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_who_waits_for_that_node_hears_of_it_and_nothing_is_kept() {
+        let awaited = Awaited::default();
+        let (one, two): (NodeName, NodeName) = ("one".parse().unwrap(), "two".parse().unwrap());
+        let (first, second, other) = (awaited.arrival(&one), awaited.arrival(&one), awaited.arrival(&two));
+        awaited.wake(&one);
+        assert!(first.come().now_or_never().is_some() && second.come().now_or_never().is_some());
+        assert!(other.come().now_or_never().is_none());
+        drop(first);
+        awaited.wake(&one);
+        assert!(second.come().now_or_never().is_some());
+        drop((second, other));
+        assert!(awaited.lock().is_empty());
+    }
+
+    #[test]
+    fn nothing_is_kept_of_two_who_stop_waiting_at_once() {
+        let awaited = Awaited::default();
+        let node: NodeName = "one".parse().unwrap();
+        for _ in 0..20_000 {
+            let (first, second) = (awaited.arrival(&node), awaited.arrival(&node));
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    both.wait();
+                    drop(first);
+                });
+                both.wait();
+                drop(second);
+            });
+            assert!(awaited.lock().is_empty());
+        }
+    }
+}

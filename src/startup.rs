@@ -1,27 +1,23 @@
 //! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
-mod admin_socket;
-mod gates;
-mod live;
-mod service;
-mod signals;
+pub mod access;
+pub mod admin_socket;
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
+use std::{fmt, io};
 
+use futures_util::future::OptionFuture;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{self, AdminSocket, Fault, Faults, Listen};
+use crate::config::{AdminSocket, Fault, Faults, Listen, Reading, Warning};
 use crate::net::listen::{Accept as _, BindError, Listener, LocalListener, try_congestion};
-
-pub use admin_socket::SocketDirs;
-pub use gates::{Doors, Gates, Guard};
-pub use live::{ConfigFile, tell_warnings};
-pub use service::Service;
-pub use signals::Signals;
+use crate::net::reload;
+use crate::startup::admin_socket::SocketDirs;
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.
@@ -83,8 +79,8 @@ impl Startup {
 
     /// The settings of a config, and its warnings. If it has faults, warnings are left out, and only the parts without
     /// faults are looked into.
-    pub fn settings<T>(&mut self, read: config::Reading<T>) -> (T, Vec<config::Warning>) {
-        let config::Reading { settings, mut warnings, faults, given } = read;
+    pub fn settings<T>(&mut self, read: Reading<T>) -> (T, Vec<Warning>) {
+        let Reading { settings, mut warnings, faults, given } = read;
         if !faults.is_empty() {
             warnings.clear();
             self.given = Some(given);
@@ -261,11 +257,95 @@ impl fmt::Display for StartFault {
     }
 }
 
+// The signals that a process ends at, or reads its files again.
+
+/// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
+#[derive(Debug)]
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// None where a terminal that goes away is to end the program.
+    hangup: Option<Signal>,
+}
+
+impl Signals {
+    /// For a program that a terminal started.
+    ///
+    /// # Errors
+    ///
+    /// The system gives none.
+    pub fn new() -> std::io::Result<Self> {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt, hangup: None })
+    }
+
+    /// As [`Self::new`]; SIGHUP means to read the files again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn of_a_daemon() -> std::io::Result<Self> {
+        Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
+    }
+
+    /// Waits for one that ends the program; reads the files again at each SIGHUP. Cancel safe.
+    pub async fn next(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
+                    info!("SIGHUP: certificates, tokens, users and the config's policies are read again; what else it says counts at a start");
+                    reload::look_now();
+                }
+            }
+        }
+    }
+}
+
+// What systemd is told of a service: that it is up, that it stops, and that it lives. Elsewhere nobody is told.
+
+/// The service that this process is, if systemd has started it.
+#[derive(Debug, Clone, Copy)]
+pub struct Service;
+
+impl Service {
+    /// It is up: what waits for the service may start.
+    pub fn is_up(self) {
+        tell(&[NotifyState::Ready]);
+    }
+
+    /// It has begun to stop, which may take as long as its sessions may.
+    pub fn stops(self) {
+        tell(&[NotifyState::Stopping]);
+    }
+
+    /// Tells again and again that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
+    pub async fn lives(self) {
+        let Some(within) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+        // Twice in the time, so that one that is late kills nothing.
+        let mut beat = tokio::time::interval((within / 2).max(SHORTEST));
+        loop {
+            beat.tick().await;
+            tell(&[NotifyState::Watchdog]);
+        }
+    }
+}
+
+/// If systemd cannot be told it will act by itself; nothing else depends on it.
+fn tell(what: &[NotifyState<'_>]) {
+    let _ = sd_notify::notify(what);
+}
+
+/// Between two signs of life.
+const SHORTEST: Duration = Duration::from_millis(100);
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::Environment;
-    use crate::config::cloud::Cloud;
+    use crate::config::server::Cloud;
+
+    use super::*;
 
     const ANYWHERE: &str = "127.0.0.1:0";
 

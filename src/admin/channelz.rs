@@ -1,46 +1,58 @@
 //! gRPC's debugging port, as SuperEdge has it: channelz, which shows servers, channels and sockets with their counts, and
 //! reflection, by which a client learns its messages. It changes nothing, and asks nobody who he is.
 
-mod entities;
-mod reflection;
-
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tonic::{Request, Response, Status};
+use prost::Message as _;
+use prost_types::{FileDescriptorProto, FileDescriptorSet, Timestamp};
+use tokio::time::Instant;
+use tonic::{Code, Request, Response, Status, Streaming};
 use tower::Service as _;
 use tracing::{Span, debug, info_span};
 
-use crate::admin::Admin;
-use crate::drain::Drain;
-use crate::net::door::{Door, Limits};
-use crate::net::entrance::{Accepted, ConnectionHandler, Entrance};
-use crate::net::files;
-use crate::net::listen::Listener;
-use crate::policy::Networks;
-use entities::Entities;
-use reflection::{Reflection, ServerReflectionServer};
-use wire::channelz_server::{Channelz, ChannelzServer};
-use wire::{
-    GetChannelRequest, GetChannelResponse, GetServerRequest, GetServerResponse, GetServerSocketsRequest,
-    GetServerSocketsResponse, GetServersRequest, GetServersResponse, GetSocketRequest, GetSocketResponse,
-    GetSubchannelRequest, GetSubchannelResponse, GetTopChannelsRequest, GetTopChannelsResponse,
+use crate::admin::channelz::reflection_wire::server_reflection_request::MessageRequest;
+use crate::admin::channelz::reflection_wire::server_reflection_response::MessageResponse;
+use crate::admin::channelz::reflection_wire::server_reflection_server::ServerReflectionServer;
+use crate::admin::channelz::reflection_wire::{
+    ErrorResponse, FileDescriptorResponse, ListServiceResponse, ServerReflectionRequest,
+    ServerReflectionResponse, ServiceResponse,
 };
+use crate::admin::channelz::wire::channel_connectivity_state::State;
+use crate::admin::channelz::wire::channelz_server::{Channelz, ChannelzServer};
+use crate::admin::channelz::wire::{
+    Address, Channel, ChannelConnectivityState, ChannelData, ChannelRef, GetChannelRequest,
+    GetChannelResponse, GetServerRequest, GetServerResponse, GetServerSocketsRequest,
+    GetServerSocketsResponse, GetServersRequest, GetServersResponse, GetSocketRequest, GetSocketResponse,
+    GetSubchannelRequest, GetSubchannelResponse, GetTopChannelsRequest, GetTopChannelsResponse, Security,
+    Server, ServerData, ServerRef, Socket, SocketData, SocketRef, address, security,
+};
+use crate::admin::{Admin, Program};
+use crate::base::drain::Drain;
+use crate::base::policy::{Networks, plain};
+use crate::link::sender::LinkSender;
+use crate::link::sender::signals::Traffic;
+use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
+use crate::net::fd_limit;
+use crate::net::limiter::{Door, Limits};
+use crate::net::listen::Listener;
 
 /// The messages of `proto/channelz.proto`, compiled.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
-mod wire {
+pub(crate) mod wire {
     include!(concat!(env!("OUT_DIR"), "/grpc.channelz.v1.rs"));
 }
 
 /// Serves the port until `drain` begins. `grpc` is the port at which edges link, of a pod.
-pub(super) async fn serve(listener: Listener, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
-    let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 16)));
+pub(crate) async fn serve(listener: Listener, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
+    let door = Door::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies: Networks::default(), refused, refusals };
     let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
@@ -65,7 +77,7 @@ impl ConnectionHandler for Debugging {
         let service = service_fn(move |request: http::Request<Incoming>| {
             let (mut channelz, mut reflection) = (channelz.clone(), reflection.clone());
             async move {
-                let request = reflection::in_its_newest_version(request);
+                let request = in_its_newest_version(request);
                 if request.uri().path().starts_with("/grpc.reflection.") {
                     reflection.call(request).await
                 } else {
@@ -158,7 +170,7 @@ impl Channelz for Entities {
 }
 
 /// Those from a number on, with whether there are no more.
-fn some<T: entities::Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
+fn some<T: Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
     all.retain(|one| one.number() >= start);
     all.sort_by_key(T::number);
     let most =
@@ -168,7 +180,7 @@ fn some<T: entities::Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T
     (all, end)
 }
 
-fn found<T: entities::Numbered>(all: Vec<T>, number: i64) -> Result<T, Status> {
+fn found<T: Numbered>(all: Vec<T>, number: i64) -> Result<T, Status> {
     all.into_iter().find(|one| one.number() == number).ok_or_else(|| missing(number))
 }
 
@@ -188,3 +200,310 @@ const MOST_RESULTS: usize = 100;
 /// A client that is silent for so long is asked whether it is there, and has as long to answer.
 const PING_AFTER: Duration = Duration::from_secs(20);
 const CLOSE_TIME: Duration = Duration::from_secs(1);
+
+// The links of this process as gRPC's entities.
+
+/// What there is to see: the server at which links come in, a channel for each link that was dialled here, and a socket
+/// for each link.
+#[derive(Debug)]
+pub(crate) struct Entities {
+    admin: Admin,
+    grpc: Option<SocketAddr>,
+}
+
+/// An entity by its number, which is its own among all.
+pub(crate) trait Numbered {
+    fn number(&self) -> i64;
+}
+
+impl Entities {
+    pub(crate) fn new(admin: Admin, grpc: Option<SocketAddr>) -> Self {
+        Self { admin, grpc }
+    }
+
+    /// The one server of a pod; an edge has none.
+    pub(crate) fn servers(&self) -> Vec<Server> {
+        let Some(at) = self.grpc else { return Vec::new() };
+        let metrics = &self.admin.metrics;
+        let (ended, refused) = (metrics.links_ended.all(), metrics.calls_refused.all());
+        let now = u64::try_from(metrics.links.get()).unwrap_or_default();
+        vec![Server {
+            r#ref: Some(ServerRef { server_id: SERVER, name: "links".into() }),
+            data: Some(ServerData {
+                calls_started: count(now + ended + refused),
+                calls_succeeded: count(ended),
+                calls_failed: count(refused),
+            }),
+            listen_socket: vec![SocketRef { socket_id: LISTENER, name: at.to_string() }],
+        }]
+    }
+
+    /// The links that were dialled here.
+    pub(crate) fn channels(&self) -> Vec<Channel> {
+        self.links().iter().filter(|link| is_dialled(link)).map(|link| self.channel(link)).collect()
+    }
+
+    /// The links that came in.
+    pub(crate) fn server_sockets(&self) -> Vec<SocketRef> {
+        self.links().iter().filter(|link| !is_dialled(link)).map(|link| socket_ref(link)).collect()
+    }
+
+    /// Every socket, the listening one too.
+    pub(crate) fn sockets(&self) -> Vec<Socket> {
+        let listener = self.grpc.map(|at| Socket {
+            r#ref: Some(SocketRef { socket_id: LISTENER, name: at.to_string() }),
+            data: Some(SocketData::default()),
+            local: Some(address(at)),
+            ..Socket::default()
+        });
+        self.links().iter().map(|link| self.socket(link)).chain(listener).collect()
+    }
+
+    fn links(&self) -> Vec<Arc<LinkSender>> {
+        match &self.admin.side {
+            Program::Cloud(pod) => {
+                let nodes =
+                    pod.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.sender);
+                nodes.chain(pod.siblings.iter().flat_map(|siblings| siblings.links())).collect()
+            }
+            Program::Edge(edge) => edge.uplinks.all(),
+        }
+    }
+
+    fn channel(&self, link: &LinkSender) -> Channel {
+        let target = link.ends().and_then(|ends| ends.remote).map(|at| at.to_string()).unwrap_or_default();
+        Channel {
+            r#ref: Some(ChannelRef { channel_id: channel_id(link), name: target.clone() }),
+            data: Some(ChannelData {
+                state: Some(ChannelConnectivityState { state: State::Ready.into() }),
+                target,
+                calls_started: 1,
+                calls_succeeded: 0,
+                calls_failed: 0,
+                last_call_started_timestamp: Some(self.time(link.made())),
+            }),
+            socket_ref: vec![socket_ref(link)],
+        }
+    }
+
+    fn socket(&self, link: &LinkSender) -> Socket {
+        let Traffic { sent_messages, received_messages, .. } = link.traffic();
+        let made = Some(self.time(link.made()));
+        let (local_stream, remote_stream) = if is_dialled(link) { (made, None) } else { (None, made) };
+        let heard = Instant::now().checked_sub(link.silence()).filter(|_| received_messages > 0);
+        let ends = link.ends();
+        Socket {
+            r#ref: Some(socket_ref(link)),
+            data: Some(SocketData {
+                streams_started: 1,
+                streams_succeeded: 0,
+                streams_failed: 0,
+                messages_sent: count(sent_messages),
+                messages_received: count(received_messages),
+                last_local_stream_created_timestamp: local_stream,
+                last_remote_stream_created_timestamp: remote_stream,
+                last_message_received_timestamp: heard.map(|at| self.time(at)),
+            }),
+            local: ends.and_then(|ends| ends.local).map(address),
+            remote: ends.and_then(|ends| ends.remote).map(address),
+            // Links are TLS always; which suite was agreed is not kept.
+            security: Some(Security { model: Some(security::Model::Tls(security::Tls::default())) }),
+            remote_name: link.peer.node().map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+
+    fn time(&self, at: Instant) -> Timestamp {
+        let since = self.admin.clock.since_epoch(at);
+        let nanos = i32::try_from(since.subsec_nanos()).unwrap_or_default();
+        Timestamp { seconds: count(since.as_secs()), nanos }
+    }
+}
+
+impl Numbered for Server {
+    fn number(&self) -> i64 {
+        self.r#ref.as_ref().map_or(0, |one| one.server_id)
+    }
+}
+
+impl Numbered for Channel {
+    fn number(&self) -> i64 {
+        self.r#ref.as_ref().map_or(0, |one| one.channel_id)
+    }
+}
+
+impl Numbered for Socket {
+    fn number(&self) -> i64 {
+        self.r#ref.as_ref().map_or(0, Numbered::number)
+    }
+}
+
+impl Numbered for SocketRef {
+    fn number(&self) -> i64 {
+        self.socket_id
+    }
+}
+
+fn is_dialled(link: &LinkSender) -> bool {
+    link.ends().is_some_and(|ends| ends.dialled)
+}
+
+fn socket_ref(link: &LinkSender) -> SocketRef {
+    let name = link.peer.node().map_or_else(|| "a pod".to_owned(), ToString::to_string);
+    SocketRef { socket_id: channel_id(link).saturating_add(1), name }
+}
+
+/// Even numbers are channels, odd ones sockets; links have numbers from 1 on.
+fn channel_id(link: &LinkSender) -> i64 {
+    count(link.id.0).saturating_mul(2).saturating_add(2)
+}
+
+fn address(at: SocketAddr) -> Address {
+    let ip_address = match plain(at.ip()) {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let at = address::TcpIpAddress { ip_address, port: at.port().into() };
+    Address { address: Some(address::Address::TcpipAddress(at)) }
+}
+
+fn count(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+const SERVER: i64 = 1;
+const LISTENER: i64 = 2;
+
+// Reflection: the descriptions of the services here, for clients that have no copy of them.
+
+/// The messages of `proto/reflection.proto`, compiled.
+#[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
+pub(crate) mod reflection_wire {
+    include!(concat!(env!("OUT_DIR"), "/grpc.reflection.v1.rs"));
+}
+
+/// The files that describe what this port serves, those that they import first.
+#[derive(Debug, Clone)]
+pub(crate) struct Reflection {
+    files: std::sync::Arc<[FileDescriptorProto]>,
+}
+
+/// The request as one to the newest version: the older one has other names and the same messages.
+pub(crate) fn in_its_newest_version<B>(mut request: http::Request<B>) -> http::Request<B> {
+    if request.uri().path() == OLDER {
+        *request.uri_mut() = http::Uri::from_static(NEWEST);
+    }
+    request
+}
+
+impl Default for Reflection {
+    fn default() -> Self {
+        // They were written by the build of this very program.
+        let files = FileDescriptorSet::decode(FILES).map(|set| set.file).unwrap_or_default();
+        Self { files: files.into() }
+    }
+}
+
+#[tonic::async_trait]
+impl reflection_wire::server_reflection_server::ServerReflection for Reflection {
+    type ServerReflectionInfoStream = BoxStream<'static, Result<ServerReflectionResponse, Status>>;
+
+    async fn server_reflection_info(
+        &self,
+        request: Request<Streaming<ServerReflectionRequest>>,
+    ) -> Result<Response<Self::ServerReflectionInfoStream>, Status> {
+        let here = self.clone();
+        // One answer for each question: a reader that takes none is asked for none.
+        let answers = request.into_inner().map(move |asked| asked.map(|asked| here.answer(asked)));
+        Ok(Response::new(answers.boxed()))
+    }
+}
+
+impl Reflection {
+    fn answer(&self, asked: ServerReflectionRequest) -> ServerReflectionResponse {
+        let told = match &asked.message_request {
+            Some(MessageRequest::ListServices(_)) => {
+                let services = self.files.iter().flat_map(|file| {
+                    file.service
+                        .iter()
+                        .map(|one| ServiceResponse { name: format!("{}.{}", file.package(), one.name()) })
+                });
+                MessageResponse::ListServicesResponse(ListServiceResponse { service: services.collect() })
+            }
+            Some(MessageRequest::FileByFilename(name)) => self.file(|file| file.name() == name),
+            Some(MessageRequest::FileContainingSymbol(symbol)) => self.file(|file| has(file, symbol)),
+            None => unserved(Code::Unimplemented, "this is not answered here"),
+        };
+        ServerReflectionResponse {
+            valid_host: asked.host.clone(),
+            original_request: Some(asked),
+            message_response: Some(told),
+        }
+    }
+
+    /// That file, and all that it may import.
+    fn file(&self, is: impl Fn(&FileDescriptorProto) -> bool) -> MessageResponse {
+        let Some(found) = self.files.iter().find(|file| is(file)) else {
+            return unserved(Code::NotFound, "there is no such file or symbol");
+        };
+        let imports =
+            self.files.iter().filter(|file| found.dependency.iter().any(|name| name == file.name()));
+        let files = [found].into_iter().chain(imports).map(FileDescriptorProto::encode_to_vec);
+        MessageResponse::FileDescriptorResponse(FileDescriptorResponse {
+            file_descriptor_proto: files.collect(),
+        })
+    }
+}
+
+/// Whether a file has a symbol, such as a service, its method, or a message.
+fn has(file: &FileDescriptorProto, symbol: &str) -> bool {
+    let Some(inside) = symbol.strip_prefix(file.package()).and_then(|rest| rest.strip_prefix('.')) else {
+        return false;
+    };
+    let first = inside.split('.').next();
+    let messages = file.message_type.iter().map(prost_types::DescriptorProto::name);
+    let services = file.service.iter().map(prost_types::ServiceDescriptorProto::name);
+    messages.chain(services).any(|name| Some(name) == first)
+}
+
+fn unserved(code: Code, why: &str) -> MessageResponse {
+    MessageResponse::ErrorResponse(ErrorResponse { error_code: code.into(), error_message: why.into() })
+}
+
+const FILES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/channelz.bin"));
+const OLDER: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+const NEWEST: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_and_their_files_are_told_and_what_is_not_there_is_not_found() {
+        let here = Reflection::default();
+        let ask = |request| {
+            let asked = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
+            here.answer(asked).message_response.unwrap()
+        };
+        let MessageResponse::ListServicesResponse(list) = ask(MessageRequest::ListServices(String::new()))
+        else {
+            panic!()
+        };
+        let names: Vec<_> = list.service.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["grpc.channelz.v1.Channelz", "grpc.reflection.v1.ServerReflection"]);
+        for symbol in
+            ["grpc.channelz.v1.Channelz", "grpc.channelz.v1.Channelz.GetServers", "google.protobuf.Timestamp"]
+        {
+            let told = ask(MessageRequest::FileContainingSymbol(symbol.into()));
+            let MessageResponse::FileDescriptorResponse(files) = told else { panic!("{symbol}: {told:?}") };
+            let first = FileDescriptorProto::decode(&*files.file_descriptor_proto[0]).unwrap();
+            assert!(symbol.starts_with(first.package()), "{symbol}");
+        }
+        for symbol in ["grpc.channelz.v1.Nothing", "grpc.channelz.v1", ""] {
+            let told = ask(MessageRequest::FileContainingSymbol(symbol.into()));
+            assert!(
+                matches!(&told, MessageResponse::ErrorResponse(error) if error.error_code == 5),
+                "{symbol}: {told:?}"
+            );
+        }
+    }
+}

@@ -11,15 +11,14 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use tracing::{Span, info_span};
 
-use super::answers::{NOT_FOUND, ready};
-use super::response::plain_text;
-use super::{CONNECTIONS, Readiness, Reply, connection};
-use crate::drain::Drain;
-use crate::net::door::{Door, Limits};
-use crate::net::entrance::{Accepted, ConnectionHandler, Entrance};
+use crate::admin::readiness::Readiness;
+use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, connection, plain_text, ready};
+use crate::base::drain::Drain;
+use crate::base::metrics::Metrics;
+use crate::base::policy::Networks;
+use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
+use crate::net::limiter::{Door, Limits};
 use crate::net::listen::Listener;
-use crate::policy::Networks;
-use crate::telemetry::Metrics;
 
 /// Whether work that never ends goes on: it says so by itself. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]

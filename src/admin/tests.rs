@@ -1,12 +1,25 @@
-use super::*;
-use crate::names::{Instance, NodeName};
-use crate::protocol::{Dialect, LinkId, LinkSender, Peer, SessionLimits, SessionTable, Windows};
-use crate::registry::{Linked, Registry, Uplinks};
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
+
+use crate::admin;
+use crate::admin::status::LinkStatus;
+use crate::admin::status::Status;
+use crate::base::drain::Drained;
+use crate::base::names::{Instance, NodeName};
+use crate::link::sender::LinkSender;
+use crate::link::table::{SessionLimits, SessionTable};
+use crate::net::limiter::Source;
+use crate::proto::frame::Peer;
+use crate::proto::halves::Windows;
+use crate::proto::hello::Dialect;
+use crate::proto::state::LinkId;
+use crate::registry::{Linked, Registry};
+use crate::route::Uplinks;
+
+use super::*;
 
 fn cloud(nodes: &[&str]) -> Admin {
     let registry = Registry::new(Metrics::cloud("", ""));
@@ -162,7 +175,7 @@ async fn the_level_is_set_in_superedges_words() {
         ),
     ] {
         let got = ask(&admin, Port::Log, &format!("PUT /debug/flags/v|{body}")).await;
-        let next = if status == 400 { answers::LEVEL_BODY } else { "" };
+        let next = if status == 400 { admin::LEVEL_BODY } else { "" };
         assert_eq!(got, (status, format!("{answer}{next}")), "{body:?}");
     }
     assert_eq!(ask(&admin, Port::Log, &format!("PUT /debug/flags/v|{}", "1".repeat(1000))).await.0, 400);
@@ -188,10 +201,7 @@ async fn a_drain_ends_the_port_and_idle_connections() {
         socket.read_to_end(&mut Vec::new()).await.unwrap();
     };
     tokio::join!(client, serve(listener, admin, Port::Log, drain.clone()));
-    assert_eq!(
-        drain.finish(Duration::from_secs(1), std::future::pending()).await,
-        crate::drain::Drained::Finished
-    );
+    assert_eq!(drain.finish(Duration::from_secs(1), std::future::pending()).await, Drained::Finished);
 }
 
 #[tokio::test]
@@ -213,7 +223,7 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let socket = listener.accept().await.0;
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
-        let slot = Door::new(Limits::slots(1)).try_enter(&crate::net::door::Source::of(peer)).unwrap();
+        let slot = Door::new(Limits::slots(1)).try_enter(&Source::of(peer)).unwrap();
         let answer = |request| served.admin.answer(request, served.port, Asker::Address(peer), &served.drain);
         connection(socket, answer, &served.drain, &slot).await;
         let mut answer = String::new();
@@ -381,8 +391,5 @@ async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_s
     while let Some(more) = first.frame().await {
         more.unwrap();
     }
-    assert_eq!(
-        drain.finish(Duration::from_secs(20), std::future::pending()).await,
-        crate::drain::Drained::Finished
-    );
+    assert_eq!(drain.finish(Duration::from_secs(20), std::future::pending()).await, Drained::Finished);
 }

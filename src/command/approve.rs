@@ -11,14 +11,16 @@ use http::Method;
 use tokio::net::TcpStream;
 use tracing::{info, info_span};
 
-use super::Failure;
-use super::socket::exchange;
-use crate::admin::{Pulse, Readiness, health};
+use crate::admin::health::{Pulse, health};
+use crate::admin::readiness::Readiness;
+use crate::base::drain::Drain;
+use crate::command::Failure;
+use crate::command::status::exchange;
 use crate::config::Environment;
-use crate::csr::{Approver, Reach};
-use crate::drain::Drain;
+use crate::kubernetes::cluster::Cluster;
+use crate::kubernetes::csr::approver::Approver;
+use crate::kubernetes::csr::names::Reach;
 use crate::net::listen::Listener;
-use crate::registry::Cluster;
 
 /// Whose requests are approved, and for what.
 #[derive(Debug, Clone, clap::Args)]
@@ -129,8 +131,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tokio::sync::oneshot;
+
+    use super::*;
 
     fn asked(health: SocketAddr, check: Option<Check>) -> Approve {
         let (account, names, kubeconfig) = ("a:b".to_owned(), Vec::new(), Some("/none".into()));

@@ -1,26 +1,51 @@
 //! `tunnel connect`: a session through a pod, for stdin and stdout or for a port of this machine.
 
-mod pod;
-mod session;
-mod stdio;
-
+use std::fmt;
+use std::fs::File;
+use std::future::poll_fn;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use clap::Args;
-use tokio::net::TcpStream;
+use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
+use http::{Method, Request, Response, Uri};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::ext::ReasonPhrase;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::Span;
 
-use super::Failure;
-use crate::drain::Drain;
-use crate::names::Target;
+use crate::base::drain::Drain;
+use crate::base::logging::printable;
+use crate::base::names::{Host, Target};
+use crate::command::Failure;
+use crate::net::ByteStream;
+use crate::net::dial::dial;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
-use crate::net::socket::{Connection as _, Socket};
-use crate::net::splice::{Ended, How, Side, close};
-use pod::Pod;
+use crate::net::resolver::Resolver;
+use crate::net::socket::{Connection, Socket};
+use crate::net::tls::{self, ClientSettings, Identity, Trust};
+use crate::session_io::copy::close;
+use crate::session_io::copy::{Ended, How, Side, splice};
 
 /// What `tunnel connect` is asked for.
 #[derive(Debug, Clone, Args)]
@@ -67,7 +92,7 @@ pub async fn connect(
     match &asked.listen {
         None => {
             let session = pod.open(&target).await?;
-            stdio::carry(session).await?;
+            carry(session).await?;
         }
         Some(at) => listen(local(at)?, Arc::new(pod), target, stop, say).await?,
     }
@@ -146,6 +171,432 @@ async fn serve(mut client: Socket<TcpStream>, pod: &Pod, target: &Target) -> Res
 
 /// Connections at once; more wait to be accepted.
 const MOST_CONNECTIONS: usize = 1000;
+
+// The way to a pod's port for CONNECT, and opening a session through it.
+
+/// A pod's port for CONNECT.
+pub(crate) struct Pod {
+    place: Place,
+    /// TLS, and the name that the pod's certificate must carry.
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// Value of `Proxy-Authorization`.
+    authorization: Option<HeaderValue>,
+    pool: Pool,
+}
+
+enum Place {
+    At(Target),
+    Socket(PathBuf),
+}
+
+impl Pod {
+    /// Reads the files that are named.
+    pub(crate) fn new(asked: &Connect) -> Result<Self, Failure> {
+        let wrong = |why: &str| {
+            let text = format!(
+                "--through={}: {why}; want http://[USER@]HOST:PORT, https://… or unix:/PATH",
+                asked.through
+            );
+            Err(Failure::usage(text))
+        };
+        if let Some(path) = asked.through.strip_prefix("unix:") {
+            return match path.starts_with('/') {
+                true => {
+                    let place = Place::Socket(path.into());
+                    Ok(Self { place, tls: None, authorization: None, pool: Pool::new() })
+                }
+                false => wrong("the path has to begin with /"),
+            };
+        }
+        let (secure, rest) = match asked.through.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
+            _ => return wrong("it is no such URL"),
+        };
+        let (user, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
+        if user.is_some_and(|user| user.contains(':')) {
+            let text = "--through: everybody on this machine could read the password there: put it into a file, and name that \
+                        with --password-file";
+            return Err(Failure::usage(text));
+        }
+        let Ok(at) = place.trim_end_matches('/').parse::<Target>() else {
+            return wrong("host and port are not understood");
+        };
+        let tls = if secure { Some(encryption(asked, &at)?) } else { None };
+        if !secure && (asked.ca.is_some() || asked.cert.is_some()) {
+            return Err(Failure::usage("--ca and --cert are for TLS: say https:// in --through"));
+        }
+        let authorization = authorization(user, asked.password_file.as_deref())?;
+        Ok(Self { place: Place::At(at), tls, authorization, pool: Pool::new() })
+    }
+
+    /// Opens a session to a target. Cancel safe.
+    pub(crate) async fn open(&self, target: &Target) -> Result<Session, Failure> {
+        let failed =
+            |why: &dyn fmt::Display| Failure::unavailable(format!("no way to the pod {self}: {why}"));
+        let trace = format!("{:08x}", rand::random::<u32>());
+        let request = self.request(target, &trace)?;
+        let opening = async {
+            match &self.place {
+                Place::Socket(path) => {
+                    let stream = UnixStream::connect(path).await.map_err(|cause| failed(&cause))?;
+                    Ok(Carrier::Unix(self.ask(stream, request).await?))
+                }
+                Place::At(at) => {
+                    let addresses = resolve(at).await.map_err(|why| failed(&why))?;
+                    let stream = dial(&addresses, DIAL).await.map_err(|why| failed(&why))?;
+                    match &self.tls {
+                        None => Ok(Carrier::Tcp(self.ask(stream, request).await?)),
+                        Some((tls, name)) => {
+                            let stream = tls.connect(name.clone(), stream).await;
+                            let stream = stream.map_err(|cause| {
+                                failed(&format_args!(
+                                    "TLS failed: {cause}; check --ca, and that the certificate there carries {}",
+                                    name.to_str()
+                                ))
+                            })?;
+                            Ok(Carrier::Tls(Box::new(self.ask(stream, request).await?)))
+                        }
+                    }
+                }
+            }
+        };
+        let opened = timeout(ANSWER, opening).await;
+        let carrier = opened.map_err(|_| failed(&format_args!("no answer within {ANSWER:?}")))??;
+        Ok(Session { carrier, pod: self.to_string(), trace })
+    }
+
+    /// Sends CONNECT, and takes the stream back from HTTP once the pod has agreed.
+    async fn ask<C: Connection>(
+        &self,
+        stream: C,
+        request: Request<Empty<Bytes>>,
+    ) -> Result<Socket<C>, Failure> {
+        let broken =
+            |cause: hyper::Error| Failure::unavailable(format!("the pod {self} gave no answer: {cause}"));
+        let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let mut answer = std::pin::pin!(async {
+            let answer = sender.send_request(request).await?;
+            Ok::<_, hyper::Error>(if answer.status().is_success() {
+                None
+            } else {
+                Some(refusal(answer).await)
+            })
+        });
+        let mut over = false;
+        let refused = loop {
+            tokio::select! {
+                biased;
+                refused = &mut answer => break refused.map_err(broken)?,
+                // Its error reaches the request, too.
+                _ = poll_fn(|cx| connection.poll_without_shutdown(cx)), if !over => over = true,
+            }
+        };
+        if let Some(refused) = refused {
+            return Err(refused);
+        }
+        let parts = connection.into_parts();
+        Ok(Socket::with_early(parts.io.into_inner(), self.pool.clone(), parts.read_buf))
+    }
+
+    fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, Failure> {
+        let text = target.to_string();
+        let wrong = |_| Failure::usage(format!("{text:?} cannot be asked for over HTTP"));
+        let mut request = Request::new(Empty::new());
+        *request.method_mut() = Method::CONNECT;
+        *request.uri_mut() = Uri::try_from(&*text).map_err(wrong)?;
+        for (name, value) in [(HOST, &*text), (TRACE, trace)] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                request.headers_mut().insert(name, value);
+            }
+        }
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+        }
+        Ok(request)
+    }
+}
+
+impl fmt::Display for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::At(at) => at.fmt(f),
+            Place::Socket(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Why the pod refused: its reason phrase, and what its body says to do.
+async fn refusal(answer: Response<Incoming>) -> Failure {
+    let status = answer.status();
+    let phrase = answer
+        .extensions()
+        .get::<ReasonPhrase>()
+        .map(|reason| String::from_utf8_lossy(reason.as_bytes()).into_owned());
+    let phrase = phrase.unwrap_or_else(|| status.canonical_reason().unwrap_or_default().to_owned());
+    let body = Limited::new(answer.into_body(), MOST_BODY)
+        .collect()
+        .await
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
+    let body = String::from_utf8_lossy(&body).into_owned();
+    // The first line says again what the phrase says.
+    let more: String = body
+        .lines()
+        .skip(1)
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| format!("\n  {}", printable(line)))
+        .collect();
+    let code = if matches!(status.as_u16(), 403 | 407) { NOT_PERMITTED } else { REFUSED };
+    Failure { code, text: format!("{} {}{more}", status.as_u16(), printable(&phrase)) }
+}
+
+fn encryption(asked: &Connect, at: &Target) -> Result<(TlsConnector, ServerName<'static>), Failure> {
+    let Some(ca) = asked.ca.clone() else {
+        return Err(Failure::usage(
+            "https:// wants --ca=FILE: the authority that signed the pod's certificate",
+        ));
+    };
+    let identity = asked.cert.clone().zip(asked.key.clone()).map(|(cert, key)| Identity { cert, key });
+    let settings = ClientSettings { trust: Trust::Ca(ca), identity, alpn: vec![b"http/1.1".to_vec()] };
+    let config = settings.load().map_err(|cause| Failure::unusable(cause.to_string()))?;
+    let name = tls::server_name(&at.host.to_string()).map_err(|cause| Failure::usage(cause.to_string()))?;
+    Ok((TlsConnector::from(config.load()), name))
+}
+
+fn authorization(user: Option<&str>, file: Option<&Path>) -> Result<Option<HeaderValue>, Failure> {
+    let (user, file) = match (user, file) {
+        (None, None) => return Ok(None),
+        (Some(user), Some(file)) => (user, file),
+        (Some(_), None) => return Err(Failure::usage("USER in --through wants --password-file")),
+        (None, Some(_)) => {
+            return Err(Failure::usage("--password-file wants a user: --through=http://USER@HOST:PORT"));
+        }
+    };
+    let password = std::fs::read_to_string(file)
+        .map_err(|cause| Failure::unusable(format!("cannot read {}: {cause}", file.display())))?;
+    let plain = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
+    let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))
+        .map_err(|cause| Failure::usage(cause.to_string()))?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}
+
+async fn resolve(at: &Target) -> Result<Vec<std::net::SocketAddr>, String> {
+    let found = match &at.host {
+        Host::Ip(ip) => vec![*ip],
+        Host::Name(name) => {
+            let resolver = Resolver::system().map_err(|cause| cause.to_string())?;
+            resolver.lookup(name).await.map_err(|cause| cause.to_string())?
+        }
+    };
+    Ok(found.into_iter().map(|ip| std::net::SocketAddr::new(ip, at.port)).collect())
+}
+
+/// Names the request in the pod's log.
+const TRACE: HeaderName = HeaderName::from_static("traceid");
+/// For the connection to the pod.
+const DIAL: Duration = Duration::from_secs(10);
+/// For all until the session is open: as long as a pod may wait for a target, and some more.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Of a refusal's text.
+const MOST_BODY: usize = 16 * 1024;
+/// Exit code where the pod does not let this client in, as in sysexits.h.
+const NOT_PERMITTED: u8 = 77;
+/// Exit code where it cannot open the session.
+const REFUSED: u8 = 69;
+
+// A session's bytes over stdin and stdout.
+
+/// Copies stdin to the session and the session to stdout until both have ended. The end of one direction is passed on
+/// at once: the session is told when stdin ends, and stdout is closed when the session ends its direction.
+///
+/// # Errors
+///
+/// The session broke off, or stdin or stdout did.
+pub(crate) async fn carry(session: Session) -> Result<(), Failure> {
+    let failed = |cause: io::Error| broken_off(&cause.to_string());
+    let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    let stdio = Stdio {
+        input: tokio::fs::File::from_std(stdin.into()),
+        output: Some(stdout().map_err(failed)?),
+        failed: None,
+    };
+    tokio::select! {
+        copied = copy(stdio, session) => copied,
+        () = hung_up() => Err(broken_off("hung up on before both directions had ended")),
+    }
+}
+
+/// Copies both ways.
+async fn copy(stdio: Stdio, mut session: Session) -> Result<(), Failure> {
+    let mut here = Socket::new(stdio, Pool::new());
+    let ended = session.carry(&mut here).await;
+    // What came before a break is given out all the same.
+    let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| unwritten(cause.kind()));
+    match ended {
+        Ended { how: How::Finished, .. } => flushed,
+        Ended { by: Side::A, how: How::ReadFailed(kind) } => {
+            Err(broken_off(&format!("stdin cannot be read: {kind}")))
+        }
+        Ended { by: Side::A, how: How::WriteFailed(kind) } => Err(unwritten(kind)),
+        Ended { by: Side::B, how: How::ReadFailed(kind) | How::WriteFailed(kind) } => {
+            Err(session.broken(kind))
+        }
+    }
+}
+
+fn unwritten(kind: io::ErrorKind) -> Failure {
+    broken_off(&format!("stdout cannot be written to: {kind}"))
+}
+
+/// Completes a while after SIGHUP. ssh sends that to its ProxyCommand as soon as it has closed both pipes, and the end of
+/// its input must reach the pod first. A program that ignores SIGHUP, as under nohup, goes on ignoring it.
+async fn hung_up() {
+    if !ignores_hangup()
+        && let Ok(mut hangups) = signal(SignalKind::hangup())
+    {
+        hangups.recv().await;
+        return sleep(HANG_UP).await;
+    }
+    std::future::pending().await
+}
+
+/// Returns true if the parent has made this process ignore SIGHUP (proc(5), SigIgn).
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
+}
+
+/// Stdin and stdout as one stream.
+struct Stdio {
+    input: tokio::fs::File,
+    /// `None` once its direction has ended: it is closed, so that its reader sees that.
+    output: Option<tokio::fs::File>,
+    /// How writing failed. Then nothing more is read either, as the caller has gone.
+    failed: Option<io::ErrorKind>,
+}
+
+impl Stdio {
+    fn poll_output<T>(
+        &mut self,
+        poll: impl FnOnce(Pin<&mut tokio::fs::File>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let Some(output) = &mut self.output else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        let polled = poll(Pin::new(output));
+        if let Poll::Ready(Err(cause)) = &polled {
+            self.failed = Some(cause.kind());
+        }
+        polled
+    }
+}
+
+impl AsyncRead for Stdio {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.failed {
+            Some(kind) => Poll::Ready(Err(kind.into())),
+            None => Pin::new(&mut self.input).poll_read(cx, out),
+        }
+    }
+}
+
+impl AsyncWrite for Stdio {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_output(|output| output.poll_write(cx, bytes))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.output {
+            Some(_) => self.poll_output(|output| output.poll_flush(cx)),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = ready!(self.as_mut().poll_flush(cx));
+        self.output = None;
+        Poll::Ready(flushed)
+    }
+}
+
+/// Stdout as a separate file; number 1 then leads nowhere.
+fn stdout() -> io::Result<tokio::fs::File> {
+    let own = std::io::stdout().as_fd().try_clone_to_owned()?;
+    let nowhere = File::options().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    Ok(tokio::fs::File::from_std(own.into()))
+}
+
+/// Time after SIGHUP in which the ends of both directions may pass.
+const HANG_UP: Duration = Duration::from_secs(1);
+
+// An open session through a pod: copying its bytes, and why it broke off.
+
+/// An open session.
+pub(crate) struct Session {
+    pub(crate) carrier: Carrier,
+    /// The address of its pod.
+    pub(crate) pod: String,
+    /// Identifies the session in the pod's access log.
+    pub(crate) trace: String,
+}
+
+/// The connection to the pod that carries a session.
+pub(crate) enum Carrier {
+    Tcp(Socket<TcpStream>),
+    Unix(Socket<UnixStream>),
+    Tls(Box<Socket<TlsStream<TcpStream>>>),
+}
+
+impl Session {
+    /// Copies bytes between `here`, which is side A, and the session until both have ended. Then closes the connection to
+    /// the pod: in good order only if all bytes passed. A dropped call resets the connection.
+    pub(crate) async fn carry(&mut self, here: &mut impl ByteStream) -> Ended {
+        match &mut self.carrier {
+            Carrier::Tcp(socket) => copy_between(here, socket).await,
+            Carrier::Unix(socket) => copy_between(here, socket).await,
+            Carrier::Tls(socket) => copy_between(here, &mut **socket).await,
+        }
+    }
+
+    /// Returns why the session broke off, as far as its client can know. Only the pod knows the cause, and logs it.
+    pub(crate) fn broken(&self, kind: ErrorKind) -> Failure {
+        let Self { pod, trace, .. } = self;
+        let how = match kind {
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::NotConnected => {
+                "reset the connection".to_owned()
+            }
+            ErrorKind::UnexpectedEof => "closed the connection without ending TLS".to_owned(),
+            kind => format!("was lost: {kind}"),
+        };
+        broken_off(&format!(
+            "the pod {pod} {how}; its access log says why (trace={trace}), unless it was killed"
+        ))
+    }
+}
+
+/// The failure of a session that broke off.
+pub(crate) fn broken_off(why: &str) -> Failure {
+    Failure { code: BROKEN, text: format!("the session broke off: {why}") }
+}
+
+async fn copy_between<C: Connection>(here: &mut impl ByteStream, pod: &mut Socket<C>) -> Ended {
+    // Also if this process is killed: a truncated upload must not look complete to the target.
+    pod.io().breaks_off(true);
+    let ended = splice(here, pod).await.ended;
+    close(pod, Side::B, ended).await;
+    ended
+}
+
+/// Exit code of a session that broke off, as in sysexits.h (EX_IOERR).
+const BROKEN: u8 = 74;
 
 #[cfg(test)]
 mod tests;

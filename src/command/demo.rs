@@ -1,9 +1,7 @@
 //! A pod and an edge on loopback, with fresh certificates and something to reach: the first contact.
 
-mod modules;
-mod page;
-
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{DirBuilder, OpenOptions};
 use std::future::Future;
 use std::io::Write as _;
@@ -12,25 +10,27 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use clap::ValueEnum;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tracing::info_span;
 
-use crate::cloud::Pod;
+use crate::base::drain::Drain;
+use crate::base::names::NodeName;
 use crate::config::Environment;
-use crate::config::cloud::Cloud;
 use crate::config::edge::EdgeSettings as Settings;
-use crate::drain::Drain;
+use crate::config::server::Cloud;
 use crate::edge::Edge;
-use crate::names::NodeName;
 use crate::net::listen::Listener;
-use crate::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
-use crate::pki::{Authority, Issued, PkiError};
-
-pub use modules::Module;
-use modules::Stage;
+use crate::net::pki::{Authority, Issued, PkiError};
+use crate::net::tls::{
+    ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
+};
+use crate::server::Pod;
 
 /// Runs the demo until `stop` completes, or asks for the page once and ends if `check`; in each of these ways beside
 /// CONNECT. `say` prints a line on the terminal.
@@ -83,9 +83,9 @@ fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<Stage<'a>> {
     let tls = ServerSettings { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
     let (plain, encrypted) = (Listener::bind(anywhere())?, Listener::bind(anywhere())?);
     let stage = Stage { dir, page: plain.at(), tls_page: encrypted.at() };
-    drain.spawn(info_span!("page"), page::serve(plain, None, drain.clone()));
+    drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
     let acceptor = TlsAcceptor::from(tls.load());
-    drain.spawn(info_span!("page"), page::serve(encrypted, Some(acceptor), drain.clone()));
+    drain.spawn(info_span!("page"), serve(encrypted, Some(acceptor), drain.clone()));
     Ok(stage)
 }
 
@@ -180,7 +180,7 @@ impl Drop for TempDir {
 
 async fn wait_for_node(pod: &Pod) -> anyhow::Result<()> {
     let node: NodeName = NODE.parse()?;
-    let linked = pod.registry.wait(&node, None, Instant::now() + page::PATIENCE).await;
+    let linked = pod.registry.wait(&node, None, Instant::now() + PATIENCE).await;
     linked.map(|_| ()).context("the edge did not link within 10 s: see the lines above")
 }
 
@@ -190,9 +190,9 @@ async fn request(ssh: SocketAddr, ways: &[Way], stage: &Stage<'_>, say: &dyn Fn(
     let asked = Instant::now();
     let mut client = TcpStream::connect(ssh).await?;
     let target = format!("{NODE}:{}", stage.page.port());
-    let answer = page::connect(&mut client, &target).await?;
+    let answer = connect(&mut client, &target).await?;
     say(&format!("{:>7} CONNECT {target} answered: {answer}", since(asked)));
-    let bytes = page::get(client, "/", NODE).await?;
+    let bytes = get(client, "/", NODE).await?;
     say(&format!("{:>7} GET / answered with {bytes} bytes, the page is whole", since(asked)));
     for (module, at) in ways {
         let asked = Instant::now();
@@ -242,3 +242,224 @@ fn since(begun: Instant) -> String {
 const NODE: &str = "node1";
 /// A demo that runs longer than a day has become something else.
 const VALID: Duration = Duration::from_secs(24 * 3600);
+
+// What the demo shows beside CONNECT: for each module its settings, a line for people to try, and the same in the
+// program's own words.
+
+/// One more way to the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Module {
+    /// A TCP port of the pod that stands for the page's.
+    Tcp,
+    /// A port of the pod that stands for the page's at every node, by Host.
+    Http,
+    /// The same with TLS, which the pod ends and the edge speaks anew.
+    Https,
+    /// CONNECT with a client certificate, as kube-apiserver's egress selector asks.
+    Egress,
+    /// The edge's proxy, for programs at the node.
+    Proxy,
+}
+
+/// Where the demo's files and pages are.
+pub(crate) struct Stage<'a> {
+    /// Certificates, keys and settings.
+    pub(crate) dir: &'a Path,
+    /// The page.
+    pub(crate) page: SocketAddr,
+    /// The page with TLS.
+    pub(crate) tls_page: SocketAddr,
+}
+
+/// As `--with` has it.
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
+impl Module {
+    /// What the pod's settings need for it.
+    pub(crate) fn cloud_tables(self, stage: &Stage<'_>) -> String {
+        let Stage { dir, page, tls_page } = stage;
+        let dir = dir.display();
+        match self {
+            Self::Tcp => format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{NODE}/{page}\"\n"),
+            Self::Http => {
+                format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{page}\" }}\n")
+            }
+            Self::Https => format!(
+                "[mode.cloud.https]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{tls_page}\" }}\n\
+                 cert = \"{dir}/{NODE}.crt\"\nkey = \"{dir}/{NODE}.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
+                 names = [\"demo\"]\n"
+            ),
+            Self::Egress => format!(
+                "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n\
+                 client_ca = \"{dir}/ca.crt\"\nnames = [\"demo\"]\n"
+            ),
+            Self::Proxy => format!("[mode.cloud.allow]\ntargets = [\"{page}\"]\n"),
+        }
+    }
+
+    /// What the edge's settings need for it.
+    pub(crate) fn edge_tables(self) -> &'static str {
+        match self {
+            Self::Proxy => "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n",
+            Self::Tcp | Self::Http | Self::Https | Self::Egress => "",
+        }
+    }
+
+    /// Where its clients come in.
+    pub(crate) fn at(self, pod: &Pod, edge: &Edge) -> anyhow::Result<SocketAddr> {
+        let of_pod = |front| pod.bound.clients.iter().find(|(name, _)| *name == front).map(|(_, at)| *at);
+        let at = match self {
+            Self::Tcp => of_pod("tcp"),
+            Self::Http => of_pod("http"),
+            Self::Https => of_pod("https"),
+            Self::Egress => of_pod("egress"),
+            Self::Proxy => edge.bound.proxy,
+        };
+        at.with_context(|| format!("there is no port for {self}"))
+    }
+
+    /// What the line to try does, and the line.
+    pub(crate) fn line(self, at: SocketAddr, stage: &Stage<'_>) -> (&'static str, String) {
+        let (port, page, dir) = (at.port(), stage.page.port(), stage.dir.display());
+        match self {
+            Self::Tcp => ("A TCP port of the pod, which stands for the page's", format!("curl http://{at}/")),
+            Self::Http => (
+                "A port of the pod, which stands for the page's at every node; DNS would lead their names to the pod",
+                format!("curl --resolve {NODE}:{port}:{} http://{NODE}:{port}/", at.ip()),
+            ),
+            Self::Https => (
+                "The same with TLS, for clients with a certificate",
+                format!(
+                    "curl --cacert {dir}/ca.crt --cert {dir}/client.crt --key {dir}/client.key \
+                     --resolve {NODE}:{port}:{} https://{NODE}:{port}/",
+                    at.ip()
+                ),
+            ),
+            Self::Egress => (
+                "CONNECT with a certificate, as kube-apiserver's egress selector asks",
+                format!(
+                    "curl --proxy-cacert {dir}/ca.crt --proxy-cert {dir}/client.crt --proxy-key {dir}/client.key \
+                     -p -x https://{at} http://{NODE}:{page}/"
+                ),
+            ),
+            Self::Proxy => (
+                "The other way round: a program at the node reaches a page in the cloud through its edge's proxy",
+                format!("curl -x http://{at} http://{IN_CLOUD}:{page}/"),
+            ),
+        }
+    }
+
+    /// Does what the line does. How many bytes came.
+    pub(crate) async fn ask(self, at: SocketAddr, stage: &Stage<'_>) -> anyhow::Result<usize> {
+        let socket = TcpStream::connect(at).await?;
+        let host = format!("{NODE}:{}", at.port());
+        match self {
+            Self::Tcp | Self::Http => get(socket, "/", &host).await,
+            Self::Https => get(encrypted(socket, NODE, stage.dir).await?, "/", &host).await,
+            Self::Egress => {
+                let mut stream = encrypted(socket, &at.ip().to_string(), stage.dir).await?;
+                let target = format!("{NODE}:{}", stage.page.port());
+                connect(&mut stream, &target).await?;
+                get(stream, "/", &target).await
+            }
+            Self::Proxy => {
+                let host = format!("{IN_CLOUD}:{}", stage.page.port());
+                get(socket, &format!("http://{host}/"), &host).await
+            }
+        }
+    }
+}
+
+/// TLS to a server of that name, with the client's certificate.
+async fn encrypted(socket: TcpStream, name: &str, dir: &Path) -> anyhow::Result<TlsStream<TcpStream>> {
+    let identity = Identity { cert: dir.join("client.crt"), key: dir.join("client.key") };
+    let trust = Trust::Ca(dir.join("ca.crt"));
+    let tls = ClientSettings { trust, identity: Some(identity), alpn: vec![b"http/1.1".to_vec()] }.load()?;
+    let shaken = TlsConnector::from(tls.load()).connect(server_name(name)?, socket);
+    shaken.await.context("the TLS handshake failed")
+}
+
+/// A name with a dot is no node's, and this one leads to the machine itself.
+const IN_CLOUD: &str = "web.localhost";
+
+// The page at the demo's edge: served, and asked for.
+
+/// Serves the page for each connection, whatever it asks, until draining begins; `tls`: under TLS.
+pub(crate) async fn serve(listener: Listener, tls: Option<TlsAcceptor>, drain: Drain) {
+    loop {
+        let (socket, _) = tokio::select! {
+            () = drain.draining() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let tls = tls.clone();
+        drain.spawn(info_span!("page"), async move {
+            match tls {
+                None => answer(socket).await,
+                Some(tls) => {
+                    if let Ok(socket) = tls.accept(socket).await {
+                        answer(socket).await;
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) {
+    let mut request = [0; 4096];
+    let length = PAGE.len();
+    let head = format!("HTTP/1.0 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\n\r\n");
+    if socket.read(&mut request).await.is_ok() && socket.write_all((head + PAGE).as_bytes()).await.is_ok() {
+        // The client has all it needs; how it closes does not matter.
+        let _ = socket.shutdown().await;
+        let _ = timeout(PATIENCE, socket.read(&mut request)).await;
+    }
+}
+
+/// Asks for the page over a connection, and reads it whole. How many bytes came.
+pub(crate) async fn get<S>(mut stream: S, url: &str, host: &str) -> anyhow::Result<usize>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let ask = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(ask.as_bytes()).await?;
+    let mut answer = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.context("no page within 10 s")??;
+    if !answer.ends_with(PAGE) {
+        bail!("the page came back wrong: {answer:?}");
+    }
+    Ok(answer.len())
+}
+
+/// Asks with CONNECT for a target. The first line of the answer.
+pub(crate) async fn connect<S>(stream: &mut S, target: &str) -> anyhow::Result<String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    stream.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await?;
+    let head = timeout(PATIENCE, read_head(stream)).await.context("no answer to CONNECT within 10 s")??;
+    let line = head.lines().next().unwrap_or("nothing");
+    if !head.contains(" 200 ") {
+        bail!("CONNECT was answered: {line}");
+    }
+    Ok(line.to_owned())
+}
+
+async fn read_head<S: AsyncRead + Unpin>(stream: &mut S) -> anyhow::Result<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let byte = stream.read_u8().await.context("the pod hung up")?;
+        head.push(byte);
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+const PAGE: &str =
+    "<!doctype html><title>node1</title><h1>Hello from node1</h1><p>This came through the tunnel.\n";
+/// For each step of the demo.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,26 +1,23 @@
 //! Makes what a cloud needs on its first day: certificates, tokens, and settings that are closed by default.
 
-mod texts;
-
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::value_parser;
 
-use super::Failure;
-use super::folder::Folder;
-use crate::cloud::Pod;
-use crate::config::cloud::Cloud;
+use crate::base::names::{Host, NodeName};
+use crate::command::Failure;
+use crate::command::output_dir::Folder;
 use crate::config::edge::EdgeSettings;
+use crate::config::server::Cloud;
 use crate::config::{Environment, Faults, Warning};
 use crate::edge::Edge;
-use crate::names::{Host, NodeName};
-use crate::net::tls::KUBELET_CLIENT;
-use crate::pki::{Authority, Issued, PkiError};
+use crate::net::pki::{Authority, Issued, PkiError};
+use crate::net::tls::certificate::KUBELET_CLIENT;
+use crate::server::Pod;
 use crate::startup::Startup;
-use texts::CloudText;
-pub(super) use texts::EdgeText;
 
 /// What to make.
 #[derive(Debug, Clone, clap::Args)]
@@ -81,7 +78,7 @@ pub fn run(asked: &Init) -> Result<String, Failure> {
         write_client(asked, client, dir, &signs.ours, &folder)?;
     }
     folder.finish()?;
-    Ok(texts::made(asked, &clients, signs.is_new, to))
+    Ok(made(asked, &clients, signs.is_new, to))
 }
 
 /// The authorities that sign.
@@ -115,7 +112,7 @@ impl Signs {
 }
 
 /// A folder as settings can name it.
-pub(super) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, Failure> {
+pub(crate) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, Failure> {
     let text = dir.to_str().filter(|dir| dir.starts_with('/') && !dir.contains(['"', '\\', '\'', '\n', '%']));
     text.ok_or_else(|| {
         Failure::usage(format!("{option} {}: want a path from the root, without quotes", dir.display()))
@@ -123,7 +120,7 @@ pub(super) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a s
 }
 
 /// A secret that nobody guesses, as token files can hold it.
-pub(super) fn random_token() -> String {
+pub(crate) fn random_token() -> String {
     format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>())
 }
 
@@ -234,7 +231,7 @@ fn write_client(
     folder.write(&format!("{dir}/ca.crt"), authority.cert())?;
     if client == APISERVER {
         let server = asked.names.first().map(ToString::to_string).unwrap_or_default();
-        folder.write(&format!("{dir}/egress-selector.yaml"), &texts::egress_selector(&server))?;
+        folder.write(&format!("{dir}/egress-selector.yaml"), &egress_selector(&server))?;
     }
     Ok(())
 }
@@ -245,7 +242,7 @@ fn write_issued(folder: &Folder, path: &str, issued: &Issued) -> Result<(), Fail
 }
 
 /// Whether the program itself would start with what was written, its files and all.
-pub(super) fn checked<T>(
+pub(crate) fn checked<T>(
     read: Result<(T, Vec<Warning>), Faults>,
     check: impl FnOnce(&T, &mut Startup),
 ) -> Result<(), Failure> {
@@ -280,6 +277,167 @@ const GRPC_PORT: u16 = 9000;
 const APISERVER: &str = "system:kube-apiserver";
 /// By which pods know each other where edges know them by addresses.
 const POD_NAME: &str = "tunnel-cloud";
+
+// The settings that are written, and what is told at the end.
+
+/// Settings of a pod.
+pub(crate) struct CloudText<'a> {
+    /// Who may come in at the egress port; none: there is no such port.
+    pub(crate) clients: &'a [String],
+}
+
+/// Settings of an edge.
+pub(crate) struct EdgeText<'a> {
+    pub(crate) node: &'a NodeName,
+    /// Where the cloud is, host and port.
+    pub(crate) server: &'a str,
+    /// The name in its certificate, if that is another one.
+    pub(crate) dns: Option<&'a Host>,
+    /// Whether it has a certificate for its kubelet.
+    pub(crate) has_kubelet: bool,
+}
+
+impl CloudText<'_> {
+    /// With its files in that folder.
+    pub(crate) fn at(&self, dir: &str) -> String {
+        // A service may not write below /etc.
+        let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
+        let mut text = format!(
+            r#"# Settings of a pod: tunnel --m=cloud --c={dir}/cloud.toml
+# Written by `tunnel init`; conf/cloud.toml describes every key.
+
+[mode.cloud.stream.server]
+listen = "0.0.0.0:9000"
+log_listen = "127.0.0.1:51010"
+cert = "{dir}/certs/cloud.crt"
+key = "{dir}/certs/cloud.key"
+ca = "{dir}/certs/ca.crt"
+tokenfile = "{dir}/token/token"
+
+# HTTP CONNECT, for this machine alone. For others: another address, and allow_from or auth to say for whom.
+[mode.cloud.ssh]
+listen = "127.0.0.1:2222"
+
+# Nodes that join by `tunnel invite` and `tunnel join`; without an invitation that is open no machine can join.
+[mode.cloud.invitations]
+store = "file"
+file = "{enrolled}/enrolled"
+"#
+        );
+        if !self.clients.is_empty() {
+            let names: Vec<_> = self.clients.iter().map(|name| format!("\"{name}\"")).collect();
+            let names = names.join(", ");
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                r#"
+# HTTP CONNECT over TLS, for these certificates alone.
+[mode.cloud.egress]
+listen = "0.0.0.0:8000"
+cert = "{dir}/certs/cloud.crt"
+key = "{dir}/certs/cloud.key"
+client_ca = "{dir}/certs/ca.crt"
+names = [{names}]
+"#
+            );
+        }
+        text
+    }
+}
+
+impl EdgeText<'_> {
+    /// With its files in that folder.
+    pub(crate) fn at(&self, dir: &str) -> String {
+        let Self { node, server, dns, has_kubelet } = self;
+        let dns = dns.map_or_else(String::new, |dns| format!("dns = \"{dns}\"\n"));
+        let mut text = format!(
+            r#"# Settings of the edge of {node}: tunnel --m=edge --c={dir}/edge.toml
+# Written for it alone; conf/edge.toml describes every key.
+
+[mode.edge.stream.client]
+node = "{node}"
+token_file = "{dir}/token/token"
+cert = "{dir}/certs/ca.crt"
+server_name = "{server}"
+{dns}log_listen = "127.0.0.1:51010"
+
+# Clients reach services of this machine, and nothing behind it.
+[mode.edge.allow]
+targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
+"#
+        );
+        if *has_kubelet {
+            let _ = write!(
+                text,
+                r#"
+# What this node's kubelet is shown.
+[mode.edge.https]
+cert = "{dir}/certs/apiserver-kubelet-client.crt"
+key = "{dir}/certs/apiserver-kubelet-client.key"
+"#
+            );
+        }
+        text
+    }
+}
+
+/// Where the packaged units let the program write.
+const STATE_DIR: &str = "/var/lib/tunnel";
+
+/// The file of kube-apiserver's --egress-selector-config-file.
+pub(crate) fn egress_selector(server: &str) -> String {
+    format!(
+        r"# For kube-apiserver's --egress-selector-config-file. The files are named as kube-apiserver sees them.
+apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection:
+    proxyProtocol: HTTPConnect
+    transport:
+      tcp:
+        url: https://{server}:8000
+        tlsConfig:
+          caBundle: /etc/kubernetes/tunnel/ca.crt
+          clientCert: /etc/kubernetes/tunnel/client.crt
+          clientKey: /etc/kubernetes/tunnel/client.key
+"
+    )
+}
+
+/// What was made, where it goes, and what to do next.
+pub(crate) fn made(asked: &Init, clients: &[String], is_new: bool, to: &str) -> String {
+    let dir = asked.dir.display();
+    let mut text = format!("made in {dir}, for this user alone:\n");
+    let mut line = |name: &str, what: &str| {
+        let _ = writeln!(text, "  {name:<30}  {what}");
+    };
+    if is_new {
+        line("ca.crt, ca.key", "the authority; ca.key stays here and goes to no other machine");
+    }
+    line("cloud/", &format!("becomes {to} on the machine of each pod"));
+    for node in &asked.nodes {
+        line(&format!("{}/", edge_folder(node)), &format!("becomes {to} on {node}"));
+    }
+    for (client, folder) in asked.clients.iter().zip(clients) {
+        let what = if client == APISERVER {
+            "becomes /etc/kubernetes/tunnel on kube-apiserver's machine".to_owned()
+        } else {
+            format!("for {client}: certificate and key for the egress port")
+        };
+        line(&format!("{folder}/"), &what);
+    }
+    let node = asked.nodes.first().map(ToString::to_string).unwrap_or_default();
+    let _ = write!(
+        text,
+        "next, on the machine of a pod:\n  cp -rpT {dir}/cloud {to}\n  tunnel --m=cloud --c={to}/cloud.toml\n\
+         then, for each node:\n  scp -rp {dir}/edge-{node} root@{node}:{to}\n  \
+         on {node}: tunnel --m=edge --c={to}/edge.toml\n\
+         and on the pod's machine:\n  tunnel status\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n  \
+         tunnel invite --node NODE    (prints the line by which one more node joins)\n"
+    );
+    text
+}
 
 #[cfg(test)]
 mod tests;

@@ -1,18 +1,23 @@
 //! `tunnel status`: what a pod or edge of this machine does now.
 
-mod table;
-mod words;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fmt, io};
 
-use std::path::PathBuf;
+use bytes::Bytes;
+use http::{Method, Request};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
 
-use http::Method;
-
-use super::Failure;
-use super::socket::{ask, socket};
-use crate::admin::{LinkStatus, Status};
+use crate::admin::status::{LinkStatus, Status};
+use crate::base::logging::printable as clean;
+use crate::command::Failure;
 use crate::config::Environment;
-use table::Table;
-use words::{bytes, clean, duration, round_trip};
+use crate::startup::admin_socket::SocketDirs;
 
 /// Asks a pod or edge of this machine what it does, as a table, or as the JSON of its answer. The table is preceded by
 /// the sockets of other programs that run here.
@@ -119,6 +124,207 @@ fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
     }
     table.to_string()
 }
+
+// Columns that stand below each other.
+
+/// A table of text.
+#[derive(Debug)]
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(titles: &[&str]) -> Self {
+        Self { rows: vec![titles.iter().map(|title| (*title).to_owned()).collect()] }
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
+        let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
+        let width = |column| cells(column).map(|cell| cell.chars().count()).max().unwrap_or_default();
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for (number, row) in self.rows.iter().enumerate() {
+            if number > 0 {
+                f.write_str("\n")?;
+            }
+            let line: String =
+                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
+            f.write_str(line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+// Times, sizes and texts of strangers, for people.
+
+/// Seconds in their two largest units: `45s`, `3m20s`, `5h12m`, `12d3h`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let whole = seconds.max(0.0) as u64;
+    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{whole}s"),
+        (0, 0, _) => format!("{minutes}m{}s", whole % 60),
+        (0, ..) => format!("{hours}h{minutes}m"),
+        _ => format!("{days}d{hours}h"),
+    }
+}
+
+/// Seconds, as milliseconds with so many digits as mean something.
+pub(crate) fn round_trip(seconds: f64) -> String {
+    let millis = seconds * 1000.0;
+    if millis < 10.0 { format!("{millis:.2} ms") } else { format!("{millis:.0} ms") }
+}
+
+/// Bytes in a unit that fits.
+pub(crate) fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} TiB")
+}
+
+// Asks a program of this machine: a pod or an edge over its admin socket, another at its port.
+
+/// A socket to ask.
+pub(crate) struct Socket {
+    pub(crate) path: PathBuf,
+    /// The sockets of other programs that run on this machine.
+    others: Vec<PathBuf>,
+}
+
+impl Socket {
+    /// Names the socket that was chosen among several, and the others; empty if there is only one.
+    pub(crate) fn choice(&self) -> String {
+        if self.others.is_empty() {
+            return String::new();
+        }
+        let others: Vec<_> = self.others.iter().map(|path| format!("--socket={}", path.display())).collect();
+        format!("asked {}; others on this machine: {}\n", self.path.display(), others.join(" "))
+    }
+}
+
+/// The socket to ask: the named one, otherwise the first that a program with one of these names has by default. A
+/// program that answers is preferred to one that this user may not ask, and that to one that has ended.
+///
+/// # Errors
+///
+/// No socket is named, and none is found.
+pub(crate) async fn socket(
+    named: Option<PathBuf>,
+    names: &[&str],
+    env: &Environment,
+) -> Result<Socket, Failure> {
+    if let Some(path) = named {
+        return Ok(Socket { path, others: Vec::new() });
+    }
+    let mut found = Vec::new();
+    for path in SocketDirs::of_user(env.runtime_dir.as_deref()).sockets(names) {
+        let state = match UnixStream::connect(&path).await.map_err(|cause| cause.kind()) {
+            Ok(_) => State::Answers,
+            Err(io::ErrorKind::PermissionDenied) => State::Denied,
+            Err(_) => State::Ended,
+        };
+        found.push((state, path));
+    }
+    found.sort_by_key(|(state, _)| *state);
+    let mut running = found.iter().filter(|(state, _)| *state != State::Ended);
+    let first = running.next().or(found.first()).map(|(_, path)| path.clone());
+    let others = running.map(|(_, path)| path.clone()).collect();
+    first.map(|path| Socket { path, others }).ok_or_else(|| {
+        let text = "no server or edge of this user has its socket at a usual place: is one running here? Its log says at the \
+                    start where its socket is; name that with --socket=PATH, or ask as the user that runs it";
+        Failure::unavailable(text)
+    })
+}
+
+/// What comes of connecting to a socket, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Answers,
+    Denied,
+    Ended,
+}
+
+/// Sends one request with a body, which may be empty; gives HTTP status and body of the answer. Not cancel safe: the request
+/// may have been done.
+///
+/// # Errors
+///
+/// Nobody answers there, or this user may not ask.
+pub(crate) async fn ask(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: impl Into<Bytes>,
+) -> Result<(u16, Bytes), Failure> {
+    let failed = |cause: &dyn std::fmt::Display| {
+        Failure::unavailable(format!("{} does not answer: {cause}", socket.display()))
+    };
+    let stream = UnixStream::connect(socket).await.map_err(|cause| match cause.kind() {
+        io::ErrorKind::PermissionDenied => Failure {
+            code: NOT_PERMITTED,
+            text: format!(
+                "this user may not open {}: only the user that runs the program there may, and root (sudo)",
+                socket.display()
+            ),
+        },
+        io::ErrorKind::ConnectionRefused => {
+            failed(&"its program has ended; start it, or name another with --socket")
+        }
+        io::ErrorKind::NotFound => failed(&"there is none; start its program, or name another with --socket"),
+        _ => failed(&cause),
+    })?;
+    exchange(stream, method, path, body.into()).await.map_err(|cause| failed(&cause))
+}
+
+/// One request over a stream, and its answer, as [`ask`]; else why there is none.
+pub(crate) async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> Result<(u16, Bytes), String> {
+    let exchange = async {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
+        request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
+        // It takes the sender with it: the connection ends where nobody can ask more.
+        let answer = async move {
+            let answer = sender.send_request(request).await?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, MOST_BYTES).collect().await;
+            Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
+        };
+        // The connection is driven beside it; where that ends first, the sender tells why.
+        let (answer, _) = tokio::join!(answer, connection);
+        answer
+    };
+    match timeout(PATIENCE, exchange).await {
+        Ok(Ok((status, Ok(body)))) => Ok((status, body)),
+        Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
+        Ok(Err(cause)) => Err(cause.to_string()),
+        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+    }
+}
+
+/// For a whole answer; a pod with 20,000 nodes takes a moment to list them.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest answer: some 100,000 nodes.
+const MOST_BYTES: usize = 64 << 20;
+/// Exit code where this user may not ask, as in sysexits.h.
+const NOT_PERMITTED: u8 = 77;
 
 #[cfg(test)]
 mod tests;

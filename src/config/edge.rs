@@ -1,24 +1,22 @@
 //! Settings of an edge, as read from the table `mode.edge`.
 
-mod csr;
-mod https;
-mod proxy;
+pub mod csr;
+pub mod http_proxy;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fold::{Report, Table};
-use super::{
-    AdminSettings, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, value,
+use crate::base::names::{Host, NodeName, Target};
+use crate::base::policy::targets::{TargetEntry, Targets};
+use crate::config::edge::csr::Csr;
+use crate::config::edge::http_proxy::HttpProxy;
+use crate::config::listen::{self, Auth};
+use crate::config::table::Table;
+use crate::config::{
+    self, AdminSettings, Concern, Environment, Faults, Listen, Reading, Report, Secret, Warning, value,
 };
-use crate::names::{Host, NodeName, Target};
-use crate::policy::{TargetEntry, Targets};
-
-pub use csr::Csr;
-pub use https::Https;
-pub use proxy::HttpProxy;
 
 /// All settings of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,22 +130,22 @@ impl EdgeSettings {
         token.chain(key).chain(users).collect()
     }
 
-    pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
         let mut file = Table::parse(text, report);
         let mut mode = file.table("mode", report);
         let mut edge = mode.table("edge", report);
-        super::other_mode(&mut mode, &edge, "cloud", report);
+        config::other_mode(&mut mode, &edge, "cloud", report);
         let mut stream = edge.table("stream", report);
-        let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
+        let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
         let csr = csr::read(&mut edge, node_ip, env, report);
         let client = client(&mut stream, env, (node_ip, csr.is_some()), report);
         stream.finish(report);
         let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);
         let targets = targets(&mut edge, report);
-        let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
-        let https = https::read(&mut edge, report);
-        let http_proxy = proxy::read(&mut edge, report);
+        let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
+        let https = read(&mut edge, report);
+        let http_proxy = http_proxy::read(&mut edge, report);
         for table in [edge, mode, file] {
             table.finish(report);
         }
@@ -168,7 +166,7 @@ fn client(
     let node = node(&mut table, env, report);
     let ips = table.list("node_ips", value::parsed::<IpAddr>, report);
     let token = token(&mut table, certified, report);
-    let ca = table.read("cert", value::path, report).unwrap_or_else(|| super::CA.into());
+    let ca = table.read("cert", value::file_path, report).unwrap_or_else(|| config::CA.into());
     let log_listen = listen::log(&mut table, report);
     let metrics_listen = table.read("metrics_listen", value::socket, report);
     let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
@@ -205,7 +203,7 @@ fn node(table: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option
 
 fn token(table: &mut Table<'_>, certified: bool, report: &mut Report) -> Option<Token> {
     let text = table.read("token", value::secret, report);
-    let file = table.read("token_file", value::path, report);
+    let file = table.read("token_file", value::file_path, report);
     match (table.has("token"), table.has("token_file")) {
         (true, true) => {
             let wanted = "both say which token: keep token_file";
@@ -284,9 +282,9 @@ fn warn_template(table: &Table<'_>, key: &'static str, report: &mut Report) {
 fn session(edge: &mut Table<'_>, report: &mut Report) -> EdgeSessions {
     let mut table = edge.table("session", report);
     let session = EdgeSessions {
-        grace: super::grace(&mut table, report),
-        drain: super::drain(&mut table, report),
-        memory: table.read("memory", value::size(super::LEAST_MEMORY), report),
+        grace: config::grace(&mut table, report),
+        drain: config::drain(&mut table, report),
+        memory: table.read("memory", value::size(config::LEAST_MEMORY), report),
     };
     table.finish(report);
     session
@@ -297,4 +295,30 @@ fn targets(edge: &mut Table<'_>, report: &mut Report) -> Targets {
     let targets = table.list("targets", value::parsed::<TargetEntry>, report);
     table.finish(report);
     targets.map_or_else(Targets::default, Targets::from_iter)
+}
+
+// The table `mode.edge.https`: TLS towards targets.
+
+/// `[mode.edge.https]`: TLS towards the targets of the cloud's HTTPS ports.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Https {
+    /// PEM files of the certificate that targets are shown, and of its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// PEM file of the authorities that may sign a target's certificate; `None`: only targets on loopback are believed.
+    pub ca: Option<PathBuf>,
+}
+
+/// Reads the table.
+pub(crate) fn read(edge: &mut Table<'_>, report: &mut Report) -> Https {
+    let mut table = edge.table("https", report);
+    let cert = table.read("cert", value::file_path, report);
+    let key = table.read("key", value::file_path, report);
+    for (given, other) in [("cert", "key"), ("key", "cert")] {
+        if table.has(given) && !table.has(other) {
+            table.complain(other, None, "a certificate and its key go together: name both files", report);
+        }
+    }
+    let ca = table.read("ca", value::file_path, report);
+    table.finish(report);
+    Https { identity: cert.zip(key), ca }
 }

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use toml::de::DeValue;
 
-use super::fold::{Report, Table};
-use super::{Access, AdminSettings, AdminSocket, Auth, Concern, Environment, Listen, value};
-use crate::policy::Networks;
+use crate::base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
+use crate::config::table::Table;
+use crate::config::value::{self, Wrong};
+use crate::config::{AdminSettings, AdminSocket, Concern, Environment, Listen, Report};
 
 impl Listen {
     /// Can only this machine reach it?
@@ -16,14 +17,14 @@ impl Listen {
     }
 
     /// Where nobody has asked for anything, and `key` would.
-    pub(super) fn by_default(ip: Ipv4Addr, port: u16, key: &'static str) -> Self {
+    pub(crate) fn by_default(ip: Ipv4Addr, port: u16, key: &'static str) -> Self {
         Self { at: (ip, port).into(), implicit: true, key }
     }
 }
 
 /// Where clients come in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// An address with a port.
     Port(Listen),
     /// A unix socket.
@@ -31,7 +32,7 @@ pub(super) enum Place {
 }
 
 /// Reads `listen` or, instead, `port`. `None`: both are absent.
-pub(super) fn read(
+pub(crate) fn read(
     table: &mut Table<'_>,
     listen: &'static str,
     port: &'static str,
@@ -45,7 +46,7 @@ pub(super) fn read(
 }
 
 /// Reads a table `admin`. `name` is that of the socket without `listen = "unix:/path"`.
-pub(super) fn admin(
+pub(crate) fn admin(
     parent: &mut Table<'_>,
     name: &'static str,
     env: &Environment,
@@ -61,7 +62,7 @@ pub(super) fn admin(
         None => AdminSocket::Named(name, env.runtime_dir.clone()),
     };
     let key = table.key("users");
-    let users = table.read("users", value::path, report);
+    let users = table.read("users", value::file_path, report);
     let auth = users.map_or(Auth::None, |users| Auth::Basic { users, key });
     table.finish(report);
     AdminSettings { socket, access: Access { auth, ..Access::default() } }
@@ -74,7 +75,7 @@ fn unix_path(text: &str) -> Option<PathBuf> {
 }
 
 /// Reads `listen`, which may be `unix:/path`, or instead one of the spellings of a port. `None`: all are absent.
-pub(super) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut Report) -> Option<Place> {
+pub(crate) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut Report) -> Option<Place> {
     let wanted = "want ip:port, for example 127.0.0.1:8000, or unix:/path";
     let reader = |value: &DeValue<'_>| match unix_path(&value::text(value)?) {
         Some(path) => Ok(Ok(path)),
@@ -85,7 +86,7 @@ pub(super) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut 
 
 /// Reads the address of an HTTP proxy, in each of SuperEdge's spellings; at `ip` unless a key has another one. `None`:
 /// no key is set.
-pub(super) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) -> Option<Listen> {
+pub(crate) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) -> Option<Listen> {
     let mut said = None;
     for key in ["ip", "proxyip"] {
         let found: Option<IpAddr> = table.read(key, value::parsed, report);
@@ -111,10 +112,7 @@ pub(super) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) ->
 /// Reads one of several keys for an address to listen on.
 fn one_of(
     table: &mut Table<'_>,
-    (listen, reader): (
-        &'static str,
-        impl FnOnce(&DeValue<'_>) -> Result<Result<PathBuf, SocketAddr>, value::Wrong>,
-    ),
+    (listen, reader): (&'static str, impl FnOnce(&DeValue<'_>) -> Result<Result<PathBuf, SocketAddr>, Wrong>),
     ports: &[&'static str],
     report: &mut Report,
 ) -> Option<Place> {
@@ -125,7 +123,7 @@ fn one_of(
     });
     let mut first = table.has(listen).then_some(listen);
     for key in ports {
-        let number: Option<u16> = table.read(key, value::port, report);
+        let number: Option<u16> = table.read(key, value::port_number, report);
         if let Some(first) = first.filter(|_| table.has(key)) {
             let found = format!("{key} is given as well");
             table.complain(first, Some(found), format!("both say where to listen: keep {first}"), report);
@@ -141,7 +139,7 @@ fn one_of(
 }
 
 /// Reads where health, log level and metrics are served. Absent: on loopback, where nobody else can turn the log up.
-pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
+pub(crate) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
     let found = read(table, "log_listen", "log_port", report);
     let log = found.unwrap_or(Listen::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "log_listen"));
     if !log.is_local() {
@@ -156,7 +154,7 @@ pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
 }
 
 /// Reads where gRPC's debugging clients come in. `None`: nowhere, as with an empty text.
-pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<SocketAddr> {
+pub(crate) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<SocketAddr> {
     let read = |value: &DeValue<'_>| match value::text(value)?.is_empty() {
         true => Ok(None),
         false => value::socket(value).map(Some),
@@ -173,7 +171,7 @@ pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<Soc
 }
 
 /// Reads the networks of balancers whose PROXY headers are believed. `None`: the key is absent.
-pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Networks> {
+pub(crate) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Networks> {
     let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
     if proxies.holds_everyone() {
         let text = "whoever connects may say to be anybody: name only the networks of your balancers";
@@ -193,3 +191,330 @@ const CHANNELZ: &str = "channelz_addr";
 
 /// The port SuperEdge's manifests probe.
 const LOG_PORT: u16 = 51010;
+
+// Who may come in at a port for clients, and what for: the keys that the tables of all front ends have. What such a
+// table leaves out is as `[mode.cloud.ssh]` has it.
+
+/// Who may come in, and what for; by default everybody for everything.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Access {
+    /// Networks of balancers before the port.
+    pub proxy_protocol: Networks,
+    /// Where clients may come from; `None`: from anywhere.
+    pub allow_from: Option<Networks>,
+    /// How they prove who they are.
+    pub auth: Auth,
+    /// What they may reach; none: everything.
+    pub rules: Rules,
+    /// Names (CN or DNS) of the client certificates that are accepted. Empty at ports that ask for none.
+    pub names: Vec<CertificateGlob>,
+}
+
+/// How a client proves who it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Auth {
+    /// Not at all.
+    #[default]
+    None,
+    /// Name and password, checked against an htpasswd file (bcrypt).
+    Basic {
+        /// The htpasswd file.
+        users: PathBuf,
+        /// The whole key that names it: another table's, if this one leaves it out.
+        key: String,
+    },
+}
+
+/// How clients of a port can prove who they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Proofs {
+    /// With name and password.
+    pub(crate) password: bool,
+    /// With a certificate, and whether one is asked for; `None`: never.
+    pub(crate) certificate: Option<bool>,
+}
+
+impl Proofs {
+    /// Who has to show a certificate needs no password.
+    fn certified(self) -> bool {
+        self.certificate == Some(true)
+    }
+
+    /// What closes the port to strangers.
+    fn remedy(self) -> &'static str {
+        match (self.password, self.certificate) {
+            (true, None) => "auth = \"basic\" or allow_from closes it",
+            (true, Some(_)) => "client_ca, auth = \"basic\" or allow_from closes it",
+            (false, Some(_)) => "client_ca or allow_from closes it",
+            (false, None) => "allow_from closes it",
+        }
+    }
+}
+
+impl Access {
+    /// Reads the keys of a front end's table; what it leaves out is as in `default`.
+    pub(crate) fn read(table: &mut Table<'_>, proofs: Proofs, default: &Self, report: &mut Report) -> Self {
+        let rules = rules(table, proofs, report);
+        let auth = auth(table, proofs, &default.auth, report);
+        if let (Some(rules), Some(Auth::None)) = (&rules, &auth)
+            && rules.name_users()
+            && !proofs.certified()
+        {
+            let wanted = "without auth = \"basic\" nobody is a user, and such a rule lets nobody in";
+            table.complain("rules", Some("a rule asks for users".to_owned()), wanted, report);
+        }
+        let allow_from = networks(table, "allow_from", report);
+        Self {
+            proxy_protocol: proxies(table, report).unwrap_or_else(|| default.proxy_protocol.clone()),
+            allow_from: allow_from.or_else(|| default.allow_from.clone()),
+            auth: auth.unwrap_or_default(),
+            rules: rules.unwrap_or_else(|| default.rules.clone()),
+            names: names(table, proofs, report),
+        }
+    }
+
+    /// Warns of a port that lets every client in without proof: `key` is the key to change, `reached` what lies behind
+    /// the port.
+    pub(crate) fn warn_if_open(
+        &self,
+        key: String,
+        at: SocketAddr,
+        proofs: Proofs,
+        reached: &str,
+        report: &mut Report,
+    ) {
+        let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.holds_everyone());
+        if self.auth != Auth::None || proofs.certified() || at.ip().is_loopback() || fenced {
+            return;
+        }
+        let text = format!("whoever reaches {at} reaches {reached}, unasked; {}", proofs.remedy());
+        report.warn(key, Concern::OpenDoor, text);
+    }
+}
+
+fn rules(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<Rules> {
+    let tables = table.tables("rules", report);
+    let rules: Rules = tables
+        .into_iter()
+        .map(|mut table| {
+            let rule = rule(&mut table, proofs, report);
+            table.finish(report);
+            rule
+        })
+        .collect();
+    table.has("rules").then_some(rules)
+}
+
+/// `None`: the table has a fault, which is noted.
+fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Report) -> Option<Auth> {
+    let users = table.read("users", value::file_path, report);
+    let basic = table.read(
+        "auth",
+        |value| match value::text(value)?.as_str() {
+            "basic" => Ok(true),
+            "none" => Ok(false),
+            _ => Err(value::wrong(value, "want \"none\" or \"basic\"")),
+        },
+        report,
+    );
+    if (users.is_none() && table.has("users")) || (basic.is_none() && table.has("auth")) {
+        return None;
+    }
+    let silent = |found: &str| Some(found.to_owned());
+    let auth = match (basic, users, default) {
+        (Some(true), Some(users), _) | (None, Some(users), Auth::Basic { .. }) => {
+            Auth::Basic { users, key: table.key("users") }
+        }
+        (Some(true) | None, None, default @ Auth::Basic { .. }) => default.clone(),
+        (Some(false) | None, None, _) => Auth::None,
+        (Some(true), None, Auth::None) => {
+            table.complain("users", None, "auth is \"basic\": name the htpasswd file", report);
+            return None;
+        }
+        (Some(false), Some(_), _) => {
+            table.complain("users", silent("given, but auth is \"none\""), "say auth = \"basic\"", report);
+            return None;
+        }
+        (None, Some(_), Auth::None) => {
+            table.complain("users", silent("given, but auth is not"), "say auth = \"basic\"", report);
+            return None;
+        }
+    };
+    if auth != Auth::None && !proofs.password && !proofs.certified() && table.is_present() {
+        let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", as [mode.cloud.ssh] has it" };
+        let wanted = "whoever comes here cannot give a password, so nobody would get in: say auth = \"none\" in this \
+                      table, and with allow_from who may come";
+        table.complain("auth", silent(found), wanted, report);
+        return None;
+    }
+    Some(auth)
+}
+
+fn names(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Vec<CertificateGlob> {
+    let Some(asked) = proofs.certificate else { return Vec::new() };
+    let names = filled(table, "names", value::parsed::<CertificateGlob>, report);
+    if names.is_some() && !asked {
+        let wanted = "no certificate is asked for: name with client_ca the authority that signed them";
+        table.complain("names", Some("given, but client_ca is not".to_owned()), wanted, report);
+    }
+    if asked && table.has("client_ca") && !table.has("names") {
+        let wanted = "name the clients' certificates (CN or DNS name), for example [\"system:kube-apiserver\"]; \
+                      [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
+        table.complain("names", None, wanted, report);
+    }
+    names.unwrap_or_default()
+}
+
+fn rule(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Rule {
+    let user = |value: &_| match value::nonempty(value)? {
+        // A password's user has no ':' in his name; who is known by a certificate may.
+        name if proofs.certified() && !name.contains('*') => Ok(name),
+        name if name.contains([':', '*']) => Err(value::wrong(
+            value,
+            "want a user's name without ':' and '*'; for all users leave the list out",
+        )),
+        name => Ok(name),
+    };
+    Rule {
+        users: filled(table, "users", user, report),
+        from: networks(table, "from", report),
+        nodes: filled(table, "nodes", value::parsed::<Glob>, report),
+        ports: filled(table, "ports", value::target_port, report),
+    }
+}
+
+fn networks(table: &mut Table<'_>, key: &'static str, report: &mut Report) -> Option<Networks> {
+    filled(table, key, value::network, report).map(Networks::from_iter)
+}
+
+/// A list that may be absent, which lets everybody in, but not empty, which would let nobody in and looks the same.
+fn filled<'t, T>(
+    table: &mut Table<'t>,
+    key: &'static str,
+    reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
+    report: &mut Report,
+) -> Option<Vec<T>> {
+    let (before, list) = (report.fault_count(), table.list(key, reader, report));
+    if list.as_ref().is_some_and(Vec::is_empty) && report.fault_count() == before {
+        let wanted = "nothing would match: leave the key out to match everything, or fill the list";
+        table.complain(key, Some("an empty list".to_owned()), wanted, report);
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SSH: &str = "[ssh]\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\nauth = \"basic\"\n\
+                       users = \"/ssh\"\nrules = [{ ports = [22] }]\n[module]\n";
+
+    const PASSWORD: Proofs = Proofs { password: true, certificate: None };
+    const NOTHING: Proofs = Proofs { password: false, certificate: None };
+    const UNASKED: Proofs = Proofs { password: false, certificate: Some(false) };
+    const CERTIFICATE: Proofs = Proofs { password: false, certificate: Some(true) };
+
+    /// What ssh and another module have, and the faults and warnings of the other one.
+    fn read(text: &str, proofs: Proofs) -> (Access, Access, Vec<String>) {
+        let mut report = Report::default();
+        let mut file = Table::parse(text, &mut report);
+        let mut table = file.table("ssh", &mut report);
+        let ssh = Access::read(&mut table, PASSWORD, &Access::default(), &mut report);
+        table.finish(&mut report);
+        let mut table = file.table("module", &mut report);
+        if proofs.certificate.is_some() {
+            table.skip("client_ca", &mut report);
+        }
+        let module = Access::read(&mut table, proofs, &ssh, &mut report);
+        let at = "0.0.0.0:1".parse().unwrap();
+        module.warn_if_open(table.key("listen"), at, proofs, "every node", &mut report);
+        table.finish(&mut report);
+        let reading = report.finish(text, ());
+        let faults = reading.faults.iter().map(ToString::to_string);
+        (ssh, module, faults.chain(reading.warnings.iter().map(ToString::to_string)).collect())
+    }
+
+    #[test]
+    fn what_a_module_leaves_out_is_as_ssh_has_it() {
+        let (ssh, module, reported) = read(SSH, PASSWORD);
+        assert_eq!((&module, reported), (&ssh, vec![]));
+        let Auth::Basic { key, .. } = module.auth else { panic!("{module:?}") };
+        assert_eq!(key, "ssh.users");
+    }
+
+    #[test]
+    fn what_a_module_says_holds_for_it_alone() {
+        let own = "allow_from = [\"192.0.2.0/24\"]\nproxy_protocol = []\nusers = \"/own\"\nrules = []\n";
+        let (ssh, module, reported) = read(&format!("{SSH}{own}"), PASSWORD);
+        assert_eq!(reported, [""; 0]);
+        assert!(!ssh.rules.is_empty() && module.rules.is_empty());
+        assert!(!ssh.proxy_protocol.is_empty() && module.proxy_protocol.is_empty());
+        let from = module.allow_from.unwrap();
+        assert!(from.contains("192.0.2.1".parse().unwrap()) && !from.contains("10.0.0.1".parse().unwrap()));
+        assert_eq!(module.auth, Auth::Basic { users: "/own".into(), key: "module.users".into() });
+        let (_, module, reported) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
+        assert_eq!((module.auth, reported), (Auth::None, vec![]), "allow_from fences it");
+    }
+
+    #[test]
+    fn where_no_password_can_be_given_one_that_is_asked_for_is_a_fault() {
+        for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
+            let (_, module, reported) = read(text, NOTHING);
+            assert_eq!(module.auth, Auth::None);
+            assert!(
+                reported[0].contains("module.auth: \"basic\"") && reported[0].contains("auth = \"none\""),
+                "{reported:?}"
+            );
+        }
+        assert_eq!(read(&format!("{SSH}auth = \"none\""), NOTHING).2, [""; 0]);
+        assert_eq!(read(SSH, CERTIFICATE).2, [""; 0], "a certificate stands for it");
+    }
+
+    #[test]
+    fn names_are_of_a_certificate_that_is_asked_for() {
+        let text = "[module]\nnames = [\"system:*\", \"*.example.org\"]";
+        let (_, module, reported) = read(text, CERTIFICATE);
+        let may = |name| module.names.iter().any(|glob| glob.matches(name));
+        assert!(may("System:kube-apiserver") && may("a.example.org") && !may("example.org"));
+        assert_eq!(reported, [""; 0]);
+        assert!(read(text, UNASKED).2[0].contains("name with client_ca"));
+        assert!(read(text, NOTHING).2[0].contains("module.names: not a key that is known"));
+        let users = "[module]\nrules = [{ users = [\"kube-apiserver\"] }]";
+        assert_eq!(read(users, CERTIFICATE).2, [""; 0]);
+        assert!(read(users, UNASKED).2[0].contains("nobody is a user"));
+    }
+
+    #[test]
+    fn who_asks_for_certificates_says_whose() {
+        let (_, _, reported) = read("[module]\nclient_ca = \"/ca\"", CERTIFICATE);
+        assert!(
+            reported.len() == 1 && reported[0].contains("module.names: missing: name the clients'"),
+            "{reported:?}"
+        );
+        assert!(reported[0].contains("[\"*\"] accepts every certificate"), "{reported:?}");
+        let (_, module, reported) = read("[module]\nclient_ca = \"/ca\"\nnames = [\"*\"]", CERTIFICATE);
+        assert_eq!(reported, [""; 0]);
+        assert!(module.names[0].matches("anybody") && module.names[0].is_everyone());
+        for wrong in ["[]", "[\"\"]", "1"] {
+            let reported = read(&format!("[module]\nclient_ca = \"/ca\"\nnames = {wrong}"), CERTIFICATE).2;
+            assert!(reported.len() == 1 && !reported[0].contains("missing"), "{reported:?}");
+        }
+    }
+
+    #[test]
+    fn an_open_port_is_named_with_what_closes_it() {
+        for (proofs, remedy) in [
+            (PASSWORD, "auth = \"basic\" or allow_from closes it"),
+            (UNASKED, "client_ca or allow_from closes it"),
+            (NOTHING, "; allow_from closes it"),
+        ] {
+            let reported = read("[module]", proofs).2;
+            let begin = "module.listen: whoever reaches 0.0.0.0:1 reaches every node, unasked";
+            assert!(reported[0].starts_with(begin) && reported[0].ends_with(remedy), "{reported:?}");
+        }
+        for closed in ["allow_from = [\"10.0.0.0/8\"]", "auth = \"basic\"\nusers = \"/own\""] {
+            assert_eq!(read(&format!("[module]\n{closed}"), PASSWORD).2, [""; 0], "{closed}");
+        }
+        assert_eq!(read("[module]", CERTIFICATE).2, [""; 0]);
+    }
+}

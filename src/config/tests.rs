@@ -1,12 +1,3 @@
-use std::fmt::Write;
-
-use proptest::prelude::*;
-
-use super::cloud::{Cloud, TlsVersion};
-use super::edge::{EdgeSettings, Token};
-use super::*;
-use crate::policy::Targets;
-
 mod addresses;
 mod csr;
 mod intercept;
@@ -14,6 +5,17 @@ mod modules;
 mod nodes;
 mod registry;
 mod superedge;
+
+use crate::config::listen::Auth;
+use std::fmt::Write;
+
+use proptest::prelude::*;
+
+use crate::base::policy::targets::Targets;
+use crate::config::edge::{EdgeSettings, Token};
+use crate::config::server::{Cloud, TlsVersion};
+
+use super::*;
 
 const CLOUD: &str = include_str!("../../conf/cloud.toml");
 const EDGE: &str = include_str!("../../conf/edge.toml");

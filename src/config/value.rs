@@ -10,20 +10,20 @@ use std::time::Duration;
 use ipnet::IpNet;
 use toml::de::{DeInteger, DeValue};
 
-use super::Secret;
-use crate::policy;
+use crate::base::policy;
+use crate::config::Secret;
 
 /// Why a value cannot be what it should be.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(crate) struct Wrong {
     /// What is written; never a secret.
-    pub(super) found: String,
+    pub(crate) found: String,
     /// What is allowed.
-    pub(super) wanted: String,
+    pub(crate) wanted: String,
 }
 
 /// A text; empty is a text.
-pub(super) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
+pub(crate) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
     match value {
         DeValue::String(text) => Ok(text.to_string()),
         other => Err(wrong(other, "want a text in quotes")),
@@ -31,7 +31,7 @@ pub(super) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
 }
 
 /// A text that is not empty.
-pub(super) fn nonempty(value: &DeValue<'_>) -> Result<String, Wrong> {
+pub(crate) fn nonempty(value: &DeValue<'_>) -> Result<String, Wrong> {
     match text(value)? {
         empty if empty.trim().is_empty() => {
             Err(wrong(value, "want a text that is not empty, or leave the key out"))
@@ -41,7 +41,7 @@ pub(super) fn nonempty(value: &DeValue<'_>) -> Result<String, Wrong> {
 }
 
 /// Yes or no.
-pub(super) fn flag(value: &DeValue<'_>) -> Result<bool, Wrong> {
+pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, Wrong> {
     match value {
         DeValue::Boolean(flag) => Ok(*flag),
         other => Err(wrong(other, "want true or false")),
@@ -49,7 +49,7 @@ pub(super) fn flag(value: &DeValue<'_>) -> Result<bool, Wrong> {
 }
 
 /// A text that no message may repeat.
-pub(super) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
+pub(crate) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
     match value {
         DeValue::String(text) => Ok(Secret::new(text.as_ref())),
         other => Err(Wrong { found: kind(other).to_owned(), wanted: "want a text in quotes".to_owned() }),
@@ -57,7 +57,7 @@ pub(super) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
 }
 
 /// The name of a file.
-pub(super) fn path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
+pub(crate) fn file_path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
     match nonempty(value)? {
         text if text.contains('\0') => Err(wrong(value, "want the name of a file")),
         text => Ok(text.into()),
@@ -65,17 +65,17 @@ pub(super) fn path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
 }
 
 /// A text that stands for something else: a node's name, a network, a target.
-pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, Wrong> {
+pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, Wrong> {
     text(value)?.parse().map_err(|error: T::Err| wrong(value, error))
 }
 
 /// A network, or a single address.
-pub(super) fn network(value: &DeValue<'_>) -> Result<IpNet, Wrong> {
+pub(crate) fn network(value: &DeValue<'_>) -> Result<IpNet, Wrong> {
     policy::network(&text(value)?).map_err(|error| wrong(value, error))
 }
 
 /// A TCP port, a number or (as SuperEdge writes it in places) a text. 0 is a port: any free one.
-pub(super) fn port(value: &DeValue<'_>) -> Result<u16, Wrong> {
+pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, Wrong> {
     let port = match value {
         DeValue::Integer(number) => integer(number).and_then(|n| u16::try_from(n).ok()),
         DeValue::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
@@ -85,21 +85,21 @@ pub(super) fn port(value: &DeValue<'_>) -> Result<u16, Wrong> {
 }
 
 /// A TCP port that somebody can be reached at, so not 0.
-pub(super) fn target_port(value: &DeValue<'_>) -> Result<u16, Wrong> {
-    match port(value) {
-        Ok(port) if port > 0 => Ok(port),
+pub(crate) fn target_port(value: &DeValue<'_>) -> Result<u16, Wrong> {
+    match port_number(value) {
+        Ok(port_number) if port_number > 0 => Ok(port_number),
         _ => Err(wrong(value, "want a port: a number from 1 to 65535")),
     }
 }
 
 /// An address to listen on.
-pub(super) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, Wrong> {
+pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, Wrong> {
     let wanted = "want ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
     text(value)?.parse().map_err(|_| wrong(value, wanted))
 }
 
 /// A whole number within limits.
-pub(super) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
+pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
     move |value| {
         let number = match value {
             DeValue::Integer(number) => integer(number).and_then(|n| usize::try_from(n).ok()),
@@ -112,7 +112,7 @@ pub(super) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> R
 }
 
 /// A duration within limits: a whole number with `ms`, `s`, `m` or `h`.
-pub(super) fn duration(limits: RangeInclusive<Duration>) -> impl Fn(&DeValue<'_>) -> Result<Duration, Wrong> {
+pub(crate) fn duration(limits: RangeInclusive<Duration>) -> impl Fn(&DeValue<'_>) -> Result<Duration, Wrong> {
     move |value| {
         let millis = measured(value, &DURATIONS).ok_or_else(|| {
             wrong(value, "want a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"")
@@ -127,7 +127,7 @@ pub(super) fn duration(limits: RangeInclusive<Duration>) -> impl Fn(&DeValue<'_>
 }
 
 /// A size in bytes of at least `least`: a whole number with `B`, `KiB`, `MiB` or `GiB`.
-pub(super) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
+pub(crate) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
     move |value| {
         let bytes =
             measured(value, &SIZES).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| {
@@ -144,7 +144,7 @@ pub(super) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong
 }
 
 /// What is written, cut short, for a message.
-pub(super) fn shown(value: &DeValue<'_>) -> String {
+pub(crate) fn shown(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("{:?}", excerpt(text)),
         DeValue::Integer(number) => excerpt(&number.to_string()),
@@ -155,7 +155,7 @@ pub(super) fn shown(value: &DeValue<'_>) -> String {
 }
 
 /// A text as a message may repeat it: short, and without what could upset a terminal.
-pub(super) fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     let mut short: String = text.chars().take(MAX_EXCERPT).map(clean).collect();
     if short.len() < text.len() && text.chars().nth(MAX_EXCERPT).is_some() {
@@ -166,7 +166,7 @@ pub(super) fn excerpt(text: &str) -> String {
 
 /// Whether both values are equal. A number may stand in quotes. Tables and lists are never equal: we do not look into
 /// them.
-pub(super) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
+pub(crate) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
     let scalar = |value: &DeValue<'_>| match value {
         DeValue::String(text) => Some(text.to_string()),
         DeValue::Integer(number) => integer(number).map(|n| n.to_string()),
@@ -177,7 +177,7 @@ pub(super) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
 }
 
 /// Something wrong with a value that may be shown.
-pub(super) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> Wrong {
+pub(crate) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> Wrong {
     Wrong { found: shown(value), wanted: wanted.to_string() }
 }
 
@@ -259,9 +259,9 @@ mod tests {
 
     #[test]
     fn a_port_may_stand_in_quotes() {
-        assert_eq!(port(&quoted("51009")), Ok(51009));
+        assert_eq!(port_number(&quoted("51009")), Ok(51009));
         for bad in ["", "+1", "65536", " 1", "1.0", "ssh"] {
-            assert!(port(&quoted(bad)).is_err(), "{bad}");
+            assert!(port_number(&quoted(bad)).is_err(), "{bad}");
         }
     }
 

@@ -1,15 +1,14 @@
 //! The way to the cloud: its servers, tried in turn, and what makes a link there.
 
-mod known;
-mod words;
-
-pub(super) use known::KnownAddresses;
-pub use words::remedy as tls_remedy;
+pub mod known_addresses;
+pub mod messages;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use rand::seq::SliceRandom as _;
@@ -19,48 +18,60 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tracing::info;
+#[cfg(feature = "kubernetes")]
+use tracing::info_span;
+use tracing::{debug, info};
 
-use self::known::Found;
-use super::csr::OwnCertificate;
+use crate::base::drain::Drain;
+use crate::base::names::{Host, NodeName, Target};
 use crate::config::Secret;
 use crate::config::edge::Server;
-use crate::names::{Host, NodeName, Target};
+use crate::config::edge::csr::Csr;
+use crate::edge::link_dialer::known_addresses::{Found, KnownAddresses};
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::cluster::Cluster;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::csr::Profile;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::csr::renewer::{Keeper, Names};
+use crate::link::grpc::LinkContext;
+use crate::link::grpc::dial::DialError;
+use crate::link::link::Link;
 use crate::net::dial::dial;
+use crate::net::http_proxy::Proxy;
 use crate::net::listen::{tune_interactive, tune_link};
 use crate::net::pool::Pool;
-use crate::net::proxy::Proxy;
-use crate::net::reload::Reload;
+use crate::net::reload::{Reload, fingerprint};
 use crate::net::resolver::LookupError;
 use crate::net::socket::Buffered;
-use crate::net::tls::{self, TlsError};
-use crate::protocol::grpc::{self, DialError, LinkContext};
-use crate::protocol::{Hello, Link, Older};
+use crate::net::tls::certificate::Ends;
+use crate::net::tls::{self, ClientSettings, Identity, TlsError, Trust};
+use crate::proto::hello::{Hello, Older};
 
 /// What a link to the cloud takes.
 #[derive(Debug)]
-pub(super) struct LinkDialer {
-    pub(super) node: NodeName,
+pub(crate) struct LinkDialer {
+    pub(crate) node: NodeName,
     /// The addresses that the node has, as far as the settings say.
-    pub(super) ips: Vec<IpAddr>,
+    pub(crate) ips: Vec<IpAddr>,
     /// At least one, the one that is wanted most first.
-    pub(super) servers: Vec<CloudServer>,
+    pub(crate) servers: Vec<CloudServer>,
     /// What may prove our name, tried in turn.
-    pub(super) tokens: Reload<Vec<Secret>>,
+    pub(crate) tokens: Reload<Vec<Secret>>,
     /// Which of them is tried next: the one that was taken last.
-    pub(super) turn: AtomicUsize,
-    pub(super) tls: Reload<ClientConfig>,
+    pub(crate) turn: AtomicUsize,
+    pub(crate) tls: Reload<ClientConfig>,
     /// What is shown beside the token, once it has been issued: to a server that seems not to take it at every second try.
-    pub(super) own: Option<OwnCertificate>,
-    pub(super) proxy: Option<Proxy>,
-    pub(super) known: KnownAddresses,
-    pub(super) pool: Pool,
-    pub(super) ground: LinkContext,
+    pub(crate) own: Option<OwnCertificate>,
+    pub(crate) proxy: Option<Proxy>,
+    pub(crate) known: KnownAddresses,
+    pub(crate) pool: Pool,
+    pub(crate) ground: LinkContext,
 }
 
 /// Where the cloud is.
 #[derive(Debug)]
-pub(super) struct CloudServer {
+pub(crate) struct CloudServer {
     at: Target,
     name: ServerName<'static>,
     authority: String,
@@ -69,28 +80,28 @@ pub(super) struct CloudServer {
 }
 
 /// A link that was made.
-pub(super) struct NewLink {
-    pub(super) link: Link,
+pub(crate) struct NewLink {
+    pub(crate) link: Link,
     /// Which server it leads to, by number.
-    pub(super) server: usize,
+    pub(crate) server: usize,
     /// The address that was dialled; `None` through a proxy.
-    pub(super) at: Option<SocketAddr>,
+    pub(crate) at: Option<SocketAddr>,
 }
 
 /// Which of a server's addresses the pod that was linked to wants this edge to dial.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct AddressHint {
+pub(crate) struct AddressHint {
     /// It comes first.
-    pub(super) to: Option<SocketAddr>,
+    pub(crate) to: Option<SocketAddr>,
     /// That pod's own, which comes last.
-    pub(super) not: Option<SocketAddr>,
+    pub(crate) not: Option<SocketAddr>,
 }
 
 impl CloudServer {
     /// # Errors
     ///
     /// The name in its certificate cannot be one.
-    pub(super) fn new(server: &Server) -> Result<Self, TlsError> {
+    pub(crate) fn new(server: &Server) -> Result<Self, TlsError> {
         // What goes into `:authority`: the name in the certificate, as Go's edges do.
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
         let (at, name) = (server.at.clone(), tls::server_name(&server.dns.to_string())?);
@@ -112,7 +123,7 @@ impl LinkDialer {
     /// # Errors
     ///
     /// What each of them said. One that says that another process has this node's name is the last one asked.
-    pub(super) async fn connect(&self, first: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
+    pub(crate) async fn connect(&self, first: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
         let mut failed: Option<anyhow::Error> = None;
         for n in 0..self.servers.len() {
             let server = (first + n) % self.servers.len();
@@ -134,7 +145,7 @@ impl LinkDialer {
     }
 
     /// A link to that server, whatever else there is. Cancel safe: a dropped call leaves no link.
-    pub(super) async fn connect_to(
+    pub(crate) async fn connect_to(
         &self,
         server: usize,
         hint: AddressHint,
@@ -154,7 +165,7 @@ impl LinkDialer {
         let made = self.link(to, older, socket, shown).await.map_err(|why| {
             // A cloud that takes none, or not this one, ends the connection.
             to.declined.store(shows && is_broken(&why), Relaxed);
-            if shows { why.context(words::SHOWN) } else { why }
+            if shows { why.context(messages::SHOWN) } else { why }
         });
         Ok(NewLink { link: made?, server, at })
     }
@@ -170,7 +181,7 @@ impl LinkDialer {
             Some(own) if alone || !to.declined.swap(false, Relaxed) => own.tls().await,
             _ => None,
         };
-        anyhow::ensure!(shown.is_some() || !alone, words::UNPROVEN);
+        anyhow::ensure!(shown.is_some() || !alone, messages::UNPROVEN);
         Ok(shown)
     }
 
@@ -186,14 +197,14 @@ impl LinkDialer {
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let io = io.await.context("the TLS handshake took too long")?;
-        let io = io.map_err(|e| anyhow::anyhow!(words::no_tls(&e, &to.at, &to.name.to_str(), shows)))?;
+        let io = io.map_err(|e| anyhow::anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.ground.table.instance());
         let mut said = Hello::edge_request(node, token, own);
         Hello::beside(&mut said, older);
         Hello::claim(&mut said, &self.ips);
-        let dialled = grpc::dial(io, &to.authority, node, said, &self.ground).await;
+        let dialled = crate::link::grpc::dial::dial(io, &to.authority, node, said, &self.ground).await;
         if dialled.as_ref().is_err_and(DialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
@@ -201,13 +212,13 @@ impl LinkDialer {
     }
 
     /// Whether the cloud was reached and took none of the tokens.
-    pub(super) fn is_refused(&self, why: &anyhow::Error) -> bool {
+    pub(crate) fn is_refused(&self, why: &anyhow::Error) -> bool {
         let tried_all = self.turn.load(Relaxed).is_multiple_of(self.tokens.load().len().max(1));
         tried_all && why.downcast_ref().is_some_and(DialError::is_token_refused)
     }
 
     /// The name by which messages call a server.
-    pub(super) fn named(&self, server: usize) -> String {
+    pub(crate) fn named(&self, server: usize) -> String {
         self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()
     }
 
@@ -225,7 +236,7 @@ impl LinkDialer {
             }
             hint.sort(&mut addresses);
             let socket = dial(&addresses, patience).await;
-            let socket = socket.map_err(|why| anyhow::anyhow!(words::no_connection(&why.by_address())))?;
+            let socket = socket.map_err(|why| anyhow::anyhow!(messages::no_connection(&why.by_address())))?;
             let at = socket.peer_addr().ok();
             Ok((socket, at))
         };
@@ -264,7 +275,7 @@ fn is_broken(why: &anyhow::Error) -> bool {
 }
 
 /// Whether another living process has our name.
-pub(super) fn is_name_taken(why: &anyhow::Error) -> bool {
+pub(crate) fn is_name_taken(why: &anyhow::Error) -> bool {
     why.downcast_ref().is_some_and(DialError::is_name_taken)
 }
 
@@ -272,6 +283,84 @@ pub(super) fn is_name_taken(why: &anyhow::Error) -> bool {
 const CONNECT: Duration = Duration::from_secs(10);
 /// For the first of them, the way through the network, where there is another server to try.
 const FAIL_OVER: Duration = Duration::from_secs(4);
+
+// The certificate by which an edge proves itself, once `[mode.edge.csr]` has had it issued.
+
+/// Where it is, and by whom the cloud's own is believed. Cheap to clone; clones share what was read.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnCertificate {
+    /// Certificate and key.
+    pub(crate) file: PathBuf,
+    /// The file of authorities.
+    pub(crate) ca: PathBuf,
+    /// What was read last.
+    kept: Arc<Mutex<Option<Kept>>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    /// The fingerprint of the files.
+    text: u64,
+    tls: Arc<ClientConfig>,
+}
+
+impl OwnCertificate {
+    pub(crate) fn new(file: PathBuf, ca: PathBuf) -> Self {
+        Self { file, ca, kept: Arc::default() }
+    }
+
+    /// TLS with the certificate, as it stands now; `None`: there is none yet, or it is over, and the token has to do. As long as
+    /// the files' text stays it is the same, with the tickets of the links before.
+    pub(crate) async fn tls(&self) -> Option<Arc<ClientConfig>> {
+        let Self { file, ca, kept } = self.clone();
+        let read = move || {
+            let texts = [&file, &ca].map(|path| std::fs::read(path).unwrap_or_default());
+            let ends = Ends::of(&texts[0]);
+            let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
+            if ends.is_some_and(|ends| ends.first < now) {
+                return Err("it is over".to_owned());
+            }
+            let (text, mut kept) = (fingerprint(&texts), kept.lock().unwrap_or_else(PoisonError::into_inner));
+            if let Some(kept) = kept.as_ref().filter(|kept| kept.text == text) {
+                return Ok(kept.tls.clone());
+            }
+            let identity = Some(Identity { cert: file.clone(), key: file });
+            let settings = ClientSettings { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
+            let tls = settings.load().map_err(|cause| cause.to_string())?.load();
+            *kept = Some(Kept { text, tls: tls.clone() });
+            Ok(tls)
+        };
+        // Read for each link: links are dialled seldom, and a certificate that was renewed counts at once.
+        match tokio::task::spawn_blocking(read).await {
+            Ok(Ok(config)) => Some(config),
+            Ok(Err(cause)) => {
+                debug!("no certificate is shown to the cloud: {cause}");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+/// Has it issued and renewed until draining begins. `report` gets the condition of readiness and its state.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn keep(
+    csr: Csr,
+    node: &NodeName,
+    drain: &Drain,
+    report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
+) {
+    let Csr { cluster, file, lifetime, node_ip } = csr;
+    let names = Names::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
+    let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };
+    let keeper = Keeper::new(cluster, Profile::Agent, file, names, lifetime);
+    let report = move |state| report(Profile::Agent.condition(), state);
+    drain.spawn(info_span!("csr"), keeper.keep(report, drain.clone()));
+}
+
+/// Does nothing: a build without Kubernetes has no cluster in its settings.
+#[cfg(not(feature = "kubernetes"))]
+pub(crate) fn keep(_: Csr, _: &NodeName, _: &Drain, _: impl Fn(&'static str, Result<(), String>)) {}
 
 #[cfg(test)]
 mod tests {
@@ -295,5 +384,45 @@ mod tests {
             [1, 3, 4, 2],
             "an address that the name has not counts for nothing"
         );
+    }
+}
+
+#[cfg(test)]
+mod csr_tests {
+    use std::ops::Range;
+
+    use crate::net::tls::tests::Authority;
+
+    use super::*;
+
+    /// Issues one for those years, into one file with its key.
+    fn issue(ca: &Authority, years: Range<i32>) -> PathBuf {
+        let Identity { cert, key } = ca.issue_for("agent", "node1", years);
+        let file = cert.with_extension("pem");
+        let both = [cert, key].map(|part| std::fs::read_to_string(part).unwrap()).concat();
+        std::fs::write(&file, both).unwrap();
+        file
+    }
+
+    #[tokio::test]
+    async fn a_certificate_that_is_over_is_not_shown() {
+        let ca = Authority::new("ca");
+        for (years, is_shown) in [(2020..2021, false), (2020..4000, true)] {
+            let own = OwnCertificate::new(issue(&ca, years), ca.ca());
+            assert_eq!(own.tls().await.is_some(), is_shown);
+        }
+    }
+
+    #[tokio::test]
+    async fn tickets_are_kept_from_link_to_link_until_the_certificate_is_renewed() {
+        let ca = Authority::new("ca");
+        let own = OwnCertificate::new(issue(&ca, 2020..4000), ca.ca());
+        let (first, second) = (own.tls().await.unwrap(), own.clone().tls().await.unwrap());
+        assert!(Arc::ptr_eq(&first, &second));
+        issue(&ca, 2020..4000);
+        let renewed = own.tls().await.unwrap();
+        assert!(!Arc::ptr_eq(&first, &renewed) && Arc::ptr_eq(&renewed, &own.tls().await.unwrap()));
+        issue(&ca, 2020..2021);
+        assert!(own.tls().await.is_none());
     }
 }

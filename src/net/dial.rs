@@ -1,17 +1,17 @@
 //! Connecting to one of several addresses, with a deadline.
 
 use std::cmp::Reverse;
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use std::{fmt, io};
 
 use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
-use super::listen::tune;
-use super::mark;
+use crate::net::listen::tune;
 
 /// Why no address answered: the failure of each, the most specific first.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
 /// The one place where this process opens a connection to another machine.
 async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
     let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    mark::put_on(&SockRef::from(&socket))?;
+    put_on(&SockRef::from(&socket))?;
     socket.connect(at).await
 }
 
@@ -162,10 +162,33 @@ fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
     }
 }
 
+// The mark that all sockets carry by which this process asks others, so that the kernel's rules know them for its own.
+
+/// Of the whole process, as every rule that looks for it concerns every dial. 0: none.
+static MARK: AtomicU32 = AtomicU32::new(0);
+
+/// From now on each connection that is dialled, and each question of DNS, carries this mark (`SO_MARK`), which takes CAP_NET_ADMIN; 0: none.
+pub fn set(mark: u32) {
+    MARK.store(mark, Relaxed);
+}
+
+/// Puts it on a socket that is about to connect, or to send.
+///
+/// # Errors
+///
+/// The process may not mark sockets.
+pub(crate) fn put_on(socket: &SockRef<'_>) -> io::Result<()> {
+    match MARK.load(Relaxed) {
+        0 => Ok(()),
+        mark => socket.set_mark(mark),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tokio::net::TcpListener;
+
+    use super::*;
 
     const SOON: Duration = Duration::from_secs(5);
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::diag::{self, find};
-use crate::policy::plain;
+use crate::base::policy::plain;
+use crate::net::tcp_info::{self, find};
 
 /// This machine's own addresses, as of now: they change with its networks.
 #[derive(Clone)]
@@ -90,17 +90,17 @@ fn sort(given: &[IpAddr], found: &[(IpAddr, Option<u32>)], dummies: &HashSet<u32
 ///
 /// The kernel does not list interfaces.
 fn dummies() -> io::Result<HashSet<u32>> {
-    let mut kernel = diag::netlink(NETLINK_ROUTE)?;
+    let mut kernel = tcp_info::netlink(NETLINK_ROUTE)?;
     kernel.send(&question())?;
     let (mut room, mut found) = (vec![0; ROOM], HashSet::new());
     loop {
         // A dump is ready when `send` returns, and each `read` makes the kernel write the next part of it.
         let len = kernel.read(&mut room)?;
         let mut rest = room.get(..len).unwrap_or_default();
-        while let Some((len, kind)) = diag::head(rest) {
+        while let Some((len, kind)) = tcp_info::head(rest) {
             match kind {
                 NLMSG_DONE => return Ok(found),
-                NLMSG_ERROR => return Err(diag::error(rest)),
+                NLMSG_ERROR => return Err(tcp_info::error(rest)),
                 _ => found.extend(rest.get(..len).and_then(dummy)),
             }
             rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();

@@ -1,23 +1,20 @@
 //! Listening sockets, and the options of the sockets that carry our traffic.
 
-mod private;
-mod unix;
-
-use std::fmt;
-use std::io;
-use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::convert::Infallible;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, thread};
 
-use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tracing::{error, info, warn};
 
-use private::Announcement;
-pub use private::is_private;
-pub use unix::{LocalBindError, LocalListener};
-
-use super::socket::Connection;
+use crate::net::socket::Connection;
 
 /// A listening socket of any kind, whose accepting never ends.
 pub trait Accept: Send + Sync {
@@ -271,6 +268,234 @@ const UNSENT_ON_LINK: u32 = 128 * 1024;
 /// Ports below it are privileged.
 const FIRST_FREE_PORT: u16 = 1024;
 
+// Listening on a unix socket: a file that only its owner may open.
+
+/// A listening unix socket, whose file goes with it.
+#[derive(Debug)]
+pub struct LocalListener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the file, by which it is known to be ours.
+    file: (u64, u64),
+}
+
+/// Why a path cannot be listened on: the path, the cause, and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalBindError {
+    /// A process answers there.
+    #[error("another program listens on {0}: stop it, or choose another path")]
+    Taken(PathBuf),
+    /// Something else has that name.
+    #[error("{0} exists and is no socket: remove it, or choose another path")]
+    NoSocket(PathBuf),
+    /// The system refused.
+    #[error("cannot listen on {path}: {cause}; check the directory, and that this user may write to it")]
+    System {
+        /// The path asked for.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+}
+
+impl LocalListener {
+    /// Listens on a path, whose file nobody but its owner may open. The file of a process that is gone is replaced. Waits
+    /// a moment for another program that begins to listen in the same directory: for start-up.
+    ///
+    /// # Errors
+    ///
+    /// Another process listens there, another kind of file has the path, or the system refuses.
+    pub fn bind(path: &Path) -> Result<Self, LocalBindError> {
+        let failed = |cause| LocalBindError::System { path: path.into(), cause };
+        // Of two that start at once, the second would else remove what the first has just made of the file of a third.
+        let _alone = lock_directory(path).map_err(failed)?;
+        match fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => return Err(LocalBindError::NoSocket(path.into())),
+            Ok(_) if answers(path).map_err(failed)? => return Err(LocalBindError::Taken(path.into())),
+            Ok(_) => fs::remove_file(path).map_err(failed)?,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            Err(cause) => return Err(failed(cause)),
+        }
+        Self::bind_new(path).map_err(failed)
+    }
+
+    fn bind_new(path: &Path) -> io::Result<Self> {
+        let socket = private_socket()?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        let backlog = i32::try_from(BACKLOG).unwrap_or(i32::MAX);
+        socket.listen(backlog)?;
+        let socket = UnixListener::from_std(socket.into())?;
+        Ok(Self { socket, path: path.into(), file: identity(path)? })
+    }
+}
+
+impl Accept for LocalListener {
+    type Stream = UnixStream;
+
+    fn at(&self) -> impl fmt::Display {
+        self.path.display()
+    }
+
+    async fn accept(&self) -> (UnixStream, SocketAddr) {
+        let (stream, _) = accept_next(self.path.display(), || self.socket.accept()).await;
+        (stream, (Ipv4Addr::LOCALHOST, 0).into())
+    }
+}
+
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        // A newer process may have put its own there.
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A socket whose file will be its owner's alone: the system gives a file the mode of its socket. To change the file's
+/// own mode would be to change that of whatever has its path by then.
+fn private_socket() -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    let file = File::from(OwnedFd::from(socket));
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
+    Ok(OwnedFd::from(file).into())
+}
+
+/// Waits until no other program begins to listen in the directory of a path; none does until the result is dropped.
+fn lock_directory(path: &Path) -> io::Result<File> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = File::open(dir)?;
+    for _ in 0..LOCK_TRIES {
+        match dir.try_lock() {
+            Ok(()) => return Ok(dir),
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::Error(cause)) => return Err(cause),
+        }
+    }
+    Err(io::Error::other("another program locks its directory"))
+}
+
+/// Whether somebody listens on a socket's file.
+fn answers(path: &Path) -> io::Result<bool> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // A full queue must not keep us waiting.
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::unix(path)?) {
+        Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+        Ok(()) => Ok(true),
+        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(cause) => Err(cause),
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
+
+/// How often the lock is tried for, two seconds in all: to begin to listen takes much less.
+const LOCK_TRIES: u32 = 200;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+// Ports of operators are announced to the edges of this machine, which refuse them as targets: what an edge dials comes
+// from loopback, and such a port trusts loopback.
+//
+// An announcement is an abstract unix socket named after the port's address. Such names belong to a network namespace, as
+// loopback does. So they reach across users and containers, need no rights and no directory, and end with their process.
+
+/// Announces a port for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Announcement(UnixListener);
+
+impl Announcement {
+    /// Announces the port at this address. Call it before the port takes connections: an edge looks once it has one.
+    pub(crate) fn new(at: SocketAddr) -> io::Result<Self> {
+        let socket = socket()?;
+        socket.bind(&name(at)?)?;
+        socket.listen(WAITING)?;
+        Ok(Self(UnixListener::from_std(socket.into())?))
+    }
+
+    /// Takes the connections of edges, which only look who listens. Cancel safe.
+    pub(crate) async fn answer(&self) -> Infallible {
+        loop {
+            accept_next("an announcement", || self.0.accept()).await;
+        }
+    }
+}
+
+/// Returns true if a process of this program serves operators at that address, which has to be loopback or among this
+/// machine's `own`.
+///
+/// Any user can take the name of an announcement, so it is believed only from the user who also listens on the port.
+pub fn is_private(at: SocketAddr, own: &[IpAddr]) -> bool {
+    let ip = at.ip().to_canonical();
+    let is_here = ip.is_loopback() || own.iter().any(|own| own.to_canonical() == ip);
+    is_here && is_announced(SocketAddr::new(ip, at.port()))
+}
+
+fn is_announced(at: SocketAddr) -> bool {
+    // A socket of IPv6 may take connections of IPv4 too, and then has its addresses in this form.
+    let of_ipv4: &[IpAddr] = match at.ip() {
+        IpAddr::V4(ip) => &[Ipv4Addr::UNSPECIFIED.into(), ip.to_ipv6_mapped().into()],
+        IpAddr::V6(_) => &[],
+    };
+    let mut listening = [at.ip(), Ipv6Addr::UNSPECIFIED.into()].into_iter().chain(of_ipv4.iter().copied());
+    listening.any(|ip| {
+        let at = SocketAddr::new(ip, at.port());
+        // Where the kernel's list cannot be read, each announcement is believed.
+        announcer(at).is_some_and(|user| !listener(at).is_ok_and(|listener| listener != Some(user)))
+    })
+}
+
+/// The user who has announced a port.
+fn announcer(at: SocketAddr) -> Option<u32> {
+    let socket = socket().ok()?;
+    socket.connect(&name(at).ok()?).ok()?;
+    rustix::net::sockopt::socket_peercred(&socket).ok().map(|user| user.uid.as_raw())
+}
+
+/// The user who listens on a port, as the kernel lists it.
+fn listener(at: SocketAddr) -> io::Result<Option<u32>> {
+    let hex = |octets: &[u8]| -> String {
+        // Words as this processor reads them.
+        let words = octets.chunks_exact(4).filter_map(|word| word.try_into().ok());
+        words.map(|word| format!("{:08X}", u32::from_ne_bytes(word))).collect()
+    };
+    let (list, ip) = match at.ip() {
+        IpAddr::V4(ip) => ("/proc/self/net/tcp", hex(&ip.octets())),
+        IpAddr::V6(ip) => ("/proc/self/net/tcp6", hex(&ip.octets())),
+    };
+    let wanted = format!("{ip}:{:04X}", at.port());
+    for line in BufReader::new(File::open(list)?).lines().skip(1) {
+        let line = line?;
+        let fields: Vec<_> = line.split_ascii_whitespace().collect();
+        match fields.as_slice() {
+            [_, local, _, LISTENS, _, _, _, user, ..] if *local == wanted => return Ok(user.parse().ok()),
+            [_, _, _, LISTENS, ..] => {}
+            // The kernel lists those that listen first, and there may be thousands of others.
+            _ => break,
+        }
+    }
+    Ok(None)
+}
+
+fn socket() -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// The name of the announcement: the first byte makes it abstract. It has no scope of IPv6, which both sides know by
+/// different numbers.
+fn name(at: SocketAddr) -> io::Result<SockAddr> {
+    SockAddr::unix(format!("\0tunnel/private/{}", SocketAddr::new(at.ip(), at.port())))
+}
+
+/// Edges that may look at once.
+const WAITING: i32 = 128;
+/// The state of a listening socket in the kernel's list.
+const LISTENS: &str = "0A";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,5 +554,157 @@ mod tests {
         let cause = io::ErrorKind::PermissionDenied.into();
         let failed = BindError { at: "0.0.0.0:443".parse().unwrap(), cause }.to_string();
         assert!(failed.contains("CAP_NET_BIND_SERVICE"), "{failed}");
+    }
+}
+
+#[cfg(test)]
+mod unix_tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_its_owners_and_its_file_goes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        let listener = LocalListener::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let (_client, (_, from)) =
+            tokio::join!(async { UnixStream::connect(&path).await.unwrap() }, listener.accept());
+        assert!(from.ip().is_loopback());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn the_file_of_a_process_that_is_gone_is_taken_over_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "left behind");
+        let first = LocalListener::bind(&path).unwrap();
+        let taken = LocalListener::bind(&path).unwrap_err().to_string();
+        assert!(taken.contains("another program listens on") && taken.contains("egress.sock"), "{taken}");
+        // What the first one leaves behind at its end is the second one's file.
+        fs::remove_file(&path).unwrap();
+        let _second = LocalListener::bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn the_file_is_its_owners_from_its_first_moment() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        private_socket().unwrap().bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[tokio::test]
+    async fn of_two_that_start_at_once_one_listens_and_the_other_is_told_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        for _ in 0..100 {
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let (start, runtime) = (std::sync::Barrier::new(2), tokio::runtime::Handle::current());
+            let bind = || {
+                let _inside = runtime.enter();
+                start.wait();
+                LocalListener::bind(&path)
+            };
+            let both = thread::scope(|scope| {
+                let both = [scope.spawn(bind), scope.spawn(bind)];
+                both.map(|one| one.join().unwrap())
+            });
+            let (bound, failed): (Vec<_>, Vec<_>) = both.into_iter().partition(Result::is_ok);
+            assert_eq!((bound.len(), failed.len()), (1, 1));
+            assert!(matches!(failed[0], Err(LocalBindError::Taken(_))), "{failed:?}");
+            UnixStream::connect(&path).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_link_leads_to_is_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, file) = (dir.path().join("egress.sock"), dir.path().join("file"));
+        fs::write(&file, "precious").unwrap();
+        for at in [&file, &dir.path().join("nothing")] {
+            std::os::unix::fs::symlink(at, &link).unwrap();
+            let refused = LocalListener::bind(&link).unwrap_err().to_string();
+            assert!(refused.contains("is no socket"), "{refused}");
+            fs::remove_file(&link).unwrap();
+        }
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_listened_on_is_told_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        let refused = LocalListener::bind(&file).unwrap_err().to_string();
+        assert!(refused.contains("is no socket") && file.exists(), "{refused}");
+        let nowhere = LocalListener::bind(&dir.path().join("a/b")).unwrap_err().to_string();
+        assert!(nowhere.contains("check the directory"), "{nowhere}");
+        let long = LocalListener::bind(&dir.path().join("x".repeat(120))).unwrap_err().to_string();
+        assert!(long.contains("cannot listen on"), "{long}");
+    }
+}
+
+#[cfg(test)]
+mod private_tests {
+    use tokio::net::TcpListener;
+
+    use crate::net::listen::Listener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_of_operators_is_known_by_each_address_that_leads_to_it() {
+        for (at, known, unknown) in [
+            ("127.0.0.1:0", &["127.0.0.1"][..], &["127.0.0.2", "192.0.2.7", "::1"][..]),
+            ("0.0.0.0:0", &["127.0.0.1", "127.9.9.9", "192.0.2.7"], &["::1"]),
+            ("[::]:0", &["::1", "127.0.0.1", "192.0.2.7", "2001:db8::7"], &[]),
+            ("[::1]:0", &["::1"], &["127.0.0.1"]),
+            ("[::ffff:127.0.0.1]:0", &["127.0.0.1"], &["::1"]),
+        ] {
+            let listener = Listener::bind_private(at.parse().unwrap()).unwrap();
+            let (port, own) =
+                (listener.at().port(), ["192.0.2.7", "2001:db8::7"].map(|ip| ip.parse().unwrap()));
+            let leads = |ip: &str| is_private(SocketAddr::new(ip.parse().unwrap(), port), &own);
+            assert!(known.iter().all(|ip| leads(ip)) && !unknown.iter().any(|ip| leads(ip)), "{at}");
+            assert!(!leads("192.0.2.8"), "{at}: that is another machine's");
+            drop(listener);
+            assert!(!leads(known[0]), "{at}: it ends with its port");
+        }
+    }
+
+    #[tokio::test]
+    async fn other_ports_are_not_private_whatever_others_announce() {
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = free.local_addr().unwrap();
+        assert!(!is_private(at, &[]));
+        assert_eq!(listener(at).unwrap(), Some(rustix::process::getuid().as_raw()));
+        // Nobody listens there, so nobody's word is believed.
+        let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
+        let _announced = Announcement::new(everywhere).unwrap();
+        assert_eq!(announcer(everywhere), Some(rustix::process::getuid().as_raw()));
+        assert_eq!(listener(everywhere).unwrap(), None);
+        assert!(!is_private(at, &[]));
+    }
+
+    #[tokio::test]
+    async fn one_that_is_announced_goes_on_accepting_and_can_be_looked_for_without_end() {
+        let port = Listener::bind_private("127.0.0.1:0".parse().unwrap()).unwrap();
+        let looks = async {
+            for _ in 0..4 * WAITING {
+                assert!(is_private(port.at(), &[]));
+                tokio::task::yield_now().await;
+            }
+            let _client = tokio::net::TcpStream::connect(port.at()).await.unwrap();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            _ = port.accept() => {}
+            () = looks => {}
+        }
     }
 }

@@ -3,10 +3,9 @@
 //! Each is made of pages of its own. On the heap, whatever lies above a buffer would keep it from being given back to the
 //! system: a pod that had held 250 stalled uploads stayed 65 MiB larger for good.
 
-use std::fmt;
-use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fmt, mem};
 
 use bytes::Bytes;
 use memmap2::MmapMut;
@@ -186,8 +185,9 @@ const FEW: usize = BUFFER / 4;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn a_dropped_buffer_is_used_again() {

@@ -1,17 +1,17 @@
 //! Values that follow their files: read again when these change, while users of the old value keep it.
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
-use crate::drain::Drain;
+use crate::base::drain::Drain;
 
 /// A value made of one or more files that follows their content. Cheap to clone; clones share the value.
 ///
@@ -238,10 +238,29 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(4);
 /// Time between two looks at content that has changed: longer than a writer needs.
 const SETTLE: Duration = Duration::from_secs(2);
 
+// Files that hold secrets.
+
+/// Warns of a secret file that every user of this machine may read; `key` names it in the config. Ignores a missing
+/// file. Blocks on the disk: for start-up.
+pub fn warn_of_readers(key: &str, path: &Path) {
+    if let Ok(found) = std::fs::metadata(path)
+        && found.mode() & OTHERS_READ != 0
+    {
+        let file = path.display();
+        warn!(key, %file, "it holds a secret, and every user of this machine may read it: chmod o-rwx {file}");
+    }
+}
+
+/// The mode bit that lets every user read a file.
+const OTHERS_READ: u32 = 0o004;
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use crate::base::drain::Drained;
+
+    use super::*;
 
     fn number(content: &[u8]) -> Result<u32, String> {
         String::from_utf8_lossy(content).trim().parse().map_err(|_| "not a number".to_owned())
@@ -341,7 +360,7 @@ mod tests {
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
         let ended = drain.finish(Duration::from_secs(1), std::future::pending()).await;
-        assert_eq!(ended, crate::drain::Drained::Finished);
+        assert_eq!(ended, Drained::Finished);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,12 +1,11 @@
 //! Resolves names to addresses within a bounded time.
 
-mod marked;
-
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::str::FromStr as _;
 use std::time::Duration;
+use std::{fmt, io};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -16,15 +15,19 @@ use hickory_resolver::config::{
 };
 use hickory_resolver::lookup_ip::LookupIp;
 use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
+use hickory_resolver::net::runtime::{RuntimeProvider, TokioRuntimeProvider};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::system_conf::parse_resolv_conf;
+use socket2::SockRef;
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 use tracing::warn;
 
-use self::marked::Marked;
-use super::reload::{Reload, ReloadError};
-use crate::drain::Drain;
+use crate::base::drain::Drain;
+use crate::net::dial::dial;
+use crate::net::reload::{Reload, ReloadError};
 
 /// Asks DNS for addresses: the system's way, or certain servers only. Cheap to clone; clones share one cache.
 ///
@@ -204,15 +207,59 @@ const FAILURE_TTL: Duration = Duration::from_secs(2);
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
 
+// Questions of DNS leave by sockets that carry the mark of this process.
+
+/// Runs a resolver on tokio, as its own way to do so does, but for the mark.
+#[derive(Clone, Default)]
+pub(crate) struct Marked(TokioRuntimeProvider);
+
+impl RuntimeProvider for Marked {
+    type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
+    type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
+    type Udp = UdpSocket;
+    type Tcp = AsyncIoTokioAsStd<TcpStream>;
+
+    fn create_handle(&self) -> Self::Handle {
+        self.0.create_handle()
+    }
+
+    fn connect_tcp(
+        &self,
+        server: SocketAddr,
+        _from: Option<SocketAddr>,
+        patience: Option<Duration>,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
+        Box::pin(async move {
+            let socket = dial(&[server], patience.unwrap_or(ONE_TRY)).await.map_err(io::Error::other)?;
+            Ok(AsyncIoTokioAsStd(socket))
+        })
+    }
+
+    fn bind_udp(
+        &self,
+        at: SocketAddr,
+        server: SocketAddr,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Udp>>>> {
+        let bound = self.0.bind_udp(at, server);
+        Box::pin(async move {
+            let socket = bound.await?;
+            crate::net::dial::put_on(&SockRef::from(&socket))?;
+            Ok(socket)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use hickory_resolver::proto::op::{Message, ResponseCode};
     use hickory_resolver::proto::rr::rdata::A;
     use hickory_resolver::proto::rr::{RData, Record};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::UdpSocket;
+
+    use super::*;
 
     /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and has no other name.
     async fn server() -> (SocketAddr, Arc<AtomicUsize>, Drain) {

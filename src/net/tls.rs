@@ -1,41 +1,27 @@
 //! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
 
-mod accept;
-mod agents;
-mod ends;
-mod fault;
-mod leaf;
-mod mutual;
-mod offer;
-mod shown;
-mod tickets;
-mod verify;
+pub mod certificate;
+pub mod handshake;
+pub mod tickets;
+pub mod verify;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio_rustls::rustls::crypto::CryptoProvider;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::rustls::{
+    self, CipherSuite, ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
+    SupportedProtocolVersion, version,
+};
 use tracing::warn;
 
-pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
-use agents::{AgentVerifier, ClientVerifier};
-pub use agents::{Agents, EDGE, KUBELET_CLIENT};
-pub use ends::{Ends, date};
-pub use fault::Fault;
-pub use leaf::{About, Oddity, Summary, host_of, summary};
-pub use mutual::{Dialer, Mutual};
-pub use offer::TlsParams;
-use shown::Shown;
-pub use verify::issuer;
-use verify::{Anyone, SiblingVerifier};
-
-use super::pem;
-use super::reload::{Reload, ReloadError};
+use crate::net::reload::{Reload, ReloadError};
+use crate::net::tls::certificate::Shown;
+use crate::net::tls::verify::{AgentVerifier, Agents, Anyone, ClientVerifier, SiblingVerifier};
 
 /// What a server's TLS is made from.
 #[derive(Debug, Clone)]
@@ -129,7 +115,7 @@ impl ServerSettings {
         let provider = self.offer.provider();
         let identity = self.identity.certified(cert, key, &provider)?;
         for warning in
-            identity.cert.first().map_or(Ok(Vec::new()), |leaf| leaf::check(leaf)).unwrap_or_default()
+            identity.cert.first().map_or(Ok(Vec::new()), |leaf| certificate::check(leaf)).unwrap_or_default()
         {
             warn!(file = %self.identity.cert.display(), "the server's certificate {warning}");
         }
@@ -200,10 +186,10 @@ pub fn server_name(text: &str) -> Result<ServerName<'static>, TlsError> {
 
 impl Identity {
     fn certified(&self, cert: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<CertifiedKey, String> {
-        let chain = pem::certs(&self.cert, cert).map_err(text)?;
-        let key = pem::key(&self.key, key).map_err(text)?;
+        let chain = certs(&self.cert, cert).map_err(text)?;
+        let key = private_key(&self.key, key).map_err(text)?;
         if let Some(leaf) = chain.first() {
-            leaf::check(leaf).map_err(|fault| format!("{} {fault}", self.cert.display()))?;
+            certificate::check(leaf).map_err(|fault| format!("{} {fault}", self.cert.display()))?;
         }
         CertifiedKey::from_der(chain, key, provider).map_err(|cause| match cause {
             rustls::Error::InconsistentKeys(_) => format!(
@@ -272,7 +258,7 @@ impl Trust {
 
 fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    let (_, ignored) = roots.add_parsable_certificates(pem::certs(path, pem).map_err(text)?);
+    let (_, ignored) = roots.add_parsable_certificates(certs(path, pem).map_err(text)?);
     if roots.is_empty() {
         return Err(format!("{} holds no usable CA certificate: want X.509 version 3", path.display()));
     }
@@ -287,5 +273,270 @@ fn text(cause: impl ToString) -> String {
     cause.to_string()
 }
 
+// The TLS versions and cipher suites that a server offers, from Go's names.
+
+/// Versions and suites to offer. The default is TLS 1.2 and 1.3 with every suite the library has.
+#[derive(Debug, Clone)]
+pub struct TlsParams {
+    provider: Arc<CryptoProvider>,
+    versions: &'static [&'static SupportedProtocolVersion],
+}
+
+impl TlsParams {
+    /// From `tls_min_version` and `tls_cipher_suites` as SuperEdge spells them; empty text means the default.
+    ///
+    /// TLS 1.3 and its suites are always on, as in Go. The second value is a warning for each thing that is not as
+    /// it was asked for: suites that do not exist here are left out, versions below 1.2 become 1.2.
+    pub fn parse(min_version: &str, suites: &str) -> Result<(Self, Vec<String>), TlsError> {
+        let mut warnings = Vec::new();
+        let mut versions = match min_version.trim() {
+            "" | "VersionTLS12" => BOTH,
+            "VersionTLS13" => NEWEST,
+            old @ ("VersionTLS10" | "VersionTLS11") => {
+                warnings
+                    .push(format!("tls_min_version {old} is not offered any more: raised to VersionTLS12"));
+                BOTH
+            }
+            other => return Err(TlsError::Version(other.to_owned())),
+        };
+        let mut provider = provider();
+        if !suites.trim().is_empty() {
+            let (wanted, unknown) = chosen(&provider, suites);
+            if wanted.is_empty() {
+                return Err(TlsError::NoSuite(suites.to_owned()));
+            }
+            warnings.extend(unknown.iter().map(|name| {
+                format!(
+                    "tls_cipher_suites: {name} is not offered here (insecure, or misspelt) and is left out"
+                )
+            }));
+            provider.cipher_suites.retain(|suite| suite.tls13().is_some() || wanted.contains(suite));
+            if !wanted.iter().any(|suite| suite.tls13().is_none()) {
+                versions = NEWEST;
+            }
+        }
+        Ok((Self { provider: Arc::new(provider), versions }, warnings))
+    }
+
+    pub(crate) fn provider(&self) -> Arc<CryptoProvider> {
+        Arc::clone(&self.provider)
+    }
+
+    pub(crate) fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
+        self.versions
+    }
+}
+
+impl Default for TlsParams {
+    fn default() -> Self {
+        Self { provider: Arc::new(provider()), versions: BOTH }
+    }
+}
+
+/// The library's, with AES-128 and SHA-256 wanted most of TLS 1.3's suites: each byte costs less than with AES-256, and each
+/// handshake than with SHA-384, for which processors have no instructions.
+fn provider() -> CryptoProvider {
+    let mut provider = aws_lc_rs::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    provider
+}
+
+/// The suites of a list that are supported, and the names of the others.
+fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match provider.cipher_suites.iter().find(|suite| is_called(suite, name)) {
+            Some(suite) => known.push(*suite),
+            None => unknown.push(name),
+        }
+    }
+    (known, unknown)
+}
+
+/// Go writes `TLS_` where the library writes `TLS13_`, and has two old names without their `_SHA256`.
+fn is_called(suite: &SupportedCipherSuite, name: &str) -> bool {
+    let Some(ours) = suite.suite().as_str() else { return false };
+    let ours = ours.strip_prefix("TLS13_").or_else(|| ours.strip_prefix("TLS_")).unwrap_or(ours);
+    let name = name.strip_prefix("TLS_").unwrap_or(name);
+    name == ours || (name.ends_with("_CHACHA20_POLY1305") && ours.strip_suffix("_SHA256") == Some(name))
+}
+
+const BOTH: &[&SupportedProtocolVersion] = &[&version::TLS13, &version::TLS12];
+const NEWEST: &[&SupportedProtocolVersion] = &[&version::TLS13];
+
+// A pod's TLS towards other pods: both show the certificate that they show to edges.
+
+/// The files of a pod that dials other pods.
+#[derive(Debug, Clone)]
+pub struct Mutual {
+    /// Its own certificate and key, the same as on its port.
+    pub identity: Identity,
+    /// The file of CAs that issue pods' certificates.
+    pub ca: PathBuf,
+    /// The DNS name that all of them carry; `None`: the first one of this pod's certificate.
+    pub name: Option<ServerName<'static>>,
+}
+
+/// TLS for dialling another pod.
+#[derive(Debug)]
+pub struct Dialer {
+    /// Shows this pod's certificate, and trusts the CAs.
+    pub config: Arc<ClientConfig>,
+    /// The name that the other pod's certificate must carry.
+    pub name: ServerName<'static>,
+}
+
+impl Mutual {
+    /// Reads the files now. Take [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read, or our own certificate would be refused by other pods: why, with the remedy. Dates
+    /// are not checked here; the server's side warns of them.
+    pub fn load(self) -> Result<Reload<Dialer>, ReloadError> {
+        let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
+        let client = ClientSettings {
+            trust: Trust::Ca(self.ca.clone()),
+            identity: Some(self.identity),
+            alpn: vec![b"h2".to_vec()],
+        };
+        let (ca_path, name) = (self.ca, self.name);
+        Reload::new(paths, move |contents| {
+            let ([cert, key, ca], Some(identity)) = (contents, &client.identity) else {
+                return Err("a file is missing".into());
+            };
+            let own = certs(&identity.cert, cert).map_err(text)?;
+            let provider = TlsParams::default().provider();
+            let siblings = SiblingVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
+            let config = client.config(Some((identity, cert, key)), Some(ca))?;
+            Ok(Dialer { config: Arc::new(config), name: siblings.name().clone() })
+        })
+    }
+}
+
+// Certificates and keys out of PEM files; the only user of the PEM library.
+
+/// Why a PEM file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    /// The file is not PEM, or has a damaged block.
+    #[error("{} is damaged: {cause}; write it anew from the original; `openssl x509 -in FILE -noout -text` shows what a certificate holds", .path.display())]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// The parser's error.
+        cause: std::io::Error,
+    },
+    /// No certificate in a file that must have one. Usual cause: the key's path in place of the certificate's.
+    #[error("{} holds no certificate: want at least one `BEGIN CERTIFICATE` block", .0.display())]
+    NoCertificate(PathBuf),
+    /// No private key in a file that must have one. Usual causes: the wrong path, or a key with a passphrase.
+    #[error(
+        "{} holds no private key: want one `BEGIN PRIVATE KEY` block without a passphrase \
+         (take one off with `openssl pkey -in old.key -out new.key`)", .0.display()
+    )]
+    NoKey(PathBuf),
+}
+
+/// All certificates of a file, at least one. `path` is for the error only.
+pub fn certs(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    let certs = rustls_pemfile::certs(&mut &*pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|cause| PemError::Damaged { path: path.into(), cause })?;
+    if certs.is_empty() { Err(PemError::NoCertificate(path.into())) } else { Ok(certs) }
+}
+
+/// The first private key of a file: PKCS#8, PKCS#1 or SEC1. `path` is for the error only.
+pub fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
+    rustls_pemfile::private_key(&mut &*pem)
+        .map_err(|cause| PemError::Damaged { path: path.into(), cause })?
+        .ok_or_else(|| PemError::NoKey(path.into()))
+}
+
 #[cfg(test)]
 pub(crate) mod tests;
+
+#[cfg(test)]
+mod offer_tests {
+    use super::*;
+
+    /// The list SuperEdge ships.
+    const SHIPPED: &str = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,\
+        TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,\
+        TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,\
+        TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,TLS_RSA_WITH_AES_128_CBC_SHA";
+
+    fn old_suites(offer: &TlsParams) -> usize {
+        offer.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count()
+    }
+
+    #[test]
+    fn the_shipped_list_gives_six_suites_and_warns_of_the_rest() {
+        let (offer, warnings) = TlsParams::parse("VersionTLS12", SHIPPED).unwrap();
+        assert_eq!(old_suites(&offer), 6);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert_eq!(offer.provider.cipher_suites.len() - 6, 3, "TLS 1.3's own are always on");
+    }
+
+    #[test]
+    fn empty_texts_mean_the_default() {
+        let (offer, warnings) = TlsParams::parse("", " ").unwrap();
+        assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (2, 6, 0));
+    }
+
+    #[test]
+    fn links_come_to_the_suite_that_costs_least() {
+        for offer in [TlsParams::default(), TlsParams::parse("", SHIPPED).unwrap().0] {
+            let first = offer.provider.cipher_suites[0].suite();
+            assert_eq!(first, CipherSuite::TLS13_AES_128_GCM_SHA256);
+        }
+    }
+
+    #[test]
+    fn old_versions_are_raised_with_a_warning_and_unknown_ones_are_refused() {
+        let (offer, warnings) = TlsParams::parse("VersionTLS10", "").unwrap();
+        assert_eq!((offer.versions.len(), warnings.len()), (2, 1));
+        assert_eq!(TlsParams::parse("VersionTLS13", "").unwrap().0.versions.len(), 1);
+        assert!(matches!(TlsParams::parse("1.2", ""), Err(TlsError::Version(_))));
+    }
+
+    #[test]
+    fn a_list_with_nothing_usable_is_an_error() {
+        assert!(matches!(TlsParams::parse("", "TLS_RSA_WITH_RC4_128_SHA"), Err(TlsError::NoSuite(_))));
+    }
+
+    #[test]
+    fn a_list_of_tls_1_3_suites_only_offers_no_older_version() {
+        let (offer, warnings) = TlsParams::parse("", "TLS_AES_128_GCM_SHA256").unwrap();
+        assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (1, 0, 0));
+    }
+}
+
+#[cfg(test)]
+mod pem_tests {
+    use super::*;
+
+    #[test]
+    fn certificates_and_key_are_found_in_one_file() {
+        let made = rcgen::generate_simple_self_signed(["edge".into()]).unwrap();
+        let both = format!("{}{}{}", made.cert.pem(), made.signing_key.serialize_pem(), made.cert.pem());
+        assert_eq!(certs(Path::new("x"), both.as_bytes()).unwrap().len(), 2);
+        assert!(private_key(Path::new("x"), both.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_the_files_name() {
+        let path = Path::new("cloud.crt");
+        for (shown, wanted) in [
+            (certs(path, b"").unwrap_err(), "cloud.crt holds no certificate"),
+            (private_key(path, b"no pem").unwrap_err(), "cloud.crt holds no private key"),
+            (
+                certs(path, b"-----BEGIN CERTIFICATE-----\n???\n-----END CERTIFICATE-----\n").unwrap_err(),
+                "is damaged",
+            ),
+            (certs(path, b"-----BEGIN CERTIFICATE-----\nAAAA\n").unwrap_err(), "is damaged"),
+        ] {
+            assert!(shown.to_string().contains(wanted), "{shown}");
+        }
+    }
+}

@@ -1,10 +1,9 @@
 //! Where the programs of a machine have their admin sockets if no key names another place.
 
-use std::fmt;
 use std::fs::{self, DirBuilder};
-use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use crate::net::listen::{LocalBindError, LocalListener};
 
@@ -147,8 +146,9 @@ const MOST_SOCKETS: u32 = 32;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
 
     const NAMES: [&str; 2] = ["cloud", "edge"];
 

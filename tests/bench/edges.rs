@@ -16,16 +16,19 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::client::Resumption;
-use tunnel::drain::Drain;
-use tunnel::names::{Instance, NodeName};
-use tunnel::net::backoff::Backoff;
+use tunnel::base::backoff::Backoff;
+use tunnel::base::drain::Drain;
+use tunnel::base::metrics::Metrics;
+use tunnel::base::names::{Instance, NodeName};
+use tunnel::link::grpc::{LinkContext, dial};
+use tunnel::link::link::Link;
+use tunnel::link::table::{Event, SessionLimits, SessionTable};
 use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
-use tunnel::net::tls::{self, Trust};
-use tunnel::protocol::grpc::{self, LinkContext};
-use tunnel::protocol::{Event, Hello, Link, SessionLimits, SessionTable, Windows};
-use tunnel::telemetry::Metrics;
+use tunnel::net::tls::{self, ClientSettings, Trust};
+use tunnel::proto::halves::Windows;
+use tunnel::proto::hello::Hello;
 
 use crate::process::Process;
 use crate::role::say;
@@ -96,11 +99,8 @@ impl Edges {
         let counts = Arc::new(Counts { at, ..Counts::default() });
         let pods: Arc<[SocketAddr]> = self.pods.clone().into();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let tls = tls::ClientSettings {
-            trust: Trust::Ca(self.ca.clone()),
-            identity: None,
-            alpn: vec![b"h2".to_vec()],
-        };
+        let tls =
+            ClientSettings { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
         let tls = tls.load()?;
         let (drain, pool) = (Drain::new(), Pool::new());
         for number in self.first..self.first + self.count {
@@ -175,7 +175,7 @@ impl Edge {
         let shaken = timeout(PATIENCE, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = shaken.context("the TLS handshake took too long")?.context("TLS")?;
         let said = Hello::edge_request(&self.node, TOKEN, self.ground.table.instance());
-        Ok((grpc::dial(io, "localhost", &self.node, said, &self.ground).await?, at))
+        Ok((dial::dial(io, "localhost", &self.node, said, &self.ground).await?, at))
     }
 
     /// From its own address of loopback, as edges have it that are not behind one NAT.

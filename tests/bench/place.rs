@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use tunnel::pki::Authority;
+use tunnel::net::pki::Authority;
 
 /// Two machines, one for clients and pod, one for edge and targets.
 #[derive(Debug)]

@@ -2,11 +2,11 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tunnel::cloud::Pod;
-use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings as Settings;
+use tunnel::config::server::Cloud;
 use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
+use tunnel::server::Pod;
 
 use crate::support::clients::{echoed, head};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, at};

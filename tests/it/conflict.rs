@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::Code as Grpc;
+use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
-use tunnel::names::Instance;
 use tunnel::net::tls::Identity;
-use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Conflict, Frame, FrameKind};
-use tunnel::protocol::wire::hello::Caller;
-use tunnel::protocol::{Found, Peer};
+use tunnel::proto::codec::proto::StreamMsg;
+use tunnel::proto::codec::{from_message, to_message};
+use tunnel::proto::frame::{Conflict, Found, Frame, FrameKind, Peer};
+use tunnel::proto::hello::Caller;
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get};
@@ -96,7 +96,7 @@ async fn the_same_process_at_two_pods_is_no_conflict() {
     let mut second = peer::link(&place, &pods[1], "node1", instance(1)).await;
     let was_asked = first.next().await.unwrap();
     assert_eq!(was_asked.r#type, "heartbeat", "the other pod has told of it");
-    first.send(tunnel::protocol::wire::codec::StreamMsg { r#type: "pong".into(), ..was_asked }).await;
+    first.send(StreamMsg { r#type: "pong".into(), ..was_asked }).await;
     let (first, second) =
         (beside(async move { first.ends().await }), beside(async move { second.ends().await }));
     let mut other = scripted(&place, &pods[0], 7, false).await;

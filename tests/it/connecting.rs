@@ -7,7 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
-use tunnel::command::{self, Connect, Failure};
+use tunnel::command::Failure;
+use tunnel::command::connect::{self, Connect};
 use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
 
 use crate::support::clients::{ESTABLISHED, echoed, is_reset, reset, rest};
@@ -36,7 +37,7 @@ impl Local {
         let (stop, stopped) = oneshot::channel();
         let ended = beside(async move {
             let say = move |line: &str| say.try_send(line.to_owned()).unwrap();
-            command::connect(&asked, async { stopped.await.unwrap() }, say).await
+            connect::connect(&asked, async { stopped.await.unwrap() }, say).await
         });
         let line = soon("the port", says.recv()).await.unwrap();
         let at = line.split_whitespace().next().unwrap().parse().unwrap();

@@ -5,7 +5,8 @@ use std::path::Path;
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
 };
-use tunnel::command::{self, Doctor, Mode};
+use tunnel::command::Mode;
+use tunnel::command::doctor::{self, Doctor};
 
 use crate::certificates::Authority;
 use crate::support::peer::ScriptedPod;
@@ -33,7 +34,7 @@ async fn found_in(
     let config = Some(place.file("doctor.toml", text));
     let mut asked = Doctor { mode, config, target: Vec::new(), node: None, kubeconfig: None, json: true };
     more(&mut asked);
-    let found = soon("the doctor's findings", command::doctor(&asked, variable)).await;
+    let found = soon("the doctor's findings", doctor::run(&asked, variable)).await;
     let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     let all: Vec<_> =

@@ -9,7 +9,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tunnel::edge::Edge;
-use tunnel::net::files;
+use tunnel::net::fd_limit;
 
 use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
 use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
@@ -33,7 +33,7 @@ async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
     static TURN: Mutex<()> = Mutex::const_new(());
     let turn = TURN.lock().await;
     let needed = u64::try_from(2 * count).unwrap() + 2000;
-    let raised = files::raise();
+    let raised = fd_limit::raise();
     assert!(raised.to >= needed, "needs {needed} open files, the hard limit is {}", raised.hard);
     let mut sockets = Vec::with_capacity(count);
     while sockets.len() < count {

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tunnel::drain::Drained;
-use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::{Code, Refusal, SessionFrame};
+use tunnel::base::drain::Drained;
+use tunnel::base::names::{Instance, SessionId};
+use tunnel::proto::frame::{Code, Refusal, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};

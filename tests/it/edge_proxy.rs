@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tunnel::drain::Drained;
+use tunnel::base::drain::Drained;
 use tunnel::edge::Edge;
 
 use crate::http_proxy::{body, site};

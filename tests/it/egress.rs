@@ -8,6 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tunnel::base::drain::Drained;
 use tunnel::net::tls::{ClientSettings, Identity, Trust, server_name};
 
 use crate::support::clients::{self, ESTABLISHED};
@@ -239,5 +240,5 @@ async fn a_session_over_tls_is_finished_while_the_pod_drains() {
         assert_eq!(soon("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
     };
     let (drained, ()) = soon("a stop", async { tokio::join!(stops, client) }).await;
-    assert_eq!(drained, tunnel::drain::Drained::Finished);
+    assert_eq!(drained, Drained::Finished);
 }

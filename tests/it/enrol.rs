@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser as _;
-use tunnel::command::{Args, Command, Failure, Join};
+use tunnel::command::invitations::{self, Join};
+use tunnel::command::{Args, Command, Failure};
 use tunnel::config::Environment;
 
 use crate::support::clients::echoed;
@@ -43,7 +44,7 @@ fn line(pod: impl std::fmt::Display, code: &str, node: &str, to: &Path) -> Join 
 }
 
 async fn join(pod: SocketAddr, code: &str, node: &str, to: &Path) -> Result<String, Failure> {
-    tunnel::command::join(&line(pod, code, node, to), &Environment::default()).await
+    invitations::run(&line(pod, code, node, to), &Environment::default()).await
 }
 
 /// The settings that were written, with a free port for the log.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
-use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::SessionFrame;
-use tunnel::protocol::{Code, Refusal, Session};
+use tunnel::link::session::stream::Session;
+use tunnel::proto::frame::{Code, Refusal, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset};

@@ -4,11 +4,11 @@ use std::net::{SocketAddr, TcpListener};
 
 use futures_util::future::join_all;
 use tokio::time::{Duration, Instant};
-use tunnel::cloud::Pod;
+use tunnel::base::backoff::Backoff;
 use tunnel::config::Environment;
-use tunnel::config::cloud::Cloud;
+use tunnel::config::server::Cloud;
 use tunnel::edge::Edge;
-use tunnel::net::backoff::Backoff;
+use tunnel::server::Pod;
 
 use crate::support::clients::{echoed, open};
 use crate::support::programs::{TestDir, TestPod, at, start_edge};

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel::protocol::wire::frame::SessionFrame;
-use tunnel::protocol::{Code, Refusal};
+use tunnel::proto::frame::{Code, Refusal, SessionFrame};
 
 use crate::support::beside;
 use crate::support::call::Call;

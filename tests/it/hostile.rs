@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::Code;
-use tunnel::protocol::wire::codec::{StreamMsg, encode};
-use tunnel::protocol::wire::extension::to_message;
-use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
+use tunnel::base::names::{Instance, SessionId};
+use tunnel::edge::Edge;
+use tunnel::proto::codec::proto::StreamMsg;
+use tunnel::proto::codec::{encode, to_message};
+use tunnel::proto::frame::{Code, Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};
@@ -19,7 +19,7 @@ use crate::support::raw::{DATA, Raw};
 use crate::support::{beside, hurry, peer, raw, soon, targets, wait_until, wait_within};
 
 /// A hostile edge `bad` and an honest one `node1`.
-async fn both(place: &TestDir, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
+async fn both(place: &TestDir, pod: &TestPod) -> (Call, Edge) {
     (peer::link(place, pod, "bad", Some(Instance::random())).await, edge(place, pod, "node1").await)
 }
 

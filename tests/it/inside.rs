@@ -3,10 +3,11 @@
 use std::future::pending;
 use std::net::SocketAddr;
 
-use tunnel::drain::Drained;
+use tunnel::base::drain::Drained;
 use tunnel::edge::Edge;
+use tunnel::link::session::stream::Session;
 use tunnel::net::ByteStream as _;
-use tunnel::protocol::{Category, Code, Session};
+use tunnel::proto::frame::{Category, Code};
 use tunnel::route::Request;
 
 use crate::support::line::Line;

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel::edge::Edge;
-use tunnel::protocol::LinkSender;
-use tunnel::registry::Standing;
+use tunnel::link::sender::LinkSender;
+use tunnel::registry::history::Standing;
 
 use crate::support::clients::open;
 use crate::support::line::Line;

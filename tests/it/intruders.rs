@@ -14,8 +14,9 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
-use tunnel::net::tls::{EDGE, Identity, server_name};
-use tunnel::pki;
+use tunnel::net::pki::Authority;
+use tunnel::net::tls::certificate::EDGE;
+use tunnel::net::tls::{Identity, server_name};
 
 use crate::support::clients::{ask, get};
 use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_with};
@@ -75,7 +76,7 @@ async fn an_expired_certificate_gets_in_at_no_port_by_a_session_of_before() {
     let pod = pod(&place, &format!("[\"{NAME}\"]"));
     let shows = Identity { cert: place.path().join("brief.crt"), key: place.path().join("brief.key") };
     let authority = &place.authority.0;
-    let brief = pki::Authority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
+    let brief = Authority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
     let ends = SystemTime::now() + BRIEF + Duration::from_secs(1);
     // A server's, which another pod shows at the port for links.
     brief.server(&[NAME]).unwrap().write(&shows.cert, &shows.key).unwrap();

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code as Grpc;
+use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
-use tunnel::names::Instance;
-use tunnel::protocol::Peer;
-use tunnel::protocol::wire::extension::from_message;
-use tunnel::protocol::wire::frame::FrameKind;
-use tunnel::protocol::wire::hello::{Hello, Older};
+use tunnel::proto::codec::from_message;
+use tunnel::proto::frame::{FrameKind, Peer};
+use tunnel::proto::hello::{Hello, Older};
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};

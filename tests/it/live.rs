@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use tokio::time::{Instant, sleep};
-use tunnel::cloud::Pod;
 use tunnel::config::Environment;
-use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings;
+use tunnel::config::live::ConfigFile;
+use tunnel::config::server::Cloud;
 use tunnel::edge::Edge;
 use tunnel::net::reload::look_now;
-use tunnel::startup::ConfigFile;
+use tunnel::server::Pod;
 
 use crate::support::PATIENCE;
 use crate::support::clients::echoed;

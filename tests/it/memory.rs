@@ -7,11 +7,11 @@ use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::Peer;
-use tunnel::protocol::wire::codec::{StreamMsg, encode};
-use tunnel::protocol::wire::extension::from_message;
-use tunnel::protocol::wire::frame::{FrameKind, SessionFrame};
+use tunnel::base::metrics::Form;
+use tunnel::base::names::{Instance, SessionId};
+use tunnel::proto::codec::proto::StreamMsg;
+use tunnel::proto::codec::{Reader, encode, from_message};
+use tunnel::proto::frame::{FrameKind, Peer, SessionFrame};
 
 use crate::support::call::{message, plain};
 use crate::support::clients::{open, stalled};
@@ -25,7 +25,7 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
     loop {
         let piece = soon("a message", edge.next()).await.unwrap();
         if piece.kind == DATA {
-            let mut reader = tunnel::protocol::wire::codec::Reader::default();
+            let mut reader = Reader::default();
             reader.piece(piece.payload);
             let message = reader.message().unwrap().expect("a pod says each in one frame");
             if message.category != "stream" {
@@ -91,7 +91,7 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
     assert!((limit / 4..=limit + 64 * 1024).contains(&most), "{most} bytes of {limit} waited");
     let table = &pod.pod.table;
     table.tick(tokio::time::Instant::now());
-    let text = pod.pod.metrics.encode(tunnel::telemetry::Form::Open);
+    let text = pod.pod.metrics.encode(Form::Open);
     for (budget, bound) in
         [("promised", 4 << 20), ("kept", 4 << 20), ("passing", 4 << 20), ("unpromised", 2 << 20)]
     {

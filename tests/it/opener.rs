@@ -3,12 +3,11 @@
 use std::net::SocketAddr;
 
 use tokio::io::AsyncReadExt;
-use tunnel::names::{Instance, NodeName, SessionId};
+use tunnel::base::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::protocol::wire::extension::to_message;
-use tunnel::protocol::wire::frame::{Category, Frame, FrameKind, SessionFrame};
-use tunnel::protocol::wire::hello::{Caller, Hello};
-use tunnel::protocol::{Code, Opener};
+use tunnel::proto::codec::to_message;
+use tunnel::proto::frame::{Category, Code, Frame, FrameKind, Opener, SessionFrame};
+use tunnel::proto::hello::{Caller, Hello};
 
 use crate::support::call::Call;
 use crate::support::peer::{self, ScriptedPod};

@@ -8,7 +8,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, rustls};
-use tunnel::net::tls::{self, ClientCertificates, Identity, TlsParams, Trust};
+use tunnel::net::tls::{ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust};
 
 use crate::certificates::{Authority, Files};
 use crate::support::clients::rest;
@@ -41,7 +41,7 @@ impl Nodes {
         let identity = Identity { cert: self.files.cert.clone(), key: self.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
         let server =
-            tls::ServerSettings { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
+            ServerSettings { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
         let acceptor = TlsAcceptor::from(server.load().unwrap().load());
         targets::serve(move |socket| {
             let acceptor = acceptor.clone();
@@ -58,7 +58,7 @@ impl Nodes {
     /// A client's TLS through the pod's port, with that name (an IP address is not sent).
     async fn connect(&self, pod: &TestPod, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let client =
-            tls::ClientSettings { trust: Trust::Ca(self.files.ca.clone()), identity: None, alpn: Vec::new() };
+            ClientSettings { trust: Trust::Ca(self.files.ca.clone()), identity: None, alpn: Vec::new() };
         let connector = TlsConnector::from(client.load().unwrap().load());
         let name = ServerName::try_from(name.to_owned()).unwrap();
         let socket = pod.client("https").await;

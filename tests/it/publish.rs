@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use tunnel::cloud::Pod;
 use tunnel::config::Environment;
-use tunnel::config::cloud::Cloud;
+use tunnel::config::server::Cloud;
+use tunnel::server::Pod;
 
 use crate::support::pods::{self, Dns, Says};
 use crate::support::programs::{TOKEN, TestDir, TestPod};

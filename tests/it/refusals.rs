@@ -7,9 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tunnel::names::Instance;
-use tunnel::protocol::wire::frame::SessionFrame;
-use tunnel::protocol::{Code, Refusal};
+use tunnel::base::names::Instance;
+use tunnel::proto::frame::{Code, Refusal, SessionFrame};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
 use crate::support::programs::{TestDir, TestPod, at, edge, edge_with};

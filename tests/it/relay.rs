@@ -5,11 +5,13 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tunnel::names::{Instance, SessionId};
+use tunnel::base::names::{Instance, SessionId};
+use tunnel::config::Environment;
+use tunnel::config::server::Cloud;
 use tunnel::net::tls::Identity;
-use tunnel::protocol::Code;
-use tunnel::protocol::wire::frame::SessionFrame;
-use tunnel::protocol::wire::hello::Caller;
+use tunnel::proto::frame::{Code, SessionFrame};
+use tunnel::proto::hello::Caller;
+use tunnel::server::Pod;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, rest};
@@ -388,9 +390,8 @@ async fn siblings_without_a_ca_file_are_a_fault_at_start() {
     let place = TestDir::new();
     let all = pods::addresses(1);
     let text = pods::config(&place, all[0], &pods::siblings(&all)).replace("ca.crt", "nowhere.crt");
-    let (settings, _) =
-        tunnel::config::cloud::Cloud::read(&text, &tunnel::config::Environment::default()).unwrap();
-    let fault = format!("{:#}", tunnel::cloud::Pod::start(settings, None).unwrap_err());
+    let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
+    let fault = format!("{:#}", Pod::start(settings, None).unwrap_err());
     assert!(fault.contains("mode.cloud.registry.siblings") && fault.contains("nowhere.crt"), "{fault}");
     assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
 }
@@ -399,15 +400,15 @@ async fn siblings_without_a_ca_file_are_a_fault_at_start() {
 #[tokio::test]
 async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables_name_it() {
     let place = TestDir::new();
-    let env = tunnel::config::Environment {
+    let env = Environment {
         pod_ip: Some("127.0.0.1".into()),
         kubeconfig: Some(place.path().join("kubeconfig")),
         ..tunnel::config::Environment::default()
     };
     let start = |more: &str| {
         let text = place.cloud(more).replace("ca.crt", "nowhere.crt");
-        let (settings, _) = tunnel::config::cloud::Cloud::read(&text, &env).unwrap();
-        tunnel::cloud::Pod::start(settings, None)
+        let (settings, _) = Cloud::read(&text, &env).unwrap();
+        Pod::start(settings, None)
     };
     let fault = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
     assert!(fault.contains("mode.cloud.registry.service") && fault.contains("nowhere.crt"), "{fault}");

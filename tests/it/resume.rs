@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
-use tunnel::names::Instance;
-use tunnel::protocol::wire::frame::SessionFrame;
-use tunnel::protocol::{Code, Refusal};
+use tunnel::base::names::Instance;
+use tunnel::edge::Edge;
+use tunnel::proto::frame::{Code, Refusal, SessionFrame};
 
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
@@ -95,7 +95,7 @@ async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
 }
 
 /// Another process of the same node, once the pod has seen that the old one is dead.
-async fn edge_after(place: &TestDir, pod: &TestPod) -> tunnel::edge::Edge {
+async fn edge_after(place: &TestDir, pod: &TestPod) -> Edge {
     let old = pod.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     wait_until("the new one is linked", || {

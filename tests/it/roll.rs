@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tunnel::drain::Drained;
+use tunnel::base::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::protocol::{Code, Session};
+use tunnel::link::session::stream::Session;
+use tunnel::proto::frame::Code;
 
 use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;

@@ -6,17 +6,20 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tunnel::drain::Drain;
-use tunnel::names::{Instance, SessionId};
+use tunnel::base::drain::{Drain, Drained};
+use tunnel::base::metrics::Metrics;
+use tunnel::base::names::{Instance, SessionId};
+use tunnel::link::grpc::LinkContext;
+use tunnel::link::table::{SessionLimits, SessionTable};
 use tunnel::net::pool::Pool;
 use tunnel::net::tls::{Identity, Mutual};
-use tunnel::protocol::grpc::LinkContext;
-use tunnel::protocol::wire::codec::StreamMsg;
-use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
-use tunnel::protocol::{Code, Found, Peer, Refusal, SessionLimits, SessionTable, Windows};
-use tunnel::registry::{Registry, Siblings, TlsPodDialer};
-use tunnel::telemetry::Metrics;
+use tunnel::proto::codec::proto::StreamMsg;
+use tunnel::proto::codec::{from_message, to_message};
+use tunnel::proto::frame::{Code, Found, Frame, FrameKind, Peer, Refusal, SessionFrame};
+use tunnel::proto::halves::Windows;
+use tunnel::registry::Registry;
+use tunnel::registry::peers::Siblings;
+use tunnel::registry::peers::peer::TlsPodDialer;
 
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
@@ -232,7 +235,7 @@ async fn a_pod_stops_without_waiting_for_its_siblings() {
     last.forgets_all().await;
     let begun = Stopwatch::start();
     let drained = last.pod.stop(std::future::pending()).await;
-    assert_eq!(drained, tunnel::drain::Drained::Finished);
+    assert_eq!(drained, Drained::Finished);
     // For two seconds clients may still come in.
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     let mut client = pods[0].open(&at("node1", echo)).await;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
+use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
-use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::SessionFrame;
-use tunnel::protocol::wire::hello::Hello;
+use tunnel::proto::frame::SessionFrame;
+use tunnel::proto::hello::Hello;
 
 use crate::support::clients::echoed;
 use crate::support::line::{Line, Silent};

@@ -4,8 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tunnel::admin::Status;
-use tunnel::command;
+use tunnel::admin::status::Status;
+use tunnel::command::status;
 use tunnel::config::Environment;
 
 use crate::support::clients::{echoed, get};
@@ -20,7 +20,7 @@ fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
 }
 
 async fn status(path: &Path) -> Status {
-    let json = command::status(Some(path.to_owned()), true, &Environment::default()).await.unwrap();
+    let json = status::status(Some(path.to_owned()), true, &Environment::default()).await.unwrap();
     serde_json::from_str(&json).unwrap()
 }
 
@@ -82,7 +82,7 @@ async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
     assert!(told.links.is_empty());
     assert_eq!(told.gone[0].name, "node1");
     assert!(!told.gone[0].error.as_ref().unwrap().text.is_empty());
-    let table = command::status(Some(path.clone()), false, &Environment::default()).await.unwrap();
+    let table = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap();
     assert!(table.contains("no node is linked") && table.contains("GONE"), "{table}");
 }
 
@@ -95,7 +95,7 @@ async fn an_edge_without_a_cloud_says_why() {
     let tried = |told: &Status| told.notes.iter().any(|note| !note.ends_with("not yet"));
     let told = status_with(&path, "a try to link", tried).await;
     assert!(!told.ready && told.notes[0].starts_with("link: "), "{:?}", told.notes);
-    let text = command::status(Some(path), false, &Environment::default()).await.unwrap();
+    let text = status::status(Some(path), false, &Environment::default()).await.unwrap();
     assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
 }
 
@@ -122,7 +122,7 @@ async fn other_pods_are_told_whether_they_are_linked_or_why_not() {
 async fn nobody_at_the_socket_is_told_with_the_remedy() {
     let place = TestDir::new();
     let (path, table) = socket(&place, "cloud");
-    let failed = command::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
+    let failed = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
     assert!(failed.code == 69 && failed.text.contains("cloud.sock does not answer"), "{failed}");
     let pod = TestPod::with(&place, &table);
     // A port that others may reach shows them nothing: the port for metrics has no such page.

@@ -7,8 +7,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tunnel::config::Environment;
-use tunnel::config::cloud::ClusterSettings;
-use tunnel::config::edge::{Csr, EdgeSettings};
+use tunnel::config::edge::EdgeSettings;
+use tunnel::config::edge::csr::Csr;
+use tunnel::config::server::kubernetes::ClusterSettings;
 use tunnel::edge::Edge;
 use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
 

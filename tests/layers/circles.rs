@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use super::{Fault, Token, fault, imports, module_of, report, sources, tokens, without_tests};
+use super::{Fault, Token, fault, imports, is_tests, module_of, report, sources, tokens, without_tests};
 
 /// The path of a module from the crate's root.
 type Module = Vec<String>;
@@ -21,7 +21,7 @@ impl House {
     fn of(sources: &[(String, String)]) -> Self {
         let read: Vec<_> = sources
             .iter()
-            .filter(|(file, _)| !file.ends_with("/tests.rs"))
+            .filter(|(file, _)| !is_tests(file))
             .map(|(file, text)| (module_of(file), file.clone(), tokens(without_tests(text))))
             .filter(|(home, ..)| !home.is_empty())
             .collect();

@@ -1,6 +1,6 @@
 //! The length of functions.
 
-use super::{Fault, Token, fault, report, sources, tokens, without_tests};
+use super::{Fault, Token, fault, is_tests, report, sources, tokens, without_tests};
 
 /// A function longer than this, with its signature, is two functions.
 const LONGEST_FUNCTION: usize = 60;
@@ -12,7 +12,7 @@ fn no_function_is_longer_than_a_page() {
 }
 
 fn function_faults(file: &str, text: &str) -> Vec<Fault> {
-    if file.ends_with("/tests.rs") {
+    if is_tests(file) {
         return Vec::new();
     }
     let tokens = tokens(without_tests(text));

@@ -7,8 +7,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap as Object;
 use serde_json::json;
 
-use tunnel::drain::Drain;
-use tunnel::registry::{Cluster, ConfigMap, ConfigMapParams, EndpointWatch, Lives};
+use tunnel::base::drain::{Drain, Drained};
+use tunnel::kubernetes::cluster::Cluster;
+use tunnel::kubernetes::members::EndpointWatch;
+use tunnel::publish::configmap::{ConfigMap, ConfigMapParams, Lives};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::process::{PATIENCE, ask};
@@ -137,7 +139,7 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
     kubernetes.delete_slice("two");
     are(&["10.0.0.3:9000"]);
     let drained = kubernetes.run(drain.finish(PATIENCE, std::future::pending()));
-    assert_eq!(drained, tunnel::drain::Drained::Finished);
+    assert_eq!(drained, Drained::Finished);
 }
 
 fn pod_at(kubernetes: &Kubernetes, pod: IpAddr, name: &str) -> ConfigMap {

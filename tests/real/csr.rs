@@ -14,8 +14,8 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use serde_json::{Value, json};
-use tunnel::csr::Profile;
-use tunnel::pki::Request;
+use tunnel::kubernetes::csr::Profile;
+use tunnel::net::pki::Request;
 
 use crate::certificates::Files;
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};

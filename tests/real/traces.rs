@@ -84,7 +84,7 @@ fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
 fn tells(process: &mut Running, id: &str, story: &[&str]) {
     process.says_of(id, story[story.len() - 1]);
     let log = process.log();
-    let of_protocol = |line: &&str| line.contains(" tunnel::protocol::") && line.contains(id);
+    let of_protocol = |line: &&str| line.contains(" tunnel::link::") && line.contains(id);
     let lines: Vec<_> = log.lines().filter(of_protocol).collect();
     let told: Vec<_> = lines.iter().filter(|line| story.iter().any(|what| line.contains(what))).collect();
     let mut rest = lines.iter();

@@ -15,8 +15,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Service, ServicePort};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
-use tunnel::drain::Drain;
-use tunnel::registry::{Cluster, NodeNameParams, NodeNames};
+use tunnel::base::drain::{Drain, Drained};
+use tunnel::kubernetes::cluster::Cluster;
+use tunnel::kubernetes::reconcile::node_names::{NodeNameParams, NodeNames};
 
 use crate::addresses::own_address;
 use crate::held::Held;
@@ -149,7 +150,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
 
     held.let_go();
     let drained = kubernetes.run(second.finish(PATIENCE, std::future::pending()));
-    assert_eq!(drained, tunnel::drain::Drained::Finished);
+    assert_eq!(drained, Drained::Finished);
     is(&both, "3");
     assert_eq!(
         holder(&kubernetes),
@@ -166,7 +167,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     node(&kubernetes, "last", &edge, [10, 0, 0, 4].into());
     is(&format!("10.0.0.3\tlate\n{ip}\tedge-a1\n{ip}\tlast\n"), "100");
     let drained = kubernetes.run(first.finish(PATIENCE, std::future::pending()));
-    assert_eq!(drained, tunnel::drain::Drained::Finished);
+    assert_eq!(drained, Drained::Finished);
 }
 
 /// As docs/migrating.md has it.

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel::names::SessionId;
-use tunnel::protocol::{LinkSender, Parked, Sorting};
+use tunnel::base::names::SessionId;
+use tunnel::link::sender::LinkSender;
+use tunnel::link::session::stream::Parked;
+use tunnel::link::table::traffic_class::Sorting;
 
 use super::plan::About;
 use super::world::World;

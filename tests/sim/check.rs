@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::{Code, Frame, FrameKind, SessionFrame};
+use tunnel::base::names::{Instance, SessionId};
+use tunnel::proto::frame::{Code, Frame, FrameKind, SessionFrame};
 
 use super::ledger::Ledger;
 use super::world::World;

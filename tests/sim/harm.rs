@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel::protocol::LinkId;
-use tunnel::protocol::{Code, Dialect, LinkSender, Refusal};
+use tunnel::link::sender::LinkSender;
+use tunnel::proto::frame::{Code, Refusal};
+use tunnel::proto::hello::Dialect;
+use tunnel::proto::state::LinkId;
 use tunnel::registry::Linked;
 
 use super::line::{HEALED, Line};

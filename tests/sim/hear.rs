@@ -2,8 +2,9 @@
 
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
-use tunnel::protocol::wire::frame::FrameKind;
-use tunnel::protocol::{Event, Parked, SessionKey};
+use tunnel::link::session::stream::Parked;
+use tunnel::link::table::Event;
+use tunnel::proto::frame::{FrameKind, SessionKey};
 
 use super::world::World;
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
+use tunnel::link::session::stream::Session;
 use tunnel::net::ByteStream as _;
-use tunnel::protocol::{Code, Refusal, Session};
+use tunnel::proto::frame::{Code, Refusal};
 
 use super::chance::{MOST, content};
 use super::ledger::Who;

@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use tunnel::names::SessionId;
-use tunnel::protocol::LinkSender;
-use tunnel::protocol::wire::codec::{Reader, encode};
-use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
+use tunnel::base::names::SessionId;
+use tunnel::link::sender::LinkSender;
+use tunnel::proto::codec::{Reader, encode, from_message, to_message};
+use tunnel::proto::frame::{Frame, FrameKind, SessionFrame};
 
 use super::chance::Dice;
 use super::crowd::Woken;

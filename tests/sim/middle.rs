@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tunnel::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
+use tunnel::link::sender::LinkSender;
+use tunnel::link::table::RelayRequest;
+use tunnel::proto::frame::{Code, Peer, Refusal};
 
 use super::owner::Place;
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tunnel::names::{Instance, NodeName, Target};
-use tunnel::protocol::{
-    Answer, Category, Code, LinkSender, Offer, Parked, Refusal, Session, SessionTable, TableFull,
-};
+use tunnel::base::names::{Instance, NodeName, Target};
+use tunnel::link::sender::LinkSender;
+use tunnel::link::session::stream::{Answer, Offer, Parked, Session};
+use tunnel::link::table::{SessionTable, TableFull};
+use tunnel::proto::frame::{Category, Code, Refusal};
 use tunnel::route::{Request, Route, RouteError};
 
 use super::chance::Dice;

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tunnel::names::{Instance, NodeName};
-use tunnel::protocol::{LinkSender, Peer};
+use tunnel::base::names::{Instance, NodeName};
+use tunnel::link::sender::LinkSender;
+use tunnel::proto::frame::Peer;
 
 use super::chance::Dice;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel::protocol::Windows;
+use tunnel::proto::halves::Windows;
 
 use super::chance::Dice;
 

@@ -5,11 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tunnel::names::{Instance, NodeName};
-use tunnel::protocol::{Peer, SessionLimits, SessionTable};
+use tunnel::base::metrics::Metrics;
+use tunnel::base::names::{Instance, NodeName};
+use tunnel::link::table::{SessionLimits, SessionTable};
+use tunnel::proto::frame::Peer;
 use tunnel::registry::{Finder, Registry};
 use tunnel::route::Route;
-use tunnel::telemetry::Metrics;
 
 use super::chance::chance;
 use super::owner::Place;

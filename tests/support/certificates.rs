@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tunnel::pki;
+use tunnel::net::pki;
 
 /// An authority made for one test.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
-use super::*;
 use clap::Parser as _;
+
+use super::*;
 
 #[derive(Debug, clap::Parser)]
 struct Line {

@@ -1,11 +1,12 @@
-use super::*;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use clap::Parser as _;
 
 use crate::command::{Args, Command};
-use crate::config::cloud::Invitations;
+use crate::config::server::invitations::Invitations;
+
+use super::*;
 
 fn asked(dir: &Path, more: &[&str]) -> Init {
     let dir = dir.to_str().unwrap();

@@ -1,8 +1,10 @@
-use super::*;
+use crate::base::policy::ports::StandsFor;
+use crate::command::migrate;
 use crate::config::Environment;
-use crate::config::cloud::Cloud;
 use crate::config::edge::EdgeSettings;
-use crate::policy::StandsFor;
+use crate::config::server::Cloud;
+
+use super::*;
 
 /// As YurtTunnel's own manifests have it, and with each setting that it has.
 const OLD: &str = r#"
@@ -155,7 +157,8 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
         let all = names.split_whitespace().chain([more]);
         all.map(|name| (name.to_owned(), "1".to_owned())).collect::<Vec<_>>()
     };
-    for remarks in [flags::server(&flags(server, "kubeconfig")).1, flags::agent(&flags(agent, "node")).1] {
+    for remarks in [migrate::server(&flags(server, "kubeconfig")).1, migrate::agent(&flags(agent, "node")).1]
+    {
         let (last, known) = remarks.split_last().unwrap();
         assert_eq!(last.verdict, Verdict::Unknown, "{last:?}");
         for remark in known {
@@ -163,11 +166,11 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
         }
     }
     // What it did without being told has its line, too.
-    let (_, remarks) = flags::server(&[]);
+    let (_, remarks) = migrate::server(&[]);
     assert_eq!(remarks.len(), 1);
     assert!(remarks[0].what == "--enable-iptables=true, its default" && remarks[0].why.contains("intercept"));
     // Kubelets probe the pods, so metrics cannot stay at --insecure-bind-address.
-    let (server, remarks) = flags::server(&flags("enable-iptables", "meta-port"));
+    let (server, remarks) = migrate::server(&flags("enable-iptables", "meta-port"));
     assert_eq!((server.meta, remarks[1].verdict), (1, Verdict::Changed));
 }
 

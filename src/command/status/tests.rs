@@ -1,5 +1,7 @@
+use crate::admin::status::{ErrorStatus, GoneStatus, PublisherStatus, Totals};
+use crate::command::status;
+
 use super::*;
-use crate::admin::{ErrorStatus, GoneStatus, PublisherStatus, Totals};
 
 fn told() -> Status {
     let link = LinkStatus {
@@ -87,10 +89,13 @@ fn an_edge_without_a_link_says_why() {
 fn times_and_sizes_have_units_that_fit() {
     for (seconds, text) in [(-1.0, "0s"), (59.9, "59s"), (61.0, "1m1s"), (3600.0, "1h0m"), (90_000.0, "1d1h")]
     {
-        assert_eq!(words::duration(seconds), text);
+        assert_eq!(status::duration(seconds), text);
     }
     for (count, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (u64::MAX, "16777216.0 TiB")] {
-        assert_eq!(words::bytes(count), text);
+        assert_eq!(status::bytes(count), text);
     }
-    assert_eq!((words::round_trip(0.000_123), words::round_trip(0.25)), ("0.12 ms".into(), "250 ms".into()));
+    assert_eq!(
+        (status::round_trip(0.000_123), status::round_trip(0.25)),
+        ("0.12 ms".into(), "250 ms".into())
+    );
 }

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::Environment;
-use crate::config::cloud::{ClusterSettings, issuing};
-use crate::config::fold::{Report, Table};
-use crate::config::value;
+use crate::config::server::csr::issuing;
+use crate::config::server::kubernetes::ClusterSettings;
+use crate::config::table::Table;
+use crate::config::{Environment, Report, value};
 
 /// Where it is asked for and kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Csr {
 }
 
 /// Reads the table; `None`: the token alone proves this edge.
-pub(super) fn read(
+pub(crate) fn read(
     edge: &mut Table<'_>,
     node_ip: Option<IpAddr>,
     env: &Environment,
@@ -31,7 +31,7 @@ pub(super) fn read(
 ) -> Option<Csr> {
     let mut table = edge.table("csr", report);
     let asked = table.read("agent", value::flag, report).unwrap_or(false);
-    let file = table.read("file", value::path, report).unwrap_or_else(|| FILE.into());
+    let file = table.read("file", value::file_path, report).unwrap_or_else(|| FILE.into());
     let lifetime = issuing::lifetime(&mut table, report);
     let cluster = issuing::cluster(&mut table, "agent", asked, env, report);
     table.finish(report);

@@ -1,8 +1,8 @@
 //! Certificates by Kubernetes, and what the pod shows targets itself.
 
-use super::*;
+use crate::config::server::https::{HttpsMode, TargetIdentity};
 
-use crate::config::cloud::{HttpsMode, TargetIdentity};
+use super::*;
 
 const CLOSED: &str =
     "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.https]\naddr = { \"1\" = \"127.0.0.1:2\" }\n";

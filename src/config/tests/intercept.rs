@@ -1,8 +1,8 @@
 //! What `[mode.cloud.intercept]` takes, and what it refuses.
 
-use super::*;
+use crate::config::server::intercept::{Intercept, MarkBits};
 
-use crate::config::cloud::{Intercept, MarkBits};
+use super::*;
 
 const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\n";
 

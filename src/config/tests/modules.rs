@@ -1,8 +1,10 @@
 //! The tables of the front ends beside CONNECT's.
 
-use super::*;
+use crate::config::server::https::{HttpsMode, NodePort};
+use crate::config::server::invitations::Invitations;
+use crate::config::server::tcp::TcpPort;
 
-use crate::config::cloud::{HttpsMode, Invitations, NodePort, TcpPort};
+use super::*;
 
 /// The faults of a cloud's file, each by itself.
 fn faults(text: &str) -> Vec<String> {

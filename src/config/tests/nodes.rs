@@ -1,7 +1,8 @@
 //! What reaches nodes as YurtTunnel's users know it: ports by Host, `[mode.cloud.ports]`, `[mode.cloud.node_names]`.
 
+use crate::base::policy::ports::StandsFor;
+
 use super::*;
-use crate::policy::StandsFor;
 
 const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n";
 const BY_HOST: &str = "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = { \"10264\" = \"host\" }\n";

@@ -1,9 +1,11 @@
 //! What `[mode.cloud.registry]` takes, and what it refuses.
 
-use super::*;
 #[cfg(feature = "kubernetes")]
-use crate::config::cloud::ClusterSettings;
-use crate::config::cloud::{EtcdEndpoint, EtcdSettings, Named, Publish, RegistrySettings, SiblingSettings};
+use crate::config::server::kubernetes::ClusterSettings;
+use crate::config::server::peers::{Named, SiblingSettings};
+use crate::config::server::registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
+
+use super::*;
 
 fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), Faults> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };

@@ -1,7 +1,8 @@
 //! Files as SuperEdge's manifests and documents have them: all of them load.
 
+use crate::config::server::egress::Egress;
+
 use super::*;
-use crate::config::cloud::Egress;
 
 /// From the documents of v0.1 to v0.3, with their own comments.
 const CLOUD_OLD: &str = r#"

@@ -1,18 +1,20 @@
-use super::*;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, duplex};
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::time_provider::TimeProvider;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-use crate::drain::Drain;
+use crate::base::drain::Drain;
 use crate::net::pool::Pool;
-use crate::net::socket::{Buffered, Socket};
-use crate::net::splice::splice;
+use crate::net::socket::Buffered;
+
+use super::*;
 
 /// A clock that a test sets, in seconds since 1970.
 #[derive(Debug, Clone)]
@@ -185,33 +187,6 @@ async fn changed_files_are_used_for_the_next_handshake() {
     }
     meet(&served, &trust, "a.b").await.unwrap();
     assert!(meet(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(), "it is the new one's");
-}
-
-/// The pipe below TLS is far smaller than what is sent, so TLS holds ciphertext back; nobody finishes meanwhile.
-#[tokio::test]
-async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
-    let ca = Authority::new("one");
-    let served = server(ca.issue("s", "a.b"), ClientCertificates::Anonymous);
-    let trust = client(Trust::Ca(ca.ca()), None);
-    let (near, far) = duplex(1000);
-    let (accepted, connected) = tokio::join!(
-        TlsAcceptor::from(served.load()).accept(Buffered::new(far, Pool::new())),
-        TlsConnector::from(trust.load()).connect(server_name("a.b").unwrap(), near)
-    );
-    let (mut writer, plain) = duplex(1000);
-    let mut reader = connected.unwrap();
-    let (mut a, mut b) = (Socket::new(plain, Pool::new()), Socket::new(accepted.unwrap(), Pool::new()));
-    let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
-    let mut got = vec![0; sent.len()];
-    tokio::select! {
-        outcome = splice(&mut a, &mut b) => panic!("nobody finished: {outcome:?}"),
-        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("bytes are stuck"),
-        (wrote, read) = async { tokio::join!(writer.write_all(&sent), reader.read_exact(&mut got)) } => {
-            wrote.unwrap();
-            read.unwrap();
-        }
-    }
-    assert!(got == sent);
 }
 
 #[test]

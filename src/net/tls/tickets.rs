@@ -17,8 +17,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::ProducesTickets;
 use tokio_rustls::rustls::time_provider::TimeProvider;
 
-use super::{ClientCertificates, ServerSettings, leaf, text};
-use crate::net::pem;
+use crate::net::tls::{self, ClientCertificates, ServerSettings, certificate, text};
 
 /// What a server's sessions stand on. Only servers that agree on all of it take each other's tickets.
 struct Ground<'a> {
@@ -29,7 +28,7 @@ struct Ground<'a> {
 }
 
 /// Seals and opens tickets.
-pub(super) struct Tickets {
+pub(crate) struct Tickets {
     /// The end of the certificate, in seconds since 1970: no ticket outlives it.
     until: u64,
     clock: Arc<dyn TimeProvider>,
@@ -55,15 +54,16 @@ struct Keys {
 
 impl ServerSettings {
     /// What gives and takes the tickets of a server with these files.
-    pub(super) fn tickets(
+    pub(crate) fn tickets(
         &self,
         cert: &[u8],
         key: &[u8],
         cas: &[Vec<u8>],
         clock: Arc<dyn TimeProvider>,
     ) -> Result<Tickets, String> {
-        let leaf = pem::certs(&self.identity.cert, cert).map_err(text)?;
-        let until = leaf.first().map_or(Ok(0), |leaf| leaf::validity(leaf).map(|dates| *dates.end()))?;
+        let leaf = tls::certs(&self.identity.cert, cert).map_err(text)?;
+        let until =
+            leaf.first().map_or(Ok(0), |leaf| certificate::validity(leaf).map(|dates| *dates.end()))?;
         let own = Ticketer::new().map_err(text)?;
         let shared =
             if self.clients.are_named() { None } else { Some(self.shared(cert, key, cas, &*clock)?) };
@@ -77,7 +77,7 @@ impl ServerSettings {
         cas: &[Vec<u8>],
         clock: &dyn TimeProvider,
     ) -> Result<Shared, String> {
-        let private = pem::key(&self.identity.key, key).map_err(text)?;
+        let private = tls::private_key(&self.identity.key, key).map_err(text)?;
         let (rule, offered) = (self.clients.rule(), self.alpn.concat());
         let mut parts = vec![cert, rule.as_bytes(), &offered];
         parts.extend(cas.iter().map(Vec::as_slice));
@@ -158,7 +158,7 @@ impl Shared {
 impl Tickets {
     /// Whether the certificates of both sides are valid. If not, a whole handshake judges, and lets in who has a new one.
     fn may_go_on(&self, session: &Session<'_>, now: u64) -> bool {
-        let is_valid = |leaf| leaf::validity(leaf).is_ok_and(|dates| dates.contains(&now));
+        let is_valid = |leaf| certificate::validity(leaf).is_ok_and(|dates| dates.contains(&now));
         now < self.until && session.leaf.is_none_or(is_valid)
     }
 }
@@ -266,4 +266,4 @@ const DAY: u64 = 24 * 3600;
 const DAYS: u64 = 7;
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

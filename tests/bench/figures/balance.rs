@@ -17,7 +17,7 @@ use crate::tunnel::Tunnel;
 
 impl Bench {
     /// How soon the third pod has its share, and how many dials that takes.
-    pub(super) fn balance(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn balance(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
             eprintln!("balance: only the program itself is measured");
             return Ok(());
@@ -99,7 +99,7 @@ impl Bench {
     }
 
     /// What a pod keeps of nine edges of ten that have gone.
-    pub(super) fn shrink(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn shrink(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
             eprintln!("shrink: only the program itself is measured");
             return Ok(());

@@ -14,7 +14,7 @@ type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 impl Bench {
     /// Both directions, one session and eight.
-    pub(super) fn bulk(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn bulk(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         for (sessions, kind, word) in [
             (1, Kind::Download, "one download"),
@@ -68,7 +68,7 @@ impl Bench {
     }
 
     /// One run of so many sessions at once: MiB a second of all, and CPU seconds per GiB of all the proxy's processes.
-    pub(super) fn one(&self, proxy: &Proxy, kind: Kind, sessions: usize) -> Result<(f64, f64)> {
+    pub(crate) fn one(&self, proxy: &Proxy, kind: Kind, sessions: usize) -> Result<(f64, f64)> {
         let way = if kind == Kind::Upload { &proxy.ways.sink } else { &proxy.ways.source };
         let load = Load { way: way.clone(), kind, clients: sessions, time: Some(self.time(3.0)) };
         let before = proxy.cpu()?;

@@ -16,7 +16,7 @@ use crate::tunnel::Tunnel;
 
 impl Bench {
     /// By RST, and by silence.
-    pub(super) fn cut(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn cut(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
             eprintln!("cut: only the program itself is measured");
             return Ok(());

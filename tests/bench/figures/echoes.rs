@@ -17,7 +17,7 @@ type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 impl Bench {
     /// Alone.
-    pub(super) fn echo(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn echo(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         let mut rounds = Rounds::new();
         for _ in 0..self.rounds {
@@ -44,7 +44,7 @@ impl Bench {
     }
 
     /// Beside four downloads.
-    pub(super) fn loaded(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn loaded(&self, table: &mut Table) -> Result<()> {
         let rounds = self.beside("4 bulk downloads", Kind::Download, Bound::Most(1.5, 1.0), table)?;
         let (own, ssh) = (at(&rounds, "tunnel").1, at(&rounds, "ssh -R").1);
         table.add(Row {
@@ -59,7 +59,7 @@ impl Bench {
     }
 
     /// Beside four readers at 2 MiB/s.
-    pub(super) fn paced(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn paced(&self, table: &mut Table) -> Result<()> {
         self.beside("4 readers of 2 MiB/s", Kind::Paced(2 << 20), Bound::Most(2.0, 1.5), table).map(drop)
     }
 
@@ -105,7 +105,7 @@ impl Bench {
     }
 
     /// Beside twenty readers that have stopped: against its own idle, and what each costs in memory.
-    pub(super) fn stalled(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn stalled(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         for proxy in stand.all() {
             self.stalled_one(&stand, proxy, table)?;
@@ -186,7 +186,7 @@ fn tell(what: &str, rounds: &Rounds) {
 }
 
 /// Microseconds, or milliseconds where those read better.
-pub(super) fn micros(value: f64) -> String {
+pub(crate) fn micros(value: f64) -> String {
     match value {
         value if value.is_nan() => "-".to_owned(),
         value if value >= 1000.0 => format!("{} ms", short(value / 1000.0)),

@@ -21,7 +21,7 @@ use crate::tunnel::Tunnel;
 
 impl Bench {
     /// All of it, with the edges in two processes: a half stays for the return.
-    pub(super) fn idle_edges(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn idle_edges(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
             eprintln!("edges: only the program itself is measured");
             return Ok(());
@@ -209,7 +209,7 @@ impl Drop for Crowd {
     }
 }
 
-pub(super) fn until_linked(halves: &mut [Process], count: usize) -> Result<()> {
+pub(crate) fn until_linked(halves: &mut [Process], count: usize) -> Result<()> {
     let since = Instant::now();
     loop {
         let state = State::of_all(halves)?;

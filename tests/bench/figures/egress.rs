@@ -18,7 +18,7 @@ use crate::way::Way;
 
 impl Bench {
     /// Both with a whole handshake, in which the client shows a certificate.
-    pub(super) fn egress(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn egress(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
             eprintln!("egress: only the program itself is measured");
             return Ok(());

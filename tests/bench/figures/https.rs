@@ -28,7 +28,7 @@ type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 impl Bench {
     /// In turns: all ways lead to the same target.
-    pub(super) fn https(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn https(&self, table: &mut Table) -> Result<()> {
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
         let place = Place::loopback(&dir)?;
         let target = Nginx::target(&place, ANSWER)?;

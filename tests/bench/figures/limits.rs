@@ -15,7 +15,7 @@ use crate::table::{Bound, Row, Table, mib, short};
 
 impl Bench {
     /// Each way once.
-    pub(super) fn limits(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn limits(&self, table: &mut Table) -> Result<()> {
         for (what, kind) in [("download", Kind::Download), ("upload", Kind::Upload)] {
             let groups = [Groups::make("pod", 100 << 20, 50)?, Groups::make("edge", 20 << 20, 20)?];
             // Dropped before the groups, in which its processes are.

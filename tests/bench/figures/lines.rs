@@ -63,7 +63,7 @@ enum Part {
 
 impl Bench {
     /// Every line with every congestion control.
-    pub(super) fn lines(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn lines(&self, table: &mut Table) -> Result<()> {
         let wanted = |which: &&Which| self.lines.lines.is_empty() || self.lines.lines.contains(which);
         for which in Which::value_variants().iter().filter(wanted) {
             for congestion in &self.lines.congestion {

@@ -29,7 +29,7 @@ struct Weights {
 
 impl Bench {
     /// With so many sessions.
-    pub(super) fn memory(&self, count: usize, table: &mut Table) -> Result<()> {
+    pub(crate) fn memory(&self, count: usize, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         let mut all = Vec::new();
         for proxy in stand.all() {

@@ -17,13 +17,13 @@ use crate::way::Ways;
 /// Clients and pods on one side, the edge and its targets on the other. Dropped in this order: processes first, the line
 /// last.
 #[derive(Debug)]
-pub(super) struct OverLine {
+pub(crate) struct OverLine {
     /// The program, if there is one to test, and the straight way over the line.
-    pub(super) proxies: Vec<Proxy>,
+    pub(crate) proxies: Vec<Proxy>,
     /// How clients reach the targets by the second pod.
-    pub(super) far: Option<Ways>,
+    pub(crate) far: Option<Ways>,
     /// Where clients are.
-    pub(super) space: String,
+    pub(crate) space: String,
     targets: Targets,
     place: Place,
     _second: Option<Process>,
@@ -33,12 +33,12 @@ pub(super) struct OverLine {
 
 impl Bench {
     /// Lays the line and starts all that stands on it; with `pods` a second pod, too.
-    pub(super) fn over_line(&self, carry: Carry, congestion: &str, pods: bool) -> Result<OverLine> {
+    pub(crate) fn over_line(&self, carry: Carry, congestion: &str, pods: bool) -> Result<OverLine> {
         self.over_line_within(carry, congestion, pods, [const { Vec::new() }; 2])
     }
 
     /// As [`Self::over_line`], with pod and edge in the control groups with these doors.
-    pub(super) fn over_line_within(
+    pub(crate) fn over_line_within(
         &self,
         carry: Carry,
         congestion: &str,
@@ -83,7 +83,7 @@ impl Bench {
 
 impl OverLine {
     /// With the bare relay beside the others.
-    pub(super) fn with_relay(mut self) -> Result<Self> {
+    pub(crate) fn with_relay(mut self) -> Result<Self> {
         self.proxies.push(relay::start(&self.place, &self.targets)?);
         Ok(self)
     }

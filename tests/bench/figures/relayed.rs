@@ -25,7 +25,7 @@ struct Shown {
 
 impl Bench {
     /// In turns: both ways lead to the same edge.
-    pub(super) fn relayed(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn relayed(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
             eprintln!("relayed: only the program itself is measured");
             return Ok(());

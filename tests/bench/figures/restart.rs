@@ -10,7 +10,7 @@ use crate::table::{Bound, Row, Table, largest, median, short};
 
 impl Bench {
     /// Both, each started again at once, and after a second of absence.
-    pub(super) fn restart(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn restart(&self, table: &mut Table) -> Result<()> {
         let mut stand = self.stand()?;
         let (Some(again), Some(mut proxy)) = (stand.again.take(), stand.tunnel.take()) else {
             eprintln!("restart: only the program itself is measured");

@@ -12,7 +12,7 @@ use crate::tunnel::Tunnel;
 
 impl Bench {
     /// In pairs, each program first in every other one.
-    pub(super) fn resume(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn resume(&self, table: &mut Table) -> Result<()> {
         let (Some(binary), Some(against)) = (&self.binary, &self.against) else {
             eprintln!("resume: say --against PROGRAM; scripts/resume-cost.sh builds it and measures");
             return Ok(());

@@ -12,7 +12,7 @@ use crate::table::{Bound, Row, Table, median, short};
 
 impl Bench {
     /// CONNECT to first echoed byte.
-    pub(super) fn open(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn open(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         let straight = Proxy { name: "direct", ways: stand.targets.straight(), processes: Vec::new() };
         let mut all = stand.all();
@@ -65,7 +65,7 @@ impl Bench {
     }
 
     /// The target ends while the client still sends.
-    pub(super) fn tail(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn tail(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         let mut whole = Vec::new();
         for proxy in stand.all() {

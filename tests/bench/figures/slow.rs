@@ -24,7 +24,7 @@ struct Shown {
 
 impl Bench {
     /// Echoes and bulk.
-    pub(super) fn slow(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn slow(&self, table: &mut Table) -> Result<()> {
         let stand = self.over_line(LINE, "cubic", false)?.with_relay()?;
         let mut shown = Vec::new();
         for proxy in stand.proxies.iter().filter(|proxy| proxy.name != "direct") {
@@ -97,7 +97,7 @@ impl Bench {
     }
 
     /// Ten minutes of one echo after the other; the straight way beside it shows what is the machine's own doing.
-    pub(super) fn idle_line(&self, table: &mut Table) -> Result<()> {
+    pub(crate) fn idle_line(&self, table: &mut Table) -> Result<()> {
         let stand = self.over_line(LINE, "cubic", false)?.with_relay()?;
         let mut watched = Vec::new();
         for proxy in &stand.proxies {
@@ -142,7 +142,7 @@ impl Bench {
     }
 }
 
-pub(super) fn millis(micros: f64) -> String {
+pub(crate) fn millis(micros: f64) -> String {
     short(micros / 1000.0)
 }
 

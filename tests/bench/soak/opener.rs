@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
+use tunnel::base::logging::{LogSettings, Logs};
+use tunnel::base::names::{Host, Target};
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeSettings as Settings;
 use tunnel::edge::Edge;
-use tunnel::names::{Host, Target};
 use tunnel::net::pool::Pool;
-use tunnel::net::socket::Connection as _;
-use tunnel::net::socket::Socket;
-use tunnel::net::splice::{How, Side, linger, splice};
-use tunnel::protocol::Category;
+use tunnel::net::socket::{Connection as _, Socket};
+use tunnel::proto::frame::Category;
 use tunnel::route::{Request, Route};
-use tunnel::telemetry::{LogSettings, Logs};
+use tunnel::session_io::copy::linger;
+use tunnel::session_io::copy::{How, Side, splice};
 
 use crate::soak::target::line;
 

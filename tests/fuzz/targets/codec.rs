@@ -4,11 +4,10 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use tunnel::names::NodeName;
-use tunnel::protocol::Peer;
-use tunnel::protocol::wire::codec::{BadStream, Reader, StreamMsg, encode};
-use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::FrameKind;
+use tunnel::base::names::NodeName;
+use tunnel::proto::codec::proto::StreamMsg;
+use tunnel::proto::codec::{BadStream, Reader, encode, from_message, to_message};
+use tunnel::proto::frame::{FrameKind, Peer};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (piece, stream) = input;

@@ -3,7 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tunnel::config::{Environment, Faults, cloud::Cloud, edge::EdgeSettings};
+use tunnel::config::edge::EdgeSettings;
+use tunnel::config::server::Cloud;
+use tunnel::config::{Environment, Faults};
 
 fuzz_target!(|text: &str| {
     let env = Environment::default();

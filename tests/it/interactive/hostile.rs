@@ -6,10 +6,10 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tokio::time::timeout;
 use tonic::Code as Grpc;
-use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::extension::to_message;
-use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
-use tunnel::protocol::wire::hello::{Hello, Older};
+use tunnel::base::names::{Instance, SessionId};
+use tunnel::proto::codec::to_message;
+use tunnel::proto::frame::{Frame, FrameKind, SessionFrame};
+use tunnel::proto::hello::{Hello, Older};
 
 use super::{DELAY, World, are_over, first, has_moved, interactive};
 use crate::support::line::Line;

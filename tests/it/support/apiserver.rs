@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tunnel::cloud::Pod;
 use tunnel::config::Environment;
-use tunnel::config::cloud::Cloud;
+use tunnel::config::server::Cloud;
+use tunnel::server::Pod;
 
 use super::programs::{TestDir, TestPod};
 use super::targets;

@@ -10,12 +10,11 @@ use http_body::{Body as _, Frame as Piece};
 use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
-use tunnel::names::{Instance, NodeName, SessionId};
-use tunnel::protocol::Peer;
-use tunnel::protocol::wire::codec::{Reader, StreamMsg, encode};
-use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Category, Frame, FrameKind, SessionFrame};
-use tunnel::protocol::wire::hello::Hello;
+use tunnel::base::names::{Instance, NodeName, SessionId};
+use tunnel::proto::codec::proto::StreamMsg;
+use tunnel::proto::codec::{Reader, encode, from_message, to_message};
+use tunnel::proto::frame::{Category, Frame, FrameKind, Peer, SessionFrame};
+use tunnel::proto::hello::Hello;
 
 use super::soon;
 
@@ -37,12 +36,12 @@ pub(crate) struct Said(mpsc::Receiver<Bytes>);
 
 impl Call {
     /// A call that the test made.
-    pub(super) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
+    pub(crate) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
         Self { node, headers, say, hear, reader: Reader::default(), trailers: None, answer: None }
     }
 
     /// A call that the test has got, and has not answered yet.
-    pub(super) fn got(headers: HeaderMap, hear: Incoming, answer: oneshot::Sender<Response<Said>>) -> Self {
+    pub(crate) fn got(headers: HeaderMap, hear: Incoming, answer: oneshot::Sender<Response<Said>>) -> Self {
         // A pod speaks of no node when it calls.
         let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
         let (say, said) = said();
@@ -184,7 +183,7 @@ pub(crate) fn plain(node: &NodeName, kind: &str, topic: &str, data: Bytes) -> St
 }
 
 /// A way to say things, and the body that takes them to the other end.
-pub(super) fn said() -> (mpsc::Sender<Bytes>, Said) {
+pub(crate) fn said() -> (mpsc::Sender<Bytes>, Said) {
     let (say, said) = mpsc::channel(16);
     (say, Said(said))
 }

@@ -13,9 +13,9 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
-use tunnel::names::Instance;
-use tunnel::net::tls::{self, ClientCertificates, Identity, TlsParams, Trust};
-use tunnel::protocol::wire::hello::Hello;
+use tunnel::base::names::Instance;
+use tunnel::net::tls::{ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust};
+use tunnel::proto::hello::Hello;
 
 use super::call::{Call, said};
 use super::programs::{NAME, TOKEN, TestDir, TestPod};
@@ -80,7 +80,7 @@ async fn connect(
     identity: Option<Identity>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let trust = Trust::Ca(place.files.ca.clone());
-    let client = tls::ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] };
+    let client = ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] };
     let socket = TcpStream::connect(pod).await.unwrap();
     let name = ServerName::try_from(NAME).unwrap();
     Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
@@ -128,7 +128,7 @@ impl ScriptedPod {
     pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
-        let server = tls::ServerSettings {
+        let server = ServerSettings {
             identity,
             clients: ClientCertificates::Anonymous,
             offer,

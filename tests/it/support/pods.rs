@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 
 use tokio::net::UdpSocket;
 use tokio::runtime::{Builder, Runtime};
-use tunnel::cloud::Pod;
 use tunnel::config::Environment;
-use tunnel::config::cloud::Cloud;
+use tunnel::config::server::Cloud;
+use tunnel::server::Pod;
 
 use hickory_resolver::proto::op::{Message, ResponseCode};
 use hickory_resolver::proto::rr::rdata::A;

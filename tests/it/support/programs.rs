@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use tokio::time::Instant;
-use tunnel::cloud::Pod;
+use tunnel::base::names::{NodeName, Target};
 use tunnel::config::Environment;
-use tunnel::config::cloud::Cloud;
+use tunnel::config::edge::EdgeSettings;
+use tunnel::config::server::Cloud;
 use tunnel::edge::Edge;
-use tunnel::names::{NodeName, Target};
 use tunnel::net::tls::Identity;
 use tunnel::registry::{Linked, NodeLocation as Where};
+use tunnel::server::Pod;
 
 use super::clients::{self, Answer};
 use super::wait_until;
@@ -188,7 +189,7 @@ pub(crate) async fn edge_with(place: &TestDir, pod: &TestPod, node: &str, more: 
 
 /// An edge from its config's text.
 pub(crate) fn start_edge(text: &str) -> Edge {
-    let (settings, _) = tunnel::config::edge::EdgeSettings::read(text, &Environment::default()).unwrap();
+    let (settings, _) = EdgeSettings::read(text, &Environment::default()).unwrap();
     Edge::start(settings, None).unwrap()
 }
 

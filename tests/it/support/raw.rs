@@ -11,8 +11,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
-use tunnel::names::{Instance, NodeName};
-use tunnel::protocol::wire::codec::{StreamMsg, encode};
+use tunnel::base::names::{Instance, NodeName};
+use tunnel::proto::codec::encode;
+use tunnel::proto::codec::proto::StreamMsg;
 
 use super::programs::{NAME, TestDir, TestPod};
 use super::{beside, peer, soon};

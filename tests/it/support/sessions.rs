@@ -3,10 +3,11 @@
 use std::future::poll_fn;
 
 use bytes::Bytes;
+use tunnel::base::names::{NodeName, Target};
 use tunnel::edge::Edge;
-use tunnel::names::{NodeName, Target};
+use tunnel::link::session::stream::Session;
 use tunnel::net::ByteStream as _;
-use tunnel::protocol::{Category, Session};
+use tunnel::proto::frame::Category;
 use tunnel::route::Request;
 
 use super::{soon, wait_until};

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use tunnel::names::{Instance, NodeName, SessionId};
+use tunnel::base::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Category, Frame, FrameKind, SessionFrame};
-use tunnel::protocol::wire::hello::Caller;
-use tunnel::protocol::{Found, Peer};
+use tunnel::proto::codec::{from_message, to_message};
+use tunnel::proto::frame::{Category, Found, Frame, FrameKind, Peer, SessionFrame};
+use tunnel::proto::hello::Caller;
 
 use super::call::Call;
 use super::programs::{TestDir, TestPod};

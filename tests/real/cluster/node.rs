@@ -10,13 +10,13 @@ use crate::process::{PATIENCE, Running, run, run_command};
 use crate::tunnel::TestDir;
 
 /// Which node it is.
-pub(super) struct Settings<'a> {
+pub(crate) struct Settings<'a> {
     /// 1 for `node1`, and so on.
-    pub(super) number: usize,
+    pub(crate) number: usize,
     /// Its InternalIP.
-    pub(super) ip: &'a str,
+    pub(crate) ip: &'a str,
     /// Whether its kubelet asks the cluster for its certificate, and has none before.
-    pub(super) asks: bool,
+    pub(crate) asks: bool,
 }
 
 /// One that runs.
@@ -32,7 +32,7 @@ pub(crate) struct Node {
 struct Groups(String);
 
 impl Node {
-    pub(super) fn start(network: &Network, kubelet: &Path, node: &Settings<'_>) -> Self {
+    pub(crate) fn start(network: &Network, kubelet: &Path, node: &Settings<'_>) -> Self {
         let (place, sources) = (&network.place, Path::new(SOURCES));
         let (name, dir) =
             (format!("node{}", node.number), &place.path().join(format!("node{}", node.number)));
@@ -87,7 +87,7 @@ impl Drop for Groups {
 }
 
 /// A pod that says a line a second, and what it is told.
-pub(super) fn busy(number: usize) -> Value {
+pub(crate) fn busy(number: usize) -> Value {
     let script = "i=0; while :; do i=$((i + 1)); echo line $i; read -t 1 word && echo heard $word; done";
     on(number, busy_name(number), &json!({"command": ["sh", "-c", script], "stdin": true}))
 }

@@ -38,7 +38,7 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    pub(super) fn apiserver_flags(self, place: &TestDir) -> Vec<String> {
+    pub(crate) fn apiserver_flags(self, place: &TestDir) -> Vec<String> {
         let dir = place.path();
         let authority = || format!("--kubelet-certificate-authority={}", place.files.ca.display());
         let transport = match self {
@@ -100,20 +100,20 @@ impl Way {
     }
 
     /// What an edge's config has for it.
-    pub(super) fn edge_tables(self, place: &TestDir) -> String {
+    pub(crate) fn edge_tables(self, place: &TestDir) -> String {
         let Self::Terminate { .. } = self else { return String::new() };
         let Files { cert, key, .. } = kubelet_client(place);
         format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
     }
 
     /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
-    pub(super) fn asks(self) -> bool {
+    pub(crate) fn asks(self) -> bool {
         matches!(self, Self::Egress | Self::Terminate { verified: false } | Self::Shown | Self::Caught)
     }
 }
 
 /// What a pod of the tunnel shows kube-apiserver from now on: a certificate for this name.
-pub(super) fn shown(place: &TestDir, name: &str) -> Files {
+pub(crate) fn shown(place: &TestDir, name: &str) -> Files {
     let at = |end: &str| place.path().join(format!("https.{end}"));
     let files = Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") };
     place.authority.0.server(&[name]).unwrap().write(&files.cert, &files.key).unwrap();

@@ -16,8 +16,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tunnel::TestDir;
 
-pub(super) struct Kubelet {
-    pub(super) at: SocketAddr,
+pub(crate) struct Kubelet {
+    pub(crate) at: SocketAddr,
     seen: Seen,
     finished: watch::Sender<bool>,
     _runtime: Runtime,
@@ -28,7 +28,7 @@ type Seen = Arc<Mutex<BTreeSet<String>>>;
 
 impl Kubelet {
     /// One whose certificate, of the cluster's authority, has its node's name; it wants clients' of the same.
-    pub(super) fn start(place: &TestDir, node: &str) -> Self {
+    pub(crate) fn start(place: &TestDir, node: &str) -> Self {
         let at = |end: &str| place.path().join(format!("kubelet.{end}"));
         let identity = Identity { cert: at("crt"), key: at("key") };
         place.authority.0.server(&[node]).unwrap().write(&identity.cert, &identity.key).unwrap();
@@ -56,12 +56,12 @@ impl Kubelet {
     }
 
     /// How many certificates it has seen.
-    pub(super) fn certificates(&self) -> usize {
+    pub(crate) fn certificates(&self) -> usize {
         self.seen.lock().unwrap().len()
     }
 
     /// Ends the answers that go on.
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.finished.send_replace(true);
     }
 }

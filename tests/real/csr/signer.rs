@@ -13,16 +13,16 @@ use crate::process::{PATIENCE, Running, run_command};
 use crate::tunnel::tunnel;
 use crate::wait::wait_until;
 
-pub(super) struct Signer {
+pub(crate) struct Signer {
     // Fields drop in order: those who ask kube-apiserver before it.
     approver: Option<Running>,
     _manager: Running,
-    pub(super) kubernetes: Kubernetes,
+    pub(crate) kubernetes: Kubernetes,
 }
 
 impl Signer {
     /// One that signs for so long; none if its programs are not built. Nobody approves yet.
-    pub(super) fn start(duration: &str) -> Option<Self> {
+    pub(crate) fn start(duration: &str) -> Option<Self> {
         let (manager, kubectl) =
             (kept("kubernetes-1.36.3/kube-controller-manager")?, kept("kubernetes-1.36.3/kubectl")?);
         let kubernetes = Kubernetes::start()?;
@@ -34,12 +34,12 @@ impl Signer {
     }
 
     /// Applies this part of `deploy/kustomize` as well.
-    pub(super) fn apply(&self, part: &str) {
+    pub(crate) fn apply(&self, part: &str) {
         apply(&self.kubernetes, &kept("kubernetes-1.36.3/kubectl").unwrap(), part);
     }
 
     /// Starts `tunnel approve`, and waits until it sees requests.
-    pub(super) fn approve(&mut self) {
+    pub(crate) fn approve(&mut self) {
         let (place, health) = (self.kubernetes.place(), free_port());
         let mut command = apiserver::approver(tunnel(), place, health);
         let mut approver = Running::start("approver", place.path(), &mut command);
@@ -58,7 +58,7 @@ fn apply(kubernetes: &Kubernetes, kubectl: &Path, part: &str) {
 }
 
 /// Lets an account ask for certificates.
-pub(super) fn may_ask(kubernetes: &Kubernetes, user: &str) {
+pub(crate) fn may_ask(kubernetes: &Kubernetes, user: &str) {
     let rbac = "rbac.authorization.k8s.io";
     kubernetes.apply_everywhere::<ClusterRoleBinding>(&json!({
         "apiVersion": format!("{rbac}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "others"},

@@ -33,7 +33,7 @@ fn objects(cluster: &Cluster, from: &str, manifests: &Path) -> BTreeMap<String, 
 }
 
 /// As [`objects`], of any namespace.
-pub(super) fn objects_of(
+pub(crate) fn objects_of(
     cluster: &Cluster,
     namespace: &str,
     from: &str,

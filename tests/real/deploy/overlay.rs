@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 use tunnel::config::Environment;
-use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings;
+use tunnel::config::server::Cloud;
 
 use super::{Cluster, container, deploy};
 use crate::process::PATIENCE;

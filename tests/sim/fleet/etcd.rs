@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tunnel::registry::{CALL_TIMEOUT, EtcdAnswer, EtcdCalls, EtcdDialer, EtcdError};
+use tunnel::etcd::{CALL_TIMEOUT, EtcdAnswer, EtcdCalls, EtcdDialer, EtcdError};
 
 use super::figures::Rate;
 

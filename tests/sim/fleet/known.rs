@@ -3,9 +3,11 @@
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use tunnel::names::NodeName;
-use tunnel::protocol::wire::frame::{Frame, FrameKind};
-use tunnel::protocol::{Dialect, Found, LinkId, LinkSender, Peer};
+use tunnel::base::names::NodeName;
+use tunnel::link::sender::LinkSender;
+use tunnel::proto::frame::{Found, Frame, FrameKind, Peer};
+use tunnel::proto::hello::Dialect;
+use tunnel::proto::state::LinkId;
 
 use super::figures::memory;
 use super::net::Net;

@@ -12,10 +12,13 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
-use tunnel::names::{Instance, NodeName};
+use tunnel::base::names::{Instance, NodeName};
+use tunnel::link::sender::LinkSender;
 use tunnel::net::resolver::{Lookup, LookupError};
-use tunnel::protocol::{Dialect, LinkId, LinkSender, Peer};
-use tunnel::registry::{PodDialer, Unreachable};
+use tunnel::proto::frame::Peer;
+use tunnel::proto::hello::Dialect;
+use tunnel::proto::state::LinkId;
+use tunnel::registry::peers::peer::{PodDialer, Unreachable};
 
 use super::figures::Figures;
 use super::pod::{PODS, Pod, ZONE};

@@ -10,15 +10,19 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, sleep};
 use tracing::Span;
-use tunnel::drain::Drain;
-use tunnel::names::{Instance, NodeName};
-use tunnel::policy::Zone;
-use tunnel::protocol::wire::frame::{Frame, FrameKind};
-use tunnel::protocol::{
-    Dialect, Found, LinkId, LinkSender, Load, Peer, SessionLimits, SessionTable, Windows,
-};
-use tunnel::registry::{ANNOUNCE_EVERY, Dns, Finder, Linked, Path, PodAddresses, Registry, Siblings};
-use tunnel::telemetry::Metrics;
+use tunnel::base::drain::Drain;
+use tunnel::base::metrics::Metrics;
+use tunnel::base::names::{Instance, NodeName};
+use tunnel::base::policy::zone::Zone;
+use tunnel::link::sender::LinkSender;
+use tunnel::link::table::{SessionLimits, SessionTable};
+use tunnel::proto::frame::{Found, Frame, FrameKind, Load, Peer};
+use tunnel::proto::halves::Windows;
+use tunnel::proto::hello::Dialect;
+use tunnel::proto::state::LinkId;
+use tunnel::registry::peers::{ANNOUNCE_EVERY, PodAddresses, Siblings};
+use tunnel::registry::search::Dns;
+use tunnel::registry::{Finder, Linked, Path, Registry};
 
 use super::figures::Figures;
 use super::net::{Net, Wires};

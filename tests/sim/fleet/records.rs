@@ -7,13 +7,18 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::Span;
-use tunnel::drain::Drain;
-use tunnel::names::NodeName;
+use tunnel::base::drain::Drain;
+use tunnel::base::metrics::Metrics;
+use tunnel::base::names::NodeName;
+use tunnel::base::policy::zone::Zone;
+use tunnel::link::sender::LinkSender;
 use tunnel::net::resolver::Resolver;
-use tunnel::policy::Zone;
-use tunnel::protocol::{Dialect, LinkId, LinkSender, Peer};
-use tunnel::registry::{self, Linked, Publisher, Registry, Store, Vet};
-use tunnel::telemetry::Metrics;
+use tunnel::proto::frame::Peer;
+use tunnel::proto::hello::Dialect;
+use tunnel::proto::state::LinkId;
+use tunnel::publish::record_policy::Vet;
+use tunnel::publish::{Publisher, Store, etcd};
+use tunnel::registry::{Linked, Registry};
 
 use super::HANDSHAKE;
 use super::etcd::{Etcd, Way};
@@ -49,7 +54,7 @@ impl Pod {
         let telling = told.clone();
         let publisher = Publisher {
             registry: registry.clone(),
-            store: Store::Etcd(Box::new(registry::Etcd::by(way, "/skydns".to_owned(), ip))),
+            store: Store::Etcd(Box::new(etcd::Etcd::by(way, "/skydns".to_owned(), ip))),
             zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
             vet: Vet::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,

@@ -37,44 +37,44 @@ pub(crate) struct Seen {
 
 /// One session.
 #[derive(Debug, Default)]
-pub(super) struct Pair {
+pub(crate) struct Pair {
     /// The process of the opener.
-    pub(super) from: Option<usize>,
-    pub(super) ends: BTreeMap<Who, End>,
+    pub(crate) from: Option<usize>,
+    pub(crate) ends: BTreeMap<Who, End>,
     /// The acceptor whose answer the opener heard.
-    pub(super) peer: Option<Who>,
-    pub(super) refused: Option<String>,
+    pub(crate) peer: Option<Who>,
+    pub(crate) refused: Option<String>,
     /// An owner ended it before its time, or never opened it.
-    pub(super) killed: bool,
+    pub(crate) killed: bool,
     /// A process that holds one of its ends is gone.
-    pub(super) died: bool,
+    pub(crate) died: bool,
     /// It was given up for a client that had fewer.
-    pub(super) made_room: bool,
+    pub(crate) made_room: bool,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct End {
-    pub(super) accepted: bool,
-    pub(super) written: u64,
+pub(crate) struct End {
+    pub(crate) accepted: bool,
+    pub(crate) written: u64,
     /// Of these, what the session has taken.
-    pub(super) given: u64,
+    pub(crate) given: u64,
     /// Its owner broke off, and how many bytes were given by then.
-    pub(super) broke: Option<u64>,
-    pub(super) finished: bool,
-    pub(super) read: u64,
-    pub(super) ended: bool,
-    pub(super) dropped: bool,
+    pub(crate) broke: Option<u64>,
+    pub(crate) finished: bool,
+    pub(crate) read: u64,
+    pub(crate) ended: bool,
+    pub(crate) dropped: bool,
     /// Its owner let it go before both directions were done.
-    pub(super) early: bool,
+    pub(crate) early: bool,
 }
 
 impl Pair {
-    pub(super) fn end(&mut self, who: Who) -> &mut End {
+    pub(crate) fn end(&mut self, who: Who) -> &mut End {
         self.ends.entry(who).or_default()
     }
 
     /// Whom the end `who` speaks with, if it was taken up.
-    pub(super) fn other(&self, who: Who) -> Option<Who> {
+    pub(crate) fn other(&self, who: Who) -> Option<Who> {
         match self.peer {
             Some(peer) if who == OPENER => Some(peer),
             Some(peer) if who == peer => Some(OPENER),
@@ -83,13 +83,13 @@ impl Pair {
     }
 
     /// Whether an acceptor is gone before its time.
-    pub(super) fn is_let_go(&self, died: &[usize]) -> bool {
+    pub(crate) fn is_let_go(&self, died: &[usize]) -> bool {
         let dead = |who: Who| died.iter().any(|process| acceptor(*process) == who);
         self.ends.iter().any(|(who, end)| end.early || end.accepted && dead(*who))
     }
 
     /// Ends that broke off, and whose peers, which stayed, have not read all that was given before.
-    pub(super) fn undelivered(&self) -> Vec<Who> {
+    pub(crate) fn undelivered(&self) -> Vec<Who> {
         let cheated = |(who, end): (&Who, &End)| {
             let peer = self.ends.get(&self.other(*who)?)?;
             (!peer.early && end.broke? > peer.read).then_some(*who)
@@ -98,7 +98,7 @@ impl Pair {
     }
 
     /// Whether it was carried in full, or need not be.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         let done = |who: Who| self.ends.get(&who).is_some_and(|end| end.ended && end.dropped);
         self.killed || done(OPENER) && self.peer.is_some_and(done)
     }

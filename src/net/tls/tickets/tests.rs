@@ -1,14 +1,18 @@
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio_rustls::rustls::client::{Resumption, Tls12Resumption};
-use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, crypto::aws_lc_rs, version};
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::*;
-use crate::net::pem;
+use crate::net::tls::certificate::EDGE;
 use crate::net::tls::tests::{Authority, SetTime, client, server, server_at};
-use crate::net::tls::{Agents, EDGE, Identity, Trust, roots};
+use crate::net::tls::verify::{Agents, Anyone};
+use crate::net::tls::{self, Identity, Trust, roots};
+
+use super::*;
 
 /// A pod that has just started with these files.
 fn pod(identity: &Identity, clients: ClientCertificates) -> Arc<ServerConfig> {
@@ -93,7 +97,7 @@ async fn tickets_of_tls_1_2_are_for_the_pod_alone_that_gave_them() {
         .with_protocol_versions(&[&version::TLS12])
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(crate::net::tls::Anyone(trust.crypto_provider().clone())))
+        .with_custom_certificate_verifier(Arc::new(Anyone(trust.crypto_provider().clone())))
         .with_no_client_auth();
     edge.alpn_protocols = vec![b"h2".to_vec()];
     let edge = Arc::new(edge);
@@ -111,8 +115,8 @@ fn client_of_tls12(ca: &Authority, shows: &Identity, ways: Tls12Resumption) -> A
         .unwrap()
         .with_root_certificates(roots(&ca.ca(), &read(&ca.ca())).unwrap())
         .with_client_auth_cert(
-            pem::certs(&shows.cert, &read(&shows.cert)).unwrap(),
-            pem::key(&shows.key, &read(&shows.key)).unwrap(),
+            tls::certs(&shows.cert, &read(&shows.cert)).unwrap(),
+            tls::private_key(&shows.key, &read(&shows.key)).unwrap(),
         );
     let mut config = config.unwrap();
     config.resumption = Resumption::in_memory_sessions(9).tls12_resumption(ways);

@@ -1,0 +1,496 @@
+//! The end of a session at its target: is that allowed, can it be dialled, then the session's bytes.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tracing::{debug, info_span};
+
+use crate::base::access_log::Access;
+use crate::base::drain::Drain;
+use crate::base::metrics::Metrics;
+use crate::base::names::{Host, NodeName, Target};
+use crate::base::policy::plain;
+use crate::base::policy::targets::{Listening, Targets, is_number, is_off_limits};
+use crate::link::session::stream::Offer;
+use crate::net::dial::{DialError, Failure, dial};
+use crate::net::interfaces::{Addresses, LocalAddresses};
+use crate::net::listen::is_private;
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::resolver::{LookupError, Resolver};
+use crate::net::socket::{Buffered, Connection, Socket};
+use crate::net::tls;
+use crate::net::tls::handshake::Fault;
+use crate::proto::frame::{Category, Code, Refusal};
+use crate::session_io::{LocalPeer, Opened, carry};
+
+/// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Backend {
+    dialer: Arc<TargetDialer>,
+    /// `None`: this back end has no TLS for targets.
+    tls: Option<TargetTls>,
+    pool: Pool,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+impl Backend {
+    /// A back end that dials with `dialer`; `drain` waits for its sessions.
+    pub fn new(dialer: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
+        Self { dialer: Arc::new(dialer), tls: None, pool, metrics, drain }
+    }
+
+    /// Uses TLS to the targets of HTTPS front ends.
+    #[must_use]
+    pub fn with_tls(self, tls: TargetTls) -> Self {
+        Self { tls: Some(tls), ..self }
+    }
+
+    /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
+    pub fn take(&self, offer: Offer) {
+        let span = info_span!("session", session = %offer.id(), target = %offer.target());
+        let this = self.clone();
+        self.drain.spawn(span, async move { this.serve(offer).await });
+    }
+
+    async fn serve(&self, offer: Offer) {
+        let mut access = Access::begin(FRONT, offer.client().to_owned());
+        access.id = Some(offer.id());
+        access.node = self.dialer.node().cloned();
+        access.target = Some(offer.target().clone());
+        let begun = Instant::now();
+        let dialled = tokio::select! {
+            biased;
+            dialled = self.dial(&offer) => dialled,
+            () = offer.withdrawn() => Err(Refusal::new(Code::GivenUp, "the opener gave up before the target answered")),
+        };
+        self.metrics.opening.observe(begun.elapsed());
+        match dialled {
+            Ok(Dialled::Tcp(socket)) => self.carry(offer, access, socket).await,
+            Ok(Dialled::Tls(stream)) => self.carry(offer, access, *stream).await,
+            Err(refusal) => {
+                self.metrics.sessions.refused(FRONT, refusal.code.name());
+                let from = address(offer.client());
+                access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics.refusals);
+                offer.refuse(refusal);
+            }
+        }
+    }
+
+    async fn carry<C: Connection>(&self, offer: Offer, access: Access, target: C) {
+        let alive = self.metrics.sessions.begin(FRONT);
+        let opened = Opened { session: offer.accept().into(), early: Bytes::new(), access, alive, slot: () };
+        carry(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
+    }
+
+    async fn dial(&self, offer: &Offer) -> Result<Dialled, Refusal> {
+        let (target, until) = (offer.target(), Instant::now() + offer.patience());
+        let tls = match (&self.tls, offer.category()) {
+            (_, category) if category != Category::Https => None,
+            (Some(tls), _) => Some(tls),
+            (None, _) => {
+                let reason = "this end speaks no TLS to targets";
+                return Err(Refusal::new(Code::NotAllowed, reason));
+            }
+        };
+        let socket = self.dialer.dial(target, offer.patience()).await?;
+        let Some(tls) = tls else { return Ok(Dialled::Tcp(socket)) };
+        let left = until.saturating_duration_since(Instant::now());
+        let stream = tls.connect(socket, target, left, &self.pool).await?;
+        Ok(Dialled::Tls(Box::new(stream)))
+    }
+}
+
+/// A target that was dialled.
+enum Dialled {
+    Tcp(TcpStream),
+    Tls(Box<TlsTarget>),
+}
+
+/// The client's address as a pod has sent it: `10.0.0.1:5`, or `user@10.0.0.1:5`.
+fn address(client: &str) -> IpAddr {
+    let at = client.rsplit('@').next().unwrap_or_default();
+    at.parse::<SocketAddr>().map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip())
+}
+
+/// This end's name in metrics and the access log.
+const FRONT: &str = "backend";
+
+// TLS towards targets, for clients whose own TLS has ended at the pod.
+
+/// An edge's TLS to targets.
+#[derive(Debug, Clone)]
+pub struct TargetTls {
+    /// To those on loopback. Their certificate is not verified, as nobody can stand between.
+    pub loopback: Reload<ClientConfig>,
+    /// To all others, whose certificate is verified; none: to nobody else.
+    pub others: Option<Reload<ClientConfig>>,
+}
+
+/// A connection to a target under TLS.
+pub(crate) type TlsTarget = TlsStream<Buffered<TcpStream>>;
+
+impl TargetTls {
+    /// Follows its files until draining begins; connections that stand are not touched.
+    pub fn watch(&self, drain: &Drain) {
+        for config in std::iter::once(&self.loopback).chain(&self.others) {
+            drain.spawn(info_span!("target tls"), config.clone().watch(drain.clone()));
+        }
+    }
+
+    /// Shakes hands with a target that was dialled. Cancel safe.
+    pub(crate) async fn connect(
+        &self,
+        socket: TcpStream,
+        target: &Target,
+        patience: Duration,
+        pool: &Pool,
+    ) -> Result<TlsTarget, Refusal> {
+        let near = socket.peer_addr().is_ok_and(|at| plain(at.ip()).is_loopback());
+        let shaking = self.shake(near, &target.host, Buffered::new(socket, pool.clone()));
+        match timeout(patience, shaking).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(why)) => Err(Refusal::new(Code::TargetUnreachable, format!("TLS with {target}: {why}"))),
+            Err(_) => {
+                Err(Refusal::new(Code::TargetTimeout, format!("{target} did not finish its TLS handshake")))
+            }
+        }
+    }
+
+    async fn shake<S>(&self, near: bool, host: &Host, stream: S) -> Result<TlsStream<S>, String>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let config = match &self.others {
+            _ if near => self.loopback.load(),
+            Some(others) => others.load(),
+            None => return Err(format!("its certificate cannot be verified: {REMEDY}")),
+        };
+        let name = tls::server_name(&host.to_string()).map_err(|why| why.to_string())?;
+        TlsConnector::from(config).connect(name, stream).await.map_err(|cause| sentence(&cause))
+    }
+}
+
+/// What went wrong, with the remedy where it stands in the settings.
+fn sentence(cause: &io::Error) -> String {
+    match Fault::of(cause) {
+        Fault::Authority => format!("its certificate is of another authority: {REMEDY}"),
+        fault @ Fault::Name(_) => format!("{fault}: issue one that has it"),
+        fault => fault.to_string(),
+    }
+}
+
+const REMEDY: &str = "name the one that has signed it with ca in [mode.edge.https] of this node";
+
+// From a target to a connection: resolved once, each address checked, the very address dialled that was checked.
+
+/// Where targets are dialled from, and which ones may be.
+#[derive(Debug, Clone)]
+pub struct TargetDialer {
+    /// Where it stands, and for whom it dials.
+    pub place: Place,
+    /// The machine's own addresses. Those that other machines use are tried after loopback for a target of the node's name.
+    pub own: LocalAddresses,
+    /// What may be dialled; swap it when the config changes, for the sessions to come.
+    pub targets: Arc<ArcSwap<Targets>>,
+    /// Where this process itself listens: never dialled.
+    pub listening: Listening,
+    /// Resolves names.
+    pub resolver: Resolver,
+}
+
+/// Where a dialer stands, and for whom it dials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// At the node of this name: a target of that name is on this machine.
+    Node(NodeName),
+    /// At a pod, for edges: what is off limits is dialled only where it alone is allowed.
+    ForEdges,
+    /// At a pod, for its clients: what is off limits is not dialled, whatever is allowed.
+    ForClients,
+}
+
+/// Why a target was not dialled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotDialled {
+    /// In words for the client.
+    pub refusal: Refusal,
+    /// Whether it is, or its name stands for, what no pod ever dials for a client.
+    pub off_limits: bool,
+}
+
+impl TargetDialer {
+    /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words for the client.
+    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, NotDialled> {
+        let deadline = Instant::now() + patience;
+        let mut here = self.own.now();
+        if self.node().is_none() {
+            // There a pod's own log port listens, for those on its machine: a rule for it has to name it.
+            here.own.retain(|ip| !plain(*ip).is_loopback());
+        }
+        let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
+        let found = self.addresses(target, &here, ask, deadline).await?;
+        let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
+        let socket = dialled.map_err(|why| refusal(&why))?;
+        // Only now, as a port of operators is announced before it takes connections.
+        let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &here.all));
+        if is_private { Err(self.ours(target).into()) } else { Ok(socket) }
+    }
+
+    /// The addresses to try, all of them allowed, in their order.
+    async fn addresses<L>(
+        &self,
+        target: &Target,
+        here: &Addresses,
+        lookup: L,
+        deadline: Instant,
+    ) -> Result<Vec<SocketAddr>, NotDialled>
+    where
+        L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
+    {
+        let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
+        // Nothing is asked of the cloud's DNS for an edge that may not dial what comes of it.
+        if !at_node && !targets.name_port(target.port) {
+            return Err(self.forbidden(target, None).into());
+        }
+        let all = match &target.host {
+            Host::Name(name) if !at_node && is_number(name) => {
+                return Err(self.forbidden(target, None).into());
+            }
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) if self.is_here(name) => {
+                let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+                let own = if at_node { &here.own[..] } else { &[] };
+                loopback.into_iter().chain(own.iter().copied()).collect()
+            }
+            Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
+        };
+        let mut found: Vec<SocketAddr> = Vec::new();
+        for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
+            let at = SocketAddr::new(ip, target.port);
+            let off_limits = match self.place {
+                Place::Node(_) => false,
+                Place::ForEdges => is_off_limits(ip) && !targets.name_off_limits(at),
+                Place::ForClients => is_off_limits(ip),
+            };
+            if off_limits {
+                continue;
+            }
+            if targets.allows(at, &here.own) && !found.contains(&at) {
+                // Even if others of its addresses are not: what comes of those would only hide the reason.
+                if self.listening.holds(at, &here.all) {
+                    return Err(self.ours(target).into());
+                }
+                // At a node that is loopback by another name, from which who asks may have been kept.
+                if !(at_node && ip.is_unspecified()) {
+                    found.push(at);
+                }
+            }
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let refusal = match (all.first(), &target.host) {
+            (None, _) => Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address")),
+            (Some(ip), Host::Name(name)) if !self.is_here(name) => self.forbidden(target, Some(plain(*ip))),
+            _ => self.forbidden(target, None),
+        };
+        let off_limits = self.place == Place::ForClients && all.iter().any(|ip| is_off_limits(*ip));
+        Err(NotDialled { refusal, off_limits })
+    }
+
+    /// The node at which it stands; `None` at a pod.
+    pub fn node(&self) -> Option<&NodeName> {
+        match &self.place {
+            Place::Node(node) => Some(node),
+            Place::ForEdges | Place::ForClients => None,
+        }
+    }
+
+    fn ours(&self, target: &Target) -> Refusal {
+        let why = match self.place {
+            Place::Node(_) => {
+                format!(
+                    "{target} is a tunnel process's own port; its metrics_listen is the one that may be reached"
+                )
+            }
+            Place::ForEdges | Place::ForClients => format!("{target} is a port of the cloud's own pod"),
+        };
+        Refusal::new(Code::OwnPort, why)
+    }
+
+    /// `found` is what the target's name stands for, if it is a name.
+    fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> Refusal {
+        let why = match (&self.place, found) {
+            (Place::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
+            (Place::Node(_), None) => format!("this edge may not dial {target}"),
+            // Neither an edge nor a client gets to know the addresses behind a name within the cloud.
+            (Place::ForEdges, found) => {
+                debug!(%target, found = found.map(display), "no entry of mode.cloud.allow.targets holds it");
+                format!(
+                    "edges may not have the cloud dial {target}: its pods' mode.cloud.allow.targets does not hold it"
+                )
+            }
+            (Place::ForClients, found) => {
+                debug!(%target, found = found.map(display), "no entry of mode.cloud.direct.targets holds it, or it is off limits");
+                format!("the cloud does not dial {target} for its clients")
+            }
+        };
+        Refusal::new(Code::NotAllowed, why)
+    }
+
+    /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
+    fn is_here(&self, name: &str) -> bool {
+        self.node().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
+    }
+}
+
+impl From<Refusal> for NotDialled {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, off_limits: false }
+    }
+}
+
+impl From<NotDialled> for Refusal {
+    fn from(why: NotDialled) -> Self {
+        why.refusal
+    }
+}
+
+async fn resolve(
+    target: &Target,
+    lookup: impl Future<Output = Result<Vec<IpAddr>, LookupError>>,
+    deadline: Instant,
+) -> Result<Vec<IpAddr>, Refusal> {
+    let unresolved = |why: String| Refusal::new(Code::TargetUnreachable, why);
+    match timeout_at(deadline, lookup).await {
+        Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
+        Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
+    }
+}
+
+fn refusal(why: &DialError) -> Refusal {
+    let code = match why.first() {
+        Some(Failure::Refused(_)) => Code::TargetRefused,
+        Some(Failure::Timeout(..)) => Code::TargetTimeout,
+        Some(Failure::Local(..)) => Code::Internal,
+        Some(Failure::Unreachable(..)) | None => Code::TargetUnreachable,
+    };
+    Refusal::new(code, why)
+}
+
+/// What a pod dials itself for its clients, of all that is at no node. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct DirectDialer {
+    /// What is listed in the settings.
+    listed: Arc<TargetDialer>,
+    /// Everything that is not off limits.
+    all: Arc<TargetDialer>,
+    patience: Duration,
+}
+
+impl DirectDialer {
+    /// What `dialer` may dial, and for some clients everything else as well; each within `patience`.
+    pub fn new(dialer: TargetDialer, patience: Duration) -> Self {
+        let all = Arc::new(ArcSwap::from_pointee(Targets::everything()));
+        let all = TargetDialer { targets: all, ..dialer.clone() };
+        Self { listed: Arc::new(dialer), all: Arc::new(all), patience }
+    }
+
+    /// Whether anything may be dialled at this port, for a client who may have `all`.
+    pub fn may_dial(&self, port: u16, all: bool) -> bool {
+        all || self.listed.targets.load().name_port(port)
+    }
+
+    /// Connects to a target; `all`: for a client that may have every target that is not off limits. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words for the client.
+    pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, NotDialled> {
+        let dialer = if all { &self.all } else { &self.listed };
+        dialer.dial(target, self.patience).await
+    }
+}
+
+/// Addresses of one target that are looked at: a name with more would only use up the patience of the first.
+const ADDRESSES: usize = 16;
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod tls_tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio_rustls::TlsAcceptor;
+
+    use crate::net::tls::tests::Authority;
+    use crate::net::tls::{ClientCertificates, ClientSettings, ServerSettings, TlsParams, Trust};
+
+    use super::*;
+
+    fn client(trust: Trust) -> Reload<ClientConfig> {
+        ClientSettings { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
+    }
+
+    /// Who shakes hands with a target whose certificate for `edge-1` an authority has signed.
+    async fn shaken(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
+        let identity = by.issue("target", "edge-1");
+        let clients = ClientCertificates::Anonymous;
+        let server =
+            ServerSettings { identity, clients, offer: TlsParams::default(), alpn: vec![] }.load().unwrap();
+        let (socket, far) = duplex(1 << 16);
+        let accept = TlsAcceptor::from(server.load()).accept(far);
+        let host = host.parse().unwrap();
+        let (shaken, _) = tokio::join!(tls.shake(near, &host, socket), accept);
+        shaken.map(drop)
+    }
+
+    #[tokio::test]
+    async fn only_a_target_on_loopback_is_believed_without_proof() {
+        let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+        let unsure = TargetTls { loopback: client(Trust::Anyone), others: None };
+        shaken(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
+        let why = shaken(&unsure, false, "edge-1", &ours).await.unwrap_err();
+        assert!(why.contains("cannot be verified: name") && why.contains("[mode.edge.https]"), "{why}");
+        let sure = TargetTls { others: Some(client(Trust::Ca(ours.ca()))), ..unsure };
+        shaken(&sure, false, "edge-1", &ours).await.unwrap();
+        shaken(&sure, true, "127.0.0.1", &theirs).await.unwrap();
+        let why = shaken(&sure, false, "edge-1", &theirs).await.unwrap_err();
+        assert!(why.starts_with("its certificate is of another authority: name"), "{why}");
+        let why = shaken(&sure, false, "edge-2", &ours).await.unwrap_err();
+        assert!(why.starts_with("its certificate is for edge-1, and not for that name: issue"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn a_target_that_speaks_no_tls_is_told_so() {
+        let tls = TargetTls { loopback: client(Trust::Anyone), others: None };
+        let (socket, mut far) = duplex(1 << 16);
+        let host = "edge-1".parse().unwrap();
+        let plain = async {
+            far.read_u8().await.unwrap();
+            far.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        };
+        let (shaken, ()) = tokio::join!(tls.shake(true, &host, socket), plain);
+        assert_eq!(shaken.unwrap_err(), "it does not speak TLS");
+    }
+}
+
+#[cfg(test)]
+mod dialer_tests;

@@ -1,0 +1,292 @@
+use tokio::net::TcpListener;
+
+use crate::base::policy::targets::Listening;
+
+use super::*;
+
+fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDialer {
+    let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
+    let own = LocalAddresses::new(move || Addresses { all: own.clone(), own: own.clone() });
+    let resolver = Resolver::system().unwrap();
+    TargetDialer {
+        place: Place::Node(node.parse().unwrap()),
+        own,
+        targets: Arc::new(ArcSwap::from_pointee(targets)),
+        listening: Listening::default(),
+        resolver,
+    }
+}
+
+fn place(allowed: &[&str]) -> TargetDialer {
+    at("edge-1", &[], allowed.iter().map(|t| t.parse().unwrap()).collect())
+}
+
+async fn found(
+    place: &TargetDialer,
+    target: &str,
+    own: &[&str],
+    names: &[&str],
+) -> Result<Vec<String>, Refusal> {
+    Ok(sought(place, target, own, names).await?)
+}
+
+async fn sought(
+    place: &TargetDialer,
+    target: &str,
+    own: &[&str],
+    names: &[&str],
+) -> Result<Vec<String>, NotDialled> {
+    let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
+    among(place, target, &Addresses { all: own.clone(), own }, names).await
+}
+
+async fn among(
+    place: &TargetDialer,
+    target: &str,
+    here: &Addresses,
+    names: &[&str],
+) -> Result<Vec<String>, NotDialled> {
+    let names: Vec<IpAddr> = names.iter().map(|ip| ip.parse().unwrap()).collect();
+    let lookup = async |_| Ok(names.clone());
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let found = place.addresses(&target.parse().unwrap(), here, lookup, deadline).await?;
+    Ok(found.iter().map(ToString::to_string).collect())
+}
+
+#[tokio::test]
+async fn the_node_itself_is_loopback_first_and_then_its_own_addresses() {
+    let place = at("Edge-1", &[], Targets::default());
+    let own = ["10.0.0.5", "::ffff:10.0.0.5", "fd00::5", "127.0.0.1"];
+    let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22", "[fd00::5]:22"];
+    assert_eq!(found(&place, "edge-1:22", &own, &[]).await.unwrap(), all);
+    assert_eq!(found(&place, "localhost:22", &[], &["10.9.9.9"]).await.unwrap(), all[..2]);
+}
+
+#[tokio::test]
+async fn an_edge_does_not_dial_addresses_that_its_machine_keeps_for_itself_unless_they_are_listed() {
+    let ips = |texts: &[&str]| texts.iter().map(|ip| ip.parse().unwrap()).collect();
+    let here = Addresses { all: ips(&["10.0.0.5", "169.254.2.1"]), own: ips(&["10.0.0.5"]) };
+    let by_default = at("edge-1", &[], Targets::default());
+    let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22"];
+    assert_eq!(among(&by_default, "edge-1:22", &here, &[]).await.unwrap(), all);
+    for target in ["169.254.2.1:22", "[::ffff:169.254.2.1]:22", "web.local:22"] {
+        let refused = among(&by_default, target, &here, &["169.254.2.1"]).await.unwrap_err();
+        assert_eq!(refused.refusal.code, Code::NotAllowed, "{target}");
+    }
+    let listening = ["0.0.0.0:7".parse().unwrap()].into_iter().collect();
+    let listed = TargetDialer { listening, ..place(&["169.254.2.1:*"]) };
+    assert_eq!(among(&listed, "169.254.2.1:22", &here, &[]).await.unwrap(), ["169.254.2.1:22"]);
+    let own_port = among(&listed, "169.254.2.1:7", &here, &[]).await.unwrap_err();
+    assert_eq!(own_port.refusal.code, Code::OwnPort);
+}
+
+#[tokio::test]
+async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
+    let place = place(&["10.1.0.0/16:443", "127.0.0.0/8:*"]);
+    let mixed = ["192.0.2.1", "::ffff:10.1.2.3", "169.254.169.254"];
+    assert_eq!(found(&place, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
+    for (target, names, says) in [
+        ("web.local:443", &["192.0.2.1"][..], "web.local:443 is 192.0.2.1, which this edge may not dial"),
+        ("web.local:80", &["10.1.2.3"], "web.local:80 is 10.1.2.3, which this edge may not dial"),
+        ("web.local:443", &["::ffff:192.0.2.1"], "web.local:443 is 192.0.2.1, which this edge may not dial"),
+        ("192.0.2.1:443", &[], "this edge may not dial 192.0.2.1:443"),
+        ("[::ffff:192.0.2.1]:443", &[], "this edge may not dial [::ffff:192.0.2.1]:443"),
+    ] {
+        let refused = found(&place, target, &[], names).await.unwrap_err();
+        assert_eq!((refused.code, refused.reason.as_str()), (Code::NotAllowed, says));
+    }
+    let nothing = found(&place, "web.local:443", &[], &[]).await.unwrap_err();
+    assert_eq!(
+        (nothing.code, nothing.reason.as_str()),
+        (Code::TargetUnreachable, "web.local:443 has no address")
+    );
+}
+
+/// To dial it is to dial loopback, which a pod may have kept a client from.
+#[tokio::test]
+async fn an_edge_never_dials_the_unspecified_address_whatever_is_allowed() {
+    let place = place(&["0.0.0.0/0:*", "[::/0]:*"]);
+    for (target, names) in [
+        ("0.0.0.0:22", &[][..]),
+        ("[::]:22", &[]),
+        ("[::ffff:0.0.0.0]:22", &[]),
+        ("web.local:22", &["0.0.0.0", "::"]),
+    ] {
+        let refused = found(&place, target, &[], names).await.unwrap_err();
+        assert_eq!(refused.code, Code::NotAllowed, "{target}");
+    }
+    assert_eq!(found(&place, "web.local:22", &[], &["::", "10.0.0.1"]).await.unwrap(), ["10.0.0.1:22"]);
+}
+
+#[tokio::test]
+async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
+    let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };
+    let listed = pod(&["10.1.0.0/16:443", "own:22"]);
+    let mixed = ["192.0.2.1", "10.1.2.3"];
+    assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
+    assert_eq!(found(&listed, "10.9.9.9:22", &["10.9.9.9"], &[]).await.unwrap(), ["10.9.9.9:22"]);
+    for (target, names) in
+        [("web.local:443", &["192.0.2.1"][..]), ("10.2.0.1:443", &[]), ("localhost:443", &["10.1.2.3"])]
+    {
+        let refused = found(&listed, target, &[], names).await.unwrap_err();
+        let says = format!("edges may not have the cloud dial {target}");
+        assert!(refused.reason.starts_with(&says), "{refused}");
+        assert!(refused.reason.contains("mode.cloud.allow.targets"), "{refused}");
+        assert!(!refused.reason.contains("192.0.2.1"), "{refused}");
+        assert_eq!(refused.code, Code::NotAllowed);
+    }
+    let deadline = Instant::now() + Duration::from_secs(1);
+    for (place, target) in [(pod(&[]), "web.local:443"), (listed, "web.local:80")] {
+        let unasked = async |_| unreachable!("DNS is not asked for what cannot be dialled");
+        let refused = place
+            .addresses(&target.parse().unwrap(), &Addresses::default(), unasked, deadline)
+            .await
+            .unwrap_err()
+            .refusal;
+        assert_eq!(refused.code, Code::NotAllowed);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_spelt() {
+    let pod = TargetDialer { place: Place::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    assert_eq!(found(&pod, "192.0.2.1:80", &[], &[]).await.unwrap(), ["192.0.2.1:80"]);
+    let mixed = ["127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "fd00:ec2::254"];
+    assert_eq!(found(&pod, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
+    for (target, names) in [
+        ("127.0.0.1:80", &[][..]),
+        ("[::ffff:127.0.0.1]:80", &[]),
+        ("0.0.0.0:80", &[]),
+        ("[::]:80", &[]),
+        ("169.254.169.254:80", &[]),
+        ("localhost:80", &[]),
+        ("web.local:80", &["127.0.0.1", "::1", "fe80::1", "224.0.0.1", "168.63.129.16", "100.100.100.200"]),
+        ("2130706433:80", &["10.0.0.1"]),
+        ("0x7f000001:80", &["10.0.0.1"]),
+        ("0177.0.0.1:80", &["10.0.0.1"]),
+        ("127.1:80", &["10.0.0.1"]),
+    ] {
+        let refused = found(&pod, target, &[], names).await.unwrap_err();
+        assert_eq!(refused.code, Code::NotAllowed, "{target}: {refused}");
+        assert_eq!(refused.reason, format!("the cloud does not dial {target} for its clients"));
+    }
+    let unlisted = TargetDialer { place: Place::ForClients, ..place(&["10.0.0.0/8:*"]) };
+    for (pod, name, off_limits) in
+        [(&pod, "127.0.0.1", true), (&pod, "64:ff9b::a9fe:a9fe", true), (&unlisted, "192.0.2.1", false)]
+    {
+        let refused = sought(pod, "web.local:80", &[], &[name]).await.unwrap_err();
+        assert_eq!((refused.refusal.code, refused.off_limits), (Code::NotAllowed, off_limits), "{name}");
+    }
+    let listening = ["192.0.2.7:22".parse().unwrap()].into_iter().collect();
+    let pod = TargetDialer { listening, ..pod };
+    assert!(found(&pod, "192.0.2.7:22", &[], &[]).await.unwrap_err().reason.contains("the cloud's own pod"));
+}
+
+#[tokio::test]
+async fn a_pod_dials_for_edges_what_is_off_limits_only_where_that_alone_is_allowed() {
+    let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };
+    let wide = pod(&["0.0.0.0/0:*", "[::/0]:*", "own:*"]);
+    for (target, names) in [
+        ("127.0.0.1:80", &[][..]),
+        ("[::ffff:127.0.0.1]:80", &[]),
+        ("0.0.0.0:80", &[]),
+        ("169.254.169.254:80", &[]),
+        ("localhost:80", &[]),
+        ("web.local:80", &["127.0.0.1", "::1", "fe80::1", "168.63.129.16", "100.100.100.200"]),
+        ("2130706433:80", &["10.0.0.1"]),
+        ("0177.0.0.1:80", &["10.0.0.1"]),
+    ] {
+        let refused = found(&wide, target, &["169.254.169.254"], names).await.unwrap_err();
+        assert_eq!(refused.code, Code::NotAllowed, "{target}: {refused}");
+    }
+    let mixed = ["127.0.0.1", "10.0.0.1"];
+    assert_eq!(found(&wide, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
+    let named = pod(&["127.0.0.0/8:80", "169.254.169.254:80"]);
+    for target in ["127.0.0.1:80", "169.254.169.254:80"] {
+        assert_eq!(found(&named, target, &[], &[]).await.unwrap(), [target]);
+    }
+    assert_eq!(found(&named, "localhost:80", &[], &[]).await.unwrap(), ["127.0.0.1:80"]);
+}
+
+#[tokio::test]
+async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
+    let listening = || ["127.0.0.1:51010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
+    let edge = TargetDialer { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    let own = ["192.0.2.7"];
+    for (target, names) in [
+        ("edge-1:51010", &[][..]),
+        ("localhost:51010", &[]),
+        ("[::ffff:127.0.0.1]:51010", &[]),
+        ("0.0.0.0:51010", &[]),
+        ("web.local:51010", &["10.0.0.1", "127.0.0.1"]),
+        ("web.local:7", &["192.0.2.7"]),
+        ("192.0.2.7:7", &[]),
+    ] {
+        let refused = found(&edge, target, &own, names).await.unwrap_err();
+        assert!(refused.reason.starts_with(&format!("{target} is a tunnel process's own port")), "{refused}");
+        assert_eq!(refused.code, Code::OwnPort);
+    }
+    assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
+    let pod = TargetDialer { place: Place::ForEdges, ..edge };
+    let refused = found(&pod, "192.0.2.7:7", &own, &[]).await.unwrap_err();
+    assert_eq!(refused.reason, "192.0.2.7:7 is a port of the cloud's own pod");
+}
+
+#[tokio::test]
+async fn a_target_that_listens_is_connected_on_whichever_address_it_listens() {
+    let place = at("edge-1", &["127.0.0.2"], Targets::default());
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let target = format!("edge-1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+    let socket = place.dial(&target, Duration::from_secs(5)).await.unwrap();
+    assert_eq!(socket.peer_addr().unwrap(), listener.local_addr().unwrap());
+    assert!(socket.nodelay().unwrap());
+}
+
+#[tokio::test]
+async fn a_target_that_does_not_listen_refuses_in_plain_words() {
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let target = format!("edge-1:{port}").parse().unwrap();
+    let place = at("edge-1", &[], Targets::default());
+    let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err().refusal;
+    let says = format!("127.0.0.1:{port} refused the connection");
+    assert_eq!(refused.code, Code::TargetRefused);
+    // Whether there is IPv6 on this machine or not.
+    assert!(
+        refused.reason.starts_with(&says) && refused.reason.contains(&format!("[::1]:{port}")),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn a_target_that_hangs_on_one_address_is_told_as_such_though_the_other_refuses() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(0).unwrap();
+    let at = listener.local_addr().unwrap();
+    let mut queue = Vec::new();
+    // Full, it leaves who comes next without an answer.
+    while let Ok(held) = tokio::time::timeout(Duration::from_millis(100), TcpStream::connect(at)).await {
+        queue.push(held.unwrap());
+    }
+    let target = format!("edge-1:{}", at.port()).parse().unwrap();
+    let place = place(&["127.0.0.0/8:*", "[::1]:*"]);
+    let refused = place.dial(&target, Duration::from_millis(400)).await.unwrap_err().refusal;
+    assert_eq!(refused.code, Code::TargetTimeout, "{refused}");
+    let says = format!("{at} did not answer within ");
+    assert!(refused.reason.starts_with(&says) && refused.reason.contains("[::1]"), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_never_answered_ends_with_the_patience() {
+    let place = place(&["10.0.0.0/8:*"]);
+    let begun = Instant::now();
+    let never = async |_| std::future::pending().await;
+    let deadline = begun + Duration::from_secs(4);
+    let refused = place
+        .addresses(&"web:80".parse().unwrap(), &Addresses::default(), never, deadline)
+        .await
+        .unwrap_err()
+        .refusal;
+    assert_eq!(refused.reason, "web:80 was not resolved in time");
+    assert_eq!(begun.elapsed(), Duration::from_secs(4));
+}

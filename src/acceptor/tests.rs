@@ -1,0 +1,204 @@
+use std::future::poll_fn;
+use std::net::Shutdown;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::acceptor::Place;
+use crate::base::names::{Instance, Target};
+use crate::base::policy::targets::{Listening, Targets};
+use crate::link::sender::LinkSender;
+use crate::link::session::stream::{Answer, Opening, Session};
+use crate::link::table::{Event, SessionLimits, SessionTable};
+use crate::net::ByteStream;
+use crate::net::interfaces::{Addresses, LocalAddresses};
+use crate::net::resolver::Resolver;
+use crate::proto::frame::{FrameKind, Peer, SessionKey};
+use crate::proto::halves::Windows;
+use crate::proto::hello::Dialect;
+use crate::proto::state::LinkId;
+
+use super::*;
+
+/// An opener and this back end, with a link between them in memory.
+struct Pair {
+    opener: Arc<SessionTable>,
+    link: Arc<LinkSender>,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let limits = SessionLimits {
+            windows: Windows { start: 64 * 1024, max: 1024 * 1024 },
+            memory: 16 << 20,
+            sessions: 100,
+            grace: Duration::from_secs(60),
+        };
+        let metrics = Metrics::edge();
+        let drain = Drain::new();
+        let table = |metrics| SessionTable::new(Instance::random(), limits.clone(), metrics);
+        let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
+        let node = "edge-1".parse().unwrap();
+        let place = TargetDialer {
+            place: Place::Node(node),
+            own: LocalAddresses::new(Addresses::default),
+            targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
+            listening: Listening::default(),
+            resolver: Resolver::system().unwrap(),
+        };
+        let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());
+        let sender =
+            |n| LinkSender::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
+        let (near, far) = (sender(1), sender(2));
+        pump(&drain, &near, &far, &acceptor, Some(backend));
+        pump(&drain, &far, &near, &opener, None);
+        Self { opener, link: near, metrics, drain }
+    }
+
+    async fn ask(&self, target: &str, category: Category) -> (Opening, Answer) {
+        let node = "edge-1".parse().unwrap();
+        let target: Target = target.parse().unwrap();
+        let opening = self.opener.open(node, target, category, "ops@10.0.0.1:5".into()).unwrap();
+        opening.ask(&self.link, None);
+        let answer = opening.answer().await;
+        (opening, answer)
+    }
+
+    /// Waits until the back end has no session, and gives how often sessions ended so.
+    async fn ended(&self, result: &'static str) -> u64 {
+        while self.metrics.sessions.now(FRONT) > 0 {
+            tokio::task::yield_now().await;
+        }
+        self.metrics.sessions.ended(FRONT, result)
+    }
+}
+
+fn pump(
+    drain: &Drain,
+    from: &Arc<LinkSender>,
+    back: &Arc<LinkSender>,
+    to: &Arc<SessionTable>,
+    backend: Option<Backend>,
+) {
+    let (from, back, to) = (Arc::clone(from), Arc::clone(back), Arc::clone(to));
+    drain.spawn(tracing::Span::none(), async move {
+        while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
+            let FrameKind::Session(id, category, word) = frame.body else { continue };
+            let key = SessionKey { id, category, node: frame.node };
+            if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
+                backend.as_ref().unwrap().take(offer);
+            }
+        }
+    });
+}
+
+async fn give(session: &mut Session, text: &'static [u8]) {
+    let mut bytes = Bytes::from_static(text);
+    while !bytes.is_empty() {
+        poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
+    }
+}
+
+async fn take_all(session: &mut Session) -> std::io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    loop {
+        match poll_fn(|cx| session.poll_read_chunk(cx)).await? {
+            bytes if bytes.is_empty() => return Ok(all),
+            bytes => all.extend_from_slice(&bytes),
+        }
+    }
+}
+
+async fn listening() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = format!("edge-1:{}", listener.local_addr().unwrap().port());
+    (listener, target)
+}
+
+#[tokio::test]
+async fn an_offered_session_reaches_its_target_and_both_ends_end_well() {
+    let pair = Pair::new();
+    let (listener, target) = listening().await;
+    let (opening, answer) = pair.ask(&target, Category::Ssh).await;
+    assert_eq!(answer, Answer::Open);
+    let mut session = opening.into_session();
+    let (mut socket, _) = listener.accept().await.unwrap();
+    give(&mut session, b"question").await;
+    poll_fn(|cx| session.poll_finish(cx)).await.unwrap();
+    let mut question = String::new();
+    socket.read_to_string(&mut question).await.unwrap();
+    assert_eq!(question, "question", "and its end: a half-closed session goes on");
+    socket.write_all(b"the answer").await.unwrap();
+    drop(socket);
+    assert_eq!(take_all(&mut session).await.unwrap(), b"the answer");
+    assert_eq!(pair.ended("over").await, 1);
+    assert_eq!((pair.metrics.bytes_up.get(), pair.metrics.bytes_down.get()), (8, 10));
+}
+
+#[tokio::test]
+async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
+    let pair = Pair::new();
+    let (listener, _) = listening().await;
+    let at = listener.local_addr().unwrap();
+    drop(listener);
+    for (target, category, code, says) in [
+        (at.to_string().as_str(), Category::Ssh, Code::TargetRefused, format!("{at} refused the connection")),
+        ("192.0.2.1:22", Category::Ssh, Code::NotAllowed, "this edge may not dial 192.0.2.1:22".into()),
+        ("edge-1:443", Category::Https, Code::NotAllowed, "this end speaks no TLS to targets".into()),
+    ] {
+        let (_opening, answer) = pair.ask(target, category).await;
+        assert_eq!(answer, Answer::Refused(Refusal::new(code, says)));
+    }
+    assert_eq!(pair.ended(Code::NotAllowed.name()).await, 2);
+}
+
+#[tokio::test]
+async fn a_target_that_breaks_off_resets_the_session_with_that_reason() {
+    let pair = Pair::new();
+    let (listener, target) = listening().await;
+    let (opening, _) = pair.ask(&target, Category::Ssh).await;
+    let mut session = opening.into_session();
+    let (socket, _) = listener.accept().await.unwrap();
+    SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(socket);
+    take_all(&mut session).await.unwrap_err();
+    let why = session.account().ended.unwrap();
+    assert_eq!(why.reason, "the target's connection failed: connection reset");
+    assert_eq!(pair.ended("target_failed").await, 1);
+}
+
+#[tokio::test]
+async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
+    let pair = Pair::new();
+    let (listener, target) = listening().await;
+    let (opening, _) = pair.ask(&target, Category::Ssh).await;
+    let (mut socket, _) = listener.accept().await.unwrap();
+    opening.into_session().break_off(Refusal::new(Code::GivenUp, "the client went away"));
+    let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
+    assert_eq!(pair.ended("given_up").await, 1);
+}
+
+#[tokio::test]
+async fn a_session_cut_at_the_drains_deadline_is_counted_as_far_as_it_came() {
+    let pair = Pair::new();
+    let (listener, target) = listening().await;
+    let (opening, _) = pair.ask(&target, Category::Ssh).await;
+    let mut session = opening.into_session();
+    let (mut socket, _) = listener.accept().await.unwrap();
+    give(&mut session, b"half").await;
+    let mut half = [0; 4];
+    socket.read_exact(&mut half).await.unwrap();
+    SockRef::from(&socket).shutdown(Shutdown::Write).unwrap();
+    assert_eq!(take_all(&mut session).await.unwrap(), b"");
+    pair.drain.finish(Duration::ZERO, async {}).await;
+    assert_eq!((pair.ended("cut").await, pair.metrics.bytes_up.get()), (1, 4));
+    let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
+}

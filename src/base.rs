@@ -1,0 +1,11 @@
+//! What every other module may use: names, rules, the address book, logs, metrics.
+
+pub mod access_log;
+pub mod addresses;
+pub mod backoff;
+pub mod drain;
+pub mod logging;
+pub mod metrics;
+pub mod names;
+pub mod policy;
+pub mod process;

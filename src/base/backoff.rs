@@ -1,0 +1,158 @@
+//! How long to wait before trying again. Pure: random numbers and times are arguments.
+
+use std::time::Duration;
+
+/// The pauses between tries of one thing: short at first, then longer and longer, each with jitter so that thousands
+/// of edges that lost the same pod do not come back in step.
+///
+/// The first pause is wholly random, of the others one half is. If all were wholly random, then of some thousands of
+/// edges that lost a pod for two seconds a few would draw so many short pauses that their next one is 13 s. With this
+/// rule every one is back within twice the time that the pod was away.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Backoff {
+    /// Tries since the last success.
+    tries: u32,
+}
+
+impl Backoff {
+    /// Before the first try.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// After `tries` failures.
+    pub fn after(tries: u32) -> Self {
+        Self { tries }
+    }
+
+    /// The pause before the next try; `chance` is a random number from 0 to 1.
+    pub fn pause(&mut self, chance: f64) -> Duration {
+        let ceiling = self.ceiling();
+        self.tries = self.tries.saturating_add(1);
+        // A chance that is not a number from 0 to 1 is a bug of the caller: the middle is used.
+        let chance = if (0.0..=1.0).contains(&chance) { chance } else { 0.5 };
+        if ceiling == AT_FIRST { ceiling.mul_f64(chance) } else { ceiling.mul_f64(0.5 + chance / 2.0) }
+    }
+
+    /// Records how the last try ended. A link that lived, or carried a session, is a success and starts over. One that
+    /// was dropped at once (by a proxy, or a pod that refuses) is not, and the pauses go on growing.
+    pub fn ended(&mut self, lived: Duration, carried_a_session: bool) {
+        if carried_a_session || lived >= WORTH_IT {
+            self.tries = 0;
+        }
+    }
+
+    /// Leaves out the short pauses: whoever was asked is there, and its answer will be the same in a moment.
+    pub fn refused(&mut self) {
+        self.tries = self.tries.max(BRISK + 1);
+    }
+
+    /// The longest that the next pause can be.
+    fn ceiling(&self) -> Duration {
+        match self.tries {
+            0 => AT_FIRST,
+            n if n <= BRISK => doubled(MIN_PAUSE, n - 1).min(BRISK_PAUSE),
+            n => doubled(BRISK_PAUSE, n - BRISK).min(MAX_PAUSE),
+        }
+    }
+}
+
+fn doubled(pause: Duration, times: u32) -> Duration {
+    pause.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX))
+}
+
+/// Ceiling of the first pause: short for a person, long enough to spread 5,000 edges that come back to one pod.
+const AT_FIRST: Duration = Duration::from_millis(50);
+
+/// Ceiling of the second pause, doubled with each further one up to [`BRISK_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Ceiling of the first [`BRISK`] pauses behind it, some three seconds in all: a pod that is restarted is back by then.
+const BRISK_PAUSE: Duration = Duration::from_millis(450);
+
+/// How many pauses stay that short.
+const BRISK: u32 = 9;
+
+/// Ceiling of all pauses: a pod that is back is found within half a minute, and tries at a dead one cost little.
+pub const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// A link that lived this long counts as a success: dialling once in this time costs no more than [`BRISK_PAUSE`] does,
+/// and a session may wait for a link that has carried none so far.
+const WORTH_IT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ceilings_double_up_to_the_most() {
+        let mut backoff = Backoff::new();
+        let millis: Vec<_> = (0..18).map(|_| backoff.pause(1.0).as_millis()).collect();
+        assert_eq!(millis[..10], [50, 100, 200, 400, 450, 450, 450, 450, 450, 450]);
+        assert_eq!(millis[10..], [900, 1800, 3600, 7200, 14_400, 28_800, 30_000, 30_000]);
+    }
+
+    #[test]
+    fn only_a_link_that_was_worth_it_starts_over() {
+        let mut backoff = Backoff::new();
+        for _ in 0..5 {
+            backoff.pause(1.0);
+            backoff.ended(WORTH_IT - Duration::from_millis(1), false);
+        }
+        assert_eq!(backoff.ceiling(), BRISK_PAUSE);
+        let mut lived = backoff.clone();
+        lived.ended(WORTH_IT, false);
+        backoff.ended(Duration::ZERO, true);
+        assert_eq!([lived, backoff], [Backoff::new(), Backoff::new()]);
+    }
+
+    #[test]
+    fn who_was_refused_does_not_come_back_at_once_and_goes_on_growing() {
+        let mut backoff = Backoff::new();
+        backoff.refused();
+        assert_eq!(backoff.pause(1.0), 2 * BRISK_PAUSE);
+        backoff.refused();
+        assert_eq!(backoff.pause(1.0), 4 * BRISK_PAUSE);
+    }
+
+    proptest! {
+        #[test]
+        fn no_pause_is_longer_than_its_ceiling(tries in 0..200_u32, chance: f64) {
+            let mut backoff = Backoff { tries };
+            let ceiling = backoff.ceiling();
+            prop_assert!(backoff.pause(chance) <= ceiling && ceiling <= MAX_PAUSE);
+            prop_assert!(backoff.ceiling() >= ceiling);
+        }
+
+        #[test]
+        fn the_first_pause_is_all_chance_and_half_of_every_other(tries in 0..200_u32, chance in 0.0..=1.0) {
+            let mut backoff = Backoff { tries };
+            let whole = backoff.ceiling().as_secs_f64();
+            let part = backoff.pause(chance).as_secs_f64();
+            let fixed = if tries == 0 { 0.0 } else { 0.5 };
+            prop_assert!((part - whole * (fixed + chance * (1.0 - fixed))).abs() < 1e-6);
+        }
+
+        #[test]
+        fn who_was_without_a_pod_for_a_while_is_back_within_twice_that(chances in prop::collection::vec(0.0..=1.0, 16), away in 1.0..20.0) {
+            let (mut backoff, mut now) = (Backoff::new(), 0.0);
+            for chance in chances {
+                now += backoff.pause(chance).as_secs_f64();
+                if now >= away { break; }
+            }
+            prop_assert!(now >= away && now <= 3.0 * away + 0.1, "back at {now}");
+        }
+
+        #[test]
+        fn who_was_without_a_pod_for_a_second_or_so_is_back_within_half_a_second(chances in prop::collection::vec(0.0..=1.0, 16), away in 0.0..1.6) {
+            let (mut backoff, mut now) = (Backoff::new(), 0.0);
+            for chance in chances {
+                now += backoff.pause(chance).as_secs_f64();
+                if now >= away { break; }
+            }
+            prop_assert!(now >= away && now <= away + 0.45, "back at {now}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! The names that cross our borders, parsed once and trusted inside: nodes, sessions, processes, targets.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// An edge machine, by its Kubernetes node name.
+///
+/// Keeps the spelling it was given (SuperEdge's edges want their own name back byte for byte); two names are equal
+/// whatever their case, as DNS names are. Cheap to clone.
+#[derive(Clone, Eq)]
+pub struct NodeName(Arc<str>);
+
+/// One session, for as long as any process remembers it: 16 random bytes, a version 4 UUID on the wire.
+///
+/// Its knowledge lets a process resume the session, so logs and pages show [`fmt::Display`]'s first 8 digits only.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(u128);
+
+/// One running process: 16 random bytes made at its start, 32 hex digits on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Instance(u128);
+
+/// The host part of a [`Target`].
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum Host {
+    /// A literal address.
+    Ip(IpAddr),
+    /// A name: a node's, or one for the acceptor to resolve. Lower case, 1 to 253 bytes.
+    Name(Arc<str>),
+}
+
+/// Host and port that someone wants to reach, as in `CONNECT host:port`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Target {
+    /// Which machine.
+    pub host: Host,
+    /// Which TCP port, never 0.
+    pub port: u16,
+}
+
+/// Why a text is not the name it should be. Shown to clients as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Not a DNS-like name of letters, digits, `-`, `_` and `.`.
+    #[error("{0:?} is not a name: want 1 to 253 letters, digits, '-', '_' or '.'")]
+    Name(String),
+    /// No port, or not one between 1 and 65535.
+    #[error("{0:?} has no port: want host:port, for example node1:22 or [fd00::1]:22")]
+    Port(String),
+    /// A number that no port has.
+    #[error("{0:?} is not a port: want 1 to 65535")]
+    NoSuchPort(String),
+    /// Not a UUID.
+    #[error("not a session id")]
+    Session,
+    /// Not 32 hex digits.
+    #[error("not an instance: want 32 hex digits")]
+    Instance,
+}
+
+impl NodeName {
+    /// The name as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Stands for a target at no node: its receiver dials by itself.
+    pub fn outside() -> Self {
+        Self("-".into())
+    }
+
+    /// Stands where a frame between pods is about no node.
+    pub fn none() -> Self {
+        Self("pod".into())
+    }
+}
+
+impl SessionId {
+    /// A new id from the operating system's random source.
+    pub fn random() -> Self {
+        Self::from_bits(rand::random())
+    }
+
+    /// An id from 128 bits of which 6 become the UUID's version and variant. For simulations with a seed.
+    pub fn from_bits(bits: u128) -> Self {
+        Self(bits & !(0xf << 76) & !(0b11 << 62) | (4 << 76) | (0b10 << 62))
+    }
+
+    /// Which of `shards` equal parts of a table it belongs to.
+    pub fn shard(self, shards: usize) -> usize {
+        usize::try_from(self.0 % 65_521).unwrap_or(0) % shards.max(1)
+    }
+
+    /// The whole id as it stands in `topic`. A key: never for logs.
+    pub fn topic(self) -> String {
+        let part = |shift: u32| self.0 >> shift & 0xffff;
+        let (first, last) = (self.0 >> 96, self.0 & 0xffff_ffff_ffff);
+        format!("{first:08x}-{:04x}-{:04x}-{:04x}-{last:012x}", part(80), part(64), part(48))
+    }
+}
+
+impl Instance {
+    /// A new one from the operating system's random source: once for each process.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// One from given bits. For simulations with a seed.
+    pub fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The 16 bytes of `Control.instance`.
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+
+    /// From the 16 bytes of `Control.instance`; anything else is none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Some(Self(u128::from_be_bytes(bytes.try_into().ok()?)))
+    }
+}
+
+impl Target {
+    /// The host as an authority writes it: IPv6 in brackets.
+    fn authority_host(&self) -> String {
+        match &self.host {
+            Host::Ip(IpAddr::V6(ip)) => format!("[{ip}]"),
+            host => host.to_string(),
+        }
+    }
+}
+
+impl From<SocketAddr> for Target {
+    fn from(at: SocketAddr) -> Self {
+        Self { host: Host::Ip(at.ip()), port: at.port() }
+    }
+}
+
+impl FromStr for NodeName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        if is_name(text) { Ok(Self(text.into())) } else { Err(NameError::Name(excerpt(text))) }
+    }
+}
+
+impl FromStr for SessionId {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let dashes = text.bytes().enumerate().all(|(i, b)| (b == b'-') == matches!(i, 8 | 13 | 18 | 23));
+        let digits: String = text.chars().filter(|c| *c != '-').collect();
+        if text.len() != 36 || !dashes || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(NameError::Session);
+        }
+        u128::from_str_radix(&digits, 16).map(Self).map_err(|_| NameError::Session)
+    }
+}
+
+impl FromStr for Instance {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(NameError::Instance);
+        }
+        u128::from_str_radix(text, 16).map(Self).map_err(|_| NameError::Instance)
+    }
+}
+
+impl FromStr for Host {
+    type Err = NameError;
+
+    /// Takes an address (IPv6 with or without brackets) or a name; a name's last dot is dropped.
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
+        if let Ok(ip) = bare.unwrap_or(text).parse() {
+            return if bare.is_some() && matches!(ip, IpAddr::V4(_)) {
+                Err(NameError::Name(excerpt(text)))
+            } else {
+                Ok(Self::Ip(ip))
+            };
+        }
+        let name = text.strip_suffix('.').unwrap_or(text);
+        if is_name(name) && name.parse::<IpAddr>().is_err() {
+            Ok(Self::Name(name.to_ascii_lowercase().into()))
+        } else {
+            Err(NameError::Name(excerpt(text)))
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| NameError::Port(excerpt(text)))?;
+        let bare = host.contains(':') && !host.starts_with('[');
+        if bare || port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(NameError::Port(excerpt(text)));
+        }
+        match port.parse() {
+            Ok(port) if port > 0 => Ok(Self { host: host.parse()?, port }),
+            _ => Err(NameError::NoSuchPort(excerpt(port))),
+        }
+    }
+}
+
+impl PartialEq for NodeName {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.eq_ignore_ascii_case(&other.0)
+    }
+}
+
+impl Hash for NodeName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for byte in self.0.bytes() {
+            state.write_u8(byte.to_ascii_lowercase());
+        }
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0 >> 96)
+    }
+}
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0 >> 96)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(ip) => ip.fmt(f),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.authority_host(), self.port)
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let dots = text.starts_with('.') || text.ends_with('.') || text.contains("..");
+    matches!(text.len(), 1..=253) && text.bytes().all(plain) && !dots
+}
+
+/// A peer's text for an error message: long enough to recognise it, too short to flood a log.
+fn excerpt(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_target_needs_a_host_and_a_port() {
+        for (text, shown) in [
+            ("node1:22", "node1:22"),
+            ("Node1.:22", "node1:22"),
+            ("[::1]:22", "[::1]:22"),
+            ("10.0.0.1:65535", "10.0.0.1:65535"),
+        ] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), shown);
+        }
+        for bad in [
+            "",
+            "node1",
+            "node1:",
+            "node1:0",
+            "node1:65536",
+            "node1:+22",
+            ":22",
+            "::1:22",
+            "a b:22",
+            "g..:1",
+            "1.7.0.18.:6",
+            "[node]:1",
+            "[10.0.0.1]:1",
+        ] {
+            assert!(bad.parse::<Target>().is_err(), "{bad}");
+        }
+        let told = |text: &str| text.parse::<Target>().unwrap_err().to_string();
+        assert_eq!(told("node1:99999"), "\"99999\" is not a port: want 1 to 65535");
+        assert!(told("node1").starts_with("\"node1\" has no port: want host:port"), "{}", told("node1"));
+    }
+
+    #[test]
+    fn node_names_are_equal_whatever_their_case_and_keep_their_spelling() {
+        let name: NodeName = "Edge-1".parse().unwrap();
+        assert_eq!(name, "edge-1".parse().unwrap());
+        assert_eq!(name.as_str(), "Edge-1");
+    }
+
+    proptest! {
+        #[test]
+        fn a_session_id_survives_its_text(bits: u128) {
+            let id = SessionId::from_bits(bits);
+            prop_assert_eq!(id.topic().parse::<SessionId>(), Ok(id));
+            prop_assert_eq!(&id.topic()[14..15], "4");
+            prop_assert_eq!(id.to_string().len(), 8);
+        }
+
+        #[test]
+        fn no_text_makes_a_parser_panic(text in ".{0,300}") {
+            let _ = (text.parse::<Target>(), text.parse::<NodeName>(), text.parse::<SessionId>(), text.parse::<Instance>());
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! `tunnel invite` and `tunnel revoke`: who may join a cloud, said to a pod of this machine.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::Method;
+use rand::seq::SliceRandom as _;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::admin::Invited;
+use crate::base::logging;
+use crate::base::names::{Host, NodeName, Target};
+use crate::command::Failure;
+use crate::command::init::{EdgeText, checked, folder_on_machine, random_token};
+use crate::command::output_dir::Folder;
+use crate::command::status::{ask, socket};
+use crate::config::Environment;
+use crate::config::edge::EdgeSettings;
+use crate::edge::Edge;
+use crate::invitations::{CloudAuthority, Code};
+use crate::link::grpc::enrol::{Joining, PetitionError, Wish, petition};
+use crate::net::dial::dial;
+use crate::net::http_proxy::Proxy;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{ClientSettings, Trust, server_name};
+
+/// Whom to invite.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Invite {
+    /// The node that the machine becomes.
+    #[arg(long, value_name = "NAME")]
+    pub node: NodeName,
+    /// For how long: a whole number with s, m or h, from 1m to 168h.
+    #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = lasting)]
+    pub lasting: Duration,
+    /// Its admin socket. [default: that of a pod of this user; its log says where]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// Whose token to revoke.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Revoke {
+    /// The node that has joined, or was invited.
+    #[arg(long, value_name = "NAME")]
+    pub node: NodeName,
+    /// Its admin socket. [default: that of a pod of this user; its log says where]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// Has a pod make an invitation. The line for the machine that is to join.
+///
+/// # Errors
+///
+/// No pod answers here, or it does not invite.
+pub async fn invite(asked: Invite, env: &Environment) -> Result<String, Failure> {
+    let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
+    let (answer, choice) = told(asked.socket, "/invitations", body.to_string(), env).await?;
+    let invited: Invited = serde_json::from_slice(&answer)
+        .map_err(|cause| Failure::unavailable(format!("the pod is of another version: {cause}")))?;
+    let Invited { code, cloud, .. } = invited;
+    Ok(format!(
+        "{choice}on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invite {code} --node {node}\n\
+         It works once, and lets whoever has it be {node}: send it by a way that others do not read.\n",
+        node = asked.node,
+        lasting = words(asked.lasting),
+    ))
+}
+
+/// Has a pod forget a node's token.
+///
+/// # Errors
+///
+/// No pod answers here, or there is nothing to revoke.
+pub async fn revoke(asked: Revoke, env: &Environment) -> Result<String, Failure> {
+    let body = json!({ "node": asked.node.as_str() });
+    let (_, choice) = told(asked.socket, "/revocations", body.to_string(), env).await?;
+    Ok(format!("{choice}revoked: the links of {} end within a few seconds\n", asked.node))
+}
+
+/// The pod's answer, and which pod of this machine was asked if there are several.
+async fn told(
+    named: Option<PathBuf>,
+    path: &str,
+    body: String,
+    env: &Environment,
+) -> Result<(Vec<u8>, String), Failure> {
+    let socket = socket(named, &["cloud"], env).await?;
+    let (code, answer) = ask(&socket.path, Method::POST, path, body).await?;
+    if code == 200 {
+        return Ok((answer.to_vec(), socket.choice()));
+    }
+    Err(Failure::unavailable(logging::printable(String::from_utf8_lossy(&answer).trim_end())))
+}
+
+/// As people say it.
+fn words(lasting: Duration) -> String {
+    let seconds = lasting.as_secs();
+    match seconds {
+        s if s % 3600 == 0 => format!("{} h", s / 3600),
+        s if s % 60 == 0 => format!("{} min", s / 60),
+        s => format!("{s} s"),
+    }
+}
+
+fn lasting(text: &str) -> Result<Duration, String> {
+    let wanted = "want a whole number with s, m or h, from 1m to 168h";
+    let unit = text.chars().last().and_then(|unit| UNITS.iter().find(|(name, _)| *name == unit));
+    let (unit, seconds) = unit.ok_or(wanted)?;
+    let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| wanted)?;
+    let lasting = Duration::from_secs(number.saturating_mul(*seconds));
+    if (LEAST..=MOST).contains(&lasting) { Ok(lasting) } else { Err(wanted.to_owned()) }
+}
+
+const UNITS: [(char, u64); 3] = [('s', 1), ('m', 60), ('h', 3600)];
+/// Enough to carry a line to another machine.
+const LEAST: Duration = Duration::from_secs(60);
+/// A week.
+const MOST: Duration = Duration::from_secs(168 * 3600);
+
+// Makes this machine a node of a cloud that has invited it.
+
+/// Which cloud, and as whom.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Join {
+    /// Where the cloud is, as its edges dial it.
+    #[arg(value_name = "CLOUD:PORT")]
+    pub cloud: Target,
+    /// What `tunnel invite` has printed there.
+    #[arg(long = "invite", value_name = "CODE")]
+    pub code: Code,
+    /// The node that the invitation is for: this machine's name from now on.
+    #[arg(long, value_name = "NAME")]
+    pub node: NodeName,
+    /// The name in the cloud's certificate, where it is not the one that is dialled.
+    #[arg(long, value_name = "NAME")]
+    pub dns: Option<Host>,
+    /// The folder that gets settings, authority and token; what is in it already stays.
+    #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
+    pub to: PathBuf,
+}
+
+/// Joins, and writes what the edge needs; `env` says of proxies on the way. What was made, and what to do next, as lines for
+/// the terminal. What was begun and may have been granted goes on when the same is asked again.
+///
+/// # Errors
+///
+/// The invitation does not count, the cloud cannot be reached, or nothing can be written here.
+pub async fn run(asked: &Join, env: &Environment) -> Result<String, Failure> {
+    let to = folder_on_machine("--to", &asked.to)?;
+    // Whatever can fail here comes first: an invitation is used once.
+    let folder = Folder::resume(&asked.to, ENTRIES.map(str::to_owned))?;
+    let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
+    let (server, dns) = (asked.cloud.to_string(), asked.dns.as_ref());
+    let text = EdgeText { node: &asked.node, server: &server, dns, has_kubelet: false };
+    folder.write_anew("edge.toml", &text.at(to))?;
+    folder.write_anew(UNIT, &unit(to))?;
+    let asking = Asking::new(asked, token.trim(), &folder, env)?;
+    let authority = match asking.ask().await {
+        Ok(authority) => authority,
+        Err(NotJoined { failure, is_final }) => {
+            if !is_final {
+                // It may have been granted: the same token asks again.
+                folder.keep();
+            }
+            return Err(failure);
+        }
+    };
+    let written = folder.write_anew(AUTHORITY, &authority).and_then(|()| {
+        let here = folder.unfinished().to_string_lossy().into_owned();
+        checked(EdgeSettings::read(&text.at(&here), &Environment::default()), Edge::check)
+    });
+    match written {
+        Ok(()) => folder.finish()?,
+        Err(failure) => {
+            folder.keep();
+            return Err(failure);
+        }
+    }
+    Ok(format!(
+        "{node} has joined; in {to}, for this user alone: edge.toml, certs/ca.crt, token/token, {UNIT}\n\
+         next, here:\n  tunnel --m=edge --c={to}/edge.toml\n\
+         or, to have systemd start it now and whenever the machine starts:\n  systemctl enable --now {to}/{UNIT}\n",
+        node = asked.node,
+    ))
+}
+
+/// For systemd.
+fn unit(to: &str) -> String {
+    let program = std::env::current_exe().map_or_else(|_| "tunnel".into(), |path| path.display().to_string());
+    format!(
+        "[Unit]\n\
+         Description=Edge of the tunnel\n\
+         Wants=network-online.target\n\
+         After=network-online.target\n\
+         StartLimitIntervalSec=0\n\
+         \n\
+         [Service]\n\
+         ExecStart={program} --m=edge --c={to}/edge.toml\n\
+         Restart=always\n\
+         RestartSec=5\n\
+         RestartPreventExitStatus=64 77 78\n\
+         RuntimeDirectory=tunnel\n\
+         RuntimeDirectoryPreserve=yes\n\
+         NoNewPrivileges=true\n\
+         ProtectSystem=strict\n\
+         ProtectHome=true\n\
+         PrivateTmp=true\n\
+         \n\
+         [Install]\n\
+         WantedBy=multi-user.target\n"
+    )
+}
+
+/// What the folder gets.
+const ENTRIES: [&str; 4] = ["edge.toml", "certs", "token", UNIT];
+const TOKEN: &str = "token/token";
+const AUTHORITY: &str = "certs/ca.crt";
+const UNIT: &str = "tunnel-edge.service";
+
+// Asks the pods of a cloud, one after another, until one has answered.
+
+/// What is asked, and of whom.
+pub(crate) struct Asking<'a> {
+    asked: &'a Join,
+    joining: Joining,
+    /// In the cloud's certificate.
+    name: ServerName<'static>,
+    folder: &'a Folder,
+    /// Where the pinned authority is written.
+    pinned: PathBuf,
+    proxy: Option<Proxy>,
+    resolver: Resolver,
+}
+
+/// Why nobody has let us in.
+pub(crate) struct NotJoined {
+    pub(crate) failure: Failure,
+    /// Whether it is certain that no pod has.
+    pub(crate) is_final: bool,
+}
+
+/// Why one pod has not.
+enum Miss {
+    /// It said no.
+    Refused(String),
+    /// It is another cloud, which was told nothing.
+    Foreign(String),
+    /// It did not answer, after the invitation was sent, or before.
+    Unanswered { text: String, sent: bool },
+    /// Something here is in the way.
+    Here(Failure),
+}
+
+impl<'a> Asking<'a> {
+    pub(crate) fn new(
+        asked: &'a Join,
+        token: &str,
+        folder: &'a Folder,
+        env: &Environment,
+    ) -> Result<Self, Failure> {
+        let name = match asked.dns.as_ref().unwrap_or(&asked.cloud.host) {
+            Host::Ip(ip) => ip.to_string(),
+            Host::Name(name) => name.to_string(),
+        };
+        let proxy = env.https_proxy.as_ref().map(|url| {
+            Proxy::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
+                .map_err(|cause| Failure::unusable(format!("HTTPS_PROXY: {cause}")))
+        });
+        Ok(Self {
+            asked,
+            joining: Joining {
+                secret: asked.code.secret(),
+                node: asked.node.to_string(),
+                token: token.to_owned(),
+            },
+            name: server_name(&name).map_err(|cause| Failure::usage(cause.to_string()))?,
+            pinned: folder.unfinished().join(AUTHORITY),
+            folder,
+            proxy: proxy.transpose()?.flatten(),
+            resolver: Resolver::system().map_err(|cause| Failure::unavailable(cause.to_string()))?,
+        })
+    }
+
+    /// The authorities (PEM) by which the cloud is to be believed. Each address of it is asked several times.
+    pub(crate) async fn ask(&self) -> Result<String, NotJoined> {
+        let (mut last, mut was_sent) = (String::new(), false);
+        let mut pause = FIRST_PAUSE;
+        for round in 0..ROUNDS {
+            if round > 0 {
+                sleep(pause).await;
+                pause *= 2;
+            }
+            let mut may_mend = false;
+            for at in self.addresses().await.map_err(|failure| NotJoined { failure, is_final: !was_sent })? {
+                match self.ask_at(at).await {
+                    Ok(authority) => return Ok(authority),
+                    Err(Miss::Refused(text)) => {
+                        return Err(NotJoined { failure: Failure::refused(text), is_final: true });
+                    }
+                    Err(Miss::Here(failure)) => return Err(NotJoined { failure, is_final: !was_sent }),
+                    Err(Miss::Foreign(text)) => last = text,
+                    Err(Miss::Unanswered { text, sent }) => {
+                        (was_sent, may_mend) = (was_sent | sent, true);
+                        last = text;
+                    }
+                }
+            }
+            if !may_mend {
+                // All of it is another cloud's, which time does not mend.
+                break;
+            }
+        }
+        let hint =
+            if was_sent { "; it may have been granted: say the same again, and it goes on" } else { "" };
+        let text = format!("{}: {last}{hint}", self.asked.cloud);
+        Err(NotJoined { failure: Failure::unavailable(text), is_final: !was_sent })
+    }
+
+    /// Asks one pod: first for its authority, of which the invitation has a hash; and only once that fits, and the pod has
+    /// proved that it is its, with the invitation.
+    async fn ask_at(&self, at: SocketAddr) -> Result<String, Miss> {
+        let authority = self.asked.cloud.to_string();
+        let anyone = self.encrypted(at, Trust::Anyone).await?;
+        let shown = petition(anyone, &authority, Wish::Authority).await.map_err(|why| miss(why, false))?;
+        // Of several it is believed by this one alone.
+        let pin = self.asked.code.pin();
+        let fits = |block: &&str| {
+            let mut block = block.as_bytes();
+            rustls_pemfile::certs(&mut block)
+                .any(|der| der.is_ok_and(|der| CloudAuthority::pin_of(&der) == pin))
+        };
+        let pinned = shown.split_inclusive(END).find(fits);
+        let pinned = pinned.ok_or_else(|| Miss::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
+        self.folder.write_anew(AUTHORITY, pinned).map_err(Miss::Here)?;
+        let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
+        let wish = Wish::Join(self.joining.clone());
+        petition(proved, &authority, wish).await.map_err(|why| miss(why, true))
+    }
+
+    async fn encrypted(&self, at: SocketAddr, trust: Trust) -> Result<TlsStream<TcpStream>, Miss> {
+        let failed = |text: String| Miss::Unanswered { text, sent: false };
+        let tls = ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = tls.map_err(|cause| failed(cause.to_string()))?;
+        let socket = match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud)) {
+            Some(proxy) => {
+                proxy.connect(&[at], &self.asked.cloud, PATIENCE).await.map_err(|e| failed(e.to_string()))
+            }
+            None => dial(&[at], PATIENCE).await.map_err(|e| failed(e.to_string())),
+        };
+        let shaken =
+            timeout(PATIENCE, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
+        let shaken = shaken.map_err(|_| failed(format!("{at} did not finish the TLS handshake")))?;
+        shaken.map_err(|cause| failed(format!("TLS with {at} as {:?} failed: {cause}", self.name.to_str())))
+    }
+
+    /// Those of the cloud, or of the proxy on the way there.
+    async fn addresses(&self) -> Result<Vec<SocketAddr>, Failure> {
+        let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud));
+        let Target { host, port } = proxy.map_or(&self.asked.cloud, Proxy::at);
+        let found = match host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => {
+                self.resolver.lookup(name).await.map_err(|cause| Failure::unavailable(cause.to_string()))?
+            }
+        };
+        let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, *port)).collect();
+        addresses.shuffle(&mut rand::rng());
+        Ok(addresses)
+    }
+}
+
+fn miss(why: PetitionError, sent: bool) -> Miss {
+    match why {
+        PetitionError::Refused(text) => Miss::Refused(text),
+        PetitionError::Unserved => Miss::Refused(why.to_string()),
+        PetitionError::Unanswered(text) => Miss::Unanswered { text, sent },
+    }
+}
+
+/// Said of a pod whose authority is another one.
+const NOT_THE_CLOUD: &str = "is not the cloud that has made this invitation, or it has another authority by now: nothing \
+                             was told to it; check the address, or ask for a new invitation";
+
+/// The last line of each certificate.
+const END: &str = "-----END CERTIFICATE-----";
+
+/// How often each address is asked, and the first pause between; it doubles.
+const ROUNDS: u32 = 5;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// For each step on the way.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_needs_its_unit_and_has_limits() {
+        assert_eq!(lasting("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(lasting("168h"), Ok(MOST));
+        for bad in ["", "1", "h", "59s", "169h", "-1h", "1hh", "1d", "99999999999999999999h"] {
+            assert!(lasting(bad).unwrap_err().contains("from 1m to 168h"), "{bad}");
+        }
+        assert_eq!([3600, 5400, 90].map(|s| words(Duration::from_secs(s))), ["1 h", "90 min", "90 s"]);
+    }
+}

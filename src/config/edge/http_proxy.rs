@@ -1,0 +1,89 @@
+//! The table `mode.edge.http_proxy`: the HTTP proxy for programs at this node.
+
+use std::net::Ipv4Addr;
+
+use crate::base::policy::Glob;
+use crate::config::listen::{self, Access, Proofs};
+use crate::config::table::Table;
+use crate::config::{Listen, Report, value};
+
+/// `[mode.edge.http_proxy]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpProxy {
+    /// Where clients come in.
+    pub listen: Listen,
+    /// Who may.
+    pub access: Access,
+    /// Which hosts are nodes; `None`: names without a dot.
+    pub nodes: Option<Vec<Glob>>,
+}
+
+/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
+pub(crate) fn read(edge: &mut Table<'_>, report: &mut Report) -> Option<HttpProxy> {
+    let mut table = edge.table("http_proxy", report);
+    let listen = listen::proxy(&mut table, Ipv4Addr::LOCALHOST, report);
+    let access = Access::read(&mut table, PROOFS, &Access::default(), report);
+    let nodes = table.list("nodes", value::parsed::<Glob>, report);
+    let proxy = listen.map(|listen| HttpProxy { listen, access, nodes });
+    if let Some(HttpProxy { listen, access, .. }) = &proxy {
+        let reached = "all that [mode.cloud.allow] opens to this edge";
+        access.warn_if_open(table.key(listen.key), listen.at, PROOFS, reached, report);
+    }
+    table.finish(report);
+    proxy
+}
+
+const PROOFS: Proofs = Proofs { password: true, certificate: None };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_text(text: &str) -> (Option<HttpProxy>, Vec<String>) {
+        let mut report = Report::default();
+        let mut file = Table::parse(text, &mut report);
+        let proxy = read(&mut file, &mut report);
+        let reading = report.finish(text, ());
+        let faults = reading.faults.iter().map(ToString::to_string);
+        (proxy, faults.chain(reading.warnings.iter().map(ToString::to_string)).collect())
+    }
+
+    #[test]
+    fn it_listens_on_loopback_unless_it_is_told_to_elsewhere() {
+        for (keys, at) in [
+            ("port = 51009", "127.0.0.1:51009"),
+            ("ip = \"127.0.0.2\"\nport = \"51009\"", "127.0.0.2:51009"),
+            ("listen = \"[::1]:51009\"", "[::1]:51009"),
+        ] {
+            let (proxy, told) = read_text(&format!("[http_proxy]\n{keys}"));
+            assert_eq!((proxy.unwrap().listen.at.to_string().as_str(), told), (at, vec![]));
+        }
+        assert_eq!(read_text(""), (None, vec![]), "no table, no port");
+        assert!(read_text("[http_proxy]").1[0].contains("say where the proxy listens"));
+    }
+
+    #[test]
+    fn who_opens_it_to_others_is_warned_unless_those_are_named() {
+        let open = "[httpproxy]\nproxyip = \"0.0.0.0\"\nproxyport = \"51009\"\n";
+        let (proxy, told) = read_text(open);
+        assert_eq!(proxy.unwrap().listen.at.to_string(), "0.0.0.0:51009");
+        let [told] = told.try_into().unwrap();
+        let says =
+            "http_proxy.proxyport: whoever reaches 0.0.0.0:51009 reaches all that [mode.cloud.allow] opens";
+        assert!(
+            told.starts_with(says) && told.contains("auth = \"basic\" or allow_from closes it"),
+            "{told}"
+        );
+        for closed in ["auth = \"basic\"\nusers = \"/users\"", "allow_from = [\"10.244.1.0/24\"]"] {
+            assert_eq!(read_text(&format!("{open}{closed}")).1, [""; 0], "{closed}");
+        }
+    }
+
+    #[test]
+    fn which_hosts_are_nodes_may_be_said() {
+        let nodes = |line: &str| read_text(&format!("[http_proxy]\nport = 1\n{line}")).0.unwrap().nodes;
+        assert_eq!(nodes(""), None);
+        assert_eq!(nodes("nodes = []"), Some(vec![]));
+        assert_eq!(nodes("nodes = [\"*.site.example\"]"), Some(vec!["*.site.example".parse().unwrap()]));
+    }
+}

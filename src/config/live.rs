@@ -1,0 +1,236 @@
+//! Which keys differ between two texts of a config, and which of them count without a restart.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use toml::de::{DeTable, DeValue};
+use tracing::{error, info, info_span, warn};
+
+use crate::base::drain::Drain;
+use crate::base::logging::AUDIT;
+use crate::config::table::fold;
+use crate::config::{Concern, Environment, Reading, Warning};
+use crate::net::reload::Reload;
+
+/// The keys in which two texts of a config differ, as they are written there; never their values.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Changed {
+    /// Those that say who may reach what: they count for whoever comes next.
+    pub live: Vec<String>,
+    /// All others: they count from the next start on.
+    pub at_start: Vec<String>,
+}
+
+impl Changed {
+    /// Compares two texts, each of which has been read without a fault.
+    pub fn between(old: &str, new: &str) -> Self {
+        let (old, new) = (leaves(old), leaves(new));
+        let differs = |key: &&Vec<String>| old.get(*key).map(value) != new.get(*key).map(value);
+        let all = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
+        let mut changed = Self::default();
+        for key in all.filter(differs) {
+            let shown =
+                new.get(key).or_else(|| old.get(key)).map(|leaf| leaf.shown.clone()).unwrap_or_default();
+            if is_live(key) { changed.live.push(shown) } else { changed.at_start.push(shown) }
+        }
+        changed
+    }
+}
+
+/// A value with its key as it is written.
+struct Leaf {
+    shown: String,
+    value: String,
+}
+
+fn value(leaf: &Leaf) -> &str {
+    &leaf.value
+}
+
+/// Every value that is no table, by its folded key.
+fn leaves(text: &str) -> BTreeMap<Vec<String>, Leaf> {
+    let mut all = BTreeMap::new();
+    let (table, _) = DeTable::parse_recoverable(text);
+    gather(table.get_ref(), &[], "", &mut all);
+    all
+}
+
+fn gather(table: &DeTable<'_>, path: &[String], shown: &str, all: &mut BTreeMap<Vec<String>, Leaf>) {
+    for (name, value) in table {
+        let name = name.get_ref();
+        let path: Vec<_> = path.iter().cloned().chain([fold(name)]).collect();
+        let name = if name.contains('.') { format!("\"{name}\"") } else { name.to_string() };
+        let shown = if shown.is_empty() { name } else { format!("{shown}.{name}") };
+        match value.get_ref() {
+            DeValue::Table(table) => gather(table, &path, &shown, all),
+            value => {
+                all.insert(path, Leaf { shown, value: plain(value) });
+            }
+        }
+    }
+}
+
+/// A value without its place in the file.
+fn plain(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::Array(items) => {
+            items.iter().fold("[".to_owned(), |text, item| text + &plain(item.get_ref()) + ",") + "]"
+        }
+        DeValue::Table(table) => {
+            // In the order of its keys, which are folded as others are.
+            let keys: BTreeMap<_, _> =
+                table.iter().map(|(key, value)| (fold(key.get_ref()), plain(value.get_ref()))).collect();
+            format!("{keys:?}")
+        }
+        value => format!("{value:?}"),
+    }
+}
+
+/// Whether a key counts without a restart: `allow_from`, `names` and `rules` of a port for clients, and what may be
+/// dialled.
+fn is_live(key: &[String]) -> bool {
+    let key: Vec<&str> = key.iter().map(String::as_str).collect();
+    match key.as_slice() {
+        ["mode", "cloud", "allow", "targets" | "nodes"]
+        | ["mode", "cloud", "direct", "targets"]
+        | ["mode", "edge", "allow", "targets"]
+        | ["mode", "edge", "httpproxy", "allowfrom" | "rules"] => true,
+        ["mode", "cloud", "tcp", _, last] | ["mode", "cloud", _, last] => {
+            matches!(*last, "allowfrom" | "names" | "rules")
+        }
+        _ => false,
+    }
+}
+
+// Follows the config while the program runs: what says who may reach what counts for whoever comes next, and all else
+// is named as what waits for a start.
+
+/// The config as the program was started with it.
+#[derive(Debug, Clone)]
+pub struct ConfigFile {
+    /// Where it stands.
+    pub path: PathBuf,
+    /// What it said.
+    pub text: String,
+    /// What else was read with it.
+    pub environment: Environment,
+}
+
+/// The file as it was last read without a fault.
+#[derive(Debug)]
+struct Read<T> {
+    text: String,
+    settings: T,
+    warnings: Vec<Warning>,
+}
+
+impl ConfigFile {
+    /// Reads the file again when it changes, until draining begins, and hands its settings to `apply`. A file with a
+    /// fault changes nothing, and its faults are logged.
+    pub fn follow<T: Send + Sync + 'static>(
+        self,
+        examine: fn(&str, &Environment) -> Reading<T>,
+        drain: &Drain,
+        apply: impl Fn(&T) + Send + 'static,
+    ) {
+        let Self { path, text, environment } = self;
+        let parse = move |content: &[u8]| {
+            let text = String::from_utf8_lossy(content).into_owned();
+            let (settings, warnings) =
+                examine(&text, &environment).whole().map_err(|faults| faults.to_string())?;
+            Ok(Read { text, settings, warnings })
+        };
+        let config = match Reload::file(path, parse) {
+            Ok(config) => config,
+            Err(cause) => return error!(%cause, "changes of the config are not followed"),
+        };
+        let (mut changes, mut text) = (config.changes(), text);
+        drain.spawn(info_span!("config"), config.clone().watch(drain.clone()));
+        let draining = drain.clone();
+        drain.spawn(info_span!("config"), async move {
+            loop {
+                let read = config.load();
+                if read.text != text {
+                    tell(&text, &read);
+                    apply(&read.settings);
+                    text.clone_from(&read.text);
+                }
+                tokio::select! {
+                    () = draining.draining() => return,
+                    changed = changes.changed() => if changed.is_err() { return },
+                }
+            }
+        });
+    }
+}
+
+/// Logs what the operator should know of a config.
+pub fn tell_warnings(warnings: &[Warning]) {
+    for Warning { key, kind, text } in warnings {
+        match kind {
+            Concern::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
+            Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
+        }
+    }
+}
+
+fn tell<T>(old: &str, new: &Read<T>) {
+    let Changed { live, at_start } = Changed::between(old, &new.text);
+    if !live.is_empty() {
+        info!(
+            target: AUDIT,
+            who = "the config",
+            keys = shown(&live),
+            "the config says anew who may reach what: it counts for whoever comes next"
+        );
+        tell_warnings(&new.warnings);
+    }
+    if !at_start.is_empty() {
+        warn!(keys = shown(&at_start), "changed in the config, and counts only from the next start on");
+    }
+}
+
+/// The first of the keys, with how many there are besides.
+fn shown(keys: &[String]) -> String {
+    let mut text = keys.iter().take(MOST_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if let Some(more) = keys.len().checked_sub(MOST_SHOWN).filter(|more| *more > 0) {
+        text += &format!(", and {more} more");
+    }
+    text
+}
+
+/// Keys that one line names.
+const MOST_SHOWN: usize = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "[mode.cloud.ssh]\nport = 22\nallow_from = [\"10.0.0.0/8\"]\n[mode.cloud.tcp.\"0.0.0.0:1\"]\n\
+                       to = \"a/b:1\"\n[mode.cloud.session]\nmax = 7\n";
+
+    #[test]
+    fn what_counts_at_once_is_told_from_what_needs_a_start() {
+        let new = OLD.replace("10.0.0.0/8", "10.0.0.0/9").replace("max = 7", "max = 8\ngrace = \"1s\"");
+        let new = new.replace("to = \"a/b:1\"", "to = \"a/b:1\"\nrules = [{ ports = [1] }]");
+        let changed = Changed::between(OLD, &new);
+        assert_eq!(changed.live, ["mode.cloud.ssh.allow_from", "mode.cloud.tcp.\"0.0.0.0:1\".rules"]);
+        assert_eq!(changed.at_start, ["mode.cloud.session.max", "mode.cloud.session.grace"]);
+        let gone = Changed::between(OLD, "[mode.cloud.session]\nmax = 7\n");
+        assert_eq!(gone.live, ["mode.cloud.ssh.allow_from"]);
+        assert_eq!(gone.at_start, ["mode.cloud.ssh.port", "mode.cloud.tcp.\"0.0.0.0:1\".to"]);
+    }
+
+    #[test]
+    fn another_spelling_a_comment_and_the_order_change_nothing() {
+        let new = "[mode.cloud.session]\nMax = 7 # seven\n[mode.cloud.tcp]\n\"0.0.0.0:1\" = { to = 'a/b:1' }\n\
+                   [mode.cloud.ssh]\nallowFrom = [ \"10.0.0.0/8\" ]\nport = 22\n";
+        assert_eq!(Changed::between(OLD, new), Changed::default());
+    }
+
+    #[test]
+    fn no_value_is_shown() {
+        let (old, new) = ("[mode.edge.stream.client]\ntoken = \"sw0rd\"\n", "[mode.edge.stream.client]\n");
+        assert_eq!(Changed::between(old, new).at_start, ["mode.edge.stream.client.token"]);
+    }
+}

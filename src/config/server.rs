@@ -1,0 +1,428 @@
+//! Settings of a pod, as read from the table `mode.cloud`.
+
+pub mod addresses;
+pub mod connect;
+pub mod csr;
+pub mod egress;
+pub mod http_proxy;
+pub mod https;
+pub mod intercept;
+pub mod invitations;
+pub mod kubernetes;
+pub mod node_names;
+pub mod peers;
+pub mod ports;
+pub mod registry;
+pub mod tcp;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::policy::targets::{TargetEntry, Targets};
+use crate::base::policy::{Glob, Networks};
+use crate::config::listen::{self, Access, Auth};
+use crate::config::server::addresses::AddressSettings;
+use crate::config::server::connect::Ssh;
+use crate::config::server::csr::Csr;
+use crate::config::server::egress::Egress;
+use crate::config::server::http_proxy::HttpProxy;
+use crate::config::server::https::{Http, Https, HttpsMode};
+use crate::config::server::intercept::Intercept;
+use crate::config::server::invitations::Invitations;
+use crate::config::server::node_names::NodeNameSettings;
+use crate::config::server::ports::PortSettings;
+use crate::config::server::registry::{EtcdSettings, Publish, RegistrySettings};
+use crate::config::server::tcp::TcpPort;
+use crate::config::table::Table;
+use crate::config::{
+    self, AdminSettings, Concern, Environment, Faults, Listen, Reading, Report, Warning, value,
+};
+
+/// All settings of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cloud {
+    /// Where edges link, and who may.
+    pub server: Server,
+    /// Versions and cipher suites of TLS on that port.
+    pub tls: Tls,
+    /// Where clients come in with CONNECT, and who may.
+    pub ssh: Ssh,
+    /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
+    pub egress: Option<Egress>,
+    /// The HTTP proxy; `None`: there is none.
+    pub http_proxy: Option<HttpProxy>,
+    /// Traffic of the host that is caught by its address; `None`: none is.
+    pub intercept: Option<Intercept>,
+    /// TCP ports, each for one target.
+    pub tcp: Vec<TcpPort>,
+    /// TLS ports, each for one port of every node.
+    pub https: Https,
+    /// HTTP ports, each for one port of every node.
+    pub http: Http,
+    /// Where ports of nodes are named; `None`: nowhere.
+    pub ports: Option<PortSettings>,
+    /// Where DNS reads the addresses of every node; `None`: nowhere.
+    pub node_names: Option<NodeNameSettings>,
+    /// Where commands of this machine come in.
+    pub admin: AdminSettings,
+    /// Limits of sessions.
+    pub session: PodSessions,
+    /// Where others learn which node is at this pod.
+    pub registry: RegistrySettings,
+    /// Where it is kept who joins by invitation; `None`: nobody does.
+    pub invitations: Option<Invitations>,
+    /// The certificates that the cluster's signers issue for this pod; `None`: none.
+    pub csr: Option<Csr>,
+    /// How clients may name a target other than by its node's name.
+    pub addresses: AddressSettings,
+    /// What edges may ask for.
+    pub allow: Allow,
+    /// `POD_NAME`, a label of the metrics; may be empty.
+    pub pod_name: String,
+    /// `POD_NAMESPACE`, a label of the metrics; may be empty.
+    pub pod_namespace: String,
+    /// `POD_IP`: where clients and other pods reach this one; there if anything is published, or Kubernetes is asked.
+    pub pod_ip: Option<IpAddr>,
+}
+
+/// `[mode.cloud.stream.server]`: the port edges dial, and those for operators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// gRPC, always TLS.
+    pub listen: Listen,
+    /// Networks of balancers before that port.
+    pub proxy_protocol: Networks,
+    /// Health, log level, metrics.
+    pub log_listen: Listen,
+    /// Metrics alone; `None`: only on the log port.
+    pub metrics_listen: Option<Listen>,
+    /// gRPC's debugging port; `None`: there is none.
+    pub channelz: Option<std::net::SocketAddr>,
+    /// The kernel's congestion control for links; `None`: the system's default.
+    pub congestion: Option<Arc<str>>,
+    /// PEM file of the server's private key.
+    pub key: PathBuf,
+    /// PEM file of the server's certificates.
+    pub cert: PathBuf,
+    /// File of lines `node:token`.
+    pub tokenfile: PathBuf,
+    /// PEM file of the authority that signs pods' certificates. Need not exist while pods have no siblings.
+    pub ca: PathBuf,
+}
+
+/// `[mode.cloud.session]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSessions {
+    /// How long a session without a path is kept.
+    pub grace: Duration,
+    /// How long a client waits for its target.
+    pub open_timeout: Duration,
+    /// How many sessions at once.
+    pub max: usize,
+    /// How many of them for one client.
+    pub max_for_client: usize,
+    /// How long sessions may go on once the pod is stopping.
+    pub drain: Duration,
+    /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
+    pub memory: Option<usize>,
+}
+
+/// `[mode.cloud.allow]`: what edges may ask this pod for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allow {
+    /// What they may have this pod dial; by default nothing.
+    pub targets: Targets,
+    /// Which nodes they may reach; none: no node.
+    pub nodes: Vec<Glob>,
+}
+
+/// Bytes that sessions may promise at most, unless the file sets it.
+pub const MEMORY: usize = 256 << 20;
+
+impl Cloud {
+    /// Reads a pod's settings.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the text, at once.
+    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), Faults> {
+        Self::examine(text, env).whole()
+    }
+
+    /// As [`Self::read`], for who goes on looking for faults where the text has some.
+    pub fn examine(text: &str, env: &Environment) -> Reading<Self> {
+        let mut report = Report::default();
+        let cloud = Self::gather(text, env, &mut report);
+        report.finish(text, cloud)
+    }
+
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
+        let mut file = Table::parse(text, report);
+        let mut mode = file.table("mode", report);
+        let mut cloud = mode.table("cloud", report);
+        config::other_mode(&mut mode, &cloud, "edge", report);
+        let mut stream = cloud.table("stream", report);
+        let server = server(&mut stream, report);
+        let superedge = kubernetes::superedge(&mut stream, report);
+        stream.finish(report);
+        let ssh = connect::read(&mut cloud, report);
+        let registry = registry::read(&mut cloud, superedge, env, report);
+        let https = https::read(&mut cloud, &ssh.access, report);
+        let http = https::read_http(&mut cloud, &ssh.access, report);
+        let settings = Self {
+            server,
+            tls: read(&mut cloud, report),
+            egress: egress::read(&mut cloud, &ssh.access, report),
+            http_proxy: http_proxy::read(&mut cloud, &ssh.access, env, report),
+            intercept: intercept::read(&mut cloud, &ssh.access, env, report),
+            tcp: tcp::read(&mut cloud, &ssh.access, report),
+            ports: ports::read(&mut cloud, (&http, &https), env, report),
+            https,
+            http,
+            ssh,
+            admin: listen::admin(&mut cloud, "cloud", env, report),
+            session: session(&mut cloud, report),
+            node_names: node_names::read(&mut cloud, &registry, env, report),
+            registry,
+            invitations: invitations::read(&mut cloud, env, report),
+            csr: csr::read(&mut cloud, env, report),
+            allow: allow(&mut cloud, env, report),
+            pod_name: env.pod_name.clone().unwrap_or_default(),
+            pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
+            pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),
+            // Behind the modules.
+            addresses: addresses::read(&mut cloud, env, report),
+        };
+        for table in [cloud, mode, file] {
+            table.finish(report);
+        }
+        settings
+    }
+}
+
+fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
+    let mut table = stream.table("server", report);
+    let grpc = listen::read(&mut table, "listen", "grpc_port", report);
+    let server = Server {
+        listen: grpc.unwrap_or(Listen::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
+        proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
+        log_listen: listen::log(&mut table, report),
+        metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
+        channelz: listen::channelz(&mut table, report),
+        congestion: table.read("congestion", value::nonempty, report).map(Arc::from),
+        key: table.read("key", value::file_path, report).unwrap_or_else(|| KEY_FILE.into()),
+        cert: table.read("cert", value::file_path, report).unwrap_or_else(|| CERT.into()),
+        tokenfile: table.read("tokenfile", value::file_path, report).unwrap_or_else(|| TOKENFILE.into()),
+        ca: table.read("ca", value::file_path, report).unwrap_or_else(|| config::CA.into()),
+    };
+    table.finish(report);
+    server
+}
+
+fn session(cloud: &mut Table<'_>, report: &mut Report) -> PodSessions {
+    let mut table = cloud.table("session", report);
+    let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
+    let max = table.read("max", value::count(1..=MOST_SESSIONS), report).unwrap_or(MAX);
+    let for_client = table.read("max_for_client", value::count(1..=MOST_SESSIONS), report);
+    let session = PodSessions {
+        grace: config::grace(&mut table, report),
+        open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
+        max,
+        max_for_client: for_client.unwrap_or(max.div_ceil(CLIENTS)),
+        drain: config::drain(&mut table, report),
+        memory: table.read("memory", value::size(config::LEAST_MEMORY), report),
+    };
+    table.finish(report);
+    session
+}
+
+fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Allow {
+    let mut table = cloud.table("allow", report);
+    let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
+    let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
+    table.finish(report);
+    let listed = env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
+    if listed && !(targets.is_empty() && nodes.is_empty()) {
+        let text =
+            "SuperEdge's list of what edges may not reach is not read: [mode.cloud.allow] says what they may";
+        report.warn("EDGE_NO_PROXY".to_owned(), Concern::OpenDoor, text);
+    }
+    Allow { targets: targets.into_iter().collect(), nodes }
+}
+
+/// What SuperEdge's manifests open for edges.
+const GRPC_PORT: u16 = 9000;
+
+/// Two seconds more than an edge takes to give up a target, so that its reason arrives.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// Sessions at once: a pod's memory limit is met long before.
+const MAX: usize = 100_000;
+
+/// Clients that together may have all sessions, unless the file sets it.
+const CLIENTS: usize = 4;
+
+/// More sessions than a process can have sockets for.
+const MOST_SESSIONS: usize = 10_000_000;
+
+/// SuperEdge's fixed path of the server's key.
+const KEY_FILE: &str = "/etc/tunnel/certs/cloud.key";
+
+/// SuperEdge's fixed path of the server's certificate.
+const CERT: &str = "/etc/tunnel/certs/cloud.crt";
+
+/// SuperEdge's fixed path of the token file.
+const TOKENFILE: &str = "/etc/tunnel/token/token";
+
+// What of a kind the settings name in several tables: files with secrets, etcds, ports for clients.
+
+impl Cloud {
+    /// The files that hold secrets, each with its key.
+    pub fn secrets(&self) -> Vec<(&str, &Path)> {
+        let mut all = vec![
+            ("mode.cloud.stream.server.key", self.server.key.as_path()),
+            ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
+        ];
+        let egress = self.egress.as_ref().map(Egress::access);
+        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
+        for access in
+            [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
+        {
+            // What several tables take from one is one file.
+            if let Auth::Basic { users, key } = &access.auth
+                && !all.contains(&(key, users))
+            {
+                all.push((key, users));
+            }
+        }
+        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+            all.push(("mode.cloud.egress.key", &certificates.key));
+        }
+        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
+            && !self.https.ports.is_empty()
+        {
+            all.push(("mode.cloud.https.key", &certificates.key));
+            all.extend(targets.iter().map(|shown| ("mode.cloud.https.target_key", shown.key.as_path())));
+        }
+        for (table, etcd) in self.etcds() {
+            let (key, password) = if table == REGISTRY {
+                ("mode.cloud.registry.etcd_key", "mode.cloud.registry.etcd_password_file")
+            } else {
+                ("mode.cloud.invitations.etcd_key", "mode.cloud.invitations.etcd_password_file")
+            };
+            all.extend(etcd.identity.iter().map(|(_, file)| (key, file.as_path())));
+            all.extend(etcd.login.iter().map(|(_, file)| (password, file.as_path())));
+        }
+        if let Some(Invitations::File(file)) = &self.invitations {
+            all.push(("mode.cloud.invitations.file", file));
+        }
+        all
+    }
+
+    /// Each etcd that is asked, with the table that names it.
+    pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
+        let publish = match &self.registry.publish {
+            Publish::Etcd(etcd) => Some((REGISTRY, etcd)),
+            _ => None,
+        };
+        let invitations = match &self.invitations {
+            Some(Invitations::Etcd(etcd)) => Some(("mode.cloud.invitations", etcd)),
+            _ => None,
+        };
+        publish.into_iter().chain(invitations)
+    }
+
+    /// The files of certificates that this pod shows, each with its key.
+    pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
+        let mut all = vec![("mode.cloud.stream.server.cert", self.server.cert.as_path())];
+        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+            all.push(("mode.cloud.egress.cert", &certificates.cert));
+        }
+        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
+            && !self.https.ports.is_empty()
+        {
+            all.push(("mode.cloud.https.cert", &certificates.cert));
+            all.extend(targets.iter().map(|shown| ("mode.cloud.https.target_cert", shown.cert.as_path())));
+        }
+        all
+    }
+
+    /// The files of authorities that it believes, each with its key.
+    pub fn authorities(&self) -> Vec<(&'static str, &Path)> {
+        let mut all = vec![("mode.cloud.stream.server.ca", self.server.ca.as_path())];
+        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+            all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.egress.client_ca", ca.as_path())));
+        }
+        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode {
+            all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.https.client_ca", ca.as_path())));
+            let ca = targets.iter().filter_map(|shown| shown.ca.as_ref());
+            all.extend(ca.map(|ca| ("mode.cloud.https.target_ca", ca.as_path())));
+        }
+        all
+    }
+
+    /// Who may come in at each port for clients, by the key of its table.
+    pub fn doors(&self) -> Vec<(&str, &Access)> {
+        let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
+        let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
+        let caught = self.intercept.iter().map(|intercept| ("mode.cloud.intercept", &intercept.access));
+        let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
+        let fixed = [
+            ("mode.cloud.ssh", &self.ssh.access),
+            ("mode.cloud.https", &self.https.access),
+            ("mode.cloud.http", &self.http.access),
+        ];
+        fixed.into_iter().chain(egress).chain(caught).chain(proxy).chain(tcp).collect()
+    }
+}
+
+/// The table of what is published.
+const REGISTRY: &str = "mode.cloud.registry";
+
+// The table `mode.cloud.tls`: versions and cipher suites of TLS at a pod's own ports.
+
+/// `[mode.cloud.tls]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// The oldest version that is accepted.
+    pub min_version: TlsVersion,
+    /// Go's names of cipher suites for TLS 1.2; empty: all that are sound.
+    pub cipher_suites: Vec<String>,
+}
+
+/// A version of TLS that we accept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsVersion {
+    /// TLS 1.2.
+    V12,
+    /// TLS 1.3.
+    V13,
+}
+
+/// Reads the table.
+pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
+    let mut table = cloud.table("tls", report);
+    let min_version = table.read(
+        "tls_min_version",
+        |value| match value::text(value)?.as_str() {
+            "" | "VersionTLS12" => Ok((TlsVersion::V12, None)),
+            "VersionTLS13" => Ok((TlsVersion::V13, None)),
+            old @ ("VersionTLS10" | "VersionTLS11") => Ok((TlsVersion::V12, Some(old.to_owned()))),
+            _ => Err(value::wrong(value, "want VersionTLS12 or VersionTLS13")),
+        },
+        report,
+    );
+    if let Some((_, Some(old))) = &min_version {
+        let text = format!("{old} is broken and not spoken: the oldest version is TLS 1.2");
+        report.warn(table.key("tls_min_version"), Concern::Surprise, text);
+    }
+    let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();
+    let names = suites.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let tls = Tls {
+        min_version: min_version.map_or(TlsVersion::V12, |(version, _)| version),
+        cipher_suites: names.map(str::to_owned).collect(),
+    };
+    table.finish(report);
+    tls
+}

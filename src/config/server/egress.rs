@@ -1,0 +1,153 @@
+//! The table `mode.cloud.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a unix socket.
+
+use std::path::PathBuf;
+
+use crate::base::policy::Networks;
+use crate::config::listen::{self, Access, Place, Proofs};
+use crate::config::server::https::Certificates;
+use crate::config::table::Table;
+use crate::config::{Listen, Report};
+
+/// `[mode.cloud.egress]`: CONNECT for kube-apiserver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Egress {
+    /// At a port, always over TLS.
+    Port {
+        /// Where clients come in.
+        listen: Listen,
+        /// What they are shown, and asked for.
+        certificates: Certificates,
+        /// Who may come in.
+        access: Access,
+    },
+    /// At a unix socket, whose file only its owner may open.
+    Unix {
+        /// The file.
+        path: PathBuf,
+        /// What they may reach.
+        access: Access,
+    },
+}
+
+impl Egress {
+    /// Who may come in.
+    pub fn access(&self) -> &Access {
+        match self {
+            Self::Port { access, .. } | Self::Unix { access, .. } => access,
+        }
+    }
+}
+
+/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
+pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Option<Egress> {
+    let mut table = cloud.table("egress", report);
+    // An older version's own; ours is that of the command line.
+    table.skip("kubeconfig", report);
+    let place = listen::place(&mut table, &PORTS, report);
+    if place.is_none()
+        && table.is_present()
+        && !table.has("listen")
+        && !PORTS.iter().any(|key| table.has(key))
+    {
+        let wanted = "say where kube-apiserver comes in: listen = \"ip:port\" or \"unix:/path\"";
+        table.complain("listen", None, wanted, report);
+    }
+    let egress = match place {
+        Some(Place::Unix(path)) => Some(unix(&mut table, path, ssh, report)),
+        Some(Place::Port(listen)) => port(&mut table, Some(listen), ssh, report),
+        None => port(&mut table, None, ssh, report),
+    };
+    table.finish(report);
+    egress
+}
+
+fn port(table: &mut Table<'_>, listen: Option<Listen>, ssh: &Access, report: &mut Report) -> Option<Egress> {
+    let certificates = Certificates::read(table, FILES, Some(["servercert", "serverkey"]), report);
+    let proofs = Proofs { password: true, certificate: Some(certificates.client_ca.is_some()) };
+    let access = Access::read(table, proofs, ssh, report);
+    let listen = listen?;
+    access.warn_if_open(table.key(listen.key), listen.at, proofs, "every node", report);
+    Some(Egress::Port { listen, certificates, access })
+}
+
+/// Every process that may open the socket's file may come in: keys that let others in have no use.
+fn unix(table: &mut Table<'_>, path: PathBuf, ssh: &Access, report: &mut Report) -> Egress {
+    let proofs = Proofs { password: false, certificate: Some(true) };
+    let access = Access::read(table, proofs, ssh, report);
+    for key in ["cert", "servercert", "key", "serverkey", "client_ca"] {
+        table.skip(key, report);
+    }
+    for key in USELESS {
+        if table.has(key) {
+            let wanted =
+                "leave it out: who comes in at a unix socket is its file's owner, and speaks no TLS there";
+            table.complain(key, Some("given, but listen is a unix socket".to_owned()), wanted, report);
+        }
+    }
+    Egress::Unix { path, access: Access { allow_from: None, proxy_protocol: Networks::default(), ..access } }
+}
+
+/// The port, and its older name.
+const PORTS: [&str; 2] = ["port", "egressport"];
+
+/// Keys that mean nothing at a unix socket.
+const USELESS: [&str; 10] = [
+    "cert",
+    "servercert",
+    "key",
+    "serverkey",
+    "client_ca",
+    "names",
+    "allow_from",
+    "proxy_protocol",
+    "auth",
+    "users",
+];
+
+/// Where SuperEdge has certificate and key.
+const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(text: &str) -> (Option<Egress>, Vec<String>) {
+        let mut report = Report::default();
+        let mut file = Table::parse(text, &mut report);
+        let ssh = Access { allow_from: Some(Networks::default()), ..Access::default() };
+        let egress = read(&mut file, &ssh, &mut report);
+        let faults = report.finish(text, ()).faults;
+        (egress, faults.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_unix_socket_is_fenced_by_its_file() {
+        let (egress, reported) = faults("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
+        let Some(Egress::Unix { path, access }) = egress else { panic!("{egress:?}") };
+        assert_eq!(
+            (path.to_str(), access.allow_from, reported),
+            (Some("/run/tunnel/egress.sock"), None, vec![])
+        );
+        for key in
+            ["client_ca = \"/ca\"", "port = 8000", "allow_from = [\"10.0.0.0/8\"]", "serverkey = \"/k\""]
+        {
+            let reported = faults(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;
+            assert_eq!(reported.len(), 1, "{reported:?}");
+        }
+    }
+
+    #[test]
+    fn where_to_listen_must_be_said_and_said_once() {
+        for (text, part) in [
+            ("[egress]", "egress.listen: missing: say where kube-apiserver comes in"),
+            ("[egress]\nlisten = \"unix:relative\"", "or unix:/path"),
+            ("[egress]\nlisten = \"8000\"", "want ip:port"),
+            ("[egress]\nport = 1\negressport = 2", "keep port"),
+            ("[egress]\nport = 1\ncert = \"/a\"\nservercert = \"/b\"", "keep cert"),
+        ] {
+            let reported = faults(text).1;
+            assert!(reported.len() == 1 && reported[0].contains(part), "{text}: {reported:?}");
+        }
+        assert_eq!(faults("").0, None);
+    }
+}

@@ -1,0 +1,98 @@
+//! The table `mode.cloud.http_proxy`: the HTTP proxy, for CONNECT and for plain requests.
+
+use std::net::Ipv4Addr;
+
+use crate::config::listen::{self, Access, Auth, Proofs};
+use crate::config::table::Table;
+use crate::config::{Concern, Environment, Listen, Report};
+
+/// `[mode.cloud.http_proxy]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpProxy {
+    /// Where clients come in.
+    pub listen: Listen,
+    /// Who may.
+    pub access: Access,
+}
+
+/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
+pub(crate) fn read(
+    cloud: &mut Table<'_>,
+    ssh: &Access,
+    env: &Environment,
+    report: &mut Report,
+) -> Option<HttpProxy> {
+    let mut table = cloud.table("http_proxy", report);
+    let listen = listen::proxy(&mut table, Ipv4Addr::UNSPECIFIED, report);
+    let access = Access::read(&mut table, PROOFS, ssh, report);
+    let proxy = listen.map(|listen| HttpProxy { listen, access });
+    if let Some(HttpProxy { listen, access }) = &proxy {
+        access.warn_if_open(table.key(listen.key), listen.at, PROOFS, "every node", report);
+        as_superedge(access, env, report);
+    }
+    table.finish(report);
+    proxy
+}
+
+/// SuperEdge restricts this port by environment variables, which are keys here: a port that they closed must not open
+/// without the keys.
+fn as_superedge(access: &Access, env: &Environment, report: &mut Report) {
+    if env.proxy_authorization.as_deref() == Some("true") && access.auth == Auth::None {
+        let wanted =
+            "it asks for passwords: say auth = \"basic\" and users in [mode.cloud.http_proxy], or unset it";
+        report.fault("PROXY_AUTHORIZATION", Some("true".to_owned()), wanted);
+    }
+    if env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
+        let text = "SuperEdge's list of what clients may not reach is not read: say in rules what they may";
+        report.warn("CLOUD_PROXY".to_owned(), Concern::OpenDoor, text);
+    }
+}
+
+const PROOFS: Proofs = Proofs { password: true, certificate: None };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
+        let mut report = Report::default();
+        let mut file = Table::parse(text, &mut report);
+        let ssh = Access::default();
+        let proxy = read(&mut file, &ssh, env, &mut report);
+        let reading = report.finish(text, ());
+        let faults = reading.faults.iter().map(ToString::to_string);
+        let told = faults.chain(reading.warnings.iter().map(ToString::to_string)).collect();
+        (proxy.map(|proxy| proxy.listen.at.to_string()), told)
+    }
+
+    #[test]
+    fn all_spellings_say_where_it_listens() {
+        let env = Environment::default();
+        for (keys, at) in [
+            ("port = 8080", "0.0.0.0:8080"),
+            ("proxyport = \"8080\"\nproxyip = \"127.0.0.1\"", "127.0.0.1:8080"),
+            ("listen = \"[::1]:8080\"", "[::1]:8080"),
+        ] {
+            assert_eq!(told(&format!("[http_proxy]\n{keys}"), &env).0.as_deref(), Some(at));
+        }
+        assert_eq!(told("", &env), (None, vec![]));
+        assert!(told("[http_proxy]", &env).1[0].contains("say where the proxy listens"));
+        assert!(told("[http_proxy]\nport = 1\nlisten = \"[::1]:1\"", &env).1[0].contains("keep listen"));
+    }
+
+    #[test]
+    fn what_the_environment_closed_is_not_left_open() {
+        let env = Environment {
+            proxy_authorization: Some("true".into()),
+            cloud_proxy: Some("10.0.0.0/8".into()),
+            ..Environment::default()
+        };
+        let text = "[http_proxy]\nlisten = \"127.0.0.1:8080\"";
+        let told_open = told(text, &env).1;
+        assert!(told_open[0].contains("PROXY_AUTHORIZATION") && told_open[0].contains("auth = \"basic\""));
+        assert!(told_open[1].contains("CLOUD_PROXY") && told_open[1].contains("rules"), "{told_open:?}");
+        let closed = format!("{text}\nauth = \"basic\"\nusers = \"/users\"");
+        assert_eq!(told(&closed, &env).1.len(), 1);
+        assert_eq!(told("", &env).1, [""; 0], "nothing is open");
+    }
+}

@@ -1,0 +1,103 @@
+//! The table `mode.cloud.node_names`: a ConfigMap from which DNS answers for every node of the cluster.
+
+use toml::de::DeValue;
+
+use crate::base::policy::Glob;
+use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::server::registry::{Publish, RegistrySettings};
+use crate::config::table::Table;
+use crate::config::value::{self, Wrong};
+use crate::config::{Environment, Report};
+
+/// `[mode.cloud.node_names]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeNameSettings {
+    /// The cluster where all of it is.
+    pub cluster: ClusterSettings,
+    /// Namespace of ConfigMap and Lease.
+    pub namespace: String,
+    /// The ConfigMap.
+    pub configmap: String,
+    /// Its key.
+    pub key: String,
+    /// The Lease whose holder writes.
+    pub lease: String,
+    /// Label and value of the Nodes that are edges.
+    pub edges: (String, String),
+    /// What names with dots that Nodes may have look like.
+    pub names: Vec<Glob>,
+    /// The Service of our own namespace to which edges' names lead.
+    pub service: String,
+    /// The ConfigMap that says at which pod an edge is, if edges' names lead there; `None`: they lead to the Service.
+    pub holders: Option<String>,
+}
+
+/// Reads the table; `None` without it, and where it is of no use, which is noted.
+pub(crate) fn read(
+    cloud: &mut Table<'_>,
+    registry: &RegistrySettings,
+    env: &Environment,
+    report: &mut Report,
+) -> Option<NodeNameSettings> {
+    let mut table = cloud.table("node_names", report);
+    let mut name = |key, default: &str| {
+        let name = table.read(key, kubernetes::name, report).flatten();
+        name.unwrap_or_else(|| default.to_owned())
+    };
+    let (configmap, namespace) = (name("configmap", CONFIGMAP), name("namespace", NAMESPACE));
+    let (key, lease, service) = (name("key", KEY), name("lease", LEASE), name("service", SERVICE));
+    let edges = table.read("edges", label, report).unwrap_or_else(|| (LABEL.to_owned(), "true".to_owned()));
+    let names = table.list("names", value::parsed::<Glob>, report).unwrap_or_default();
+    let to_pod = table.read("lead_to", lead_to, report).unwrap_or_default();
+    let reached = kubernetes::reached(env);
+    let present = table.is_present();
+    if present && let Err(why) = reached {
+        table.complain("configmap", Some("asks for Kubernetes".to_owned()), why, report);
+    }
+    let published = match &registry.publish {
+        Publish::ConfigMap(name) => Some(name),
+        _ => None,
+    };
+    if present && published == Some(&configmap) {
+        let found = Some(format!("{configmap:?}, where publish of [mode.cloud.registry] writes"));
+        table.complain("configmap", found, "name one of its own", report);
+    }
+    let holders = published.filter(|_| to_pod && registry.zone.is_empty()).cloned();
+    if to_pod && holders.is_none() {
+        let wanted =
+            "which pod that is tells publish = \"configmap\" of [mode.cloud.registry], without a zone";
+        table.complain("lead_to", Some("\"pod\"".to_owned()), wanted, report);
+    }
+    table.finish(report);
+    let cluster = reached.ok().filter(|_| present)?;
+    Some(NodeNameSettings { cluster, namespace, configmap, key, lease, edges, names, service, holders })
+}
+
+/// Whether edges' names lead to the pods that have them, and not to the Service.
+fn lead_to(value: &DeValue<'_>) -> Result<bool, Wrong> {
+    match value::text(value)?.as_str() {
+        "service" => Ok(false),
+        "pod" => Ok(true),
+        _ => Err(value::wrong(value, "want \"service\" or \"pod\"")),
+    }
+}
+
+/// A label with its value.
+fn label(value: &DeValue<'_>) -> Result<(String, String), Wrong> {
+    let text = value::nonempty(value)?;
+    let sound = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/');
+    match text.split_once('=') {
+        Some((label, value)) if !label.is_empty() && label.bytes().chain(value.bytes()).all(sound) => {
+            Ok((label.to_owned(), value.to_owned()))
+        }
+        _ => Err(value::wrong(value, "want label=value, for example \"openyurt.io/is-edge-worker=true\"")),
+    }
+}
+
+/// What YurtTunnel calls them, and where it has them; the Lease is our own.
+const CONFIGMAP: &str = "yurt-tunnel-nodes";
+const NAMESPACE: &str = "kube-system";
+const KEY: &str = "tunnel-nodes";
+const LABEL: &str = "openyurt.io/is-edge-worker";
+const SERVICE: &str = "x-tunnel-server-internal-svc";
+const LEASE: &str = "tunnel-node-names";

@@ -1,0 +1,96 @@
+//! The table `mode.cloud.tcp`: TCP ports, each for one target behind one node. Its keys are addresses, as in SuperEdge.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use crate::base::names::{NameError, NodeName, Target};
+use crate::config::listen::{Access, Proofs};
+use crate::config::table::Table;
+use crate::config::{Report, value};
+
+/// One entry of `[mode.cloud.tcp]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpPort {
+    /// Address where clients come in.
+    pub at: SocketAddr,
+    /// The whole key of the entry.
+    pub key: String,
+    /// What clients reach.
+    pub to: Forward,
+    /// Whether the target gets a PROXY header (v2) with the client's address.
+    pub send_proxy: bool,
+    /// Who may come in.
+    pub access: Access,
+}
+
+/// A target at a node, written as `node1/127.0.0.1:6443`; without a node as `127.0.0.1:6443`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forward {
+    /// The node that dials; `None`: the one that has been linked for longest.
+    pub node: Option<NodeName>,
+    /// What it dials.
+    pub target: Target,
+}
+
+/// Reads the table; `ssh` holds for what an entry leaves out of who may come in.
+pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Vec<TcpPort> {
+    let mut table = cloud.table("tcp", report);
+    let entries = table.named(TO, report);
+    entries.into_iter().filter_map(|(name, entry)| port(&name, entry, ssh, report)).collect()
+}
+
+/// `None`: the entry is of no use, which is noted.
+fn port(name: &str, mut table: Table<'_>, ssh: &Access, report: &mut Report) -> Option<TcpPort> {
+    let at = listen(name);
+    if at.is_none() {
+        let wanted = "want an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
+        table.complain_of_name(name, wanted, report);
+    }
+    let to =
+        table.read(TO, |value| forward(&value::text(value)?).map_err(|why| value::wrong(value, why)), report);
+    if to.is_none() && !table.has(TO) {
+        table.complain(TO, None, "name the target, as in to = \"node1/127.0.0.1:6443\"", report);
+    }
+    let send_proxy = table.read("send_proxy", value::flag, report).unwrap_or_default();
+    let access = Access::read(&mut table, PROOFS, ssh, report);
+    let port =
+        at.zip(to).map(|(at, to)| TcpPort { at, key: table.path().to_owned(), to, send_proxy, access });
+    if let Some(TcpPort { at, key, to, access, .. }) = &port {
+        access.warn_if_open(key.clone(), *at, PROOFS, &to.to_string(), report);
+    }
+    table.finish(report);
+    port
+}
+
+/// An address to listen on. As in Go, which SuperEdge is written in, it may lack the IP, which means all addresses.
+fn listen(name: &str) -> Option<SocketAddr> {
+    match name.strip_prefix(':') {
+        Some(port) => Some((Ipv4Addr::UNSPECIFIED, port.parse().ok()?).into()),
+        None => name.parse().ok(),
+    }
+}
+
+fn forward(text: &str) -> Result<Forward, String> {
+    let (node, target) = match text.split_once('/') {
+        Some((node, target)) => (Some(node.parse().map_err(|e| format!("{e}, or no node at all"))?), target),
+        None => (None, text),
+    };
+    let target = target
+        .parse()
+        .map_err(|e: NameError| format!("{e}; with the node before it, as in node1/127.0.0.1:22"))?;
+    Ok(Forward { node, target })
+}
+
+impl std::fmt::Display for Forward {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.node {
+            Some(node) => write!(f, "{} at node {node}", self.target),
+            None => write!(f, "{} at the node that has been linked for longest", self.target),
+        }
+    }
+}
+
+/// The protocol on a TCP port is the target's, so this program cannot ask for a password or a certificate there.
+const PROOFS: Proofs = Proofs { password: false, certificate: None };
+
+/// The key that an entry which is a text stands for.
+const TO: &str = "to";

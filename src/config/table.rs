@@ -1,0 +1,285 @@
+//! Tables as written become tables that are asked for one key after the other, and know what nobody asked for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use strsim::osa_distance;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::config::Report;
+use crate::config::value::{self, Wrong};
+
+/// A table whose keys are folded. Keys are asked for by the spelling we document; [`Table::finish`] makes a fault of
+/// each one that was never asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Table<'t> {
+    /// The whole key of the table itself; empty for the file.
+    path: String,
+    /// Its place in the file, if it stands there.
+    place: Option<usize>,
+    entries: BTreeMap<String, Entry<'t>>,
+    /// The keys that were asked for, and where they stand if they do.
+    asked: BTreeMap<&'static str, Option<usize>>,
+}
+
+#[derive(Debug)]
+struct Entry<'t> {
+    /// As written.
+    name: String,
+    place: usize,
+    value: DeValue<'t>,
+}
+
+impl<'t> Table<'t> {
+    /// Parses a file. Its syntax errors are faults like others, and what could be read in spite of them is read on.
+    pub(crate) fn parse(text: &'t str, report: &mut Report) -> Self {
+        let (table, errors) = DeTable::parse_recoverable(text);
+        for error in errors {
+            // The error's own Display shows the line it stands in, which may hold a secret; its message does not.
+            let place = error.span().map(|span| span.start);
+            report.place_fault(place, "", Some("not TOML".to_owned()), error.message());
+        }
+        Self::fold(String::new(), 0, table.into_inner(), report)
+    }
+
+    /// Does it stand in the file?
+    pub(crate) fn is_present(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Does this key, already asked for, stand in the file?
+    pub(crate) fn has(&self, key: &'static str) -> bool {
+        self.asked.get(key).is_some_and(Option::is_some)
+    }
+
+    /// The whole key of the table itself; empty for the file.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The whole key.
+    pub(crate) fn key(&self, key: impl fmt::Display) -> String {
+        if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// Reads one leaf. `None`: it is absent, or wrong and noted.
+    pub(crate) fn read<T>(
+        &mut self,
+        key: &'static str,
+        reader: impl FnOnce(&DeValue<'t>) -> Result<T, Wrong>,
+        report: &mut Report,
+    ) -> Option<T> {
+        let entry = self.take(key, report)?;
+        match reader(&entry.value) {
+            Ok(value) => {
+                report.given.insert(self.key(key));
+                Some(value)
+            }
+            Err(Wrong { found, wanted }) => {
+                report.place_fault(Some(entry.place), &self.key(&entry.name), Some(found), wanted);
+                None
+            }
+        }
+    }
+
+    /// Reads a list, each item by itself. `None`: it is absent, or no list and noted; wrong items are noted.
+    pub(crate) fn list<T>(
+        &mut self,
+        key: &'static str,
+        reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
+        report: &mut Report,
+    ) -> Option<Vec<T>> {
+        let entry = self.take(key, report)?;
+        let name = self.key(&entry.name);
+        let DeValue::Array(items) = &entry.value else {
+            report.place_fault(
+                Some(entry.place),
+                &name,
+                Some(value::shown(&entry.value)),
+                "want a list: [\"…\"]",
+            );
+            return None;
+        };
+        let (mut good, before) = (Vec::new(), report.fault_count());
+        for (i, item) in items.iter().enumerate() {
+            match reader(item.get_ref()) {
+                Ok(item) => good.push(item),
+                Err(wrong) => {
+                    let (place, name) = (item.span().start, format!("{name}[{i}]"));
+                    report.place_fault(Some(place), &name, Some(wrong.found), wrong.wanted);
+                }
+            }
+        }
+        if report.fault_count() == before {
+            report.given.insert(self.key(key));
+        }
+        Some(good)
+    }
+
+    /// Reads a list, or a single value as a list of one.
+    pub(crate) fn one_or_list<T>(
+        &mut self,
+        key: &'static str,
+        reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
+        report: &mut Report,
+    ) -> Option<Vec<T>> {
+        match self.entries.get(&fold(key)) {
+            Some(entry) if matches!(entry.value, DeValue::Array(_)) => self.list(key, reader, report),
+            _ => self.read(key, reader, report).map(|one| vec![one]),
+        }
+    }
+
+    /// A table below this one; empty if it is absent, or no table and noted.
+    pub(crate) fn table(&mut self, key: &'static str, report: &mut Report) -> Self {
+        let path = self.key(key);
+        let Some(entry) = self.take(key, report) else {
+            return Self { path, ..Self::default() };
+        };
+        match entry.value {
+            DeValue::Table(table) => Self::fold(path, entry.place, table, report),
+            other => {
+                report.place_fault(Some(entry.place), &path, Some(value::shown(&other)), "want a table");
+                Self { path, place: Some(entry.place), ..Self::default() }
+            }
+        }
+    }
+
+    /// The tables of a list, in order. Empty if it is absent, or no list of tables and noted.
+    pub(crate) fn tables(&mut self, key: &'static str, report: &mut Report) -> Vec<Self> {
+        let path = self.key(key);
+        let Some(entry) = self.take(key, report) else { return Vec::new() };
+        let DeValue::Array(items) = entry.value else {
+            let found = value::shown(&entry.value);
+            report.place_fault(Some(entry.place), &path, Some(found), "want a list of tables: [{ … }]");
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for (i, item) in items.iter().enumerate() {
+            let (place, path) = (item.span().start, format!("{path}[{i}]"));
+            match item.get_ref() {
+                DeValue::Table(table) => tables.push(Self::fold(path, place, table.clone(), report)),
+                other => {
+                    report.place_fault(Some(place), &path, Some(value::shown(other)), "want a table: { … }")
+                }
+            }
+        }
+        tables
+    }
+
+    /// Takes all keys that are left, in their order in the file: names that the user has chosen, each with its table. A
+    /// value of another type counts as a table with the one key `short`.
+    pub(crate) fn named(&mut self, short: &'static str, report: &mut Report) -> Vec<(String, Self)> {
+        let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
+        entries.sort_by_key(|entry| entry.place);
+        let mut tables = Vec::new();
+        for Entry { name, place, value } in entries {
+            let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
+            report.known.push(path.clone());
+            report.given.insert(path.clone());
+            let table = match value {
+                DeValue::Table(table) => Self::fold(path, place, table, report),
+                value => {
+                    let entry = Entry { name: short.to_owned(), place, value };
+                    Self {
+                        path,
+                        place: Some(place),
+                        entries: BTreeMap::from([(fold(short), entry)]),
+                        ..Self::default()
+                    }
+                }
+            };
+            tables.push((name, table));
+        }
+        tables
+    }
+
+    /// Notes a fault of the table's own name.
+    pub(crate) fn complain_of_name(&self, found: &str, wanted: impl Into<String>, report: &mut Report) {
+        report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), wanted);
+    }
+
+    /// Takes a key whose value is not looked at. Is it there?
+    pub(crate) fn skip(&mut self, key: &'static str, report: &mut Report) -> bool {
+        self.take(key, report).is_some()
+    }
+
+    /// Notes a fault of this key, already asked for, or of the table where the key does not stand in the file.
+    pub(crate) fn complain(
+        &self,
+        key: &'static str,
+        found: Option<String>,
+        wanted: impl Into<String>,
+        report: &mut Report,
+    ) {
+        let place = self.asked.get(key).copied().flatten();
+        report.place_fault(place.or(self.place), &self.key(key), found, wanted);
+    }
+
+    /// Makes a fault of every key that nobody asked for, with the known key that comes nearest.
+    pub(crate) fn finish(self, report: &mut Report) {
+        for entry in self.entries.values() {
+            let distance = |known: &&&str| osa_distance(&fold(&entry.name), &fold(known));
+            let wanted = match self.asked.keys().min_by_key(distance) {
+                Some(nearest) => format!("did you mean {nearest}?"),
+                None => "nothing is known here: take it out".to_owned(),
+            };
+            report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &wanted);
+        }
+    }
+
+    fn fold(path: String, place: usize, table: DeTable<'t>, report: &mut Report) -> Self {
+        let mut folded = Self { path, place: Some(place), ..Self::default() };
+        for (name, value) in table {
+            let entry = new_entry(&name, value);
+            match folded.entries.get(&fold(&entry.name)) {
+                None => {
+                    folded.entries.insert(fold(&entry.name), entry);
+                }
+                Some(twin) if value::same(&twin.value, &entry.value) => {}
+                Some(twin) => {
+                    let found = format!("{} says something else", twin.name);
+                    let wanted = "two spellings of one key: keep one of them";
+                    report.place_fault(Some(entry.place), &folded.key(&entry.name), Some(found), wanted);
+                }
+            }
+        }
+        folded
+    }
+
+    fn take(&mut self, key: &'static str, report: &mut Report) -> Option<Entry<'t>> {
+        let whole = self.key(key);
+        if !report.known.contains(&whole) {
+            report.known.push(whole);
+        }
+        let entry = self.entries.remove(&fold(key));
+        self.asked.insert(key, entry.as_ref().map(|entry| entry.place));
+        entry
+    }
+}
+
+fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeValue<'t>>) -> Entry<'t> {
+    Entry { name: name.get_ref().to_string(), place: name.span().start, value: value.into_inner() }
+}
+
+/// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.
+pub(crate) fn fold(key: &str) -> String {
+    key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
+}
+
+/// Characters of a key that count. Ours are shorter by far, and the search for the nearest one is quadratic.
+const MAX_KEY_LEN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_spellings_of_one_key_are_one_if_they_agree() {
+        let mut report = Report::default();
+        Table::parse("grpc_port = 1\ngrpcport = 1\nGRPCPort = \"1\"", &mut report);
+        assert_eq!(report.fault_count(), 0);
+        Table::parse("grpc_port = 1\ngrpcport = 2", &mut report);
+        assert_eq!(report.fault_count(), 1);
+    }
+}

@@ -1,0 +1,232 @@
+//! Addresses of the names that an edge dials, kept for when DNS fails.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+use tracing::info_span;
+
+use crate::base::drain::Drain;
+use crate::net::resolver::{LookupError, Resolver};
+
+/// A resolver that keeps the last addresses of each name. A link that breaks while DNS is down is dialled again there,
+/// within the grace time of its sessions. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct KnownAddresses {
+    pub(crate) resolver: Resolver,
+    /// How long the last addresses stay in use after DNS first answers that a name does not exist.
+    grace: Duration,
+    drain: Drain,
+    last: Arc<Mutex<HashMap<String, Last>>>,
+}
+
+/// Addresses to dial.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Why these are the last known addresses and not an answer of DNS.
+    pub(crate) failure: Option<LookupError>,
+}
+
+#[derive(Debug)]
+struct Last {
+    addresses: Vec<IpAddr>,
+    /// When DNS first answered that the name does not exist, since it last gave these addresses.
+    missing: Option<Instant>,
+}
+
+impl KnownAddresses {
+    /// Knows no address yet. Lookups in progress end when `drain` begins.
+    pub(crate) fn new(resolver: Resolver, grace: Duration, drain: Drain) -> Self {
+        Self { resolver, grace, drain, last: Arc::default() }
+    }
+
+    /// Returns the addresses of a name. With known addresses it takes at most 1 s; a slower answer of DNS is kept for
+    /// the next call. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// DNS gave no address, and none is known.
+    pub(crate) async fn of(&self, name: &str) -> Result<Found, LookupError> {
+        let Some(addresses) = self.last(name) else { return self.look_up(name).await };
+        let (answers, answer) = oneshot::channel();
+        let (known, asked) = (self.clone(), name.to_owned());
+        self.drain.spawn(info_span!("lookup", name), async move {
+            tokio::select! {
+                () = known.drain.draining() => {}
+                found = known.look_up(&asked) => drop(answers.send(found)),
+            }
+        });
+        match timeout(DNS_PATIENCE, answer).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(_)) | Err(_) => {
+                let failure = LookupError::Timeout { name: name.to_owned(), patience: DNS_PATIENCE };
+                Ok(Found { addresses, failure: Some(failure) })
+            }
+        }
+    }
+
+    /// Asks DNS. When it fails, the last addresses stay in use; when the name is missing, for the grace time.
+    async fn look_up(&self, name: &str) -> Result<Found, LookupError> {
+        let found = self.resolver.lookup(name).await;
+        let mut all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let failure = match found {
+            Ok(addresses) => {
+                all.insert(name.to_owned(), Last { addresses: addresses.clone(), missing: None });
+                return Ok(Found { addresses, failure: None });
+            }
+            Err(failure) => failure,
+        };
+        let Some(last) = all.get_mut(name) else { return Err(failure) };
+        if matches!(failure, LookupError::NotFound(_)) {
+            let since = *last.missing.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.grace {
+                all.remove(name);
+                return Err(failure);
+            }
+        }
+        Ok(Found { addresses: last.addresses.clone(), failure: Some(failure) })
+    }
+
+    fn last(&self, name: &str) -> Option<Vec<IpAddr>> {
+        let all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(name).map(|last| last.addresses.clone())
+    }
+}
+
+/// How long an answer of DNS is waited for when there are known addresses to dial: the rest of a dial's time is theirs.
+const DNS_PATIENCE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use hickory_resolver::proto::op::{Message, ResponseCode};
+    use hickory_resolver::proto::rr::rdata::A;
+    use hickory_resolver::proto::rr::{RData, Record, RecordType};
+    use tokio::net::UdpSocket;
+
+    use super::*;
+
+    const NAME: &str = "cloud.example.";
+    const GRACE: Duration = Duration::from_secs(60);
+
+    /// How a DNS server answers.
+    #[derive(Debug, Clone, Copy)]
+    enum Answer {
+        Address(u8),
+        Code(ResponseCode),
+        Nothing,
+    }
+
+    /// A DNS server, how it answers, and what asks it.
+    async fn dns() -> (KnownAddresses, Arc<Mutex<Answer>>) {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let drain = Drain::new();
+        let resolver = Resolver::of_servers(&[socket.local_addr().unwrap()]).unwrap();
+        let known = KnownAddresses::new(resolver, GRACE, drain.clone());
+        let answer = Arc::new(Mutex::new(Answer::Address(1)));
+        let answers = answer.clone();
+        drain.spawn(tracing::Span::none(), async move {
+            let mut space = [0; 1500];
+            loop {
+                let (n, from) = socket.recv_from(&mut space).await.unwrap();
+                let question = Message::from_vec(&space[..n]).unwrap();
+                let query = question.queries[0].clone();
+                let mut message = Message::response(question.metadata.id, question.metadata.op_code);
+                message.add_query(query.clone());
+                match *answers.lock().unwrap() {
+                    Answer::Nothing => continue,
+                    Answer::Code(code) => message.metadata.response_code = code,
+                    Answer::Address(last) if query.query_type() == RecordType::A => {
+                        let data = RData::A(A::new(10, 0, 0, last));
+                        // With a TTL of 0 nothing is cached.
+                        message.add_answer(Record::from_rdata(query.name().clone(), 0, data));
+                    }
+                    Answer::Address(_) => {}
+                }
+                let _ = socket.send_to(&message.to_vec().unwrap(), from).await;
+            }
+        });
+        (known, answer)
+    }
+
+    fn say(answer: &Mutex<Answer>, next: Answer) {
+        *answer.lock().unwrap() = next;
+    }
+
+    /// The last byte of the one address that was found, and whether DNS gave it.
+    async fn found(known: &KnownAddresses) -> Option<(u8, bool)> {
+        let found = known.of(NAME).await.ok()?;
+        let [IpAddr::V4(ip)] = found.addresses[..] else { panic!("{found:?}") };
+        Some((ip.octets()[3], found.failure.is_none()))
+    }
+
+    #[tokio::test]
+    async fn known_addresses_stay_in_use_while_dns_fails() {
+        let (known, answer) = dns().await;
+        assert_eq!(found(&known).await, Some((1, true)));
+        say(&answer, Answer::Code(ResponseCode::ServFail));
+        assert_eq!(found(&known).await, Some((1, false)));
+        say(&answer, Answer::Code(ResponseCode::Refused));
+        assert_eq!(found(&known).await, Some((1, false)));
+        say(&answer, Answer::Address(2));
+        assert_eq!(found(&known).await, Some((2, true)));
+        say(&answer, Answer::Code(ResponseCode::ServFail));
+        assert_eq!(found(&known).await, Some((2, false)));
+        assert!(known.of("unknown.example.").await.is_err(), "another name has no addresses");
+    }
+
+    #[tokio::test]
+    async fn known_addresses_are_in_use_within_a_second_of_silence() {
+        let (known, answer) = dns().await;
+        assert_eq!(found(&known).await, Some((1, true)));
+        say(&answer, Answer::Nothing);
+        tokio::time::pause();
+        let start = Instant::now();
+        assert_eq!(found(&known).await, Some((1, false)));
+        assert!(start.elapsed() <= DNS_PATIENCE + Duration::from_millis(2), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_late_answer_counts_for_the_next_dial() {
+        let (known, answer) = dns().await;
+        assert_eq!(found(&known).await, Some((1, true)));
+        say(&answer, Answer::Nothing);
+        assert_eq!(found(&known).await, Some((1, false)));
+        // The lookup is still in progress, and its next question is answered.
+        say(&answer, Answer::Address(3));
+        let patience = Duration::from_secs(20);
+        let late = async {
+            while known.last(NAME) != Some(vec!["10.0.0.3".parse().unwrap()]) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(patience, late).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_missing_name_counts_after_the_grace_time() {
+        let (known, answer) = dns().await;
+        assert_eq!(found(&known).await, Some((1, true)));
+        say(&answer, Answer::Code(ResponseCode::NXDomain));
+        assert_eq!(found(&known).await, Some((1, false)));
+        let age = |time: Duration| {
+            let mut all = known.last.lock().unwrap();
+            let missing = &mut all.get_mut(NAME).unwrap().missing;
+            *missing = missing.map(|since| since - time);
+        };
+        age(GRACE / 2);
+        assert_eq!(found(&known).await, Some((1, false)));
+        say(&answer, Answer::Address(1));
+        assert_eq!(found(&known).await, Some((1, true)), "the grace time starts again");
+        say(&answer, Answer::Code(ResponseCode::NXDomain));
+        assert_eq!(found(&known).await, Some((1, false)));
+        age(GRACE);
+        let missing = Err(LookupError::NotFound(NAME.to_owned()));
+        assert_eq!(known.of(NAME).await, missing);
+        say(&answer, Answer::Code(ResponseCode::ServFail));
+        assert!(known.of(NAME).await.is_err(), "the addresses are forgotten");
+    }
+}

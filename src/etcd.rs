@@ -1,0 +1,416 @@
+//! How this pod reaches an etcd: its members, tried in turn.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, stream};
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_util::either::Either;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Request, Response, Status};
+
+use crate::base::logging::printable;
+use crate::base::names::{Host, Target};
+use crate::etcd::wire::auth_client::AuthClient;
+use crate::etcd::wire::kv_client::KvClient;
+use crate::etcd::wire::lease_client::LeaseClient;
+use crate::etcd::wire::{
+    AuthenticateRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
+    LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
+use crate::net::dial::dial;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{ClientSettings, Identity, Trust, server_name};
+
+/// An etcd, and how to be let in.
+#[derive(Debug, Clone)]
+pub struct EtcdAccess {
+    /// Its members, tried in turn: whether each takes TLS, and its address; at least one.
+    pub members: Vec<(bool, Target)>,
+    /// PEM file of the authority that members are believed with; members with TLS need one.
+    pub ca: Option<PathBuf>,
+    /// What we show of ourselves.
+    pub identity: Option<Identity>,
+    /// User, and the file of the password, which is read at each login.
+    pub login: Option<(String, PathBuf)>,
+}
+
+/// What a member of an etcd answers, once it has.
+pub type EtcdAnswer<'a, T> = BoxFuture<'a, Result<T, EtcdError>>;
+
+/// Makes connections to the members of an etcd.
+pub trait EtcdDialer: fmt::Debug + Send + Sync {
+    /// How many members there are.
+    fn members(&self) -> usize;
+
+    /// Connects to the member of that number, from 0 on, and logs in there if need be. Takes twice [`CALL_TIMEOUT`] at most.
+    fn open(&self, member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>>;
+}
+
+/// What a member of an etcd is asked. Each call takes [`CALL_TIMEOUT`] at most; one that is dropped may be carried out.
+pub trait EtcdCalls: fmt::Debug + Send + Sync {
+    /// A lease of this length; its id.
+    fn grant(&self, length: Duration) -> EtcdAnswer<'_, i64>;
+
+    /// Whether there still is such a lease, from now on for its whole length.
+    fn keep_alive(&self, lease: i64) -> EtcdAnswer<'_, bool>;
+
+    /// Ends a lease, and with it its keys. One that is gone already is ended.
+    fn revoke(&self, lease: i64) -> EtcdAnswer<'_, ()>;
+
+    /// Writes a key, which goes with the lease.
+    fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> EtcdAnswer<'_, ()>;
+
+    /// Deletes a key, if it is there.
+    fn delete(&self, key: Vec<u8>) -> EtcdAnswer<'_, ()>;
+
+    /// A key's value, and when it was last changed; `None`: there is no such key.
+    fn get(&self, key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>>;
+
+    /// Writes a key if it was last changed then, 0 for one that must not be there. Whether it was.
+    fn swap(&self, key: Vec<u8>, last_changed: i64, value: Vec<u8>) -> EtcdAnswer<'_, bool>;
+}
+
+/// The member that is asked, and the connection to it.
+#[derive(Debug)]
+pub(crate) struct EtcdMembers {
+    dialer: Arc<dyn EtcdDialer>,
+    turn: usize,
+    connection: Option<Arc<dyn EtcdCalls>>,
+}
+
+impl EtcdMembers {
+    /// Nothing is asked yet.
+    pub(crate) fn new(dialer: Arc<dyn EtcdDialer>) -> Self {
+        Self { dialer, turn: 0, connection: None }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.dialer.members()
+    }
+
+    /// The connection that there is, or a new one.
+    pub(crate) async fn connected(&mut self) -> Result<&Arc<dyn EtcdCalls>, EtcdError> {
+        if self.connection.is_none() {
+            self.connection = Some(self.dialer.open(self.turn % self.len().max(1)).await?);
+        }
+        self.connection.as_ref().ok_or(EtcdError::NoMember)
+    }
+
+    /// The next question begins with a new connection, and a new login.
+    pub(crate) fn forget(&mut self) {
+        self.connection = None;
+    }
+
+    /// The next question goes to the next member.
+    pub(crate) fn next(&mut self) {
+        self.forget();
+        self.turn = self.turn.wrapping_add(1);
+    }
+}
+
+/// Dials members as the settings say.
+#[derive(Debug)]
+pub(crate) struct GrpcDialer {
+    access: EtcdAccess,
+    resolver: Resolver,
+}
+
+impl GrpcDialer {
+    pub(crate) fn new(access: EtcdAccess, resolver: Resolver) -> Arc<Self> {
+        Arc::new(Self { access, resolver })
+    }
+
+    async fn connect(&self, member: usize) -> Result<Connection, EtcdError> {
+        let EtcdAccess { members, ca, identity, login } = &self.access;
+        let (tls, at) = members.get(member).ok_or(EtcdError::NoMember)?;
+        let tls = match (tls, ca) {
+            (false, _) => None,
+            (true, None) => return Err(EtcdError::Tls("no authority is named".into())),
+            (true, Some(ca)) => {
+                let client = ClientSettings {
+                    trust: Trust::Ca(ca.clone()),
+                    identity: identity.clone(),
+                    alpn: vec![b"h2".to_vec()],
+                };
+                // Read at each connection, so a renewed certificate needs no watching.
+                let loaded = tokio::task::spawn_blocking(|| client.load()).await;
+                let loaded = loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?;
+                Some(loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?.load())
+            }
+        };
+        Connection::open(at, tls, self.resolver.clone(), login.as_ref()).await
+    }
+}
+
+impl EtcdDialer for GrpcDialer {
+    fn members(&self) -> usize {
+        self.access.members.len()
+    }
+
+    fn open(&self, member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>> {
+        async move { Ok(Arc::new(self.connect(member).await?) as Arc<dyn EtcdCalls>) }.boxed()
+    }
+}
+
+/// For a connection and for each call: a lease must outlast one member that does not answer and the try at the next.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+// The calls to one member of an etcd: the only place that knows its messages.
+
+/// The messages of `proto/etcd.proto`, compiled.
+#[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
+pub(crate) mod wire {
+    include!(concat!(env!("OUT_DIR"), "/etcdserverpb.rs"));
+}
+
+/// Why etcd did not do as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdError {
+    /// The list of members is empty.
+    #[error("no etcd member is named")]
+    NoMember,
+    /// It cannot be reached. Usual causes: it is down, a firewall, or TLS that does not fit.
+    #[error("etcd at {at}: {cause}")]
+    Unreachable {
+        /// Which member.
+        at: Target,
+        /// All that is known.
+        cause: String,
+    },
+    /// Files for TLS will not do.
+    #[error("etcd_ca, etcd_cert, etcd_key: {0}")]
+    Tls(String),
+    /// The password cannot be read.
+    #[error("etcd_password_file {}: {cause}", .path.display())]
+    Password {
+        /// Which file.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// It answered no.
+    #[error("etcd at {at}: {} ({:?})", printable(.status.message()), .status.code())]
+    Refused {
+        /// Which member.
+        at: Target,
+        /// Its answer.
+        status: Box<Status>,
+    },
+    /// The lease is gone.
+    #[error("etcd has forgotten the lease")]
+    LeaseLost,
+}
+
+/// What an error asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// To log in again.
+    LoggedOut,
+    /// A new lease.
+    LeaseLost,
+    /// Another member.
+    Other,
+}
+
+/// One member, reached and logged in to.
+pub(crate) struct Connection {
+    at: Target,
+    channel: Channel,
+    token: Option<MetadataValue<Ascii>>,
+}
+
+impl EtcdError {
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::LeaseLost => ErrorKind::LeaseLost,
+            Self::Refused { status, .. } => match status.code() {
+                Code::Unauthenticated => ErrorKind::LoggedOut,
+                // A token from before users or roles were changed.
+                Code::InvalidArgument if status.message().contains("auth") => ErrorKind::LoggedOut,
+                Code::NotFound => ErrorKind::LeaseLost,
+                _ => ErrorKind::Other,
+            },
+            _ => ErrorKind::Other,
+        }
+    }
+}
+
+impl Connection {
+    /// Connects, and logs in if there is a user.
+    pub(crate) async fn open(
+        at: &Target,
+        tls: Option<Arc<ClientConfig>>,
+        resolver: Resolver,
+        login: Option<&(String, PathBuf)>,
+    ) -> Result<Self, EtcdError> {
+        let unreachable =
+            |cause: &dyn fmt::Display| EtcdError::Unreachable { at: at.clone(), cause: cause.to_string() };
+        // "http" though it may be TLS: tonic must leave that to our connector.
+        let endpoint =
+            Endpoint::from_shared(format!("http://{at}")).map_err(|e| unreachable(&cause_of(&e)))?;
+        let endpoint = endpoint.timeout(CALL_TIMEOUT);
+        let target = at.clone();
+        let connector = tower::service_fn(move |_: Uri| {
+            let (target, tls, resolver) = (target.clone(), tls.clone(), resolver.clone());
+            async move { connect(&target, tls, &resolver).await.map(TokioIo::new) }
+        });
+        let opened = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;
+        let channel = opened
+            .map_err(|_| unreachable(&format_args!("no answer within {CALL_TIMEOUT:?}")))?
+            .map_err(|e| unreachable(&cause_of(&e)))?;
+        let mut connection = Self { at: at.clone(), channel, token: None };
+        if let Some((user, password_file)) = login {
+            connection.token = Some(connection.authenticate(user, password_file).await?);
+        }
+        Ok(connection)
+    }
+
+    async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
+        let password = tokio::fs::read_to_string(file).await;
+        let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
+        let password = password.trim_end_matches(['\r', '\n']).to_owned();
+        let message = Request::new(AuthenticateRequest { name: user.to_owned(), password });
+        let answer = self.checked(AuthClient::new(self.channel.clone()).authenticate(message).await)?;
+        answer.token.parse().map_err(|_| self.refused(Status::internal("a token that cannot be sent")))
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
+    fn checked<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, EtcdError> {
+        answer.map(Response::into_inner).map_err(|status| self.refused(status))
+    }
+
+    fn refused(&self, status: Status) -> EtcdError {
+        EtcdError::Refused { at: self.at.clone(), status: Box::new(status) }
+    }
+}
+
+impl EtcdCalls for Connection {
+    fn grant(&self, length: Duration) -> EtcdAnswer<'_, i64> {
+        async move {
+            let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
+            let message = LeaseGrantRequest { ttl, id: 0 };
+            let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
+            Ok(self.checked(answer)?.id)
+        }
+        .boxed()
+    }
+
+    fn keep_alive(&self, lease: i64) -> EtcdAnswer<'_, bool> {
+        async move {
+            let message = stream::iter([LeaseKeepAliveRequest { id: lease }]);
+            let asking = async {
+                let mut client = LeaseClient::new(self.channel.clone());
+                let answer = client.lease_keep_alive(self.request(message)).await;
+                let answer = self.checked(answer)?.message().await;
+                answer.map_err(|status| self.refused(status))
+            };
+            let answer = timeout(CALL_TIMEOUT, asking).await;
+            let answer =
+                answer.map_err(|_| self.refused(Status::deadline_exceeded("no answer in time")))??;
+            Ok(answer.is_some_and(|answer| answer.ttl > 0))
+        }
+        .boxed()
+    }
+
+    fn revoke(&self, lease: i64) -> EtcdAnswer<'_, ()> {
+        async move {
+            let message = self.request(LeaseRevokeRequest { id: lease });
+            match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
+                Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
+                _ => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> EtcdAnswer<'_, ()> {
+        async move {
+            let message = PutRequest { key: key.into(), value: value.into(), lease };
+            let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
+            self.checked(answer).map(drop)
+        }
+        .boxed()
+    }
+
+    fn delete(&self, key: Vec<u8>) -> EtcdAnswer<'_, ()> {
+        async move {
+            let message = self.request(DeleteRangeRequest { key: key.into() });
+            let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
+            self.checked(answer).map(drop)
+        }
+        .boxed()
+    }
+
+    fn get(&self, key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
+        async move {
+            let message = self.request(RangeRequest { key: key.into() });
+            let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
+            Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
+        }
+        .boxed()
+    }
+
+    fn swap(&self, key: Vec<u8>, last_changed: i64, value: Vec<u8>) -> EtcdAnswer<'_, bool> {
+        async move {
+            let key = bytes::Bytes::from(key);
+            let compare = Compare {
+                result: COMPARE_EQUAL,
+                target: COMPARE_MOD_REVISION,
+                key: key.clone(),
+                mod_revision: Some(last_changed),
+            };
+            let put = PutRequest { key, value: value.into(), lease: 0 };
+            let success = vec![RequestOp { request_put: Some(put) }];
+            let message = self.request(TxnRequest { compare: vec![compare], success });
+            Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
+        }
+        .boxed()
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+type Line = Either<tokio::net::TcpStream, tokio_rustls::client::TlsStream<tokio::net::TcpStream>>;
+
+async fn connect(at: &Target, tls: Option<Arc<ClientConfig>>, resolver: &Resolver) -> io::Result<Line> {
+    let host = match &at.host {
+        Host::Ip(ip) => ip.to_string(),
+        Host::Name(name) => name.to_string(),
+    };
+    let addresses = resolver.lookup(&host).await.map_err(io::Error::other)?;
+    let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, at.port).into()).collect();
+    let socket = dial(&addresses, CALL_TIMEOUT).await.map_err(io::Error::other)?;
+    let Some(tls) = tls else { return Ok(Either::Left(socket)) };
+    let name = server_name(&host).map_err(io::Error::other)?;
+    Ok(Either::Right(TlsConnector::from(tls).connect(name, socket).await?))
+}
+
+/// An error with its causes: tonic's own words are just "transport error".
+fn cause_of(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.last().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// etcd's numbers of comparisons.
+const COMPARE_EQUAL: i32 = 0;
+const COMPARE_MOD_REVISION: i32 = 2;

@@ -1,0 +1,897 @@
+//! Traffic of this machine that is caught on its way to nodes: a table of nftables leads what is sent to their addresses,
+//! at some ports, to listeners of ours, which learn from the kernel where it was meant to go.
+//!
+//! The table is the kernel's, and stays when its owner dies. So its ports are forgotten unless they are renewed, and
+//! whoever comes then may take it over.
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashSet};
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use nftables::batch::Batch;
+use nftables::expr::{
+    BinaryOperation, Expression, Fib, FibFlag, FibResult, Meta, MetaKey, NamedExpression, Payload,
+    PayloadField, Prefix,
+};
+use nftables::schema::{
+    Chain, Element, FlushObject, NfCmd, NfListObject, Nftables, Rule, Set, SetFlag, SetType, SetTypeValue,
+    Table,
+};
+use nftables::stmt::{Match, NAT, Operator, Statement};
+use nftables::types::{NfChainPolicy, NfChainType, NfFamily, NfHook};
+use socket2::{SockRef, Socket};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::task::yield_now;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use crate::net::tcp_info::{self, find, split};
+
+/// What is caught, and where it is led.
+#[derive(Debug, Clone)]
+pub struct Catch {
+    /// The table's name; its family is inet.
+    pub table: String,
+    /// What connections carry that are never caught, as they are our own.
+    pub mark: u32,
+    /// Which bits of a connection's mark are compared.
+    pub mask: u32,
+    /// The port of the listener at 127.0.0.1.
+    pub v4: Option<u16>,
+    /// The one at `::1`.
+    pub v6: Option<u16>,
+    /// Networks whose traffic is caught that passes through this machine, and the port of the listener for it.
+    pub forwarded: Option<(Vec<IpNet>, u16)>,
+}
+
+/// The table of this process. Dropped without [`Self::delete`] it stays in the kernel, until its ports are forgotten.
+#[derive(Debug)]
+pub struct InterceptTable {
+    catch: Catch,
+    /// What the kernel has; `None`: that is not known, so all is made anew.
+    kept: Option<Sets>,
+    /// Shows others that the owner lives.
+    _owner: Owner,
+}
+
+/// Why nothing can be caught.
+#[derive(Debug, thiserror::Error)]
+pub enum CatchError {
+    /// Usual cause: the package is missing.
+    #[error("the program nft cannot be run: {0}; install nftables, or take an image that contains it")]
+    Program(io::Error),
+    /// Usual cause: a container without that capability, or a user that is not root.
+    #[error(
+        "this process may not change its network's nftables: it lacks CAP_NET_ADMIN (in Kubernetes: \
+         securityContext.capabilities.add = [\"NET_ADMIN\"], and runAsUser = 0)"
+    )]
+    Denied,
+    /// Another process has it.
+    #[error(
+        "the table inet {0} belongs to another process, which is alive: stop that one, or choose another name"
+    )]
+    Owned(String),
+    /// It is there, and not as we make it.
+    #[error("the table inet {0} is there, and not made by this program: delete it, or choose another name")]
+    Foreign(String),
+    /// The kernel knows no owners.
+    #[error("this kernel lets no process own a table of nftables: it takes Linux 5.12 or newer")]
+    Old,
+    /// nft does not end.
+    #[error("nft has not ended within {PATIENCE:?}")]
+    Silent,
+    /// nft, or the kernel, refuses. Usual cause: a kernel without a module (nft_redir, nft_fib_inet, nf_conntrack).
+    #[error("nft: {0}")]
+    Failed(String),
+}
+
+impl InterceptTable {
+    /// Takes the table's name, and tries whether nft and the kernel would make it; nothing is caught yet. Blocks for some
+    /// milliseconds: for start-up.
+    ///
+    /// # Errors
+    ///
+    /// What will not do.
+    pub fn claim(catch: Catch) -> Result<Self, CatchError> {
+        let owner = Owner::of(&catch.table)?;
+        catch.is_free()?;
+        wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&Sets::default())))?;
+        Ok(Self { catch, kept: None, _owner: owner })
+    }
+
+    /// Makes the sets these in one transaction, the whole table where it is not there or not known to be right, and renews
+    /// the ports. Connections that wait in vain for a node or port that has joined are caught with their next packet.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has what it had; the next call makes the whole table anew.
+    pub async fn keep(&mut self, sets: &Sets) -> Result<(), CatchError> {
+        let (commands, joined) = match &self.kept {
+            Some(kept) => {
+                let mut joined = sets.clone();
+                if kept.ports == sets.ports {
+                    joined.nodes.retain(|node| !kept.nodes.contains(node));
+                }
+                (self.catch.change(kept, sets), joined)
+            }
+            None => (self.catch.whole(sets), sets.clone()),
+        };
+        self.kept = None;
+        run(&text(&commands)).await?;
+        self.kept = Some(sets.clone());
+        if !joined.nodes.is_empty() {
+            match forget(&joined).await {
+                Ok(0) => {}
+                Ok(forgotten) => debug!(forgotten, "connections that nobody had answered are looked at anew"),
+                Err(cause) => warn!(%cause, "connections that are under way are not caught"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the table away.
+    pub async fn delete(self) {
+        match run(&text(&self.catch.gone())).await {
+            Ok(()) => info!(table = self.catch.table, "the table is deleted"),
+            Err(cause) => warn!(table = self.catch.table, %cause, "the table stays"),
+        }
+    }
+}
+
+impl Catch {
+    /// Whether the name is free, or that of a table as we make it, whose owner has died.
+    fn is_free(&self) -> Result<(), CatchError> {
+        match wait(&["-j", "-t", "list", "table", "inet", &self.table], "") {
+            Ok(listed) => {
+                let ours = [NODES4, NODES6, PORTS];
+                let has = |set: &&str| listed.contains(&format!("\"name\": \"{set}\""));
+                if !ours.iter().all(has) {
+                    return Err(CatchError::Foreign(self.table.clone()));
+                }
+                info!(table = self.table, "a table is taken over whose owner has died");
+                Ok(())
+            }
+            // There is none.
+            Err(CatchError::Failed(_)) => Ok(()),
+            Err(cause) => Err(cause),
+        }
+    }
+}
+
+/// Where a connection was meant to go that is led here; where it has come to, if nobody has led it.
+///
+/// # Errors
+///
+/// The kernel does not know.
+pub fn meant_for(socket: &TcpStream, from: IpAddr) -> io::Result<SocketAddr> {
+    let known = SockRef::from(socket);
+    let meant = if from.is_ipv4() { known.original_dst_v4() } else { known.original_dst_v6() }?;
+    meant.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn text(commands: &Nftables<'_>) -> String {
+    // It has neither maps nor numbers that JSON could not have.
+    serde_json::to_string(commands).unwrap_or_default()
+}
+
+/// nft takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+// Messages to the kernel's netfilter, as netlink has them.
+
+/// `struct nlmsghdr` of a request with its `number`, then `struct nfgenmsg` with its family and what is asked, then
+/// attributes.
+pub(crate) fn message(
+    kind: u16,
+    flags: u16,
+    number: u32,
+    (family, of): (u8, u16),
+    attributes: &[u8],
+) -> Vec<u8> {
+    let mut message = u32::try_from(HEADS + attributes.len()).unwrap_or_default().to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
+    message.extend(number.to_ne_bytes());
+    message.extend([0, 0, 0, 0, family, 0]);
+    message.extend(of.to_be_bytes());
+    message.extend(attributes);
+    message
+}
+
+/// An attribute with its value, and the bytes that fill it up.
+pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(4 + value.len()).unwrap_or_default();
+    let mut attribute = [&len.to_ne_bytes(), &kind.to_ne_bytes(), value].concat();
+    attribute.resize(attribute.len().next_multiple_of(4), 0);
+    attribute
+}
+
+/// The protocol of netlink.
+pub(crate) const NETLINK_NETFILTER: i32 = 12;
+/// Both headers of a message.
+pub(crate) const HEADS: usize = 20;
+const NLM_F_REQUEST: u16 = 1;
+
+// Runs nft. The crate whose types make its commands would run it as well, but it leaves what nft complains of to our
+// stderr, and that says whether it is not allowed to do as told.
+
+/// Has nft do all of it in one transaction. Cancel safe as far as the process ends then; it may have done so.
+pub(crate) async fn run(commands: &str) -> Result<(), CatchError> {
+    let done = async {
+        let mut nft = tokio::process::Command::from(command(&["-j", "-f", "-"]));
+        let mut child = nft.kill_on_drop(true).spawn().map_err(CatchError::Program)?;
+        if let Some(mut input) = child.stdin.take() {
+            // Where it ends before it has read all, it says why.
+            let _ = input.write_all(commands.as_bytes()).await;
+        }
+        judge(&child.wait_with_output().await.map_err(CatchError::Program)?)
+    };
+    timeout(PATIENCE, done).await.unwrap_or(Err(CatchError::Silent)).map(drop)
+}
+
+/// As [`run`], with these arguments: what it prints. Blocks: for start-up.
+pub(crate) fn wait(args: &[&str], commands: &str) -> Result<String, CatchError> {
+    let mut child = command(args).spawn().map_err(CatchError::Program)?;
+    if let Some(mut input) = child.stdin.take() {
+        let _ = input.write_all(commands.as_bytes());
+    }
+    judge(&child.wait_with_output().map_err(CatchError::Program)?)
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut nft = Command::new("nft");
+    nft.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    nft
+}
+
+fn judge(output: &Output) -> Result<String, CatchError> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        return Ok(text(&output.stdout));
+    }
+    let said = text(&output.stderr);
+    if said.contains("Operation not permitted") {
+        return Err(CatchError::Denied);
+    }
+    let first = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it has failed without a word");
+    Err(CatchError::Failed(first.to_owned()))
+}
+
+// Who a table belongs to: beside it stands an empty one that the kernel keeps for one socket (`NFT_TABLE_F_OWNER`), lets
+// nobody else touch, and takes away with that socket, however its process ends. It is made in the network itself, so that
+// pods with process ids and files of their own see each other there, and it takes the right to change that network.
+//
+// Spoken with the kernel itself, as the socket has to stay, and nft's ends with nft.
+
+/// Shows others that the owner of a table lives, as long as this value does.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    _kernel: Socket,
+}
+
+impl Owner {
+    /// Becomes the owner of the table of that name.
+    ///
+    /// # Errors
+    ///
+    /// [`CatchError::Owned`], [`CatchError::Denied`], or the kernel cannot do it.
+    pub(crate) fn of(table: &str) -> Result<Self, CatchError> {
+        let failed = |cause: io::Error| CatchError::Failed(format!("the kernel does not answer: {cause}"));
+        let mut kernel = tcp_info::netlink(NETLINK_NETFILTER).map_err(failed)?;
+        kernel.send(&batch(&format!("{table}-owner"))).map_err(failed)?;
+        let mut room = [0; OWNER_ROOM];
+        // The kernel has answered before the call returns.
+        let len = kernel.read(&mut room).map_err(failed)?;
+        match verdict(room.get(..len).unwrap_or_default()) {
+            Verdict::Made => Ok(Self { _kernel: kernel }),
+            Verdict::MayNot => Err(CatchError::Denied),
+            Verdict::Refused(EPERM | EEXIST) => Err(CatchError::Owned(table.to_owned())),
+            Verdict::Refused(EOPNOTSUPP) => Err(CatchError::Old),
+            Verdict::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Made,
+    /// The whole batch is refused, as the process may change nothing here.
+    MayNot,
+    /// The table is, with this error.
+    Refused(i32),
+}
+
+/// What the kernel's answer says of the table.
+fn verdict(answer: &[u8]) -> Verdict {
+    let code = tcp_info::error(answer).raw_os_error();
+    match (code, answer.get(8..12)) {
+        (Some(0), _) => Verdict::Made,
+        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => Verdict::MayNot,
+        (code, _) => Verdict::Refused(code.unwrap_or(EOPNOTSUPP)),
+    }
+}
+
+/// One transaction that makes a table with an owner, unless there is one of that name.
+fn batch(table: &str) -> Vec<u8> {
+    let name = [table.as_bytes(), &[0]].concat();
+    let attributes = [attribute(NFTA_TABLE_NAME, &name), attribute(NFTA_TABLE_FLAGS, &OWNER.to_be_bytes())];
+    let table = NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
+    [
+        message(NFNL_MSG_BATCH_BEGIN, 0, BEGIN, (0, NFTABLES), &[]),
+        message(NFTABLES << 8, table, MAKE, (NFPROTO_INET, 0), &attributes.concat()),
+        message(NFNL_MSG_BATCH_END, 0, END, (0, NFTABLES), &[]),
+    ]
+    .concat()
+}
+
+const NFNL_MSG_BATCH_BEGIN: u16 = 16;
+const NFNL_MSG_BATCH_END: u16 = 17;
+/// The subsystem; its first kind of message makes a table.
+const NFTABLES: u16 = 10;
+const NFPROTO_INET: u8 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_EXCL: u16 = 0x200;
+const NLM_F_CREATE: u16 = 0x400;
+const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_TABLE_FLAGS: u16 = 2;
+const OWNER: u32 = 2;
+const EPERM: i32 = 1;
+const EEXIST: i32 = 17;
+const EOPNOTSUPP: i32 = 95;
+/// The numbers of the three messages, which the kernel's answer repeats.
+const BEGIN: u32 = 1;
+const MAKE: u32 = 2;
+const END: u32 = 3;
+/// More than an answer takes.
+const OWNER_ROOM: usize = 1024;
+
+// The table as commands for nft, in its JSON. Pure.
+
+/// The addresses and ports of the sets.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Sets {
+    /// Addresses of nodes.
+    pub nodes: BTreeSet<IpAddr>,
+    /// Ports of theirs.
+    pub ports: BTreeSet<u16>,
+}
+
+impl Catch {
+    /// The whole table with these sets, in place of whatever has its name.
+    pub(crate) fn whole(&self, sets: &Sets) -> Nftables<'static> {
+        let mut batch = self.without();
+        batch.add(self.table());
+        for (name, of) in
+            [(NODES4, SetType::Ipv4Addr), (NODES6, SetType::Ipv6Addr), (PORTS, SetType::InetService)]
+        {
+            batch.add(NfListObject::Set(Box::new(self.set(name, of))));
+        }
+        self.begin(&mut batch, OUTPUT, NfHook::Output);
+        let led = [(NODES4, "ip", self.v4), (NODES6, "ip6", self.v6)];
+        for (nodes, family, port) in led {
+            port.into_iter().for_each(|port| batch.add(self.rule(OUTPUT, caught(family, nodes, port))));
+        }
+        if let Some((from, port)) = &self.forwarded {
+            self.begin(&mut batch, PREROUTING, NfHook::Prerouting);
+            for net in from {
+                let (nodes, family) = if net.addr().is_ipv4() { (NODES4, "ip") } else { (NODES6, "ip6") };
+                let whence = is(field(family, "saddr"), network(*net));
+                let caught = [vec![whence], caught(family, nodes, *port)].concat();
+                batch.add(self.rule(PREROUTING, caught));
+            }
+        }
+        self.fill(&mut batch, sets);
+        batch.to_nftables()
+    }
+
+    /// From one state of the sets to another in one transaction. The ports are renewed in any case.
+    pub(crate) fn change(&self, from: &Sets, to: &Sets) -> Nftables<'static> {
+        let mut batch = Batch::new();
+        for (name, left) in split_rules(from.nodes.difference(&to.nodes)) {
+            self.elements(name, left).into_iter().for_each(|left| batch.delete(left));
+        }
+        let joined = to.nodes.difference(&from.nodes).copied().collect();
+        self.fill(&mut batch, &Sets { nodes: joined, ports: to.ports.clone() });
+        batch.to_nftables()
+    }
+
+    /// Takes the table away, whether it is there or not.
+    pub(crate) fn gone(&self) -> Nftables<'static> {
+        self.without().to_nftables()
+    }
+
+    fn without(&self) -> Batch<'static> {
+        let mut batch = Batch::new();
+        // To delete what is not there is an error, to add what is there is none.
+        batch.add(self.table());
+        batch.delete(self.table());
+        batch
+    }
+
+    /// Adds to the nodes, and makes the ports these and no others, each for its whole time.
+    fn fill(&self, batch: &mut Batch<'static>, sets: &Sets) {
+        for (name, nodes) in split_rules(sets.nodes.iter()) {
+            self.elements(name, nodes).into_iter().for_each(|nodes| batch.add(nodes));
+        }
+        // An element that is added again keeps the time that it has left, so all are taken away first.
+        let ports = Box::new(self.set(PORTS, SetType::InetService));
+        batch.add_cmd(NfCmd::Flush(FlushObject::Set(ports)));
+        let ports = sets.ports.iter().map(|port| Expression::Number(u32::from(*port)));
+        self.elements(PORTS, ports.collect()).into_iter().for_each(|ports| batch.add(ports));
+    }
+
+    fn table(&self) -> NfListObject<'static> {
+        NfListObject::Table(Table { family: NfFamily::INet, name: self.named(), handle: None })
+    }
+
+    fn set(&self, name: &'static str, of: SetType) -> Set<'static> {
+        let timed = name == PORTS;
+        Set {
+            family: NfFamily::INet,
+            table: self.named(),
+            name: name.into(),
+            set_type: SetTypeValue::Single(of),
+            flags: timed.then(|| HashSet::from([SetFlag::Timeout])),
+            timeout: timed.then_some(SECONDS),
+            ..Set::default()
+        }
+    }
+
+    /// No command at all for no elements: nft takes an empty list for a fault.
+    fn elements(&self, name: &'static str, elem: Vec<Expression<'static>>) -> Option<NfListObject<'static>> {
+        let element =
+            Element { family: NfFamily::INet, table: self.named(), name: name.into(), elem: elem.into() };
+        (!element.elem.is_empty()).then_some(NfListObject::Element(element))
+    }
+
+    /// A chain that first lets pass what is for this machine, and what is our own.
+    fn begin(&self, batch: &mut Batch<'static>, name: &'static str, hook: NfHook) {
+        batch.add(NfListObject::Chain(Chain {
+            family: NfFamily::INet,
+            table: self.named(),
+            name: name.into(),
+            _type: Some(NfChainType::NAT),
+            hook: Some(hook),
+            prio: Some(PRIORITY),
+            policy: Some(NfChainPolicy::Accept),
+            ..Chain::default()
+        }));
+        let fib = Fib { result: FibResult::Type, flags: HashSet::from([FibFlag::Daddr]) };
+        let here = is(Expression::Named(NamedExpression::Fib(fib)), Expression::String("local".into()));
+        let mark = Expression::Named(NamedExpression::Meta(Meta { key: MetaKey::Mark }));
+        let masked = BinaryOperation::AND(mark, Expression::Number(self.mask));
+        let ours =
+            is(Expression::BinaryOperation(Box::new(masked)), Expression::Number(self.mark & self.mask));
+        for passes in [here, ours] {
+            batch.add(self.rule(name, vec![passes, Statement::Return(None)]));
+        }
+    }
+
+    fn rule(&self, chain: &'static str, expr: Vec<Statement<'static>>) -> NfListObject<'static> {
+        NfListObject::Rule(Rule {
+            family: NfFamily::INet,
+            table: self.named(),
+            chain: chain.into(),
+            expr: expr.into(),
+            ..Rule::default()
+        })
+    }
+
+    fn named(&self) -> Cow<'static, str> {
+        self.table.clone().into()
+    }
+}
+
+/// Traffic to one of those nodes, at one of the ports, led to a port of this machine.
+fn caught(family: &'static str, nodes: &str, port: u16) -> Vec<Statement<'static>> {
+    let to = NAT { addr: None, family: None, port: Some(Expression::Number(port.into())), flags: None };
+    vec![
+        is(field(family, "daddr"), Expression::String(format!("@{nodes}").into())),
+        is(field("tcp", "dport"), Expression::String(format!("@{PORTS}").into())),
+        Statement::Redirect(Some(to)),
+    ]
+}
+
+fn is(left: Expression<'static>, right: Expression<'static>) -> Statement<'static> {
+    Statement::Match(Match { left, right, op: Operator::EQ })
+}
+
+fn field(protocol: &'static str, field: &'static str) -> Expression<'static> {
+    let field = PayloadField { protocol: protocol.into(), field: field.into() };
+    Expression::Named(NamedExpression::Payload(Payload::PayloadField(field)))
+}
+
+fn network(net: IpNet) -> Expression<'static> {
+    let addr = Box::new(Expression::String(net.network().to_string().into()));
+    Expression::Named(NamedExpression::Prefix(Prefix { addr, len: net.prefix_len().into() }))
+}
+
+/// The addresses of each of the two sets, with its name.
+fn split_rules<'a>(nodes: impl Iterator<Item = &'a IpAddr>) -> [(&'static str, Vec<Expression<'static>>); 2] {
+    let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = nodes.partition(|ip| ip.is_ipv4());
+    [(NODES4, v4), (NODES6, v6)].map(|(name, nodes)| {
+        (name, nodes.into_iter().map(|ip| Expression::String(ip.to_string().into())).collect())
+    })
+}
+
+/// Before kube-proxy's chains, and those that YurtTunnel makes by iptables: both are at -100.
+const PRIORITY: i32 = -110;
+
+/// How long a port stays in its set unless it is renewed.
+const SECONDS: u32 = 30;
+
+const OUTPUT: &str = "output";
+const PREROUTING: &str = "prerouting";
+
+/// The names of the sets, by which a table of ours is known.
+pub(crate) const NODES4: &str = "nodes4";
+pub(crate) const NODES6: &str = "nodes6";
+pub(crate) const PORTS: &str = "ports";
+
+// Connections that were under way before their target was caught: the kernel's connection tracking keeps what it
+// decided for the first packet, so that a client whose SYN has gone nowhere would wait for its patience to end. Where
+// such an entry is taken away, the client's next SYN is looked at anew.
+//
+// Spoken with the kernel itself (`ctnetlink`), as a machine that has nft need not have conntrack.
+
+/// Has the kernel forget each connection to one of these nodes and ports that nobody has answered and that is not led
+/// elsewhere yet. How many those were.
+///
+/// # Errors
+///
+/// The kernel does not track connections, or this process may not change that.
+pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
+    // What it says of entries that are gone already is not read.
+    let (mut asked, told) = (tcp_info::netlink(NETLINK_NETFILTER)?, tcp_info::netlink(NETLINK_NETFILTER)?);
+    let mut forgotten = 0;
+    for family in [AF_INET, AF_INET6] {
+        if !of.nodes.iter().any(|ip| ip.is_ipv4() == (family == AF_INET)) {
+            continue;
+        }
+        let pending = pending(&mut asked, family, of).await?;
+        for entry in &pending {
+            told.send(&message(CT_DELETE, 0, 0, (family, 0), entry))?;
+        }
+        forgotten += pending.len();
+    }
+    Ok(forgotten)
+}
+
+/// What names each such connection to the kernel.
+async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<Vec<u8>>> {
+    // Only what was neither answered nor led elsewhere; an older kernel tells of all.
+    let wanted = [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &LED.to_be_bytes())].concat();
+    kernel.send(&message(CT_GET, NLM_F_DUMP, 0, (family, 0), &wanted))?;
+    let (mut room, mut found) = (vec![0; ROOM], Vec::new());
+    loop {
+        let len = kernel.read(&mut room)?;
+        let mut rest = room.get(..len).unwrap_or_default();
+        while let Some((len, kind)) = tcp_info::head(rest) {
+            match kind {
+                NLMSG_DONE => return Ok(found),
+                NLMSG_ERROR => return Err(tcp_info::error(rest)),
+                _ => {}
+            }
+            let entry = rest.get(HEADS..len).and_then(Entry::read);
+            let entry = entry.filter(|entry| of.nodes.contains(&entry.to) && of.ports.contains(&entry.port));
+            found.extend(entry.filter(Entry::is_pending).map(|entry| entry.key));
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+        // There may be many, and others wait for this thread.
+        yield_now().await;
+    }
+}
+
+/// A TCP connection as the kernel tells of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    /// Where its first packet was sent.
+    to: IpAddr,
+    port: u16,
+    status: u32,
+    state: u8,
+    /// The attributes that name it.
+    key: Vec<u8>,
+}
+
+impl Entry {
+    /// `None`: it is none of TCP, or lacks something.
+    fn read(attributes: &[u8]) -> Option<Self> {
+        let tuple = find(attributes, CTA_TUPLE_ORIG)?;
+        let (ip, protocol) = (find(tuple, CTA_TUPLE_IP)?, find(tuple, CTA_TUPLE_PROTO)?);
+        let v4 = || Some(IpAddr::from(<[u8; 4]>::try_from(find(ip, CTA_IP_V4_DST)?).ok()?));
+        let v6 = || Some(IpAddr::from(<[u8; 16]>::try_from(find(ip, CTA_IP_V6_DST)?).ok()?));
+        let port = u16::from_be_bytes(find(protocol, CTA_PROTO_DST_PORT)?.try_into().ok()?);
+        let tcp = find(find(attributes, CTA_PROTOINFO)?, CTA_PROTOINFO_TCP)?;
+        let state = *find(tcp, CTA_PROTOINFO_TCP_STATE)?.first()?;
+        let status = u32::from_be_bytes(find(attributes, CTA_STATUS)?.try_into().ok()?);
+        let naming = [CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE];
+        let named = split(attributes).filter(|(kind, ..)| naming.contains(kind));
+        let key = named.flat_map(|(.., whole)| whole.iter().copied()).collect();
+        Some(Self { to: v4().or_else(v6)?, port, status, state, key })
+    }
+
+    fn is_pending(&self) -> bool {
+        self.state == SYN_SENT && self.status & LED == 0
+    }
+}
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// Of the subsystem of connection tracking: tell of connections, forget one.
+const CT_GET: u16 = 1 << 8 | 1;
+const CT_DELETE: u16 = 1 << 8 | 2;
+const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_DST: u16 = 4;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_PROTO_DST_PORT: u16 = 3;
+const CTA_STATUS: u16 = 3;
+const CTA_PROTOINFO: u16 = 4;
+const CTA_PROTOINFO_TCP: u16 = 1;
+const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+const CTA_STATUS_MASK: u16 = 26;
+/// An answer was seen, or the target was changed.
+const LED: u32 = 1 << 1 | 1 << 5;
+/// The state of a connection whose first packet nobody has answered.
+const SYN_SENT: u8 = 1;
+/// As much as the kernel says at once.
+const ROOM: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use crate::net::tcp_info;
+
+    use super::*;
+
+    fn answer(number: u32, code: i32) -> Vec<u8> {
+        let mut answer = 36_u32.to_ne_bytes().to_vec();
+        answer.extend(2_u16.to_ne_bytes());
+        answer.extend([0, 0]);
+        answer.extend(number.to_ne_bytes());
+        answer.extend([0; 4]);
+        answer.extend((-code).to_ne_bytes());
+        answer.resize(36, 0);
+        answer
+    }
+
+    #[test]
+    fn who_may_change_nothing_is_told_from_who_comes_second() {
+        assert_eq!(verdict(&answer(MAKE, 0)), Verdict::Made);
+        assert_eq!(verdict(&answer(BEGIN, EPERM)), Verdict::MayNot);
+        for code in [EPERM, EEXIST, EOPNOTSUPP] {
+            assert_eq!(verdict(&answer(MAKE, code)), Verdict::Refused(code));
+        }
+        assert_eq!(verdict(&[]), Verdict::Refused(EOPNOTSUPP), "no answer makes no owner");
+    }
+
+    #[test]
+    fn the_table_is_made_in_one_transaction() {
+        let batch = batch("t-owner");
+        let mut rest = &batch[..];
+        let mut kinds = Vec::new();
+        while let Some((len, kind)) = tcp_info::head(rest) {
+            kinds.push((kind, len));
+            rest = &rest[len..];
+        }
+        assert_eq!(kinds, [(16, 20), (0xa00, 40), (17, 20)]);
+        assert_eq!(batch[40..60], *b"\x0c\0\x01\0t-owner\0\x08\0\x02\0\0\0\0\x02");
+    }
+}
+
+#[cfg(test)]
+mod rules_tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn catch() -> Catch {
+        Catch {
+            table: "tunnel".to_owned(),
+            mark: 0x40,
+            mask: 0xf0,
+            v4: Some(7001),
+            v6: Some(7002),
+            forwarded: None,
+        }
+    }
+
+    fn sets(nodes: &[&str], ports: &[u16]) -> Sets {
+        let nodes = nodes.iter().map(|ip| ip.parse().unwrap()).collect();
+        Sets { nodes, ports: ports.iter().copied().collect() }
+    }
+
+    /// The commands, each as its verb, its object's kind, and the object.
+    fn commands(all: &Nftables<'_>) -> Vec<(String, String, Value)> {
+        let Value::Object(mut whole) = serde_json::to_value(all).unwrap() else { panic!("an object") };
+        let Some(Value::Array(commands)) = whole.remove("nftables") else { panic!("a list") };
+        let first = |value: Value| match value {
+            Value::Object(of) => of.into_iter().next().unwrap(),
+            other => panic!("{other}"),
+        };
+        let each = commands.into_iter().map(|command| {
+            let (verb, object) = first(command);
+            let (kind, object) = first(object);
+            assert_eq!(
+                (&object["family"], &object.get("table").unwrap_or(&object["name"])),
+                (&json!("inet"), &&json!("tunnel"))
+            );
+            (verb, kind, object)
+        });
+        each.collect()
+    }
+
+    fn rules<'a>(all: &'a [(String, String, Value)], chain: &str) -> Vec<&'a Value> {
+        let rules =
+            all.iter().filter(|(verb, kind, of)| verb == "add" && kind == "rule" && of["chain"] == chain);
+        rules.map(|(.., rule)| &rule["expr"]).collect()
+    }
+
+    /// What the kernel's sets hold behind these commands, and an error where it would refuse one.
+    fn applied(all: &Nftables<'_>, held: &mut BTreeMap<String, BTreeSet<String>>) {
+        for (verb, kind, of) in commands(all) {
+            let name = of["name"].as_str().unwrap_or_default().to_owned();
+            match (verb.as_str(), kind.as_str()) {
+                ("flush", "set") => held.get_mut(&name).unwrap().clear(),
+                ("delete", "table") => held.clear(),
+                ("add", "set") => drop(held.insert(name, BTreeSet::new())),
+                ("add" | "delete", "element") => {
+                    let set = held.get_mut(&name).unwrap();
+                    let elements = of["elem"].as_array().unwrap();
+                    assert!(!elements.is_empty(), "nft takes no empty list");
+                    for element in elements {
+                        let element = element.to_string();
+                        // To delete what is not there fails the whole transaction.
+                        assert!(if verb == "add" { set.insert(element) } else { set.remove(&element) });
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_for_this_machine_or_our_own_is_let_pass_before_all_else() {
+        let forwarded = Some((vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()], 7003));
+        let all = commands(&Catch { forwarded, ..catch() }.whole(&Sets::default()));
+        let local = json!([
+            { "match": { "op": "==", "left": { "fib": { "result": "type", "flags": ["daddr"] } }, "right": "local" } },
+            { "return": null }
+        ]);
+        let ours = json!([
+            { "match": { "op": "==", "left": { "&": [{ "meta": { "key": "mark" } }, 0xf0] }, "right": 0x40 } },
+            { "return": null }
+        ]);
+        for (chain, hook) in [("output", "output"), ("prerouting", "prerouting")] {
+            let rules = rules(&all, chain);
+            assert_eq!((rules[0], rules[1]), (&local, &ours), "{chain}");
+            assert_eq!(rules.len(), 4, "{chain}: and one for each family, or network");
+            let (.., made) = all.iter().find(|(_, kind, of)| kind == "chain" && of["name"] == chain).unwrap();
+            assert_eq!(
+                (&made["type"], &made["hook"], &made["prio"]),
+                (&json!("nat"), &json!(hook), &json!(-110))
+            );
+        }
+        let redirect = |port: u16| json!({ "redirect": { "port": port } });
+        assert_eq!(rules(&all, "output")[2][2], redirect(7001));
+        assert_eq!(rules(&all, "output")[3][2], redirect(7002));
+        let from = |rule: usize| &rules(&all, "prerouting")[rule][0]["match"]["right"]["prefix"];
+        assert_eq!(from(2), &json!({ "addr": "10.9.0.0", "len": 16 }));
+        assert_eq!(from(3), &json!({ "addr": "fd09::", "len": 64 }));
+    }
+
+    #[test]
+    fn only_families_with_a_listener_are_caught_and_nothing_forwarded_unless_asked() {
+        let all = commands(&Catch { v6: None, ..catch() }.whole(&Sets::default()));
+        assert_eq!((rules(&all, "output").len(), rules(&all, "prerouting").len()), (3, 0));
+        assert!(!all.iter().any(|(_, kind, of)| kind == "chain" && of["name"] == "prerouting"));
+    }
+
+    #[test]
+    fn the_whole_table_takes_the_place_of_any_of_its_name() {
+        let all = commands(&catch().whole(&sets(&["10.0.0.7", "fd00::7"], &[10250])));
+        let begin: Vec<_> =
+            all.iter().take(3).map(|(verb, kind, _)| (verb.as_str(), kind.as_str())).collect();
+        assert_eq!(begin, [("add", "table"), ("delete", "table"), ("add", "table")]);
+        let gone = commands(&catch().gone());
+        assert_eq!(gone[..], all[..2]);
+    }
+
+    #[test]
+    fn ports_are_renewed_for_their_whole_time_even_where_nothing_changes() {
+        let same = sets(&["10.0.0.7"], &[10250]);
+        let all = commands(&catch().change(&same, &same));
+        let verbs: Vec<_> = all.iter().map(|(verb, kind, _)| (verb.as_str(), kind.as_str())).collect();
+        assert_eq!(verbs, [("flush", "set"), ("add", "element")]);
+        assert_eq!(all[1].2["elem"], json!([10250]));
+        let whole = commands(&catch().whole(&same));
+        let (.., ports) = whole.iter().find(|(_, kind, of)| kind == "set" && of["name"] == "ports").unwrap();
+        assert_eq!((&ports["flags"], &ports["timeout"]), (&json!(["timeout"]), &json!(30)));
+    }
+
+    fn any_sets() -> impl Strategy<Value = Sets> {
+        let v4 = (0_u8..6).prop_map(|last| IpAddr::from([10, 0, 0, last]));
+        let v6 = (0_u16..6).prop_map(|last| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]));
+        let nodes = proptest::collection::btree_set(prop_oneof![v4, v6], 0..8);
+        (nodes, proptest::collection::btree_set(1_u16..6, 0..4))
+            .prop_map(|(nodes, ports)| Sets { nodes, ports })
+    }
+
+    proptest! {
+        #[test]
+        fn from_any_state_to_any_other_the_kernel_refuses_nothing_and_has_that_one(
+            steps in proptest::collection::vec(any_sets(), 1..6),
+        ) {
+            let (mut held, mut direct) = (BTreeMap::new(), BTreeMap::new());
+            applied(&catch().whole(&Sets::default()), &mut held);
+            let mut from = Sets::default();
+            for to in &steps {
+                applied(&catch().change(&from, to), &mut held);
+                from = to.clone();
+            }
+            applied(&catch().whole(&from), &mut direct);
+            prop_assert_eq!(held, direct);
+        }
+    }
+}
+
+#[cfg(test)]
+mod pending_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What the kernel told of a connection from 10.99.0.1 to 10.99.0.8:10250 that nobody has answered.
+    const UNANSWERED: &str = "3400018014000180080001000a630001080002000a6300081c000280050001000600000006000200aa1000000600\
+                              0300280a00003400028014000180080001000a630008080002000a6300011c000280050001000600000006000200\
+                              280a000006000300aa1000000800030000000188080008000000000008000c009b458e6608000b00000000020800\
+                              070000000077300004802c0001800500010001000000050002000a00000005000300000000000600040003000000\
+                              0600050000000000";
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<_> = hex.bytes().map(|digit| char::from(digit).to_digit(16).unwrap()).collect();
+        digits.chunks(2).map(|two| u8::try_from(two[0] * 16 + two[1]).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_connection_that_nobody_has_answered_is_told_from_one_that_is_led_elsewhere() {
+        let told = bytes(UNANSWERED);
+        let entry = Entry::read(&told).unwrap();
+        assert_eq!((entry.to, entry.port), ([10, 99, 0, 8].into(), 10250));
+        assert!(entry.is_pending());
+        // What names it: where it came from and goes to, and its number.
+        assert_eq!(entry.key, [&told[..0x34], &bytes("08000c009b458e66")].concat());
+        for led in [1 << 1, 1 << 5] {
+            assert!(!Entry { status: entry.status | led, ..Entry::read(&told).unwrap() }.is_pending());
+        }
+        assert!(!Entry { state: 3, ..entry }.is_pending(), "it is established");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_told_is_no_panic(told in proptest::collection::vec(any::<u8>(), 0..300)) {
+            Entry::read(&told);
+        }
+
+        #[test]
+        fn what_is_cut_short_names_nothing_else(len in 0_usize..208) {
+            let told = bytes(UNANSWERED);
+            let cut = Entry::read(&told[..len.min(told.len())]);
+            prop_assert!(cut.is_none_or(|cut| cut.port == 10250));
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A shared text in a Secret of Kubernetes.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
+use kube::{Api, Error};
+use tokio::time::timeout;
+
+use crate::invitations::store::{CellError, Seen};
+use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+
+/// One Secret in our own namespace.
+pub struct SecretCell {
+    cluster: Cluster,
+    name: String,
+    api: Option<Api<Secret>>,
+}
+
+impl SecretCell {
+    /// Nothing is asked yet. The Secret is made when it is first written.
+    pub fn new(cluster: Cluster, name: String) -> Self {
+        Self { cluster, name, api: None }
+    }
+
+    pub(crate) async fn read(&mut self) -> Result<Seen, CellError> {
+        let found = self.found().await;
+        self.checked(found).map(|found| found.as_ref().map_or_else(Seen::default, seen))
+    }
+
+    pub(crate) async fn write(&mut self, before: &Seen, text: Vec<u8>) -> Result<bool, CellError> {
+        if text.len() > MOST_BYTES {
+            return Err(CellError::Full { bytes: text.len(), most: MOST_BYTES });
+        }
+        let written = self.try_write(before, text).await;
+        self.checked(written)
+    }
+
+    async fn try_write(&mut self, before: &Seen, text: Vec<u8>) -> Result<bool, ClusterError> {
+        // Whatever others have put into it stays.
+        let found = self.found().await?;
+        if found.as_ref().map_or_else(Seen::default, seen) != *before {
+            return Ok(false);
+        }
+        let there = found.is_some();
+        let mut object = found.unwrap_or_default();
+        object.metadata.name = Some(self.name.clone());
+        object.data.get_or_insert_default().insert(KEY.to_owned(), ByteString(text));
+        let api = self.connected().await?;
+        let params = PostParams::default();
+        let write = async {
+            if there {
+                api.replace(&self.name, &params, &object).await
+            } else {
+                api.create(&params, &object).await
+            }
+        };
+        match timeout(REQUEST_TIMEOUT, write).await.map_err(|_| ClusterError::Silent)? {
+            Ok(_) => Ok(true),
+            // Changed, made or deleted meanwhile: kube-apiserver compares the version that the object has.
+            Err(Error::Api(status)) if status.code == 409 || there && status.code == 404 => Ok(false),
+            Err(cause) => Err(cause.into()),
+        }
+    }
+
+    async fn found(&mut self) -> Result<Option<Secret>, ClusterError> {
+        let api = self.connected().await?;
+        let found = timeout(REQUEST_TIMEOUT, api.get_opt(&self.name)).await;
+        Ok(found.map_err(|_| ClusterError::Silent)??)
+    }
+
+    async fn connected(&mut self) -> Result<Api<Secret>, ClusterError> {
+        if let Some(api) = &self.api {
+            return Ok(api.clone());
+        }
+        let (client, namespace) = self.cluster.connect().await?;
+        Ok(self.api.insert(Api::namespaced(client, &namespace)).clone())
+    }
+
+    fn checked<T>(&mut self, done: Result<T, ClusterError>) -> Result<T, CellError> {
+        done.map_err(|cause| {
+            // The next try reads the files anew: a certificate or a token may be over.
+            self.api = None;
+            CellError::Secret { name: self.name.clone(), cause }
+        })
+    }
+}
+
+impl std::fmt::Debug for SecretCell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SecretCell").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn seen(found: &Secret) -> Seen {
+    let text = found.data.as_ref().and_then(|data| data.get(KEY)).map(|text| text.0.clone());
+    Seen {
+        text: text.unwrap_or_default(),
+        version: found.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+/// Its key.
+const KEY: &str = "enrolled";
+
+/// What Kubernetes takes, less what surrounds it.
+const MOST_BYTES: usize = 1_000_000;

@@ -1,0 +1,112 @@
+use crate::invitations::store::FileCell;
+use crate::net::pki::Authority;
+
+use super::*;
+
+/// Pods that share a file.
+fn pods(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
+    let authority = Authority::new("ours", Duration::from_secs(3600)).unwrap();
+    let (ca, cert, key) = (place.join("ca.crt"), place.join("cloud.crt"), place.join("cloud.key"));
+    let other = Authority::new("other", Duration::from_secs(3600)).unwrap();
+    std::fs::write(&ca, format!("{}{}", other.cert(), authority.cert())).unwrap();
+    authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
+    let pod = || {
+        let authority = CloudAuthority::load(ca.clone(), cert.clone()).unwrap();
+        Enrolment::new(Cell::File(FileCell::new(place.join("enrolled"))), authority)
+    };
+    (0..count).map(|_| pod()).collect()
+}
+
+fn node() -> NodeName {
+    "edge7".parse().unwrap()
+}
+
+fn token(n: usize) -> String {
+    format!("{n:032x}")
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+const FROM: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+#[tokio::test]
+async fn of_ten_that_join_at_three_pods_with_one_invitation_exactly_one_does() {
+    let place = tempfile::tempdir().unwrap();
+    let pods = pods(place.path(), 3);
+    let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
+    let secret = invited.code.secret();
+    let joins = (0..10).map(|n| {
+        let (pod, secret) = (pods[n % 3].clone(), secret.clone());
+        async move { pod.join(FROM, &secret, "edge7", &token(n)).await }
+    });
+    let joined = futures_util::future::join_all(joins).await;
+    let winners: Vec<_> = (0..10).filter(|n| joined[*n].is_ok()).collect();
+    assert_eq!(winners.len(), 1, "{joined:?}");
+    for lost in joined.iter().filter_map(|joined| joined.as_ref().err()) {
+        assert!(matches!(lost, JoinRefusal::Uninvited(Uninvited::Used)), "{lost}");
+    }
+    for pod in &pods {
+        pod.look().await.unwrap();
+        assert_eq!(pod.known().proves(&node(), &token(winners[0])), Some(true));
+        // Whose answer was lost asks again, at whichever pod.
+        pod.join(FROM, &secret, "edge7", &token(winners[0])).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_invitation_tells_of_the_authority_that_has_signed_and_of_a_name() {
+    let place = tempfile::tempdir().unwrap();
+    let pods = pods(place.path(), 1);
+    let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
+    let certificates = pods[0].certificates();
+    let all: Vec<_> = rustls_pemfile::certs(&mut certificates.as_bytes()).map(Result::unwrap).collect();
+    assert_eq!(invited.code.pin(), CloudAuthority::pin_of(&all[1]));
+    assert_ne!(invited.code.pin(), CloudAuthority::pin_of(&all[0]));
+    assert_eq!(invited.host.as_deref(), Some("cloud.test"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_guesses_is_not_listened_to_for_a_minute_and_others_are() {
+    let place = tempfile::tempdir().unwrap();
+    let pods = pods(place.path(), 1);
+    let pod = &pods[0];
+    let invited = pod.invite(&node(), HOUR, "test").await.unwrap();
+    for n in 0..10 {
+        let guess = pod.join(FROM, &n.to_string(), "edge7", &token(1)).await.unwrap_err();
+        assert!(matches!(guess, JoinRefusal::Uninvited(Uninvited::Unknown)), "{guess}");
+    }
+    let right = invited.code.secret();
+    let barred = pod.join(FROM, &right, "edge7", &token(1)).await.unwrap_err();
+    assert!(matches!(barred, JoinRefusal::TooOften), "{barred}");
+    pod.join("10.0.0.9".parse().unwrap(), &right, "edge7", &token(1)).await.unwrap();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let used = pod.join(FROM, &right, "edge7", &token(2)).await.unwrap_err();
+    assert!(matches!(used, JoinRefusal::Uninvited(Uninvited::Used)), "{used}");
+}
+
+#[tokio::test]
+async fn what_is_malformed_or_cannot_be_kept_is_told_apart() {
+    let place = tempfile::tempdir().unwrap();
+    let pods = pods(place.path(), 1);
+    for (node, token) in [("a b", token(1)), ("edge7", "short".to_owned()), ("edge7", "a:".repeat(20))] {
+        let told = pods[0].join(FROM, "secret", node, &token).await.unwrap_err();
+        assert!(matches!(told, JoinRefusal::Malformed(_)), "{told}");
+    }
+    std::fs::write(place.path().join("enrolled"), "10.0.0.1 somebody's hosts").unwrap();
+    let told = pods[0].join(FROM, "secret", "edge7", &token(1)).await.unwrap_err();
+    assert!(matches!(told, JoinRefusal::Later(_)), "{told}");
+    let told = pods[0].invite(&node(), HOUR, "test").await.unwrap_err().to_string();
+    assert!(told.contains("name another store"), "{told}");
+    assert_eq!(std::fs::read_to_string(place.path().join("enrolled")).unwrap(), "10.0.0.1 somebody's hosts");
+}
+
+#[tokio::test]
+async fn a_store_that_has_lost_all_revokes_nobody_and_takes_nothing_new() {
+    let place = tempfile::tempdir().unwrap();
+    let pods = pods(place.path(), 1);
+    let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
+    pods[0].join(FROM, &invited.code.secret(), "edge7", &token(1)).await.unwrap();
+    std::fs::remove_file(place.path().join("enrolled")).unwrap();
+    assert!(pods[0].look().await.unwrap_err().to_string().contains("they are gone"));
+    assert!(pods[0].invite(&node(), HOUR, "test").await.is_err());
+    assert_eq!(pods[0].known().proves(&node(), &token(1)), Some(true));
+}

@@ -1,0 +1,620 @@
+//! Keeps an address book up to date with Kubernetes.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Debug};
+use std::marker::PhantomData;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as whole;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Api, ObjectMeta};
+use kube::runtime::watcher::{self, Event};
+use kube::{Client, Resource, ResourceExt as _};
+use serde::{Deserialize, Deserializer};
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::base::addresses::cluster_state::{
+    Claims, FactTable, Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide,
+    SliceFacts,
+};
+use crate::base::addresses::{AddressBook, NotLocated};
+use crate::base::drain::Drain;
+use crate::kubernetes::cluster::{Cluster, ClusterError};
+use crate::kubernetes::members::SERVICE_LABEL;
+use crate::kubernetes::watcher::{Followed, NodeStatus, Take, part_of};
+
+/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
+/// not answer, what was known stands.
+pub struct AddressWatch {
+    cluster: Cluster,
+    book: Arc<AddressBook>,
+    report: Report,
+    disputes: Disputes,
+}
+
+/// Takes the state of each kind of object: complete, or why not.
+type Report = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
+
+impl AddressWatch {
+    /// Sends no request yet. `tell` gets the state of each kind now, and whenever it changes; it must be quick.
+    pub fn new(
+        cluster: Cluster,
+        book: Arc<AddressBook>,
+        report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
+    ) -> Self {
+        for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
+            report(what, Err("not known yet".to_owned()));
+        }
+        Self { cluster, book, report: Arc::new(report), disputes: Disputes::default() }
+    }
+
+    /// Follows them until draining begins.
+    pub async fn follow(self, drain: Drain) {
+        let all = async {
+            tokio::join!(
+                self.kind::<NodePart>(NODES, Api::all),
+                self.kind::<PodPart>(PODS, Api::all),
+                self.kind::<ServicePart>(SERVICES, Api::all),
+                self.kind::<SlicePart>(ENDPOINTS, Api::all),
+                self.by_hand(),
+            );
+        };
+        tokio::select! {
+            () = all => {}
+            () = drain.draining() => {}
+        }
+    }
+
+    async fn kind<K>(&self, what: &'static str, api: fn(Client) -> Api<K>)
+    where
+        K: Partial + Resource<DynamicType = ()>,
+    {
+        let taker = KindTaker::<K> { watch: self, what, listed: false, kind: PhantomData };
+        let followed = Followed { cluster: &self.cluster, what, which: watcher::Config::default() };
+        match followed.follow(|client, _| api(client), taker).await {}
+    }
+
+    async fn by_hand(&self) {
+        let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
+        let followed = Followed { cluster: &self.cluster, what: CACHE_WORDS, which };
+        match followed.follow(Api::namespaced, ByHand { watch: self, found: false, listed: false }).await {}
+    }
+}
+
+/// Objects of one kind.
+struct KindTaker<'a, K> {
+    watch: &'a AddressWatch,
+    what: &'static str,
+    listed: bool,
+    kind: PhantomData<fn(K)>,
+}
+
+impl<K: Partial> KindTaker<'_, K> {
+    fn report(&self, state: Result<(), String>) {
+        (self.watch.report)(self.what, state);
+    }
+}
+
+impl<K: Partial + Resource<DynamicType = ()>> Take<K> for KindTaker<'_, K> {
+    fn take(&mut self, event: Event<K>) -> bool {
+        match event {
+            Event::Init => {
+                self.listed = false;
+                self.watch.book.change(|facts| K::table(facts).begin());
+            }
+            Event::InitApply(object) | Event::Apply(object) => {
+                let (name, kept) = (name(&object), object.facts());
+                let claimed = self.watch.book.change(|facts| match kept {
+                    Some(kept) => K::table(facts).put(&name, kept),
+                    None => {
+                        K::table(facts).remove(&name);
+                        Vec::new()
+                    }
+                });
+                // A list names objects one by one beside older ones, which may be deleted by now.
+                if self.listed {
+                    self.watch.disputes.tell(&self.watch.book, claimed);
+                }
+            }
+            Event::Delete(object) => self.watch.book.change(|facts| K::table(facts).remove(&name(&object))),
+            Event::InitDone => {
+                self.listed = true;
+                let claimed = self.watch.book.change(|facts| {
+                    K::table(facts).finish();
+                    K::table(facts).addresses()
+                });
+                self.watch.disputes.tell(&self.watch.book, claimed);
+                self.report(Ok(()));
+            }
+        }
+        self.listed
+    }
+
+    fn is_cut_off(&mut self, cause: &ClusterError) {
+        self.report(Err(cause.to_string()));
+    }
+}
+
+/// What people write of Services.
+struct ByHand<'a> {
+    watch: &'a AddressWatch,
+    /// The list under way has it.
+    found: bool,
+    listed: bool,
+}
+
+impl Take<Cache> for ByHand<'_> {
+    fn take(&mut self, event: Event<Cache>) -> bool {
+        let sides = match event {
+            Event::Init => {
+                (self.found, self.listed) = (false, false);
+                None
+            }
+            Event::InitApply(cache) | Event::Apply(cache) => {
+                self.found = true;
+                Some(cache.sides())
+            }
+            Event::Delete(_) => Some(Default::default()),
+            Event::InitDone => {
+                self.listed = true;
+                (self.watch.report)(CACHE_WORDS, Ok(()));
+                (!self.found).then(Default::default)
+            }
+        };
+        if let Some(sides) = sides {
+            self.watch.book.change(|facts| facts.sides = sides);
+        }
+        self.listed
+    }
+
+    fn is_cut_off(&mut self, cause: &ClusterError) {
+        (self.watch.report)(CACHE_WORDS, Err(cause.to_string()));
+    }
+}
+
+impl fmt::Debug for AddressWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressWatch").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+/// As the tables have it: `namespace/name`, of a node its name alone.
+fn name<K: Partial + Resource<DynamicType = ()>>(object: &K) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}
+
+/// The ConfigMap of our own namespace in which SuperEdge keeps its routes.
+const CACHE: &str = "tunnel-cache";
+
+// What each kind is called in the log and in `/readyz`.
+const NODES: &str = "nodes";
+const PODS: &str = "pods";
+const SERVICES: &str = "Services";
+const ENDPOINTS: &str = "endpoints of Services";
+const CACHE_WORDS: &str = "Services in ConfigMap tunnel-cache";
+
+// The objects of Kubernetes, as far as we read them: the rest of their text is skipped, and never in memory as values.
+
+/// An object of which facts are kept.
+pub(crate) trait Partial:
+    Resource + Clone + for<'de> Deserialize<'de> + Debug + Send + 'static
+{
+    /// What is kept of it.
+    type Facts: Claims;
+
+    /// Where that is kept.
+    fn table(facts: &mut Facts) -> &mut FactTable<Self::Facts>;
+
+    /// What is to be kept of it; `None`: it does not count.
+    fn facts(self) -> Option<Self::Facts>;
+}
+
+part_of!(NodePart, whole::Node);
+part_of!(PodPart, whole::Pod);
+
+/// Of all that it may be labelled with, only whose slice it is.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta {
+    name: Option<String>,
+    namespace: Option<String>,
+    resource_version: Option<String>,
+    #[serde(default)]
+    labels: Labels,
+}
+
+#[derive(Deserialize, Default)]
+struct Labels {
+    #[serde(rename = "kubernetes.io/service-name")]
+    service: Option<String>,
+}
+
+fn meta<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    let Meta { name, namespace, resource_version, labels } = Meta::deserialize(from)?;
+    let labels = labels.service.map(|service| BTreeMap::from([(SERVICE_LABEL.to_owned(), service)]));
+    Ok(ObjectMeta { name, namespace, resource_version, labels, ..ObjectMeta::default() })
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct NodePart {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: NodeSpec,
+    #[serde(default)]
+    status: NodeStatus,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct NodeSpec {
+    #[serde(rename = "podCIDRs")]
+    pod_cidrs: Vec<String>,
+}
+
+impl Partial for NodePart {
+    type Facts = NodeFacts;
+
+    fn table(facts: &mut Facts) -> &mut FactTable<NodeFacts> {
+        &mut facts.nodes
+    }
+
+    fn facts(self) -> Option<NodeFacts> {
+        Some(NodeFacts {
+            ips: self.status.ips("InternalIP"),
+            outside: self.status.ips("ExternalIP"),
+            pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
+        })
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PodPart {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: PodSpec,
+    #[serde(default)]
+    status: PodStatus,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct PodSpec {
+    node_name: Option<String>,
+    host_network: bool,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct PodStatus {
+    phase: String,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct PodIp {
+    ip: String,
+}
+
+impl Partial for PodPart {
+    type Facts = PodFacts;
+
+    fn table(facts: &mut Facts) -> &mut FactTable<PodFacts> {
+        &mut facts.pods
+    }
+
+    fn facts(self) -> Option<PodFacts> {
+        let node = self.spec.node_name?.parse().ok()?;
+        let over = matches!(self.status.phase.as_str(), "Succeeded" | "Failed");
+        let own = self.status.pod_ips.iter().filter(|_| !over && !self.spec.host_network);
+        Some(PodFacts { node, ips: addresses(own.map(|own| own.ip.as_str())) })
+    }
+}
+
+fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Box<[IpAddr]> {
+    texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+// Services, their endpoints, and what people write of them.
+
+part_of!(ServicePart, whole::Service);
+part_of!(SlicePart, EndpointSlice);
+part_of!(Cache, whole::ConfigMap);
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct ServicePart {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: ServiceSpec,
+    #[serde(default)]
+    status: ServiceStatus,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ServiceSpec {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(rename = "clusterIPs")]
+    cluster_ips: Vec<String>,
+    #[serde(rename = "externalIPs")]
+    external_ips: Vec<String>,
+    external_name: Option<String>,
+    ports: Vec<PortSpec>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ServiceStatus {
+    load_balancer: LoadBalancer,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct LoadBalancer {
+    ingress: Vec<Ingress>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Ingress {
+    /// It may have a name alone.
+    ip: Option<String>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct PortSpec {
+    name: Option<String>,
+    /// Of a slice it may be any number: Kubernetes does not check it, and one bad object must not hide all others.
+    port: Option<i64>,
+    protocol: Option<String>,
+}
+
+impl Partial for ServicePart {
+    type Facts = ServiceFacts;
+
+    fn table(facts: &mut Facts) -> &mut FactTable<ServiceFacts> {
+        &mut facts.services
+    }
+
+    fn facts(self) -> Option<ServiceFacts> {
+        let ServiceSpec { kind, cluster_ips, external_ips, external_name, ports } = self.spec;
+        let external = match (kind.as_str(), external_name) {
+            ("ExternalName", name) => Some(name?.parse().ok()?),
+            _ => None,
+        };
+        // A headless one has "None" there.
+        let ips = addresses(cluster_ips.iter().map(String::as_str));
+        let balanced = self.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
+        let outside = addresses(external_ips.iter().map(String::as_str).chain(balanced));
+        Some(ServiceFacts { ips, outside, ports: tcp(ports), external })
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SlicePart {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    address_type: String,
+    // Both may be null.
+    endpoints: Option<Vec<SliceEndpoint>>,
+    ports: Option<Vec<PortSpec>>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SliceEndpoint {
+    addresses: Vec<String>,
+    #[serde(default)]
+    conditions: Conditions,
+    node_name: Option<String>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+struct Conditions {
+    ready: Option<bool>,
+}
+
+impl Partial for SlicePart {
+    type Facts = SliceFacts;
+
+    fn table(facts: &mut Facts) -> &mut FactTable<SliceFacts> {
+        &mut facts.slices
+    }
+
+    fn facts(self) -> Option<SliceFacts> {
+        // Of names Kubernetes does not check what they are, and one that reads as 127.0.0.1 would be the edge itself.
+        if self.address_type == "FQDN" {
+            return None;
+        }
+        let service = self.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
+        let service = format!("{}/{service}", self.metadata.namespace.as_deref()?).into();
+        // Unknown counts as ready, as Kubernetes wants it; of several addresses the first one stands for all.
+        let ready = self.endpoints.into_iter().flatten().filter(|one| one.conditions.ready.unwrap_or(true));
+        let ready = ready.filter_map(|one| {
+            let node = one.node_name.and_then(|name| name.parse().ok());
+            Some(ReadyEndpoint { ip: one.addresses.first()?.parse().ok()?, node })
+        });
+        Some(SliceFacts { service, ports: tcp(self.ports.unwrap_or_default()), ready: ready.collect() })
+    }
+}
+
+/// SuperEdge's ConfigMap `tunnel-cache`, of which only what people write by hand counts.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Cache {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    data: CacheData,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct CacheData {
+    user_services: String,
+}
+
+impl Cache {
+    /// The Services, as `namespace/name`, and where they are. What cannot be read counts for nothing.
+    pub(crate) fn sides(&self) -> HashMap<String, ServiceSide> {
+        let lines = self.data.user_services.lines();
+        let sides = lines.filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (service, namespace) = words.next()?.split_once('.')?;
+            let side = match words.next()? {
+                "edge" => ServiceSide::Edge,
+                "cloud" => ServiceSide::Cloud,
+                _ => return None,
+            };
+            Some((format!("{namespace}/{service}"), side))
+        });
+        sides.collect()
+    }
+}
+
+fn tcp(ports: Vec<PortSpec>) -> Box<[ServicePort]> {
+    let tcp = ports.into_iter().filter(|port| port.protocol.as_deref().is_none_or(|name| name == "TCP"));
+    tcp.filter_map(|port| {
+        let number = u16::try_from(port.port?).ok().filter(|number| *number > 0)?;
+        Some(ServicePort { name: port.name.unwrap_or_default().into(), number })
+    })
+    .collect()
+}
+
+// Logs the addresses that a Node or a pod claims although another party has or claims them.
+
+/// Limits the lines: a kubelet may change what it claims as often as it likes.
+#[derive(Debug, Default)]
+pub(crate) struct Disputes(Mutex<Window>);
+
+#[derive(Debug, Default)]
+struct Window {
+    begun: Option<Instant>,
+    lines: u32,
+}
+
+impl Disputes {
+    /// Logs which of these addresses are disputed, and by whom.
+    pub(crate) fn tell(&self, book: &AddressBook, ips: impl IntoIterator<Item = IpAddr>) {
+        for line in ips.into_iter().filter_map(|ip| book.dispute(ip)).filter_map(|why| self.line(why)) {
+            warn!("{line}");
+        }
+    }
+
+    /// What the log is told of a dispute; `None` if nothing more in this window.
+    fn line(&self, why: String) -> Option<String> {
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if window.begun.is_none_or(|begun| begun.elapsed() >= WINDOW) {
+            *window = Window { begun: Some(Instant::now()), lines: 0 };
+        }
+        window.lines = window.lines.saturating_add(1);
+        match window.lines {
+            ..=MOST_LINES => Some(why),
+            LAST_LINE => Some(MORE.to_owned()),
+            _ => None,
+        }
+    }
+}
+
+impl AddressBook {
+    /// Who disputes an address, and what comes of it; `None` if nobody does.
+    fn dispute(&self, ip: IpAddr) -> Option<String> {
+        let (fixed, facts) = (self.fixed_node(ip), self.facts());
+        let service = facts.service_at(ip).ok().flatten();
+        let claim = facts.by_kubelets(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
+        match (fixed, service, claim) {
+            (Some(node), _, Some(claim)) => Some(format!(
+                "{claim} claims {ip}, which [mode.cloud.addresses] puts at node {node}: the table wins"
+            )),
+            (None, Some(service), Some(claim)) => {
+                Some(format!("{claim} claims {ip}, the ClusterIP of Service {service}: the Service keeps it"))
+            }
+            (Some(_), ..) => None,
+            (None, ..) => match facts.node_at(ip) {
+                Err(why @ NotLocated::Ambiguous { .. }) => Some(format!("{why}: neither is reached by it")),
+                _ => None,
+            },
+        }
+    }
+}
+
+/// Disputes that are logged one by one within one window.
+const MOST_LINES: u32 = 20;
+
+const LAST_LINE: u32 = MOST_LINES + 1;
+
+const MORE: &str = "more addresses are disputed; a client that asks for one is told by whom";
+
+const WINDOW: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod disputes_tests {
+    use crate::base::addresses::cluster_state::{NodeFacts, PodFacts, ServiceFacts};
+
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    /// 10.0.0.1 is node1's by the table; 10.0.0.2 is a Service's; 10.0.0.3 is node2's; node evil claims all of them.
+    fn book() -> AddressBook {
+        let book = AddressBook::new(vec![(ip(1).into(), "node1".parse().unwrap())], true);
+        let node = |ips: &[u8]| NodeFacts {
+            ips: ips.iter().copied().map(ip).collect(),
+            outside: Box::default(),
+            pods: Box::default(),
+        };
+        book.change(|facts| {
+            facts.nodes.put("node1", node(&[1]));
+            facts.nodes.put("node2", node(&[3]));
+            facts.nodes.put("evil", node(&[2, 3, 4]));
+            let pod = PodFacts { node: "evil".parse().unwrap(), ips: [ip(1), ip(4)].into() };
+            facts.pods.put("shop/pod", pod);
+            let none = ServiceFacts {
+                ips: [ip(2)].into(),
+                outside: Box::default(),
+                ports: Box::default(),
+                external: None,
+            };
+            facts.services.put("shop/web", none);
+        });
+        book
+    }
+
+    #[test]
+    fn a_line_names_both_who_claim_an_address() {
+        let book = book();
+        let lines: Vec<_> = (1..=5).filter_map(|last| book.dispute(ip(last))).collect();
+        let expected = [
+            "pod shop/pod at evil claims 10.0.0.1, which [mode.cloud.addresses] puts at node node1: the table wins",
+            "node evil claims 10.0.0.2, the ClusterIP of Service shop/web: the Service keeps it",
+            "10.0.0.3 is claimed by both node evil and node node2: neither is reached by it",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kubelet_that_claims_without_end_does_not_fill_the_log() {
+        let disputes = Disputes::default();
+        let told = || (0..1000).filter_map(|_| disputes.line("a dispute".to_owned())).count();
+        assert_eq!((told(), told()), (21, 0));
+        tokio::time::advance(WINDOW).await;
+        assert_eq!(told(), 21);
+    }
+}

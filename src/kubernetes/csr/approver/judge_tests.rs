@@ -1,0 +1,297 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const PODS: &str = "system:serviceaccount:edge-system:tunnel-cloud";
+
+fn texts(all: &[&str]) -> Vec<String> {
+    all.iter().map(|text| (*text).to_owned()).collect()
+}
+
+fn addresses() -> BTreeSet<IpAddr> {
+    BTreeSet::from(["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()])
+}
+
+fn apiserver() -> Apiserver {
+    Apiserver::new(["10.96.0.1", "[fd00:96::1]", "API.example.org", "127.0.0.1"].map(str::to_owned))
+}
+
+/// One that is approved.
+fn good(profile: Profile) -> Asked {
+    let mut content = Content {
+        common_names: texts(&[profile.common_name()]),
+        organizations: texts(&[profile.organization()]),
+        ..Content::default()
+    };
+    match profile {
+        Profile::Server => content.dns = texts(&["x-tunnel-server-svc"]),
+        Profile::ProxyClient => {}
+        Profile::Agent => {
+            content.dns = texts(&["node7"]);
+            content.ips = vec!["10.0.0.7".parse().unwrap()];
+        }
+    }
+    let (requester, group) = match profile {
+        Profile::Agent => ("system:node:node7", "system:nodes"),
+        _ => (PODS, "system:serviceaccounts"),
+    };
+    Asked {
+        signer: profile.signer().to_owned(),
+        requester: requester.to_owned(),
+        groups: texts(&[group, "system:authenticated"]),
+        usages: texts(&profile.usages()),
+        content,
+    }
+}
+
+/// Those of node7, and by what the pods are reached; kube-apiserver's, too, as an annotation or a Node may say so.
+fn facts() -> Facts {
+    let reached =
+        ["x-tunnel-server-svc", "127.0.0.1", "10.96.0.9", "10.96.0.1", "api.example.org", "*.default.svc"];
+    Facts { addresses: Some(addresses()), reached: reached.map(str::to_owned).into() }
+}
+
+fn verdict(asked: &Asked) -> Verdict {
+    judge(asked, PODS, &apiserver(), &facts())
+}
+
+/// The reason of a denial.
+fn denied(asked: &Asked) -> String {
+    match verdict(asked) {
+        Verdict::Deny(why) => why,
+        other => panic!("{other:?}: {asked:?}"),
+    }
+}
+
+fn changed(profile: Profile, change: impl FnOnce(&mut Asked)) -> Asked {
+    let mut asked = good(profile);
+    change(&mut asked);
+    asked
+}
+
+#[test]
+fn each_profile_is_approved_for_who_may_have_it() {
+    for profile in Profile::ALL {
+        assert_eq!(verdict(&good(profile)), Verdict::Approve, "{profile:?}");
+    }
+    let without_addresses = changed(Profile::Agent, |asked| asked.content.ips.clear());
+    let bare = Facts { addresses: Some(BTreeSet::new()), ..Facts::default() };
+    assert_eq!(judge(&without_addresses, PODS, &apiserver(), &bare), Verdict::Approve);
+    let turned = changed(Profile::Server, |asked| asked.usages.reverse());
+    assert_eq!(verdict(&turned), Verdict::Approve, "the order of usages means nothing");
+}
+
+#[test]
+fn a_foreign_requester_is_denied() {
+    for profile in [Profile::Server, Profile::ProxyClient] {
+        for requester in [
+            "system:node:node7",
+            "system:serviceaccount:edge-system:other",
+            "kubernetes-admin",
+            "",
+            "system:anonymous",
+        ] {
+            let asked = changed(profile, |asked| {
+                requester.clone_into(&mut asked.requester);
+                asked.groups.push("system:nodes".to_owned());
+            });
+            assert!(denied(&asked).contains(PODS), "{profile:?}: {requester}");
+        }
+    }
+    for requester in [PODS, "system:node:", "system:node:other", "kubernetes-admin", "node7"] {
+        let asked = changed(Profile::Agent, |asked| requester.clone_into(&mut asked.requester));
+        let why = denied(&asked);
+        assert!(why.contains("only a node") || why.contains("\"other\""), "{why}");
+    }
+    let ungrouped = changed(Profile::Agent, |asked| asked.groups = texts(&["system:authenticated"]));
+    assert!(denied(&ungrouped).contains("only a node"), "a user who is only called so is no node");
+}
+
+#[test]
+fn an_agent_has_its_nodes_names_and_addresses_alone() {
+    for dns in [&["node8"][..], &[], &["node7", "node8"], &["node7", "node7"], &["Node7"], &["*"]] {
+        let asked = changed(Profile::Agent, |asked| asked.content.dns = texts(dns));
+        assert!(denied(&asked).contains("want exactly \"node7\""), "{dns:?}");
+    }
+    let foreign = changed(Profile::Agent, |asked| asked.content.ips.push("10.0.0.8".parse().unwrap()));
+    assert!(denied(&foreign).contains("10.0.0.8 is no address of Node node7"));
+    let gone = judge(&good(Profile::Agent), PODS, &apiserver(), &Facts::default());
+    assert_eq!(gone, Verdict::Deny("there is no Node node7".to_owned()));
+}
+
+#[test]
+fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_none() {
+    let bare = changed(Profile::Server, |asked| asked.content.dns.clear());
+    assert!(denied(&bare).contains("no alternative name"));
+    for name in ["kubernetes", "kubernetes.default", "Kubernetes.default.svc.cluster.local", "*.default.svc"]
+    {
+        let asked = changed(Profile::Server, |asked| asked.content.dns.push(name.to_owned()));
+        assert!(denied(&asked).contains("kube-apiserver"), "{name}");
+    }
+    for name in ["api.example.org", "Api.Example.org.", "10.96.0.1", "fd00:96:0::1"] {
+        let asked = changed(Profile::Server, |asked| asked.content.dns.push(name.to_owned()));
+        assert!(denied(&asked).contains("kube-apiserver"), "{name}");
+    }
+    for ip in ["10.96.0.1", "::ffff:10.96.0.1", "fd00:96::1"] {
+        let asked = changed(Profile::Server, |asked| asked.content.ips.push(ip.parse().unwrap()));
+        assert!(denied(&asked).contains("kube-apiserver"), "{ip}");
+    }
+    let loopback = changed(Profile::Server, |asked| asked.content.ips.push("127.0.0.1".parse().unwrap()));
+    assert_eq!(verdict(&loopback), Verdict::Approve, "each pod's certificate has it");
+    let named = changed(Profile::ProxyClient, |asked| asked.content.dns = texts(&["node7"]));
+    let addressed =
+        changed(Profile::ProxyClient, |asked| asked.content.ips = vec!["10.0.0.7".parse().unwrap()]);
+    for asked in [named, addressed] {
+        assert!(denied(&asked).contains("alternative names"));
+    }
+}
+
+#[test]
+fn a_server_has_the_names_and_addresses_of_our_services_alone() {
+    let mapped = "::ffff:10.96.0.9";
+    for foreign in
+        ["metrics-server.kube-system.svc", "X-tunnel-server-svc", "x-tunnel-server-svc.", "", mapped]
+    {
+        let asked = changed(Profile::Server, |asked| asked.content.dns.push(foreign.to_owned()));
+        assert!(denied(&asked).contains("no Service that this approver knows"), "{foreign}");
+    }
+    for foreign in ["10.96.0.10", "10.0.0.7", mapped] {
+        let asked = changed(Profile::Server, |asked| asked.content.ips.push(foreign.parse().unwrap()));
+        assert!(denied(&asked).contains("no Service that this approver knows"), "{foreign}");
+    }
+    let ours = changed(Profile::Server, |asked| {
+        asked.content.dns.extend(texts(&["x-tunnel-server-svc"]));
+        asked.content.ips = vec!["10.96.0.9".parse().unwrap(), "127.0.0.1".parse().unwrap()];
+    });
+    assert_eq!(verdict(&ours), Verdict::Approve);
+    let unknown = judge(&good(Profile::Server), PODS, &apiserver(), &Facts::default());
+    assert!(matches!(unknown, Verdict::Deny(_)), "{unknown:?}");
+}
+
+#[test]
+fn a_reason_is_one_short_line_whatever_was_asked_for() {
+    let names: Vec<_> = (0..1000).map(|n| format!("n{n}\u{1b}[2J\n")).collect();
+    let many = changed(Profile::Agent, |asked| asked.content.dns = names.clone());
+    let who = changed(Profile::ProxyClient, |asked| asked.requester = names.concat());
+    let long = changed(Profile::Server, |asked| {
+        asked.content.dns = vec![format!("kubernetes{}", names.concat()), "*\u{9b}".repeat(99)]
+    });
+    let used = changed(Profile::Agent, |asked| asked.usages = names);
+    for (asked, says) in [
+        (many, "want exactly \"node7\""),
+        (who, PODS),
+        (long, "no Service that"),
+        (used, "want exactly the usages"),
+    ] {
+        let why = denied(&asked);
+        assert!(why.len() <= 200 && why.contains(says) && !why.contains(char::is_control), "{why:?}");
+    }
+}
+
+#[test]
+fn what_is_odd_or_for_other_uses_is_denied() {
+    for profile in Profile::ALL {
+        let odd = changed(profile, |asked| asked.content.odd = Some("it is odd"));
+        assert!(denied(&odd).starts_with("it is odd"));
+        let both = changed(profile, |asked| asked.usages.push("code signing".to_owned()));
+        let fewer = changed(profile, |asked| drop(asked.usages.pop()));
+        let other = changed(profile, |asked| asked.usages[2] = "cert sign".to_owned());
+        let twice = changed(profile, |asked| asked.usages[2] = asked.usages[1].clone());
+        for asked in [both, fewer, other, twice] {
+            assert!(denied(&asked).contains("usages"), "{:?}", asked.usages);
+        }
+    }
+}
+
+#[test]
+fn real_kubelets_requests_are_not_touched() {
+    let serving =
+        changed(Profile::Server, |asked| asked.content.common_names = texts(&["system:node:node7"]));
+    let client = Asked {
+        signer: "kubernetes.io/kube-apiserver-client-kubelet".to_owned(),
+        content: Content {
+            common_names: texts(&["system:node:node7"]),
+            organizations: texts(&["system:nodes"]),
+            ..Content::default()
+        },
+        ..good(Profile::Agent)
+    };
+    for asked in [serving, client] {
+        assert_eq!(verdict(&asked), Verdict::NotOurs);
+    }
+}
+
+fn profile() -> impl Strategy<Value = Profile> {
+    prop::sample::select(Profile::ALL.to_vec())
+}
+
+/// Words that mean something here, and others.
+fn word() -> impl Strategy<Value = String> {
+    let mut known: Vec<&'static str> =
+        vec!["", "node7", "node8", PODS, "system:node:node7", "system:masters", "system:nodes"];
+    for profile in Profile::ALL {
+        known.extend([profile.signer(), profile.common_name(), profile.organization()]);
+        known.extend(profile.usages());
+    }
+    prop_oneof![prop::sample::select(known).prop_map(str::to_owned), "[a-z:.*-]{0,12}"]
+}
+
+fn words() -> impl Strategy<Value = Vec<String>> {
+    prop::collection::vec(word(), 0..4)
+}
+
+fn anything() -> impl Strategy<Value = Asked> {
+    let ips = prop::collection::vec(any::<u32>().prop_map(|ip| IpAddr::from(ip.to_be_bytes())), 0..3);
+    let content = (words(), words(), words(), ips).prop_map(|(common_names, organizations, dns, ips)| {
+        Content { common_names, organizations, dns, ips, odd: None }
+    });
+    (word(), word(), words(), words(), content).prop_map(|(signer, requester, groups, usages, content)| {
+        Asked { signer, requester, groups, usages, content }
+    })
+}
+
+proptest! {
+    /// Whatever one part of a request becomes: it is approved only with the very requester of its profile.
+    #[test]
+    fn nothing_is_approved_but_for_its_own_requester(from in profile(), other in anything(), part in 0..8_usize) {
+        let mut asked = good(from);
+        match part {
+            0 => asked.signer = other.signer,
+            1 => asked.requester = other.requester,
+            2 => asked.groups = other.groups,
+            3 => asked.usages = other.usages,
+            4 => asked.content.common_names = other.content.common_names,
+            5 => asked.content.organizations = other.content.organizations,
+            6 => asked.content.dns = other.content.dns,
+            _ => asked.content.ips = other.content.ips,
+        }
+        if verdict(&asked) == Verdict::Approve {
+            let profile = asked.profile().unwrap();
+            prop_assert_eq!(&asked.usages.iter().collect::<BTreeSet<_>>().len(), &3);
+            match profile {
+                Profile::Server => {
+                    prop_assert_eq!(&asked.requester, PODS);
+                    prop_assert!(asked.content.dns.iter().all(|name| facts().reached.contains(name)));
+                    prop_assert!(asked.content.ips.iter().all(|ip| facts().reached.contains(&ip.to_string())));
+                }
+                Profile::ProxyClient => prop_assert_eq!(&asked.requester, PODS),
+                Profile::Agent => {
+                    prop_assert_eq!(&asked.requester, "system:node:node7");
+                    prop_assert_eq!(&asked.content.dns, &["node7"]);
+                    prop_assert!(asked.content.ips.iter().all(|ip| addresses().contains(ip)));
+                }
+            }
+        }
+    }
+
+    /// What has not exactly the signer, the common name and the organization of a profile is left alone, whoever asks.
+    #[test]
+    fn foreign_requests_are_never_touched(asked in anything()) {
+        let ours = Profile::ALL.iter().any(|profile| {
+            asked.signer == profile.signer()
+                && asked.content.common_names == [profile.common_name()]
+                && asked.content.organizations == [profile.organization()]
+        });
+        prop_assert_eq!(verdict(&asked) == Verdict::NotOurs, !ours);
+    }
+}

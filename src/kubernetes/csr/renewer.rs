@@ -1,0 +1,598 @@
+//! Keeps one file issued: asks for a certificate, waits until it is signed, and asks for the next one in time.
+
+use std::collections::BTreeSet;
+use std::fs::{DirBuilder, OpenOptions};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use tokio::fs;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info, warn};
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+use crate::base::backoff::Backoff;
+use crate::base::drain::Drain;
+use crate::kubernetes::cluster::Cluster;
+use crate::kubernetes::csr::names::{self, Found, Reach};
+use crate::kubernetes::csr::{CsrError, Profile, SIGNED_WITHIN, within};
+use crate::net::pki::Request;
+use crate::net::reload::look_now;
+use crate::net::tls;
+use crate::net::tls::certificate::{Ends, date};
+
+/// Keeps the certificate of one profile.
+#[derive(Debug)]
+pub struct Keeper {
+    cluster: Cluster,
+    profile: Profile,
+    file: PathBuf,
+    lifetime: Option<Duration>,
+    names: Names,
+    /// From 0 to 1: when in its span the next one is asked for.
+    chance: f64,
+    /// What was asked for last: a signer that leaves names out would be asked without end.
+    asked: Option<BTreeSet<String>>,
+}
+
+/// The names and addresses that stand in the certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Names {
+    /// These.
+    Fixed(BTreeSet<String>),
+    /// Those by which the ports are reached, which are looked up once a minute; with a new one the certificate is asked for
+    /// anew.
+    Of(Reach),
+}
+
+impl Keeper {
+    /// Asks nothing yet. The file holds certificate and key; `lifetime` is what the signer is asked for, at least 600 s,
+    /// else it decides.
+    pub fn new(
+        cluster: Cluster,
+        profile: Profile,
+        file: PathBuf,
+        names: Names,
+        lifetime: Option<Duration>,
+    ) -> Self {
+        Self { cluster, profile, file, lifetime, names, chance: rand::random(), asked: None }
+    }
+
+    /// What it keeps.
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Completes once the file holds a certificate that is valid: at once if it does already. It tries for ever, and tells
+    /// in the log why it has to.
+    pub async fn first(&mut self) {
+        let mut backoff = Backoff::new();
+        while Held::read(&self.file).await.is_none() {
+            if let Err(cause) = self.look().await {
+                warn!(
+                    profile = self.profile.name(),
+                    "no certificate yet, and nothing starts without it: {cause}"
+                );
+                sleep(pause(&cause, &mut backoff)).await;
+            }
+        }
+    }
+
+    /// Keeps the file issued until draining begins. `report` is told how it stands, and must be quick.
+    pub async fn keep(mut self, report: impl Fn(Result<(), String>), drain: Drain) {
+        let work = async {
+            let mut backoff = Backoff::new();
+            loop {
+                let rest = match self.look().await {
+                    Ok(rest) => {
+                        backoff = Backoff::new();
+                        report(Ok(()));
+                        rest
+                    }
+                    Err(cause) => {
+                        warn!(
+                            profile = self.profile.name(),
+                            "no new certificate, the old one stays: {cause}"
+                        );
+                        report(Err(cause.to_string()));
+                        pause(&cause, &mut backoff)
+                    }
+                };
+                sleep(rest).await;
+            }
+        };
+        tokio::select! {
+            () = drain.draining() => {}
+            () = work => {}
+        }
+    }
+
+    /// Asks for a certificate if it is time. How long to rest until the next look.
+    async fn look(&mut self) -> Result<Duration, CsrError> {
+        let wanted = self.wanted().await;
+        let held = Held::read(&self.file).await.map(|held| {
+            let due = due(held.received, held.until, self.chance);
+            (held.names, due.duration_since(SystemTime::now()).ok())
+        });
+        let Issue { names, or, rest, why } = match step(wanted, held, self.asked.as_ref())? {
+            Step::Rest(rest) => return Ok(rest),
+            Step::Issue(issue) => issue,
+        };
+        info!(profile = self.profile.name(), "a certificate is wanted: {why}");
+        match (self.issue(names).await, or) {
+            (Err(cause @ (CsrError::Denied { .. } | CsrError::Failed { .. })), Some(old)) => {
+                warn!(
+                    profile = self.profile.name(),
+                    "the names of the old one are asked for instead: {cause}"
+                );
+                self.issue(old).await?;
+            }
+            (done, _) => done?,
+        }
+        Ok(rest)
+    }
+
+    async fn wanted(&self) -> Result<BTreeSet<String>, CsrError> {
+        let reach = match &self.names {
+            Names::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
+            Names::Of(reach) => reach,
+        };
+        let Found { names, missing } = reach.look_up(&self.cluster).await?;
+        missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
+    }
+
+    /// Makes a key, has a certificate for it signed, and puts both into the file.
+    async fn issue(&mut self, wanted: BTreeSet<String>) -> Result<(), CsrError> {
+        prepare(&self.file)?;
+        let profile = self.profile;
+        let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+        let request = Request::new(profile.common_name(), profile.organization(), &names)?;
+        let (client, _) = self.cluster.connect().await?;
+        let signed = signed(client, profile, self.lifetime, request.pem()).await?;
+        self.take_up(request, &signed, wanted).await
+    }
+
+    /// Puts what was signed into the file, unless it is over: that would be asked for anew without end, and what there is may
+    /// last longer.
+    async fn take_up(
+        &mut self,
+        request: Request,
+        signed: &str,
+        wanted: BTreeSet<String>,
+    ) -> Result<(), CsrError> {
+        let (issued, file) = (request.signed(signed)?, self.file.clone());
+        let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
+        if let Some(Ends { first, .. }) = Ends::of(signed.as_bytes()).filter(|ends| ends.first <= now) {
+            return Err(CsrError::Over { until: date(first), now: date(now) });
+        }
+        let written = tokio::task::spawn_blocking(move || issued.write_together(&file)).await;
+        // The task only ends early with the process.
+        written.unwrap_or(Ok(()))?;
+        self.asked = Some(wanted);
+        info!(profile = self.profile.name(), file = %self.file.display(), "a certificate was issued");
+        look_now();
+        Ok(())
+    }
+}
+
+/// How long to wait after a failure. Who has denied a request will do so again until somebody has changed something, and a
+/// clock stays wrong.
+fn pause(cause: &CsrError, backoff: &mut Backoff) -> Duration {
+    match cause {
+        CsrError::Denied { .. } | CsrError::Failed { .. } | CsrError::Over { .. } => {
+            AFTER_DENIAL.mul_f64(0.5 + rand::random::<f64>() / 2.0)
+        }
+        _ => backoff.pause(rand::random()),
+    }
+}
+
+/// Makes the directory of a file if it is missing, and looks whether a file can be written beside it, before anybody signs
+/// something that nobody could keep.
+fn prepare(file: &Path) -> Result<(), CsrError> {
+    let dir = file.parent().unwrap_or(file);
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir).and_then(|()| {
+        let probe = dir.join(PROBE);
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&probe)?;
+        std::fs::remove_file(probe)
+    });
+    made.map_err(|cause| CsrError::Directory { dir: dir.to_owned(), cause })
+}
+
+const PROBE: &str = ".may-write";
+
+/// What is signed for no time at all is not asked for without a pause.
+const AFTER_ISSUE: Duration = Duration::from_secs(2);
+/// Between two looks at what should stand in the certificate.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// After a denial, with jitter.
+const AFTER_DENIAL: Duration = Duration::from_secs(300);
+
+// The certificate that a file holds.
+
+/// What counts of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// When it came: the file's own time.
+    pub(crate) received: SystemTime,
+    /// The end of its validity.
+    pub(crate) until: SystemTime,
+    /// Its alternative names and addresses.
+    pub(crate) names: BTreeSet<String>,
+}
+
+impl Held {
+    /// Reads the file; `None`: it holds no certificate with a key, or one that is over.
+    pub(crate) async fn read(file: &Path) -> Option<Self> {
+        let text = fs::read(file).await.ok()?;
+        let modified = fs::metadata(file).await.ok()?.modified().ok()?;
+        Self::of(&text, file, modified, SystemTime::now())
+    }
+
+    fn of(text: &[u8], file: &Path, modified: SystemTime, now: SystemTime) -> Option<Self> {
+        tls::private_key(file, text).ok()?;
+        let leaf = tls::certs(file, text).ok()?.into_iter().next()?;
+        let (_, certificate) = X509Certificate::from_der(&leaf).ok()?;
+        let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
+        let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let names = certificate.subject_alternative_name().ok().flatten();
+        let names = names.iter().flat_map(|all| &all.value.general_names).filter_map(name).collect();
+        // A clock that was set back must not have it live for ever.
+        (now < until).then_some(Self { received: modified.min(now), until, names })
+    }
+}
+
+fn name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
+            (Ok(v4), _) => Some(Ipv4Addr::from(v4).to_string()),
+            (_, Ok(v6)) => Some(Ipv6Addr::from(v6).to_string()),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+// What a keeper does at a look. Pure: what it has found is an argument.
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing, until then.
+    Rest(Duration),
+    /// A certificate with these names is asked for.
+    Issue(Issue),
+}
+
+/// Which one is asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Issue {
+    /// Its names.
+    pub(crate) names: BTreeSet<String>,
+    /// Others, if those are refused: a name that nobody may have must not end what there is.
+    pub(crate) or: Option<BTreeSet<String>>,
+    /// How long to rest once it is there.
+    pub(crate) rest: Duration,
+    /// Why: a clause.
+    pub(crate) why: &'static str,
+}
+
+/// `wanted`: the names that it should have. `held`: the names of the one that there is, and how long until the next is due
+/// (`None`: it is). `asked`: the names that were asked for last.
+///
+/// # Errors
+///
+/// The names are not known, and what there is does without.
+pub(crate) fn step(
+    wanted: Result<BTreeSet<String>, CsrError>,
+    held: Option<(BTreeSet<String>, Option<Duration>)>,
+    asked: Option<&BTreeSet<String>>,
+) -> Result<Step, CsrError> {
+    let (names, or, rest, why) = match (held, wanted) {
+        (None, wanted) => (wanted?, None, AFTER_ISSUE, "there is none"),
+        (Some((held, Some(left))), wanted) => {
+            let wanted = wanted?;
+            if wanted.is_subset(&held) || asked == Some(&wanted) {
+                return Ok(Step::Rest(left.min(LOOK_EVERY)));
+            }
+            // Whoever can change a name could have it issued without end.
+            (wanted, None, LOOK_EVERY, "a name or an address is new")
+        }
+        (Some((held, None)), Ok(wanted)) => {
+            let or = (held != wanted).then_some(held);
+            (wanted, or, AFTER_ISSUE, "the old one is to be renewed")
+        }
+        (Some((held, None)), Err(_)) => (
+            held,
+            None,
+            AFTER_ISSUE,
+            "the old one is to be renewed, with its names, as those it should have are not known",
+        ),
+    };
+    Ok(Step::Issue(Issue { names, or, rest, why }))
+}
+
+// When a certificate is asked for anew. Pure: times and chance are arguments.
+
+/// When to ask for the next one: after 70 to 90 % of the life that remained when it was received, by `chance` from 0 to
+/// 1, so that what was issued together is not renewed together. What it had lived before counts for nothing: signers
+/// date certificates back.
+pub(crate) fn due(received: SystemTime, until: SystemTime, chance: f64) -> SystemTime {
+    let left = until.duration_since(received).unwrap_or_default();
+    // A chance that is not a number from 0 to 1 is a bug of the caller: the middle is used.
+    let chance = if (0.0..=1.0).contains(&chance) { chance } else { 0.5 };
+    received + left.mul_f64(EARLIEST + (LATEST - EARLIEST) * chance)
+}
+
+const EARLIEST: f64 = 0.7;
+const LATEST: f64 = 0.9;
+
+// One request for a certificate, from its making to its end.
+
+/// How far a request has come.
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Waits(&'static str),
+    Signed(String),
+    Denied(String),
+    Failed(String),
+}
+
+/// The certificates (PEM, own first) for a request (PEM), once they are there.
+///
+/// # Errors
+///
+/// It was denied, its signer has failed, or nobody has signed it within 15 minutes. Cancel safe: Kubernetes forgets a
+/// request that nobody waits for.
+pub(crate) async fn signed(
+    client: Client,
+    profile: Profile,
+    lifetime: Option<Duration>,
+    request: &str,
+) -> Result<String, CsrError> {
+    let api = Api::all(client);
+    let seconds = lifetime.map(|lifetime| i32::try_from(lifetime.as_secs()).unwrap_or(i32::MAX));
+    let object = CertificateSigningRequest {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("tunnel-{}-", profile.name())),
+            ..ObjectMeta::default()
+        },
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(request.as_bytes().to_vec()),
+            signer_name: profile.signer().to_owned(),
+            usages: Some(profile.usages().map(str::to_owned).to_vec()),
+            expiration_seconds: seconds,
+            ..CertificateSigningRequestSpec::default()
+        },
+        status: None,
+    };
+    let made: CertificateSigningRequest = within(api.create(&PostParams::default(), &object)).await?;
+    let (name, until) = (made.name_any(), Instant::now() + SIGNED_WITHIN);
+    info!(csr = name, profile = profile.name(), "a certificate is asked for");
+    let (mut rest, mut known) = (FIRST_REST, "not approved");
+    loop {
+        sleep(rest).await;
+        rest = (2 * rest).min(MOST_REST);
+        match within(api.get(&name)).await.map(|csr| state(&csr)) {
+            Ok(State::Signed(certificate)) => return Ok(certificate),
+            Ok(State::Denied(why)) => return Err(CsrError::Denied { name, why }),
+            Ok(State::Failed(why)) => return Err(CsrError::Failed { name, why }),
+            Ok(State::Waits(state)) => known = state,
+            Err(cause @ (CsrError::Gone | CsrError::Forbidden(_))) => return Err(cause),
+            Err(cause) => debug!(csr = name, "asked again in a moment: {cause}"),
+        }
+        if Instant::now() >= until {
+            return Err(CsrError::Unsigned { name, state: known, signer: profile.signer() });
+        }
+    }
+}
+
+fn state(csr: &CertificateSigningRequest) -> State {
+    let status = csr.status.as_ref();
+    if let Some(certificate) = status.and_then(|status| status.certificate.as_ref()) {
+        return State::Signed(String::from_utf8_lossy(&certificate.0).into_owned());
+    }
+    let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let said = |kind: &str| {
+        let found = conditions.iter().find(|condition| condition.type_ == kind)?;
+        Some(found.message.clone().or_else(|| found.reason.clone()).unwrap_or_default())
+    };
+    match (said("Denied"), said("Failed"), said("Approved")) {
+        (Some(why), ..) => State::Denied(why),
+        (_, Some(why), _) => State::Failed(why),
+        (.., Some(_)) => State::Waits("approved, and not signed"),
+        _ => State::Waits("not approved"),
+    }
+}
+
+/// Between two looks at a request.
+const FIRST_REST: Duration = Duration::from_millis(200);
+const MOST_REST: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use crate::net::pki::Request;
+
+    use super::*;
+
+    /// Else a machine whose clock is ahead would ask every two seconds, and keep nothing.
+    #[tokio::test]
+    async fn what_is_over_when_it_is_signed_is_not_kept_and_the_next_is_asked_for_minutes_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("agent.pem");
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let names = Names::Fixed(BTreeSet::new());
+        let mut keeper = Keeper::new(cluster, Profile::Agent, file.clone(), names, None);
+        let signer = rcgen::KeyPair::generate().unwrap();
+        let signer = rcgen::Issuer::new(rcgen::CertificateParams::default(), signer);
+        let mut sign = async |end: i32| {
+            let request = Request::new("c", "o", &["node1"]).unwrap();
+            let mut asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
+            asked.params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+            asked.params.not_after = rcgen::date_time_ymd(end, 1, 1);
+            let signed = asked.signed_by(&signer).unwrap().pem();
+            keeper.take_up(request, &signed, BTreeSet::new()).await
+        };
+        let over = sign(2021).await.unwrap_err();
+        assert!(!file.exists() && over.to_string().contains("clock"), "{over}");
+        assert!(pause(&over, &mut Backoff::new()) >= Duration::from_secs(120));
+        sign(4000).await.unwrap();
+        sign(2021).await.unwrap_err();
+        assert!(Held::read(&file).await.is_some(), "the one that lasts longer stays");
+    }
+
+    #[test]
+    fn a_directory_is_made_for_its_owner_alone_and_one_that_cannot_be_is_told_with_a_remedy() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("a/b/server.pem");
+        prepare(&file).unwrap();
+        let dir = file.parent().unwrap();
+        assert_eq!(std::fs::metadata(dir).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0);
+        std::fs::write(&file, "").unwrap();
+        let why = prepare(&file.join("server.pem")).unwrap_err().to_string();
+        assert!(why.contains("cannot write to") && why.contains("let this user write"), "{why}");
+    }
+}
+
+#[cfg(test)]
+mod held_tests {
+    use crate::net::pki::Authority;
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    #[tokio::test]
+    async fn a_certificate_with_its_key_is_held_until_it_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("server.pem");
+        assert_eq!(Held::read(&file).await, None);
+        let issued = Authority::new("ours", DAY).unwrap().server(&["a.b", "10.0.0.1", "fd00::1"]).unwrap();
+        std::fs::write(&file, issued.cert()).unwrap();
+        assert_eq!(Held::read(&file).await, None, "it has no key");
+        issued.write_together(&file).unwrap();
+        let held = Held::read(&file).await.unwrap();
+        assert_eq!(held.names, ["10.0.0.1", "a.b", "fd00::1"].map(str::to_owned).into());
+        let life = held.until.duration_since(held.received).unwrap();
+        assert!(life <= DAY && life > DAY - Duration::from_secs(60), "{life:?}");
+
+        let (text, now) = (std::fs::read(&file).unwrap(), SystemTime::now());
+        assert_eq!(Held::of(&text, &file, now, now + 2 * DAY), None);
+        let ahead = Held::of(&text, &file, now + DAY, now).unwrap();
+        assert_eq!(ahead.received, now);
+    }
+}
+
+#[cfg(test)]
+mod step_tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn unknown() -> CsrError {
+        CsrError::NoService("s".to_owned(), "n".to_owned())
+    }
+
+    const LEFT: Option<Duration> = Some(Duration::from_secs(5));
+
+    fn issue(step: Result<Step, CsrError>) -> (BTreeSet<String>, Option<BTreeSet<String>>, Duration) {
+        match step.unwrap() {
+            Step::Issue(Issue { names, or, rest, .. }) => (names, or, rest),
+            rest @ Step::Rest(_) => panic!("{rest:?}"),
+        }
+    }
+
+    #[test]
+    fn new_names_are_asked_for_once_a_minute_at_most() {
+        let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
+        let held = || Some((old.clone(), LEFT));
+        assert_eq!(step(Ok(set(&["a"])), held(), None).unwrap(), Step::Rest(Duration::from_secs(5)));
+        let (names, or, rest) = issue(step(Ok(new.clone()), held(), None));
+        assert_eq!((names, or), (new.clone(), None));
+        assert!(rest >= Duration::from_secs(60), "{rest:?}");
+        // What its signer leaves out is not asked for again.
+        assert_eq!(step(Ok(new.clone()), held(), Some(&new)).unwrap(), Step::Rest(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn what_is_due_is_renewed_whatever_becomes_of_its_names() {
+        let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
+        let due = || Some((old.clone(), None));
+        assert_eq!(issue(step(Err(unknown()), due(), None)).0, old);
+        let (names, or, _) = issue(step(Ok(new.clone()), due(), None));
+        assert_eq!((names, or), (new.clone(), Some(old.clone())), "the old names if the new are refused");
+        assert_eq!(issue(step(Ok(old.clone()), due(), None)).1, None);
+        // Until it is due, and where there is none, an operator is told.
+        assert!(step(Err(unknown()), Some((old.clone(), LEFT)), None).is_err());
+        assert!(step(Err(unknown()), None, None).is_err());
+        assert_eq!(issue(step(Ok(new.clone()), None, None)).0, new);
+    }
+}
+
+#[cfg(test)]
+mod renewal_tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_renewed_between_70_and_90_percent_of_what_remained(
+            begin in 0_u64..4_000_000_000, life in 0_u64..1_000_000_000, chance in 0.0_f64..=1.0,
+        ) {
+            let received = SystemTime::UNIX_EPOCH + Duration::from_secs(begin);
+            let life = Duration::from_secs(life);
+            let after = due(received, received + life, chance).duration_since(received).unwrap();
+            prop_assert!(after >= life.mul_f64(0.699_999) && after <= life.mul_f64(0.900_001), "{after:?} of {life:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_over_when_it_came_is_due_at_once_and_an_odd_chance_is_still_one() {
+        let now = SystemTime::now();
+        assert_eq!(due(now, now - Duration::from_secs(9), 0.5), now);
+        let (end, hundred) = (now + Duration::from_secs(100), Duration::from_secs(100));
+        for odd in [7.0, -1.0, f64::NAN] {
+            assert_eq!(due(now, end, odd), now + hundred.mul_f64(0.8), "{odd}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod request_tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn state_of(status: &serde_json::Value) -> State {
+        let csr = json!({
+            "metadata": {"name": "c"}, "spec": {"request": "", "signerName": "s"}, "status": status,
+        });
+        state(&serde_json::from_value(csr).unwrap())
+    }
+
+    #[test]
+    fn a_request_waits_until_it_is_signed_denied_or_failed() {
+        let conditions = |kinds: &[&str]| {
+            let condition = |kind: &&str| json!({"type": kind, "status": "True", "reason": "r", "message": format!("it is {kind}")});
+            json!({"conditions": kinds.iter().map(condition).collect::<Vec<_>>()})
+        };
+        assert_eq!(state_of(&json!({})), State::Waits("not approved"));
+        assert_eq!(state_of(&conditions(&["Approved"])), State::Waits("approved, and not signed"));
+        assert_eq!(state_of(&conditions(&["Denied"])), State::Denied("it is Denied".to_owned()));
+        assert_eq!(state_of(&conditions(&["Approved", "Failed"])), State::Failed("it is Failed".to_owned()));
+        // base64 of "pem".
+        assert_eq!(state_of(&json!({"certificate": "cGVt"})), State::Signed("pem".to_owned()));
+    }
+}

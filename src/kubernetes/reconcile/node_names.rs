@@ -1,0 +1,655 @@
+//! The address of every node of a cluster in a ConfigMap from which DNS answers: edges' names lead to the pods, all others
+//! to the nodes themselves.
+//!
+//! One pod writes it, the holder of a `Lease`. What it writes carries the number of its term, and replaces the very
+//! version that it has read. A write that was on its way for too long is refused, as its successor begins with one of
+//! its own; and who finds a higher number stops.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as whole;
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use kube::api::{ObjectMeta, PostParams};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Error, Resource, ResourceExt as _};
+use serde::Deserialize;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{info, warn};
+
+use crate::base::drain::Drain;
+use crate::base::names::NodeName;
+use crate::base::policy::Glob;
+use crate::base::policy::zone::is_reserved;
+use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::kubernetes::reconcile::lease::{Lease, Term};
+use crate::kubernetes::watcher::{Followed, NodeStatus, Take, part_of};
+
+/// What is written, and where.
+#[derive(Debug, Clone)]
+pub struct NodeNameParams {
+    /// Where all of it is.
+    pub cluster: Cluster,
+    /// Namespace of ConfigMap and Lease.
+    pub namespace: String,
+    /// The ConfigMap.
+    pub configmap: String,
+    /// Its key.
+    pub key: String,
+    /// The Lease.
+    pub lease: String,
+    /// Who this process is; no other one is called so.
+    pub me: String,
+    /// Label and value of Nodes that are edges.
+    pub edges: (String, String),
+    /// What names with dots that Nodes may have look like: no other Node with dots in its name is written.
+    pub names: Vec<Glob>,
+    /// Service in our own namespace that leads to the pods.
+    pub service: String,
+    /// ConfigMap of our own namespace in which pods say which nodes they have: each edge's name leads to its pod, and to
+    /// the Service only if it is at none. `None`: to the Service, always.
+    pub holders: Option<String>,
+}
+
+/// Keeps the ConfigMap true for as long as this pod holds the Lease.
+pub struct NodeNames {
+    params: NodeNameParams,
+    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+    nodes: Mutex<Nodes>,
+    /// The Service's addresses, which are no pod's.
+    service: watch::Sender<BTreeSet<IpAddr>>,
+    /// Nodes of which the log has told that they have no name, and why.
+    left_out: Mutex<BTreeMap<String, &'static str>>,
+    /// Nodes have changed.
+    news: Notify,
+}
+
+impl NodeNames {
+    /// Sends no request yet. `report` gets whether the ConfigMap is true, as far as this pod knows, and if not, why.
+    pub fn new(params: NodeNameParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
+        let service = watch::Sender::new(BTreeSet::new());
+        let (nodes, left_out) = (Mutex::default(), Mutex::default());
+        Self { params, report: Box::new(report), nodes, service, left_out, news: Notify::new() }
+    }
+
+    /// The addresses of the Service, to which names of nodes lead although no pod has them; empty until they are known.
+    pub fn service(&self) -> watch::Receiver<BTreeSet<IpAddr>> {
+        self.service.subscribe()
+    }
+
+    /// Works until draining begins.
+    pub async fn run(self, drain: Drain) {
+        let NodeNameParams { cluster, namespace, lease, me, .. } = self.params.clone();
+        let mut lease = Lease::new(cluster, namespace, lease, me);
+        tokio::select! {
+            () = self.follow_service() => {}
+            () = async {
+                loop {
+                    let Some(term) = self.begins(&mut lease, &drain).await else { return };
+                    info!(term = term.number, "this pod writes the names of nodes");
+                    tokio::select! {
+                        () = lease.keep(term) => warn!("another pod is to write the names of nodes: the Lease is lost"),
+                        why = self.term(term) => warn!("names of nodes: this pod stops: {why}"),
+                        () = drain.draining() => {}
+                    }
+                    if drain.is_draining() {
+                        return lease.release(term).await;
+                    }
+                    // Whoever holds it now has written, or will have: what we know of it is over.
+                    sleep(PAUSE).await;
+                }
+            } => {}
+        }
+    }
+
+    /// Waits for a term; `None`: draining has begun.
+    async fn begins(&self, lease: &mut Lease, drain: &Drain) -> Option<Term> {
+        let acquired = async {
+            // The Lease may have been deleted, and begin anew with a number that is lower than what was written.
+            let least = loop {
+                match self.written_term().await {
+                    Ok(number) => break number.saturating_add(1),
+                    Err(cause) => (self.report)(Err(cause.to_string())),
+                }
+                sleep(PAUSE).await;
+            };
+            lease.acquire(least, &self.report).await
+        };
+        tokio::select! {
+            term = acquired => Some(term),
+            () = drain.draining() => None,
+        }
+    }
+
+    /// Writes until somebody else has; why it has stopped.
+    async fn term(&self, term: Term) -> String {
+        loop {
+            *self.nodes() = Nodes::default();
+            let (cluster, which) = (&self.params.cluster, watcher::Config::default());
+            let followed = Followed { cluster, what: "Nodes, for their names", which };
+            let whole = Instant::now() + WHOLE;
+            tokio::select! {
+                never = followed.follow(|client, _| Api::<NamedNode>::all(client), self) => match never {},
+                why = self.keep(term) => return why,
+                // All is listed anew.
+                () = sleep_until(whole) => {}
+            }
+        }
+    }
+
+    async fn keep(&self, term: Term) -> String {
+        let look_again = if self.params.holders.is_some() { LOOK_AT_HOLDERS } else { LOOK_AGAIN };
+        let (mut first, mut next) = (true, Instant::now());
+        loop {
+            tokio::select! {
+                () = self.news.notified() => sleep(GATHERING).await,
+                () = sleep(look_again) => {}
+            }
+            sleep_until(next).await;
+            let Some(nodes) = self.nodes().whole() else { continue };
+            let passed = timeout(REQUEST_TIMEOUT, self.pass(term, &nodes, first)).await;
+            match passed.unwrap_or(Err(Stopped::Failed(ClusterError::Silent))) {
+                Ok(written) => {
+                    first = false;
+                    if written {
+                        next = Instant::now() + BETWEEN_WRITES;
+                    }
+                    (self.report)(Ok(()));
+                }
+                Err(Stopped::Fenced(why)) => return why,
+                Err(Stopped::Failed(cause)) => (self.report)(Err(cause.to_string())),
+            }
+        }
+    }
+
+    /// Learns the addresses of the Service again and again, whoever holds the Lease.
+    async fn follow_service(&self) {
+        loop {
+            let looked = timeout(REQUEST_TIMEOUT, async {
+                let (client, home) = self.params.cluster.connect().await?;
+                self.look_up(&client, &home).await
+            });
+            // That it fails is told by whoever writes.
+            let _ = looked.await;
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Take<NamedNode> for &NodeNames {
+    fn take(&mut self, event: Event<NamedNode>) -> bool {
+        let (news, followed) = {
+            let mut nodes = self.nodes();
+            (nodes.take(event, &self.params.edges), nodes.are_followed())
+        };
+        if news {
+            self.news.notify_one();
+        }
+        followed
+    }
+}
+
+impl std::fmt::Debug for NodeNames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeNames").field("params", &self.params).finish_non_exhaustive()
+    }
+}
+
+/// How long changes are gathered: each write sends the whole text.
+const GATHERING: Duration = Duration::from_millis(200);
+
+/// The least time between two writes of a term: a kubelet may change its own Node as often as it likes.
+const BETWEEN_WRITES: Duration = Duration::from_secs(5);
+
+/// How often it is looked at although no Node has changed: the Service or the text itself may have.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// The same where edges' names lead to the pods that have them.
+const LOOK_AT_HOLDERS: Duration = Duration::from_secs(2);
+
+/// How often all Nodes are listed anew.
+const WHOLE: Duration = Duration::from_secs(30 * 60);
+
+/// Before another try for a term.
+const PAUSE: Duration = Duration::from_secs(2);
+
+// The text from which DNS answers: a line for each name and address.
+
+/// What is to be written.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Text {
+    /// `<address>\t<name>` a line, in order.
+    pub(crate) lines: String,
+    /// Nodes that do not stand in it, and why.
+    pub(crate) left_out: BTreeMap<String, &'static str>,
+}
+
+/// The text for these Nodes, of `most` bytes at most. A Node whose name has dots stands in it if a pattern of `dotted` matches
+/// that. An edge's name leads to its pods, or else to the Service; each other one to the node itself, if it has an address.
+/// Where not all have room, those are left out that want the most of it.
+pub(crate) fn text(
+    nodes: &BTreeMap<String, Seen>,
+    dotted: &[Glob],
+    service: &BTreeSet<IpAddr>,
+    holders: &BTreeMap<String, BTreeSet<IpAddr>>,
+    most: usize,
+) -> Text {
+    let (mut text, mut all) = (Text::default(), Vec::new());
+    for (name, node) in nodes {
+        if is_reserved(name) {
+            text.left_out.insert(name.clone(), "programs trust that name: rename the node");
+            continue;
+        }
+        // Whoever can add a Node chooses its name, and it may be any host's of the Internet.
+        let is_given = |node: &NodeName| dotted.iter().any(|pattern| pattern.matches(node));
+        if name.contains('.') && !name.parse().is_ok_and(|node| is_given(&node)) {
+            text.left_out
+                .insert(name.clone(), "it has dots: add it to mode.cloud.node_names.names, or rename it");
+            continue;
+        }
+        let at = match node.is_edge {
+            true => holders.get(name).unwrap_or(service),
+            false => &node.ips,
+        };
+        let lines: Vec<_> = at.iter().map(|ip| format!("{ip}\t{name}\n")).collect();
+        all.push((lines.iter().map(String::len).sum::<usize>(), name, lines));
+    }
+    all.sort_unstable();
+    let (mut lines, mut bytes) = (BTreeSet::new(), 0_usize);
+    for (wanted, name, own) in all {
+        if bytes.saturating_add(wanted) > most {
+            text.left_out.insert(name.clone(), "the ConfigMap is full: a ConfigMap holds 1 MiB");
+            continue;
+        }
+        bytes += wanted;
+        lines.extend(own);
+    }
+    text.lines = lines.into_iter().collect();
+    text
+}
+
+/// The pods that have nodes, of lines `<address> <name>` as pods write them.
+pub(crate) fn holders(text: &str) -> BTreeMap<String, BTreeSet<IpAddr>> {
+    let mut holders = BTreeMap::<_, BTreeSet<_>>::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some(Ok(ip)), Some(name), None) = (words.next().map(str::parse), words.next(), words.next()) {
+            holders.entry(name.to_owned()).or_default().insert(ip);
+        }
+    }
+    holders
+}
+
+// Nodes, as far as their names in DNS go: the rest of their text is skipped.
+
+/// The Nodes, and those that a list under way has named so far.
+#[derive(Debug, Default)]
+pub(crate) struct Nodes {
+    known: BTreeMap<String, Seen>,
+    listing: Option<BTreeMap<String, Seen>>,
+    listed: bool,
+}
+
+/// What is known of a Node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Whether only the tunnel reaches it.
+    pub(crate) is_edge: bool,
+    /// Its InternalIPs; its ExternalIPs if it has none; the first 8.
+    pub(crate) ips: BTreeSet<IpAddr>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct NamedNode {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    status: NodeStatus,
+}
+
+part_of!(NamedNode, whole::Node);
+
+impl NamedNode {
+    /// `edges`: label and value of edges.
+    pub(crate) fn seen(&self, (label, value): &(String, String)) -> Seen {
+        let labels = self.metadata.labels.as_ref();
+        let is_edge = labels.and_then(|all| all.get(label)).is_some_and(|found| found == value);
+        let internal: BTreeSet<IpAddr> = self.status.ips("InternalIP");
+        Seen { is_edge, ips: if internal.is_empty() { self.status.ips("ExternalIP") } else { internal } }
+    }
+}
+
+impl Nodes {
+    /// All of them; `None` until they are listed.
+    pub(crate) fn whole(&self) -> Option<BTreeMap<String, Seen>> {
+        self.listed.then(|| self.known.clone())
+    }
+
+    /// Whether all are known, and none are listed anew, which may fail yet.
+    pub(crate) fn are_followed(&self) -> bool {
+        self.listed && self.listing.is_none()
+    }
+
+    /// True if all are known, and something of them is news.
+    pub(crate) fn take(&mut self, event: Event<NamedNode>, edges: &(String, String)) -> bool {
+        match event {
+            Event::Init => {
+                self.listing = Some(BTreeMap::new());
+                false
+            }
+            Event::InitApply(node) => {
+                let (name, seen) = (node.name_any(), node.seen(edges));
+                self.listing.get_or_insert_default().insert(name, seen);
+                false
+            }
+            Event::InitDone => {
+                self.known = self.listing.take().unwrap_or_default();
+                self.listed = true;
+                true
+            }
+            Event::Apply(node) => {
+                let (name, seen) = (node.name_any(), node.seen(edges));
+                // Its heartbeat changes a Node every few seconds.
+                self.known.insert(name, seen.clone()) != Some(seen)
+            }
+            Event::Delete(node) => self.known.remove(&node.name_any()).is_some(),
+        }
+    }
+}
+
+// One look at what is to be written, and the write.
+
+/// Why nothing is written any more in this term.
+pub(crate) enum Stopped {
+    /// Somebody else has written.
+    Fenced(String),
+    /// It is to be tried again.
+    Failed(ClusterError),
+}
+
+impl<E: Into<ClusterError>> From<E> for Stopped {
+    fn from(cause: E) -> Self {
+        Self::Failed(cause.into())
+    }
+}
+
+impl NodeNames {
+    /// Makes the ConfigMap say what is true now. `first`: it is to carry this term's number even if it is true already, so
+    /// that no write of an earlier term comes through any more. Whether it was written.
+    pub(crate) async fn pass(
+        &self,
+        term: Term,
+        nodes: &BTreeMap<String, Seen>,
+        first: bool,
+    ) -> Result<bool, Stopped> {
+        let NodeNameParams { cluster, namespace, configmap, key, .. } = &self.params;
+        let (client, home) = cluster.connect().await?;
+        let service = self.look_up(&client, &home).await?;
+        let holders = self.holders(&client, &home).await?;
+        if service.is_empty() && nodes.values().any(|node| node.is_edge) {
+            let why =
+                format!("there is no Service {home}/{} that edges' names could lead to", self.params.service);
+            return Err(ClusterError::Failed(why).into());
+        }
+        let Text { lines: text, left_out } = text(nodes, &self.params.names, &service, &holders, MOST_BYTES);
+        self.tell(left_out);
+        let api = Api::<ConfigMap>::namespaced(client, namespace);
+        let found = api.get_opt(configmap).await?;
+        let number = found.as_ref().and_then(number);
+        if let Some(higher) = number.filter(|number| *number > term.number) {
+            return Err(Stopped::Fenced(format!("term {higher} has written, and ours is {}", term.number)));
+        }
+        let is_true = found.as_ref().and_then(|map| map.data.as_ref()?.get(key)) == Some(&text);
+        if is_true && !(first && number != Some(term.number)) {
+            return Ok(false);
+        }
+        let (there, mut object) = (found.is_some(), found.unwrap_or_default());
+        object.metadata.name = Some(configmap.clone());
+        let annotations = object.metadata.annotations.get_or_insert_default();
+        annotations.insert(TERM.to_owned(), term.number.to_string());
+        let lines = text.lines().count();
+        object.data.get_or_insert_default().insert(key.clone(), text);
+        let params = PostParams::default();
+        let written = if there {
+            api.replace(configmap, &params, &object).await
+        } else {
+            api.create(&params, &object).await
+        };
+        match written {
+            Ok(_) => {
+                info!(lines, term = term.number, "names of nodes are written");
+                Ok(true)
+            }
+            Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                Err(Stopped::Fenced(format!("somebody else has written: {}", status.message)))
+            }
+            Err(cause) => Err(cause.into()),
+        }
+    }
+
+    /// Logs which Nodes have no name, each once for as long as it has none.
+    fn tell(&self, left_out: BTreeMap<String, &'static str>) {
+        let mut told = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+        for (node, why) in left_out.iter().filter(|(node, why)| told.get(*node) != Some(*why)) {
+            warn!(%node, "no name in DNS leads to node {node}: {why}");
+        }
+        *told = left_out;
+    }
+
+    pub(crate) async fn look_up(
+        &self,
+        client: &Client,
+        home: &str,
+    ) -> Result<BTreeSet<IpAddr>, ClusterError> {
+        let found = Api::<Service>::namespaced(client.clone(), home).get_opt(&self.params.service).await?;
+        let ips = found.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
+        let ips: BTreeSet<IpAddr> = ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+        self.service.send_if_modified(|old| {
+            let news = *old != ips;
+            old.clone_from(&ips);
+            news
+        });
+        Ok(ips)
+    }
+
+    /// The pods that have edges, by the edges' names.
+    async fn holders(
+        &self,
+        client: &Client,
+        home: &str,
+    ) -> Result<BTreeMap<String, BTreeSet<IpAddr>>, ClusterError> {
+        let Some(name) = &self.params.holders else { return Ok(BTreeMap::new()) };
+        let found = Api::<ConfigMap>::namespaced(client.clone(), home).get_opt(name).await?;
+        let text = found.and_then(|map| map.data?.remove(HOSTS_KEY)).unwrap_or_default();
+        Ok(holders(&text))
+    }
+
+    /// The number of the term that has written last; 0 if none has.
+    pub(crate) async fn written_term(&self) -> Result<i32, ClusterError> {
+        let NodeNameParams { cluster, namespace, configmap, .. } = &self.params;
+        let asked = timeout(REQUEST_TIMEOUT, async {
+            let (client, _) = cluster.connect().await?;
+            let found = Api::<ConfigMap>::namespaced(client, namespace).get_opt(configmap).await?;
+            Ok(found.as_ref().and_then(number).unwrap_or_default())
+        });
+        asked.await.unwrap_or(Err(ClusterError::Silent))
+    }
+}
+
+fn number(map: &ConfigMap) -> Option<i32> {
+    map.metadata.annotations.as_ref()?.get(TERM)?.parse().ok()
+}
+
+/// The annotation with the number of the term that has written.
+const TERM: &str = "tunnel.cloud.io/lease-transitions";
+
+/// The key in which pods publish which nodes they have.
+const HOSTS_KEY: &str = "hosts";
+
+/// What Kubernetes takes in one ConfigMap, less what surrounds the text.
+const MOST_BYTES: usize = 1_000_000;
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod lines_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ips(all: &[&str]) -> BTreeSet<IpAddr> {
+        all.iter().map(|ip| ip.parse().unwrap()).collect()
+    }
+
+    fn nodes(all: &[(&str, bool, &[&str])]) -> BTreeMap<String, Seen> {
+        let seen = |(name, is_edge, at): &(&str, bool, &[&str])| {
+            ((*name).to_owned(), Seen { is_edge: *is_edge, ips: ips(at) })
+        };
+        all.iter().map(seen).collect()
+    }
+
+    #[test]
+    fn edges_lead_to_the_service_and_all_others_to_themselves() {
+        let nodes = nodes(&[
+            ("a1", true, &["10.0.0.1"]),
+            ("edge-a1", false, &["10.0.0.2", "fd00::2"]),
+            ("new", false, &[]),
+        ]);
+        let both = ips(&["10.96.0.20", "fd00:96::20"]);
+        let said = text(&nodes, &[], &both, &BTreeMap::new(), usize::MAX).lines;
+        assert_eq!(said, "10.0.0.2\tedge-a1\n10.96.0.20\ta1\nfd00:96::20\ta1\nfd00::2\tedge-a1\n");
+    }
+
+    #[test]
+    fn edges_lead_to_their_pods_where_those_are_known() {
+        let nodes =
+            nodes(&[("a1", true, &["10.0.0.1"]), ("a2", true, &["10.0.0.2"]), ("c", false, &["10.0.0.3"])]);
+        let known = holders(
+            "# by hand\n10.1.0.1    a1\n10.1.0.2 a1\nnone a2\n10.1.0.1 a2 more\n10.1.0.1 c\n\n10.1.0.3 edge-a2\n",
+        );
+        let said = text(&nodes, &[], &ips(&["10.96.0.20"]), &known, usize::MAX).lines;
+        assert_eq!(said, "10.0.0.3\tc\n10.1.0.1\ta1\n10.1.0.2\ta1\n10.96.0.20\ta2\n");
+    }
+
+    #[test]
+    fn a_node_that_wants_too_much_room_is_left_out_and_all_others_stand() {
+        let many: Vec<_> = (1..=8).map(|n| format!("10.0.0.{n}")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        let nodes = nodes(&[("big", false, &many), ("c", false, &["10.0.1.1"]), ("d", false, &["10.0.1.2"])]);
+        let of = |most| text(&nodes, &[], &BTreeSet::new(), &BTreeMap::new(), most);
+        let full = "the ConfigMap is full: a ConfigMap holds 1 MiB";
+        let said = of(30);
+        assert_eq!(said.lines, "10.0.1.1\tc\n10.0.1.2\td\n");
+        assert_eq!(said.left_out, BTreeMap::from([("big".to_owned(), full)]));
+        assert_eq!(of(21).left_out.len(), 2);
+        assert!(of(22 + 8 * 13).left_out.is_empty());
+    }
+
+    #[test]
+    fn no_node_has_a_name_that_programs_of_the_cluster_look_up() {
+        let reserved = [
+            "kubernetes.default.svc.cluster.local",
+            "a.svc",
+            "a.svc.other",
+            "localhost",
+            "a.localhost",
+            "a.cluster.local",
+        ];
+        let all: Vec<_> = reserved.iter().map(|name| (*name, false, &["10.0.0.1"][..])).collect();
+        let said = text(&nodes(&all), &[], &BTreeSet::new(), &BTreeMap::new(), usize::MAX);
+        assert_eq!((said.lines.as_str(), said.left_out.len()), ("", reserved.len()));
+    }
+
+    #[test]
+    fn a_name_with_dots_is_given_only_where_the_settings_say_so() {
+        let nodes =
+            nodes(&[("registry.example.com", false, &["10.0.0.1"]), ("n.example.org", true, &["10.0.0.2"])]);
+        let of = |dotted: &[Glob]| text(&nodes, dotted, &ips(&["10.96.0.20"]), &BTreeMap::new(), usize::MAX);
+        assert_eq!((of(&[]).lines.as_str(), of(&[]).left_out.len()), ("", 2));
+        let said = of(&["*.example.org".parse().unwrap()]);
+        assert_eq!(said.lines, "10.96.0.20\tn.example.org\n");
+        assert!(said.left_out["registry.example.com"].contains("node_names.names"));
+    }
+
+    proptest! {
+        #[test]
+        fn each_name_stands_with_its_own_addresses_alone(
+            all in proptest::collection::btree_map("[a-c]{1,3}", (any::<bool>(), any::<[u8; 4]>()), 0..20),
+        ) {
+            let nodes: BTreeMap<_, _> = all.iter().map(|(name, (is_edge, ip))| {
+                (name.clone(), Seen { is_edge: *is_edge, ips: [IpAddr::from(*ip)].into() })
+            }).collect();
+            let service: IpAddr = "10.96.0.20".parse().unwrap();
+            let said = text(&nodes, &[], &[service].into(), &BTreeMap::new(), usize::MAX).lines;
+            prop_assert_eq!(said.lines().count(), nodes.len());
+            for line in said.lines() {
+                let (ip, name) = line.split_once('\t').unwrap();
+                let (is_edge, own) = all[name];
+                prop_assert_eq!(ip.parse(), Ok(if is_edge { service } else { own.into() }));
+            }
+            let mut sorted: Vec<_> = said.lines().collect();
+            sorted.sort_unstable();
+            prop_assert_eq!(said.lines().collect::<Vec<_>>(), sorted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod node_tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_edge_has_the_label_and_a_nodes_external_address_counts_where_it_has_no_other() {
+        let edges = ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned());
+        let seen = |labels: serde_json::Value, addresses: &[(&str, &str)]| {
+            let addresses: Vec<_> =
+                addresses.iter().map(|(kind, address)| json!({"type": kind, "address": address})).collect();
+            let node =
+                json!({"metadata": {"name": "n", "labels": labels}, "status": {"addresses": addresses}});
+            let seen = serde_json::from_value::<NamedNode>(node).unwrap().seen(&edges);
+            (seen.is_edge, seen.ips.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let all = [
+            ("Hostname", "n"),
+            ("ExternalIP", "192.0.2.1"),
+            ("InternalIP", "10.0.0.1"),
+            ("InternalIP", "fd00::1"),
+        ];
+        let edge = json!({"openyurt.io/is-edge-worker": "true"});
+        assert_eq!(seen(edge, &all), (true, vec!["10.0.0.1".to_owned(), "fd00::1".to_owned()]));
+        let cloud = json!({"openyurt.io/is-edge-worker": "false"});
+        assert_eq!(seen(cloud, &all[..2]), (false, vec!["192.0.2.1".to_owned()]));
+        assert_eq!(seen(json!({}), &[]), (false, vec![]));
+    }
+
+    #[test]
+    fn a_list_that_has_only_begun_may_fail_yet() {
+        let (mut nodes, edges) = (Nodes::default(), (String::new(), String::new()));
+        let events =
+            [(Event::Init, false), (Event::InitDone, true), (Event::Init, false), (Event::InitDone, true)];
+        for (event, followed) in events {
+            nodes.take(event, &edges);
+            assert_eq!(nodes.are_followed(), followed);
+        }
+    }
+
+    #[test]
+    fn of_a_nodes_addresses_the_first_eight_count() {
+        let address = |n| json!({"type": "InternalIP", "address": format!("10.0.0.{n}")});
+        let addresses: Vec<_> = (1..=200).map(address).collect();
+        let node = json!({"metadata": {"name": "n"}, "status": {"addresses": addresses}});
+        let node = serde_json::from_value::<NamedNode>(node).unwrap();
+        let first: Vec<_> = (1..=8).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+        assert_eq!(Vec::from_iter(node.seen(&(String::new(), String::new())).ips), first);
+    }
+}

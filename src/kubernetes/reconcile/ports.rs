@@ -1,0 +1,384 @@
+//! Ports of nodes that a ConfigMap names: told to whom they concern, and written into the Service that leads to the pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServicePort};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::PostParams;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Error};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use crate::base::drain::Drain;
+use crate::base::policy::ports::ProxyPorts;
+use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::kubernetes::watcher::{Followed, Take};
+
+/// Where ports of nodes are named, and where they are to lead.
+#[derive(Debug, Clone)]
+pub struct PortParams {
+    /// Where all of it is; the Service stands in our own namespace.
+    pub cluster: Cluster,
+    /// The ConfigMap's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub configmap: String,
+    /// The Service whose ports are kept; `None`: none is.
+    pub service: Option<String>,
+    /// The ports at which this pod listens.
+    pub own: BTreeSet<u16>,
+    /// The port of this pod at which a request's Host names the port of its node; `None`: there is none.
+    pub http: Option<u16>,
+    /// The same behind TLS.
+    pub https: Option<u16>,
+}
+
+/// Follows the ConfigMap. While kube-apiserver does not answer, what was known stands; where there is no ConfigMap, no
+/// port beside the kubelet's is named.
+pub struct PortWatch {
+    params: PortParams,
+    ports: watch::Sender<ProxyPorts>,
+    report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+    /// What was told last.
+    told: Mutex<Option<String>>,
+    /// The ConfigMap may have changed.
+    news: Notify,
+}
+
+impl PortWatch {
+    /// Sends no request yet. `report` gets whether all that is named is served, and if not, why; it must be quick.
+    pub fn new(params: PortParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
+        let ports = watch::Sender::new(ProxyPorts::default());
+        Self { params, ports, report: Box::new(report), told: Mutex::default(), news: Notify::new() }
+    }
+
+    /// The ports as they were last read.
+    pub fn ports(&self) -> watch::Receiver<ProxyPorts> {
+        self.ports.subscribe()
+    }
+
+    /// Follows it until draining begins.
+    pub async fn follow(self, drain: Drain) {
+        let PortParams { cluster, namespace, configmap, .. } = &self.params;
+        let what = format!("ConfigMap {namespace}/{configmap}");
+        let which = watcher::Config::default().fields(&format!("metadata.name={configmap}"));
+        let followed = Followed { cluster, what: &what, which };
+        tokio::select! {
+            never = followed.follow(|client, _| Api::namespaced(client, namespace), &self) => match never {},
+            () = self.keep() => {}
+            () = drain.draining() => {}
+        }
+    }
+
+    /// Reads and writes whenever there are news, and at times without.
+    async fn keep(&self) {
+        loop {
+            let done = timeout(REQUEST_TIMEOUT, self.pass()).await.unwrap_or(Err(ClusterError::Silent));
+            self.tell(
+                done.map_err(|cause| vec![cause.to_string()])
+                    .and_then(|wrong| if wrong.is_empty() { Ok(()) } else { Err(wrong) }),
+            );
+            tokio::select! {
+                () = self.news.notified() => {}
+                () = sleep(LOOK_AGAIN) => {}
+            }
+        }
+    }
+
+    /// Reads the ConfigMap, tells its ports, and makes the Service so. What is wrong with either, each in a sentence.
+    ///
+    /// Both are read anew: pods that know it later than others must not undo what those have written.
+    async fn pass(&self) -> Result<Vec<String>, ClusterError> {
+        let PortParams { cluster, namespace, configmap, service, own, .. } = &self.params;
+        let (client, home) = cluster.connect().await?;
+        let map = Api::<ConfigMap>::namespaced(client.clone(), namespace).get_opt(configmap).await?;
+        let data = map.and_then(|map| map.data).unwrap_or_default();
+        let (ports, wrong) = ProxyPorts::parse(&data, own);
+        let mut wrong: Vec<_> =
+            wrong.iter().map(|wrong| format!("ConfigMap {namespace}/{configmap}: {wrong}")).collect();
+        self.publish(&ports);
+        if let Some(service) = service {
+            wrong.extend(self.write(client, (&home, service), &ports).await?);
+        }
+        Ok(wrong)
+    }
+
+    fn publish(&self, ports: &ProxyPorts) {
+        self.ports.send_if_modified(|old| {
+            let news = old != ports;
+            if news {
+                let ProxyPorts { http, https, loopback } = ports;
+                info!(?http, ?https, ?loopback, "ports of nodes that are led here");
+                old.clone_from(ports);
+            }
+            news
+        });
+    }
+
+    /// Makes the Service have these ports, if it is ours.
+    async fn write(
+        &self,
+        client: Client,
+        (namespace, name): (&str, &str),
+        ports: &ProxyPorts,
+    ) -> Result<Vec<String>, ClusterError> {
+        let api = Api::<Service>::namespaced(client, namespace);
+        let (wanted, mut wrong) = self.wanted(ports);
+        for tries in 1..=MOST_TRIES {
+            let Some(mut object) = api.get_opt(name).await? else {
+                wrong.push(format!(
+                    "there is no Service {namespace}/{name} to lead ports of nodes to the pods"
+                ));
+                return Ok(wrong);
+            };
+            if !is_ours(&object) {
+                wrong.push(format!("Service {namespace}/{name} is left as it is: {}", NOT_OURS));
+                return Ok(wrong);
+            }
+            let old = object.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
+            let Change { ports, added, removed, moved, taken } = changed(old, &wanted);
+            wrong.extend(taken.iter().map(|port| {
+                format!(
+                    "Service {namespace}/{name} has a port {port} that is not one of ours: it stays as it is"
+                )
+            }));
+            if added.is_empty() && removed.is_empty() && moved.is_empty() {
+                return Ok(wrong);
+            }
+            object.spec.get_or_insert_default().ports = Some(ports);
+            match api.replace(name, &PostParams::default(), &object).await {
+                Ok(_) => {
+                    info!(service = name, ?added, ?removed, ?moved, "ports of the Service have changed");
+                    return Ok(wrong);
+                }
+                // Changed or deleted meanwhile.
+                Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                    debug!(tries, "somebody else has written the Service: once more");
+                    wrong.truncate(wrong.len() - taken.len());
+                }
+                Err(cause) => return Err(cause.into()),
+            }
+        }
+        wrong.push(format!("Service {namespace}/{name} is written without a pause by somebody else"));
+        Ok(wrong)
+    }
+
+    /// The Service's port for each port of nodes, and ours behind it; and which have none.
+    fn wanted(&self, ports: &ProxyPorts) -> (BTreeMap<u16, u16>, Vec<String>) {
+        let (mut wanted, mut wrong) = (BTreeMap::new(), Vec::new());
+        let kinds = [("http", self.params.http, &ports.http), ("https", self.params.https, &ports.https)];
+        for (kind, front, all) in kinds {
+            match front {
+                Some(front) => wanted.extend(all.iter().map(|port| (*port, front))),
+                None if all.is_empty() => {}
+                None => wrong.push(format!(
+                    "{kind}-proxy-ports: they lead nowhere, as no port in addr of [mode.cloud.{kind}] is \"host\""
+                )),
+            }
+        }
+        (wanted, wrong)
+    }
+
+    /// Says what has changed since it last said something.
+    fn tell(&self, state: Result<(), Vec<String>>) {
+        let state = state.map_err(|all| all.join("; "));
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told != state.as_ref().err().cloned() {
+            match &state {
+                Ok(()) => info!("all ports of nodes that are named are served"),
+                Err(wrong) => warn!("ports of nodes: {wrong}"),
+            }
+            *told = state.clone().err();
+        }
+        drop(told);
+        (self.report)(state);
+    }
+}
+
+impl Take<ConfigMap> for &PortWatch {
+    fn take(&mut self, event: Event<ConfigMap>) -> bool {
+        let listing = matches!(event, Event::Init | Event::InitApply(_));
+        if !listing {
+            self.news.notify_one();
+        }
+        !listing
+    }
+}
+
+impl std::fmt::Debug for PortWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PortWatch").field("params", &self.params).finish_non_exhaustive()
+    }
+}
+
+/// How often the Service is looked at although the ConfigMap has not changed.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Tries against others who write the Service, at once.
+const MOST_TRIES: u32 = 10;
+
+// The ports of a Service that are ours: what is to change.
+
+/// The ports that a Service is to have, and what of it is new.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Change {
+    /// All of them; those that are not ours as they were, and before ours.
+    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) added: Vec<u16>,
+    pub(crate) removed: Vec<u16>,
+    /// Those that led to another port of ours.
+    pub(crate) moved: Vec<u16>,
+    /// Those that are wanted, and that somebody else has put there.
+    pub(crate) taken: Vec<u16>,
+}
+
+/// What makes the ports of a Service lead where they should: from each port of nodes to one of ours.
+pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> Change {
+    let (ours, others): (Vec<_>, Vec<_>) = old.iter().cloned().partition(is_port_of_ours);
+    let taken: BTreeSet<_> = others.iter().filter(|port| is_tcp(port)).filter_map(number).collect();
+    let before: BTreeMap<u16, ServicePort> =
+        ours.into_iter().filter_map(|port| Some((number(&port)?, port))).collect();
+    let mut change = Change {
+        ports: others,
+        added: Vec::new(),
+        removed: before.keys().filter(|port| !wanted.contains_key(port)).copied().collect(),
+        moved: Vec::new(),
+        taken: Vec::new(),
+    };
+    for (port, front) in wanted {
+        let known = before.get(port);
+        if taken.contains(port) {
+            change.taken.push(*port);
+            change.removed.extend(known.map(|_| *port));
+            continue;
+        }
+        let entry = ServicePort {
+            name: Some(format!("{PREFIX}{port}")),
+            port: i32::from(*port),
+            protocol: Some(TCP.to_owned()),
+            target_port: Some(IntOrString::Int(i32::from(*front))),
+            // What Kubernetes has given it stays its own.
+            ..known.cloned().unwrap_or_default()
+        };
+        match known {
+            None => change.added.push(*port),
+            Some(known) if *known != entry => change.moved.push(*port),
+            Some(_) => {}
+        }
+        change.ports.push(entry);
+    }
+    change
+}
+
+/// Whether a Service says that its ports may be written.
+pub(crate) fn is_ours(service: &Service) -> bool {
+    let annotations = service.metadata.annotations.as_ref();
+    annotations.and_then(|all| all.get(ANNOTATION)).is_some_and(|value| value == MANAGED)
+}
+
+/// Why a Service is not written.
+pub(crate) const NOT_OURS: &str = "it has no annotation tunnel.cloud.io/ports: managed";
+
+const ANNOTATION: &str = "tunnel.cloud.io/ports";
+const MANAGED: &str = "managed";
+
+fn is_port_of_ours(port: &ServicePort) -> bool {
+    port.name.as_ref().is_some_and(|name| name.starts_with(PREFIX))
+}
+
+fn is_tcp(port: &ServicePort) -> bool {
+    port.protocol.as_ref().is_none_or(|protocol| protocol == TCP)
+}
+
+fn number(port: &ServicePort) -> Option<u16> {
+    u16::try_from(port.port).ok()
+}
+
+/// How the names of our ports begin.
+const PREFIX: &str = "dnat-";
+
+const TCP: &str = "TCP";
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn port(name: &str, number: u16, target: u16) -> ServicePort {
+        ServicePort {
+            name: Some(name.to_owned()),
+            port: number.into(),
+            protocol: Some(TCP.to_owned()),
+            target_port: Some(IntOrString::Int(target.into())),
+            ..ServicePort::default()
+        }
+    }
+
+    fn wanted(ports: &[(u16, u16)]) -> BTreeMap<u16, u16> {
+        ports.iter().copied().collect()
+    }
+
+    #[test]
+    fn ports_come_go_and_move_and_those_of_others_stay() {
+        let base = [port("https", 10250, 10263), port("http", 10255, 10264)];
+        let first = changed(&base, &wanted(&[(9051, 10264), (9443, 10263)]));
+        assert_eq!(first.ports[..2], base);
+        assert_eq!(first.ports[2..], [port("dnat-9051", 9051, 10264), port("dnat-9443", 9443, 10263)]);
+        assert_eq!((first.added, first.removed, first.moved), (vec![9051, 9443], vec![], vec![]));
+        let mut given = first.ports;
+        given[2].node_port = Some(31_000);
+        let same = changed(&given, &wanted(&[(9051, 10264), (9443, 10263)]));
+        assert_eq!((&same.ports, same.added, same.removed, same.moved), (&given, vec![], vec![], vec![]));
+        let next = changed(&given, &wanted(&[(9051, 10263), (9052, 10264)]));
+        assert_eq!((next.added, next.removed, next.moved), (vec![9052], vec![9443], vec![9051]));
+        assert_eq!(next.ports[2].node_port, Some(31_000), "what Kubernetes has given stays");
+    }
+
+    #[test]
+    fn a_port_that_somebody_else_has_put_there_is_not_taken_from_him() {
+        let theirs = port("metrics", 9051, 1);
+        let change = changed(std::slice::from_ref(&theirs), &wanted(&[(9051, 10264)]));
+        assert_eq!((change.ports, change.taken), (vec![theirs], vec![9051]));
+        let udp = ServicePort { protocol: Some("UDP".to_owned()), ..port("dns", 9051, 1) };
+        assert_eq!(changed(&[udp], &wanted(&[(9051, 10264)])).added, [9051]);
+    }
+
+    #[test]
+    fn a_service_is_ours_only_if_it_says_so() {
+        let mut service = Service::default();
+        assert!(!is_ours(&service));
+        let mut says = |value: &str| {
+            service.metadata.annotations = Some([(ANNOTATION.to_owned(), value.to_owned())].into());
+            is_ours(&service)
+        };
+        assert!(says(MANAGED) && !says("yes"));
+        assert!(NOT_OURS.contains(ANNOTATION) && NOT_OURS.contains(MANAGED));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_there_was_all_that_is_wanted_is_there_once_and_a_second_change_is_none(
+            old in proptest::collection::vec((any::<bool>(), 1_u16..30, 1_u16..4), 0..20),
+            wanted in proptest::collection::btree_map(1_u16..30, 1_u16..4, 0..20),
+        ) {
+            let named = |ours: bool, number: u16| if ours { format!("dnat-{number}") } else { format!("x-{number}") };
+            let mut seen = BTreeSet::new();
+            let old = old.into_iter().filter(|(_, number, _)| seen.insert(*number));
+            let old: Vec<_> = old.map(|(ours, number, target)| port(&named(ours, number), number, target)).collect();
+            let change = changed(&old, &wanted);
+            let others: Vec<_> = old.iter().filter(|port| !is_port_of_ours(port)).cloned().collect();
+            prop_assert_eq!(&change.ports[..others.len()], &others[..]);
+            let numbers: Vec<_> = change.ports.iter().filter_map(number).collect();
+            let once: BTreeSet<_> = numbers.iter().copied().collect();
+            prop_assert_eq!(once.len(), numbers.len());
+            prop_assert!(wanted.keys().all(|port| once.contains(port)));
+            let again = changed(&change.ports, &wanted);
+            prop_assert!(again.added.is_empty() && again.removed.is_empty() && again.moved.is_empty());
+        }
+    }
+}

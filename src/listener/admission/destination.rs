@@ -1,0 +1,302 @@
+//! Where a client's target is: at a node, or dialled by this process itself; and how it is opened there.
+
+use crate::acceptor::{DirectDialer, NotDialled};
+use crate::base::access_log::Access;
+use crate::base::addresses::Location;
+use crate::base::names::{Host, NodeName, Target};
+use crate::base::policy::Glob;
+use crate::base::policy::targets::{is_number, is_off_limits};
+use crate::listener::Denial;
+use crate::listener::admission::FrontContext;
+use crate::listener::auth::Gate;
+use crate::proto::frame::{Category, Code, Refusal};
+use crate::registry::NotFound;
+use crate::route::{NotOpened, Request, RouteError};
+use crate::session_io::FarEnd;
+
+/// Where a client's target is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Destination {
+    /// The node; [`NodeName::outside`] if this process dials.
+    pub(crate) node: NodeName,
+    /// The target, as it is known there.
+    pub(crate) target: Target,
+    /// What this process dials if no edge runs at the node.
+    direct: Option<Target>,
+    /// Whether the client may have it dial all that is not off limits.
+    all: bool,
+}
+
+impl Gate {
+    /// The node that a client means by a name: its own one, or the one that it has in the zone.
+    pub(crate) fn own_name(&self, name: NodeName) -> NodeName {
+        match &self.zone {
+            Some(zone) => zone.node(name),
+            None => name,
+        }
+    }
+
+    /// Where the target is; only this function decides it. `node` is the node if the front end knows it; `all`: whether
+    /// the client may have every target dialled that no edge reaches.
+    pub(crate) fn locate(
+        &self,
+        node: Option<NodeName>,
+        target: Target,
+        context: &FrontContext,
+        all: bool,
+    ) -> Result<Destination, Denial> {
+        if let Some(own_node) = &context.own_node {
+            return own_node.locate(target);
+        }
+        if let Some(node) = node {
+            return Ok(Destination { all, ..Destination::at(self.own_name(node), target) });
+        }
+        let asked = match &target.host {
+            Host::Ip(_) => target.clone(),
+            // Whichever name the client used, the edge knows its own.
+            Host::Name(name) => {
+                let host = self.own_name(name.parse()?).as_str().parse()?;
+                Target { host, port: target.port }
+            }
+        };
+        match context.addresses.locate(&asked, rand::random())? {
+            Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
+            Location::Nobody(direct) => {
+                if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) {
+                    return Err(Denial::OffLimits(target));
+                }
+                if context.direct_dialer(direct.port, all).is_none() {
+                    return Err(Denial::NoNode(target));
+                }
+                let node = NodeName::outside();
+                Ok(Destination { node, target: direct.clone(), direct: Some(direct), all })
+            }
+        }
+    }
+}
+
+impl Destination {
+    /// There, and nowhere else.
+    pub(crate) fn at(node: NodeName, target: Target) -> Self {
+        Self { node, target, direct: None, all: false }
+    }
+
+    /// Forgets what this process would dial, unless `may` returns that the client may have that port dialled.
+    pub(crate) fn narrow(&mut self, may: impl FnOnce(&NodeName, u16) -> bool) {
+        self.direct = self.direct.take().filter(|direct| may(&NodeName::outside(), direct.port));
+    }
+
+    /// Opens it. `as_whom` is the front end, and the client in words. What is known of the session is noted in
+    /// `access`.
+    pub(crate) async fn open(
+        self,
+        context: &FrontContext,
+        as_whom: (Category, String),
+        access: &mut Access,
+    ) -> Result<FarEnd, Denial> {
+        let Self { node, target, direct, all } = self;
+        if let Some(own_node) = &context.own_node {
+            return own_node.open((node, target), context, as_whom, access).await;
+        }
+        let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
+        if node == NodeName::outside() {
+            let Some((dialer, direct)) = direct else { return Err(Denial::NoNode(target)) };
+            let connected = connect(dialer, &direct, all, context).await;
+            return connected.map_err(|why| not_dialled(why, target));
+        }
+        let (category, client) = as_whom;
+        let request = Request { node: node.clone(), target: target.clone(), category, client };
+        let why = match context.route.open(request).await {
+            Ok(session) => return Ok(session.into()),
+            Err(NotOpened { session, why }) => {
+                access.id = session;
+                why
+            }
+        };
+        match (why, direct) {
+            (RouteError::Refused { refusal, .. }, _) if refusal.code == Code::NotAllowed => {
+                let refusal = with_remedy(refusal, &node, &target, context);
+                Err(RouteError::Refused { node, refusal }.into())
+            }
+            // The node may have no edge at all.
+            (RouteError::Offline { missing, .. }, Some((dialer, direct))) if missing.is_of_a_stranger() => {
+                match connect(dialer, &direct, all, context).await {
+                    Ok(connection) => {
+                        access.node = Some(NodeName::outside());
+                        Ok(connection)
+                    }
+                    Err(why) if why.off_limits || is_literal(&direct) => Err(not_dialled(why, target)),
+                    // Neither way is open, and the node is what was asked for.
+                    Err(NotDialled { refusal, .. }) if refusal.code == Code::NotAllowed => {
+                        Err(RouteError::Offline { node, missing }.into())
+                    }
+                    Err(NotDialled { refusal, .. }) if refusal.code == Code::TargetUnreachable => {
+                        let missing = NotFound { dns: Some(refusal.reason), ..missing };
+                        Err(RouteError::Offline { node, missing }.into())
+                    }
+                    Err(why) => Err(not_dialled(why, target)),
+                }
+            }
+            (why, _) => Err(why.into()),
+        }
+    }
+}
+
+/// Is it an address, however it is spelt?
+fn is_literal(target: &Target) -> bool {
+    match &target.host {
+        Host::Ip(_) => true,
+        Host::Name(name) => is_number(name),
+    }
+}
+
+async fn connect(
+    dialer: &DirectDialer,
+    target: &Target,
+    all: bool,
+    context: &FrontContext,
+) -> Result<FarEnd, NotDialled> {
+    let connection = dialer.dial(target, all).await?;
+    Ok(FarEnd::direct(connection, context.pool.clone()))
+}
+
+fn not_dialled(why: NotDialled, target: Target) -> Denial {
+    if why.off_limits { Denial::OffLimits(target) } else { Denial::Direct(why.refusal) }
+}
+
+/// An edge does not take its pods' addresses for its own: a client that may know the reason gets the key to set there.
+fn with_remedy(refusal: Refusal, node: &NodeName, target: &Target, context: &FrontContext) -> Refusal {
+    let Host::Ip(ip) = target.host else { return refusal };
+    let net = context.addresses.pod_network(node, ip);
+    let entry = if ip.is_ipv4() { format!("{net}:*") } else { format!("[{net}]:*") };
+    let why = format!(
+        "{}; add \"{entry}\" to [mode.edge.allow] targets there and keep what stands in the list: a list stands alone",
+        refusal.reason
+    );
+    Refusal::new(refusal.code, why)
+}
+
+// Where targets are for clients of an edge: at other nodes, or in the cloud.
+
+/// The node at which a front end stands.
+#[derive(Debug, Clone)]
+pub struct OwnNode {
+    /// Its name.
+    pub node: NodeName,
+    /// Which hosts are nodes; `None`: names without a dot.
+    pub nodes: Option<Vec<Glob>>,
+}
+
+impl OwnNode {
+    /// Where a target is: at the node that its host names, or in the cloud.
+    pub(crate) fn locate(&self, target: Target) -> Result<Destination, Denial> {
+        let Host::Name(name) = &target.host else { return cloud(target) };
+        let node: NodeName = name.parse()?;
+        if node == self.node || node.as_str() == "localhost" {
+            return Err(Denial::OwnNode(target));
+        }
+        let is_node = match &self.nodes {
+            Some(globs) => globs.iter().any(|glob| glob.matches(&node)),
+            None => !name.contains('.') && !is_number(name),
+        };
+        if is_node { Ok(Destination::at(node, target)) } else { cloud(target) }
+    }
+
+    /// Opens what [`Self::locate`] has found. What is known of the session is noted in `access`.
+    pub(crate) async fn open(
+        &self,
+        (node, target): (NodeName, Target),
+        context: &FrontContext,
+        (category, client): (Category, String),
+        access: &mut Access,
+    ) -> Result<FarEnd, Denial> {
+        let in_cloud = node == NodeName::outside();
+        // An edge serves its own node itself, so that name means the cloud.
+        let node = if in_cloud { self.node.clone() } else { node };
+        let why = match context.route.open(Request { node, target, category, client }).await {
+            Ok(session) => return Ok(session.into()),
+            Err(NotOpened { session, why }) => {
+                access.id = session;
+                why
+            }
+        };
+        Err(match why {
+            RouteError::Offline { .. } => Denial::Unlinked,
+            RouteError::Refused { refusal, .. } if in_cloud => Denial::Cloud(refusal),
+            RouteError::Timeout { patience, .. } if in_cloud => {
+                let late = format!("the cloud did not answer within {patience:?}");
+                Denial::Cloud(Refusal::new(Code::TargetTimeout, late))
+            }
+            why => why.into(),
+        })
+    }
+}
+
+/// A target that a pod dials, if its own policy lets it.
+fn cloud(target: Target) -> Result<Destination, Denial> {
+    let off_limits = match &target.host {
+        Host::Ip(ip) => is_off_limits(*ip),
+        Host::Name(name) => is_number(name),
+    };
+    if off_limits { Err(Denial::OffLimits(target)) } else { Ok(Destination::at(NodeName::outside(), target)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn located(nodes: Option<&[&str]>, target: &str) -> Result<String, u16> {
+        let nodes = nodes.map(|globs| globs.iter().map(|glob| glob.parse().unwrap()).collect());
+        let own_node = OwnNode { node: "Edge-1".parse().unwrap(), nodes };
+        let found = own_node.locate(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
+        Ok(format!("{} {}", found.node, found.target))
+    }
+
+    #[test]
+    fn a_name_without_a_dot_is_a_node_and_all_else_is_in_the_cloud() {
+        for (target, found) in [
+            ("Node2:80", "node2 node2:80"),
+            ("node2.:80", "node2 node2:80"),
+            ("web.shop.svc:80", "- web.shop.svc:80"),
+            ("node2.example.org:22", "- node2.example.org:22"),
+            ("10.0.0.1:443", "- 10.0.0.1:443"),
+            ("[fd00::1]:443", "- [fd00::1]:443"),
+        ] {
+            assert_eq!(located(None, target).as_deref(), Ok(found));
+        }
+    }
+
+    #[test]
+    fn which_names_are_nodes_may_be_said() {
+        let globs: Option<&[&str]> = Some(&["*.site.example", "edge-*"]);
+        assert_eq!(located(globs, "n1.site.example:80").unwrap(), "n1.site.example n1.site.example:80");
+        assert_eq!(located(globs, "edge-2:80").unwrap(), "edge-2 edge-2:80");
+        assert_eq!(located(globs, "db:80").unwrap(), "- db:80");
+        assert_eq!(located(Some(&[]), "edge-2:80").unwrap(), "- edge-2:80");
+    }
+
+    #[test]
+    fn this_machine_is_not_asked_for_through_its_own_proxy() {
+        for target in ["edge-1:80", "EDGE-1.:80", "localhost:80"] {
+            assert_eq!(located(None, target), Err(421), "{target}");
+            assert_eq!(located(Some(&["*"]), target), Err(421), "{target}");
+        }
+    }
+
+    #[test]
+    fn what_is_off_limits_is_asked_of_no_cloud_however_it_is_spelt() {
+        for target in [
+            "127.0.0.1:80",
+            "[::1]:80",
+            "0.0.0.0:80",
+            "[::ffff:169.254.169.254]:80",
+            "169.254.169.254:80",
+            "2130706433:80",
+            "0177.0.0.1:80",
+            "0x7f.1:80",
+            "127.1:80",
+        ] {
+            assert_eq!(located(None, target), Err(403), "{target}");
+        }
+    }
+}

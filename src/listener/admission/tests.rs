@@ -1,0 +1,428 @@
+mod line;
+
+use std::future::poll_fn;
+
+use http::HeaderMap;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+
+use crate::acceptor::{Place, TargetDialer};
+use crate::base::names::{NameError, NodeName, Target};
+use crate::base::policy::targets::Listening;
+use crate::base::policy::zone::Zone;
+use crate::base::policy::{Rule, Rules};
+use crate::link::sender::LinkSender;
+use crate::link::session::stream::Offer;
+use crate::link::table::SessionTable;
+use crate::listener::admission::destination::Destination;
+use crate::listener::admission::tests::line::{Line, Lines, Switch};
+use crate::listener::auth::{Logins, Users};
+use crate::listener::forward::Router;
+use crate::listener::requests::Requests;
+use crate::listener::{self, admission};
+use crate::net::ByteStream;
+use crate::net::interfaces::{Addresses, LocalAddresses};
+use crate::net::limiter::Source;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::route::{Request, RouteError, Uplinks};
+use crate::session_io::tests::{linked, take};
+
+use super::*;
+
+/// A pod's front end of lines, and what is asked of the one link behind it.
+struct Served {
+    context: FrontContext,
+    offered: mpsc::Receiver<Offer>,
+    at: tempfile::TempDir,
+}
+
+impl Served {
+    fn new(gate: Gate) -> Self {
+        Self::with(Line, gate)
+    }
+
+    fn with<F: FrontEnd<UnixStream>>(front_end: F, gate: Gate) -> Self {
+        let drain = Drain::new();
+        let (table, link, offered) = linked(&drain);
+        let context = context(gate, drain.clone(), table, Some(link));
+        let at = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(at.path().join("socket")).unwrap();
+        let serving = serve(front_end, listener, Networks::default(), context.clone());
+        drain.spawn(Span::none(), serving);
+        Self { context, offered, at }
+    }
+
+    async fn client(&self, line: &str) -> UnixStream {
+        let mut client = UnixStream::connect(self.at.path().join("socket")).await.unwrap();
+        client.write_all(line.as_bytes()).await.unwrap();
+        client
+    }
+
+    async fn answer(&self, line: &str) -> String {
+        let mut told = String::new();
+        self.client(line).await.read_to_string(&mut told).await.unwrap();
+        told
+    }
+}
+
+pub(crate) fn context(
+    gate: Gate,
+    drain: Drain,
+    table: Arc<SessionTable>,
+    link: Option<Arc<LinkSender>>,
+) -> FrontContext {
+    let uplinks = Uplinks::new("edge-1".parse().unwrap());
+    link.into_iter().for_each(|link| uplinks.add(link));
+    let time = Duration::from_secs(9);
+    FrontContext {
+        gate: Arc::new(ArcSwap::from_pointee(gate)),
+        sessions: admission::sessions(9, 9),
+        pool: Pool::new(),
+        route: Route::from_edge(uplinks, table, time, time),
+        addresses: Arc::default(),
+        direct: None,
+        own_node: None,
+        metrics: Metrics::edge(),
+        drain,
+    }
+}
+
+#[tokio::test]
+async fn a_front_end_is_a_parser_and_an_answer() {
+    let mut served = Served::new(Gate::default());
+    let mut client = served.client("node1:22\n").await;
+    let offer = served.offered.recv().await.unwrap();
+    let uid = client.peer_cred().unwrap().uid();
+    let asks = (offer.target().to_string(), offer.client().to_owned());
+    assert_eq!(asks, ("node1:22".into(), format!("uid {uid}@127.0.0.1:0")));
+    let mut far = offer.accept();
+    let mut told = [0; 3];
+    client.read_exact(&mut told).await.unwrap();
+    assert_eq!(&told, b"ok\n");
+    client.write_all(b"question").await.unwrap();
+    assert_eq!(take(&mut far).await.unwrap(), "question");
+    client.shutdown().await.unwrap();
+    assert_eq!(take(&mut far).await.unwrap(), "");
+    let mut answer = Bytes::from_static(b"answer");
+    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
+    poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
+    let mut all = String::new();
+    client.read_to_string(&mut all).await.unwrap();
+    assert_eq!(all, "answer");
+    let metrics = &served.context.metrics;
+    while metrics.sessions.now("line") > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(metrics.sessions.ended("line", "over"), 1);
+    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (8, 6));
+}
+
+#[tokio::test]
+async fn whoever_gets_nothing_is_told_why_and_counted() {
+    let served = Served::new(Gate::default());
+    assert_eq!(served.answer("10.0.0.1:22\n").await, "no: the node of 10.0.0.1:22 cannot be told\n");
+    let metrics = &served.context.metrics;
+    assert_eq!(metrics.sessions.ended("line", "no_node"), 1);
+    let nobody = Gate { allow_from: Some(Networks::default()), ..Gate::default() };
+    served.context.gate.store(Arc::new(nobody));
+    assert_eq!(served.answer("").await, "no: your address 127.0.0.1 is not allowed here\n");
+    assert_eq!(metrics.sessions.ended("line", "forbidden"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
+    let served = Served::new(Gate::default());
+    let begun = tokio::time::Instant::now();
+    assert_eq!(served.answer("node1:").await, "");
+    assert_eq!(begun.elapsed().as_secs(), HEAD_TIME.as_secs());
+    assert_eq!(served.context.metrics.connections_refused.counted("slow_head"), 1);
+}
+
+#[tokio::test]
+async fn a_client_may_ask_again_and_again_over_one_connection() {
+    let mut served = Served::with(Lines, Gate::default());
+    let mut client = BufReader::new(served.client("").await);
+    for (line, said) in [("node1:22\n", "one\n"), ("10.0.0.1:22\n", "no: "), ("node1:23\n", "two\n")] {
+        client.write_all(line.as_bytes()).await.unwrap();
+        let mut far = None;
+        if !said.starts_with("no") {
+            let session = far.insert(served.offered.recv().await.unwrap().accept());
+            let mut bytes = Bytes::copy_from_slice(said.trim().as_bytes());
+            poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
+        }
+        let mut told = String::new();
+        client.read_line(&mut told).await.unwrap();
+        assert!(told.starts_with(said), "{told}");
+    }
+    client.shutdown().await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    let metrics = &served.context.metrics;
+    assert_eq!(metrics.sessions.ended("lines", "no_node"), 1);
+    for refused in ["no_head", "slow_head", "reset"] {
+        assert_eq!(metrics.connections_refused.counted(refused), 0, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
+    let drain = Drain::new();
+    let (table, link, mut offered) = linked(&drain);
+    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
+    let door = Door::new(Limits::slots(1));
+    let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
+    for keeps in [true, false] {
+        let slot = door.try_enter(&here).unwrap();
+        let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+        let open = async {
+            match keeps {
+                true => visit.judge(asks("node1:22"), listener::new()).await.unwrap().open().await,
+                false => visit.open(asks("node1:22"), listener::new()).await,
+            }
+        };
+        let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });
+        granted.unwrap();
+        assert_eq!(door.try_enter(&elsewhere).is_err(), keeps);
+    }
+}
+
+#[tokio::test]
+async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
+    let drain = Drain::new();
+    let (table, link, _offered) = linked(&drain);
+    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
+    let door = Door::new(Limits::slots(2));
+    let here = Source::of(STRANGER.ip());
+    let (slot, _other) = (door.try_enter(&here).unwrap(), door.try_enter(&here).unwrap());
+    let lost = slot.lost();
+    let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+    let mut requests = Requests::new(&mut visit, |_: &_| asks("node1:22"));
+    let head = http::Request::new(()).into_parts().0;
+    let newcomer = |n| door.try_enter(&Source::of([10, 0, 0, n].into())).unwrap();
+    for _ in 0..2 {
+        requests.judge(Ok(&head)).await.unwrap();
+        let _newcomers: Vec<_> = (0..9).map(newcomer).collect();
+        assert!(!lost.is_cancelled(), "its request is at work");
+        requests.answered();
+    }
+    assert!(!lost.is_cancelled());
+    let _newcomers = (newcomer(1), newcomer(2));
+    assert!(lost.is_cancelled(), "it is idle");
+}
+
+#[tokio::test]
+async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
+    let drain = Drain::new();
+    let (table, link, mut offered) = linked(&drain);
+    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
+    let door = Door::new(Limits::slots(1));
+    let slot = door.try_enter(&Source::of(STRANGER.ip())).unwrap();
+    let (mut client, socket) = UnixStream::pair().unwrap();
+    let front = Arc::new(Front { front_end: Switch, context });
+    drain.spawn(Span::none(), front.serve(Accepted { socket, from: STRANGER, slot }));
+    client.write_all(b"node1:22\n").await.unwrap();
+    let mut far = offered.recv().await.unwrap().accept();
+    client.write_all(b"carried").await.unwrap();
+    assert_eq!(take(&mut far).await.unwrap(), "carried");
+    assert!(door.try_enter(&Source::of([198, 51, 100, 1].into())).is_ok());
+}
+
+/// What becomes of a request, and its line in the access log.
+async fn check(
+    context: &Arc<FrontContext>,
+    proof: Proof,
+    request: Result<OpenRequest, Denial>,
+) -> (Result<Destination, Denial>, Access) {
+    let slot = Door::new(Limits::slots(1)).try_enter(&Source::of(STRANGER.ip())).unwrap();
+    let mut visit = Visit::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
+    visit.proof = proof;
+    let mut access = Access::begin("line", "test".into());
+    (visit.check(request, &mut access).await, access)
+}
+
+fn asks(target: &str) -> Result<OpenRequest, Denial> {
+    Ok(OpenRequest { node: None, target: target.parse()?, credentials: HeaderMap::new() })
+}
+
+fn unlinked(gate: Gate) -> Arc<FrontContext> {
+    let drain = Drain::new();
+    let table = linked(&drain).0;
+    Arc::new(context(gate, drain, table, None))
+}
+
+#[tokio::test]
+async fn the_node_is_the_targets_host() {
+    let (checked, access) = check(&unlinked(Gate::default()), Proof::None, asks("Node1.:22")).await;
+    let Destination { node, target, .. } = checked.unwrap();
+    assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "node1:22"));
+    assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
+}
+
+#[tokio::test]
+async fn of_an_address_the_node_cannot_be_told() {
+    for target in ["10.0.0.1:22", "[fd00::1]:22"] {
+        let (checked, _) = check(&unlinked(Gate::default()), Proof::None, asks(target)).await;
+        assert_eq!(checked.unwrap_err().status(), 421, "{target}");
+    }
+}
+
+#[tokio::test]
+async fn one_who_may_not_come_in_learns_nothing_else() {
+    let context = unlinked(Gate { allow_from: Some(Networks::default()), ..Gate::default() });
+    for request in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
+        assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 403);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_takes_nobody_in() {
+    let context = unlinked(Gate::default());
+    context.drain.begin();
+    for request in [Err(Denial::Method), asks("node1:22")] {
+        assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 503);
+    }
+}
+
+#[tokio::test]
+async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
+    let users = Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
+    let gate = Gate {
+        logins: Some(Arc::new(Logins::new(Reload::fixed(users.unwrap())))),
+        rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        names: vec!["*".parse().unwrap()],
+        ..Gate::default()
+    };
+    let context = unlinked(gate);
+    let certificate = |name: &str| Proof::Certificate(vec![name.to_owned()]);
+    for (proof, user, status) in [
+        (Proof::None, None, Some(407)),
+        (Proof::User("dev".into()), Some("dev"), Some(403)),
+        (Proof::User("ops".into()), Some("ops"), None),
+        (certificate("dev"), Some("dev"), Some(403)),
+        (certificate("ops"), Some("ops"), None),
+    ] {
+        let (checked, access) = check(&context, proof.clone(), asks("node1:22")).await;
+        assert_eq!(checked.err().map(|denial| denial.status().as_u16()), status, "{proof:?}");
+        assert_eq!(access.user.as_deref(), user);
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
+    let names = vec!["*.example.org".parse().unwrap(), "ops".parse().unwrap()];
+    let context = unlinked(Gate { names, ..Gate::default() });
+    for (names, user) in
+        [(&["dev", "A.example.org", "ops"][..], Some("A.example.org")), (&["dev"], None), (&[], None)]
+    {
+        let proof = Proof::Certificate(names.iter().map(ToString::to_string).collect());
+        let (checked, access) = check(&context, proof, asks("node1:22")).await;
+        assert_eq!((checked.is_ok(), access.user.as_deref()), (user.is_some(), user), "{names:?}");
+    }
+}
+
+/// A context whose address book knows a network, and whose process may dial some targets itself.
+fn knowing(gate: Gate, direct: &[&str]) -> Arc<FrontContext> {
+    let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
+    let dialer = TargetDialer {
+        place: Place::ForClients,
+        own: LocalAddresses::new(Addresses::default),
+        targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
+        listening: Listening::default(),
+        resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
+    };
+    let mut context = Arc::unwrap_or_clone(unlinked(gate));
+    context.addresses = Arc::new(AddressBook::new(fixed, false));
+    context.direct = Some(DirectDialer::new(dialer, Duration::from_secs(1)));
+    Arc::new(context)
+}
+
+#[tokio::test]
+async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target() {
+    for dress in ["10.0.0.7:80", "[::ffff:10.0.0.7]:80"] {
+        let (checked, access) = check(&knowing(Gate::default(), &[]), Proof::None, asks(dress)).await;
+        let Destination { node, target, .. } = checked.unwrap();
+        assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "10.0.0.7:80"));
+        assert_eq!(access.node, Some(node));
+    }
+    let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
+    let gate = Gate { rules: Rules::from_iter([rule]), ..Gate::default() };
+    let (checked, _) = check(&knowing(gate, &[]), Proof::None, asks("10.0.0.7:80")).await;
+    assert_eq!(checked.unwrap_err().status(), 403, "the rules are about the node, whatever it was called");
+}
+
+#[tokio::test]
+async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_nobody() {
+    let listed = knowing(Gate::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
+    let nothing = knowing(Gate::default(), &[]);
+    let status =
+        async |context: &Arc<FrontContext>, asked: &str| match check(context, Proof::None, asks(asked))
+            .await
+            .0
+        {
+            Ok(destination) => destination.node.to_string(),
+            Err(denial) => denial.status().as_u16().to_string(),
+        };
+    for asked in ["192.0.2.1:80", "[2001:db8::1]:80"] {
+        assert_eq!(status(&listed, asked).await, "-", "{asked}");
+        assert_eq!(status(&nothing, asked).await, "421", "{asked}: by default nothing is");
+    }
+    assert_eq!(status(&listed, "192.0.2.1:81").await, "421", "no entry has that port");
+    for asked in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "0.0.0.0:80", "169.254.169.254:80"] {
+        assert_eq!(status(&listed, asked).await, "403", "{asked}");
+        assert_eq!(status(&nothing, asked).await, "403", "{asked}");
+    }
+    let nodes = Some(vec!["edge-*".parse().unwrap()]);
+    let gate = Gate { rules: Rules::from_iter([Rule { nodes, ..Rule::default() }]), ..Gate::default() };
+    let ruled = knowing(gate, &["0.0.0.0/0:80"]);
+    assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules count");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
+    let drain = Drain::new();
+    let (table, link, mut offered) = linked(&drain);
+    let (uplinks, time) = (Uplinks::new("edge-1".parse().unwrap()), Duration::from_secs(9));
+    let route = Route::from_edge(uplinks.clone(), table, time, time);
+    let (node, target): (NodeName, Target) = ("node2".parse().unwrap(), "node2:22".parse().unwrap());
+    let request = Request { node, target, category: Category::HttpProxy, client: "test".into() };
+    let begun = tokio::time::Instant::now();
+    assert!(matches!(route.open(request.clone()).await.unwrap_err().why, RouteError::Offline { .. }));
+    uplinks.add(link.clone());
+    uplinks.remove(&link);
+    let comes = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        uplinks.add(link.clone());
+        offered.recv().await.unwrap().accept()
+    };
+    let (opened, _far) = tokio::join!(route.open(request.clone()), comes);
+    opened.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    uplinks.remove(&link);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let begun = tokio::time::Instant::now();
+    assert!(matches!(route.open(request).await.unwrap_err().why, RouteError::Offline { .. }));
+    assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits for a link that has been gone for long");
+}
+
+#[tokio::test]
+async fn a_front_end_may_know_the_node_itself() {
+    let zone = Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
+    let context = unlinked(Gate { zone: Some(Arc::new(zone)), ..Gate::default() });
+    for node in ["node1", "node1.nodes.test"] {
+        let request = OpenRequest { node: node.parse().ok(), ..asks("127.0.0.1:6443").unwrap() };
+        let (checked, access) = check(&context, Proof::None, Ok(request)).await;
+        let Destination { node, target, .. } = checked.unwrap();
+        assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "127.0.0.1:6443"));
+        assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
+    }
+}
+
+const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);
+
+#[test]
+fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
+    for (at_edge, memory) in [(true, EDGE_MEMORY), (false, POD_MEMORY)] {
+        assert!(slots(at_edge) > 64 && slots(at_edge) * HEAD_BYTES <= memory / 4, "{}", slots(at_edge));
+    }
+}

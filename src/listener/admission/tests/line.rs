@@ -1,0 +1,111 @@
+//! A whole front end: a line `node:port` over a unix socket, answered by `ok` or by why not.
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::listener;
+
+use super::*;
+
+pub(crate) struct Line;
+
+impl FrontEnd<UnixStream> for Line {
+    const NAME: &'static str = "line";
+    const CATEGORY: Category = Category::Ssh;
+    type Connection = UnixStream;
+
+    fn span(&self, _from: SocketAddr) -> Span {
+        Span::none()
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
+        format!("no: {}\n", denial.sentence(false)).into()
+    }
+
+    async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+        let mut line = String::new();
+        while !line.ends_with('\n') {
+            match socket.read_u8().await {
+                Ok(byte) => line.push(char::from(byte)),
+                Err(_) => return Handshake::Failed { cause: "no_head", socket: Some(socket) },
+            }
+        }
+        if let Ok(user) = socket.peer_cred() {
+            visit.proof = Proof::User(format!("uid {}", user.uid()));
+        }
+        let (answer, session) = match visit.open(asks(line.trim()), listener::new()).await {
+            Ok(session) => ("ok\n".to_owned(), Some(session)),
+            Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
+        };
+        match (socket.write_all(answer.as_bytes()).await, session) {
+            (Ok(()), Some(session)) => Handshake::Opened { session, socket, early: Bytes::new() },
+            (Ok(()), None) => Handshake::Denied(socket),
+            (Err(_), _) => Handshake::Failed { cause: "reset", socket: None },
+        }
+    }
+}
+
+/// Any number of lines over one connection: each is opened, and answered with the first bytes of its session.
+pub(crate) struct Lines;
+
+impl FrontEnd<UnixStream> for Lines {
+    const NAME: &'static str = "lines";
+    const CATEGORY: Category = Category::Ssh;
+    type Connection = UnixStream;
+
+    fn span(&self, _from: SocketAddr) -> Span {
+        Span::none()
+    }
+
+    async fn handshake(&self, socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+        let mut lines = BufReader::new(socket);
+        let mut line = String::new();
+        while lines.read_line(&mut line).await.unwrap() > 0 {
+            let opened = match visit.judge(asks(line.trim()), listener::new()).await {
+                Ok(permitted) => permitted.open().await,
+                Err(denied) => Err(denied),
+            };
+            let answer = match opened {
+                Ok(mut granted) => take(&mut granted.session).await.unwrap(),
+                Err(denied) => format!("no: {}", denied.denial).into(),
+            };
+            lines.get_mut().write_all(&[&answer, &b"\n"[..]].concat()).await.unwrap();
+            visit.waits();
+            line.clear();
+        }
+        Handshake::Served(Some(lines.into_inner()))
+    }
+}
+
+/// After one line that is judged as one of many, the connection is the session's.
+pub(crate) struct Switch;
+
+impl FrontEnd<UnixStream> for Switch {
+    const NAME: &'static str = "switch";
+    const CATEGORY: Category = Category::Ssh;
+    type Connection = UnixStream;
+
+    fn span(&self, _from: SocketAddr) -> Span {
+        Span::none()
+    }
+
+    async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+        let mut line = String::new();
+        BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
+        let permitted = visit.judge(asks(line.trim()), listener::new()).await.unwrap();
+        let session = permitted.open().await.unwrap();
+        Handshake::Opened { session, socket, early: Bytes::new() }
+    }
+}
+
+impl Accept for UnixListener {
+    type Stream = UnixStream;
+
+    fn at(&self) -> impl std::fmt::Display {
+        "a unix socket"
+    }
+
+    async fn accept(&self) -> (UnixStream, SocketAddr) {
+        (self.accept().await.unwrap().0, ([127, 0, 0, 1], 0).into())
+    }
+}

@@ -1,0 +1,172 @@
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use tokio::task::JoinSet;
+
+use crate::base::drain::Drain;
+use crate::base::policy::{Rule, network};
+use crate::listener::auth::LOGIN_TTL;
+
+use super::*;
+
+fn head(credentials: &str) -> HeaderMap {
+    let value = format!("Basic {}", STANDARD.encode(credentials));
+    HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())])
+}
+
+fn here() -> Source {
+    Source::of([10, 0, 0, 1].into())
+}
+
+async fn check(logins: &Logins, credentials: &str) -> Result<String, Denial> {
+    logins.check(&head(credentials), here()).await
+}
+
+fn hashed(password: &str) -> String {
+    bcrypt::hash(password, MIN_COST).unwrap()
+}
+
+fn logins(text: &str) -> Logins {
+    Logins::new(Reload::fixed(Users::parse(text).unwrap()))
+}
+
+#[tokio::test]
+async fn only_the_right_password_of_a_known_user_is_let_in() {
+    let logins = logins(&format!("# people\n\nops:{}\n", hashed("se:cret")));
+    assert_eq!(check(&logins, "ops:se:cret").await.unwrap(), "ops");
+    for wrong in ["ops:secret", "ops:", "root:se:cret", ":se:cret", "ops", ""] {
+        let denied = check(&logins, wrong).await.unwrap_err();
+        let user = wrong.split_once(':').map(|(user, _)| user);
+        let told = matches!((&denied, user), (Denial::Password(told), Some(user)) if told == user);
+        assert!(told || user.is_none() && matches!(denied, Denial::Credentials), "{wrong}: {denied}");
+    }
+    for value in ["Basic", "Basic !!!", "Bearer b3BzOnNlOmNyZXQ=", ""] {
+        let head = HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())]);
+        assert!(matches!(logins.check(&head, here()).await, Err(Denial::Credentials)), "{value}");
+    }
+    assert!(matches!(logins.check(&HeaderMap::new(), here()).await, Err(Denial::Credentials)));
+    let lower = HeaderMap::from_iter([(PROXY_AUTHORIZATION, "basic  b3BzOnNlOmNyZXQ=".parse().unwrap())]);
+    assert_eq!(logins.check(&lower, here()).await.unwrap(), "ops");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whom_it_let_in_it_knows_for_a_minute() {
+    let logins = logins(&format!("ops:{}", hashed("pw")));
+    check(&logins, "ops:pw").await.unwrap();
+    // With no turns left only somebody remembered can come in.
+    let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(&here()).unwrap()).collect();
+    assert_eq!(check(&logins, "ops:pw").await.unwrap(), "ops");
+    assert!(matches!(check(&logins, "ops:other").await, Err(Denial::Busy(_))));
+    tokio::time::advance(LOGIN_TTL).await;
+    assert!(matches!(check(&logins, "ops:pw").await, Err(Denial::Busy(_))));
+}
+
+#[tokio::test]
+async fn wrong_passwords_from_one_source_make_no_other_wait() {
+    let logins = Arc::new(logins(&format!("ops:{}", hashed("pw"))));
+    let done = Arc::new(AtomicUsize::new(0));
+    // Tasks of their own, as those of connections are: one task for all would go on with the wrong ones for as long as
+    // these are woken, before it came to the other.
+    let (mut wrong, mut right) = (JoinSet::new(), JoinSet::new());
+    for n in 0..250 {
+        let (logins, done) = (logins.clone(), done.clone());
+        // Another name each time, so that it is turns that save the others.
+        let head = head(&format!("user{n}:wrong"));
+        wrong.spawn(async move {
+            assert!(logins.check(&head, here()).await.is_err());
+            done.fetch_add(1, Relaxed);
+        });
+    }
+    right.spawn(async move {
+        // On a busy machine some are done before this one has come to ask.
+        let before = done.load(Relaxed);
+        logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
+        done.load(Relaxed) - before
+    });
+    let meanwhile = right.join_next().await.unwrap().unwrap();
+    assert!(meanwhile <= 3 * at_work(), "{meanwhile} wrong ones were looked at meanwhile");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_fails_ten_times_in_a_minute_waits_and_nobody_else() {
+    let logins = logins(&format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw")));
+    let begun = Instant::now();
+    for _ in 0..10 {
+        assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Password(_))));
+    }
+    assert!(
+        matches!(check(&logins, "ops:pw").await, Err(Denial::WrongPasswords)),
+        "after {:?}",
+        begun.elapsed()
+    );
+    check(&logins, "root:pw").await.unwrap();
+    logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
+    // Verified a moment ago, it waits nowhere.
+    check(&logins, "ops:pw").await.unwrap();
+    tokio::time::advance(LOGIN_TTL).await;
+    for _ in 0..9 {
+        assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Password(_))));
+    }
+    check(&logins, "ops:pw").await.unwrap();
+    // That one begins anew.
+    for _ in 0..10 {
+        assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Password(_))));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_file_counts_even_for_those_remembered() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw"))).unwrap();
+    let parse = |text: &[u8]| Users::parse(&String::from_utf8_lossy(text)).map_err(|e| e.to_string());
+    let users = Reload::file(file.path(), parse).unwrap();
+    let drain = Drain::new();
+    drain.spawn(tracing::Span::none(), users.clone().watch(drain.clone()));
+    let logins = Logins::new(users.clone());
+    check(&logins, "ops:pw").await.unwrap();
+    check(&logins, "root:pw").await.unwrap();
+    std::fs::write(file.path(), format!("ops:{}", hashed("new"))).unwrap();
+    while users.load().len() > 1 {
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+    }
+    assert!(check(&logins, "ops:pw").await.is_err());
+    assert!(check(&logins, "root:pw").await.is_err());
+    assert!(check(&logins, "ops:new").await.is_ok());
+}
+
+#[test]
+fn only_bcrypt_is_taken_from_a_file() {
+    let good = hashed("pw");
+    let weak = format!("a:{{SHA}}x\nb:$apr1$x$y\nc:plain\nd\n:{good}\ne:$2y$31${}", &good[7..]);
+    assert_eq!(Users::parse(&weak).unwrap_err(), UsersError::Empty);
+    assert_eq!(Users::parse(&format!("{weak}\nf:{}", good.replace("$2b$", "$2y$"))).unwrap().len(), 1);
+    assert_eq!(Users::parse(&format!("a:{}!", &good[..59])).unwrap_err(), UsersError::Empty);
+}
+
+#[test]
+fn a_stranger_costs_as_much_as_the_dearest_user() {
+    let dear = bcrypt::hash("pw", MIN_COST + 2).unwrap();
+    let users = Users::parse(&format!("a:{}\nb:{dear}", hashed("pw"))).unwrap();
+    assert_eq!(users.nobody.parse::<bcrypt::HashParts>().unwrap().get_cost(), MIN_COST + 2);
+    assert!(!bcrypt::verify("pw", &users.nobody).unwrap(), "checked in full, and fits nobody");
+}
+
+#[tokio::test]
+async fn the_gate_keeps_networks_and_rules() {
+    let inside: IpAddr = "10.1.2.3".parse().unwrap();
+    let outside: IpAddr = "192.0.2.1".parse().unwrap();
+    let node = "edge-1".parse().unwrap();
+    let open = Gate::default();
+    assert!(open.admit(outside).is_ok() && open.permit(None, outside, &node, 22).is_ok());
+    assert_eq!(open.identify(&HeaderMap::new(), outside).await.unwrap(), None);
+    let gate = Gate {
+        allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
+        rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        ..Gate::default()
+    };
+    assert!(gate.admit(inside).is_ok());
+    assert_eq!(gate.admit(outside).unwrap_err().status(), 403);
+    assert!(gate.permit(Some("ops"), inside, &node, 22).is_ok());
+    let denied = gate.permit(Some("dev"), inside, &node, 22).unwrap_err();
+    assert_eq!(denied.to_string(), "no rule lets dev reach port 22 of node edge-1");
+}

@@ -1,0 +1,233 @@
+//! The CONNECT front end: `CONNECT <node>:<port>`, then the session's bytes.
+
+use std::convert::Infallible;
+use std::future::{Future, Pending, pending, poll_fn};
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::task::Poll;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, Version};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
+use tracing::{Span, field, info_span, warn};
+
+use crate::base::names::{NameError, Target};
+use crate::listener::admission::{FrontEnd, Granted, Handshake, OpenRequest, Visit};
+use crate::listener::{self, Denial, NO_SSH, SSH, no_head, turn_away_http_2, turn_away_ssh, written};
+use crate::net::socket::Connection;
+use crate::proto::frame::Category;
+
+/// CONNECT over a stream of any kind, as one of SuperEdge's modules.
+#[derive(Debug, Default)]
+pub struct Connect<M>(PhantomData<fn() -> M>);
+
+/// One of SuperEdge's modules that are asked with CONNECT.
+pub trait Module: 'static {
+    /// Its name in metrics and the access log.
+    const NAME: &'static str;
+
+    /// The category that the Open frame carries.
+    const CATEGORY: Category;
+}
+
+/// CONNECT for people and their tools.
+#[derive(Debug, Default)]
+pub struct Ssh;
+
+/// CONNECT for kube-apiserver.
+#[derive(Debug, Default)]
+pub struct Egress;
+
+impl Module for Ssh {
+    const NAME: &'static str = "ssh";
+    const CATEGORY: Category = Category::Ssh;
+}
+
+impl Module for Egress {
+    const NAME: &'static str = "egress";
+    const CATEGORY: Category = Category::Egress;
+}
+
+impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
+    const NAME: &'static str = M::NAME;
+    const CATEGORY: Category = M::CATEGORY;
+    type Connection = C;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("connect", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+        serve(socket, visit).await
+    }
+}
+
+/// Serves one CONNECT.
+pub(crate) async fn serve<C: Connection>(socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+    let done = handshake(socket, |head| open(head, visit)).await;
+    if matches!(done, Handshake::Failed { cause: SSH, .. })
+        && visit.context().metrics.refusals.may_log(SSH, visit.from().ip())
+    {
+        warn!("an ssh client has come here by itself: {NO_SSH}");
+    }
+    done
+}
+
+async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Bytes>> {
+    let trace = listener::of(&head.headers);
+    let opened = visit.open(parse(head), trace).await;
+    opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
+}
+
+// The HTTP part of a CONNECT: takes a bare stream, reads the head, answers, and gives the bare stream back.
+
+/// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
+///
+/// The answer is one write, which over TLS is one record: kube-apiserver treats a byte that it reads together with the
+/// 200 as an error. A client that finishes its direction early is still served, as `nc` and its like do so; `open` is
+/// dropped when the client goes away, as far as [`Connection::gone`] sees that. Not cancel safe.
+pub(crate) async fn handshake<C, T, F, O>(socket: C, open: F) -> Handshake<C, T>
+where
+    C: Connection,
+    F: FnOnce(Parts) -> O,
+    O: Future<Output = Result<T, Response<Bytes>>>,
+{
+    let Asked { request, mut socket, early } = match read(socket).await {
+        Ok(asked) => asked,
+        Err((cause, socket)) => return Handshake::Failed { cause, socket: Some(socket) },
+    };
+    let version = request.version;
+    let opened = tokio::select! {
+        biased;
+        opened = open(request) => opened,
+        () = socket.gone() => return Handshake::Failed { cause: "reset_while_opening", socket: Some(socket) },
+    };
+    let answer = match &opened {
+        Ok(_) => established(version),
+        Err(denied) => written(version, denied),
+    };
+    if send(&mut socket, &answer).await.is_err() {
+        return Handshake::Failed { cause: "reset", socket: Some(socket) };
+    }
+    match opened {
+        Ok(session) => Handshake::Opened { session, socket, early },
+        Err(_) => Handshake::Denied(socket),
+    }
+}
+
+/// A head that was read.
+struct Asked<C> {
+    request: Parts,
+    socket: C,
+    /// What came behind it.
+    early: Bytes,
+}
+
+/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. A malformed
+/// head is answered, with 400 or 431.
+async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
+    let taken = Mutex::new(None);
+    let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
+        *taken.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
+        pending()
+    };
+    let mut connection = server().serve_connection(TokioIo::new(socket), service_fn(take));
+    let (ended, request) = poll_fn(|cx| {
+        let polled = connection.poll_without_shutdown(cx);
+        let request = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (polled, request) {
+            (_, Some(request)) => Poll::Ready((Ok(()), Some(request))),
+            (Poll::Ready(ended), None) => Poll::Ready((ended, None)),
+            (Poll::Pending, None) => Poll::Pending,
+        }
+    })
+    .await;
+    let parts = connection.into_parts();
+    let (mut socket, early) = (parts.io.into_inner(), parts.read_buf);
+    match (ended, request) {
+        (_, Some(request)) => Ok(Asked { request: request.into_parts().0, socket, early }),
+        (Ok(()), None) => Err(("no_head", socket)),
+        (Err(_), None) if turn_away_ssh(&mut socket, &early).await => Err((SSH, socket)),
+        (Err(error), None) => {
+            turn_away_http_2(&mut socket, &early).await;
+            Err((no_head(&error), socket))
+        }
+    }
+}
+
+/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its
+/// own.
+async fn send<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
+    socket.write_all(answer).await?;
+    socket.flush().await
+}
+
+/// Connections are not reused.
+fn server() -> http1::Builder {
+    let mut server = http1::Builder::new();
+    server.max_buf_size(HEAD_BYTES).half_close(true).auto_date_header(false);
+    server
+}
+
+/// The 200 as SuperEdge writes it, and as short: some clients read no more than a line or two.
+fn established(version: Version) -> Bytes {
+    format!("{version:?} 200 Connection established\r\n\r\n").into()
+}
+
+/// Longest head in bytes; hyper answers 431 beyond it. Ours are a line or two, credentials included.
+const HEAD_BYTES: usize = 16 * 1024;
+
+// Turns the head of a CONNECT into an open request.
+
+/// The open request that a head holds.
+///
+/// # Errors
+///
+/// The head is not a CONNECT to a target.
+pub(crate) fn parse(head: Parts) -> Result<OpenRequest, Denial> {
+    if head.method != Method::CONNECT {
+        return Err(Denial::Method);
+    }
+    if has_body(&head.headers) {
+        return Err(Denial::Body);
+    }
+    Ok(OpenRequest { node: None, target: target(&head)?, credentials: head.headers })
+}
+
+/// The target of the request line. The Host header is ignored: it may be absent, wrong, or name the proxy.
+fn target(head: &Parts) -> Result<Target, NameError> {
+    let asked = head.uri.to_string();
+    let plain = head.uri.scheme().is_none() && head.uri.path_and_query().is_none();
+    match head.uri.authority() {
+        Some(authority) if plain => authority.as_str().parse(),
+        // A whole URL is not a target: its text has no port at its end.
+        _ => Err(NameError::Port(asked.chars().take(EXCERPT).collect())),
+    }
+}
+
+/// Whether a head announces a body. Bytes behind a CONNECT belong to the session, so this is refused.
+fn has_body(head: &HeaderMap) -> bool {
+    let long = |length: &HeaderValue| length.as_bytes() != b"0";
+    head.contains_key(TRANSFER_ENCODING) || head.get_all(CONTENT_LENGTH).iter().any(long)
+}
+
+/// Characters of a bad target that the error shows.
+const EXCERPT: usize = 64;
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod head_tests;

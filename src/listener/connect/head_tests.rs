@@ -1,0 +1,263 @@
+use std::io;
+use std::pin::Pin;
+use std::task::Context;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf, duplex};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::oneshot;
+
+use crate::listener::Denial;
+use crate::net::tls::tests::over;
+
+use super::*;
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (client, listener.accept().await.unwrap().0)
+}
+
+/// Serves one head with `open` and gives what the client got until the head's part was over.
+async fn serve(
+    head: &[u8],
+    open: Result<u8, Denial>,
+) -> (Handshake<TcpStream, u8>, TcpStream, Option<String>) {
+    let (mut client, server) = pair().await;
+    client.write_all(head).await.unwrap();
+    let mut target = None;
+    let done = handshake(server, async |parts: Parts| {
+        target = parts.uri.authority().map(ToString::to_string);
+        open.map_err(|denial| denial.answer(true, "t"))
+    })
+    .await;
+    (done, client, target)
+}
+
+async fn all(mut client: TcpStream) -> String {
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test]
+async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
+    for head in [
+        "CONNECT node1:22 HTTP/1.0\r\n\r\n",
+        "CONNECT node1:22 HTTP/1.1\r\nHost: 10.0.0.1:8080\r\nProxy-Connection: Keep-Alive\r\n\r\n",
+        "CONNECT node1:22 HTTP/1.1\r\n\r\n",
+        "CONNECT node1:22 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n",
+    ] {
+        let (done, mut client, target) = serve(head.as_bytes(), Ok(7)).await;
+        let Handshake::Opened { session: 7, socket, early } = done else { panic!("{head}: {done:?}") };
+        assert_eq!((target.as_deref(), early.len()), (Some("node1:22"), 0), "{head}");
+        let mut one_read = [0; 4096];
+        let n = client.read(&mut one_read).await.unwrap();
+        let version = if head.contains("1.0") { "1.0" } else { "1.1" };
+        let text = std::str::from_utf8(&one_read[..n]).unwrap();
+        let line = format!("HTTP/{version} 200 Connection established\r\n");
+        assert!(text.starts_with(&line) && text.ends_with("\r\n\r\n"), "{text:?}");
+        for header in ["content-length", "transfer-encoding", "date", "close"] {
+            assert!(!text.to_lowercase().contains(header), "{text:?}");
+        }
+        drop(socket);
+        assert_eq!(all(client).await, "", "nothing behind the head");
+    }
+}
+
+#[tokio::test]
+async fn an_ipv6_target_stands_in_brackets() {
+    let (_, _, target) = serve(b"CONNECT [fd00::1]:22 HTTP/1.1\r\n\r\n", Ok(0)).await;
+    assert_eq!(target.as_deref(), Some("[fd00::1]:22"));
+}
+
+#[tokio::test]
+async fn bytes_sent_early_are_kept() {
+    let (done, _client, _) = serve(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n", Ok(0)).await;
+    let Handshake::Opened { early, .. } = done else { panic!("{done:?}") };
+    assert_eq!(early, "SSH-2.0-early\r\n");
+}
+
+#[tokio::test]
+async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
+    let (done, client, _) = serve(b"CONNECT node1:22 HTTP/1.0\r\n\r\n", Err(Denial::Busy("draining"))).await;
+    let Handshake::Denied(socket) = done else { panic!("{done:?}") };
+    drop(socket);
+    let text = all(client).await;
+    assert!(text.starts_with("HTTP/1.0 503 draining\r\n"), "{text}");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let length = format!("content-length: {}", body.len());
+    assert!(head.lines().any(|l| l == length), "{text}");
+    assert!(body.starts_with("draining\n"), "{text}");
+    assert!(head.contains("connection: close") || !head.contains("keep-alive"), "{text}");
+}
+
+#[tokio::test]
+async fn another_method_is_denied_even_with_a_body_on_its_way() {
+    let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
+    let (done, _client, _) = serve(head, Err(Denial::Method)).await;
+    assert!(matches!(done, Handshake::Denied(_)), "{done:?}");
+}
+
+#[tokio::test]
+async fn no_session_is_made_of_what_is_not_http() {
+    let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(20_000));
+    for (head, word, status) in [
+        ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "400"),
+        ("EHLO a.b\r\n\r\n", "bad_head", "400"),
+        ("CONNECT a b c HTTP/1.1\r\n\r\n", "bad_head", "400"),
+        (long.as_str(), "long_head", "431"),
+    ] {
+        let (done, mut client, _) = serve(head.as_bytes(), Ok(0)).await;
+        let Handshake::Failed { cause, socket: Some(_socket) } = done else { panic!("{head}: {done:?}") };
+        assert_eq!(cause, word);
+        let mut text = [0; 12];
+        client.read_exact(&mut text).await.unwrap();
+        assert_eq!(std::str::from_utf8(&text[9..]).unwrap(), status);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_without_a_head_is_no_error_to_anybody() {
+    let (client, server) = pair().await;
+    drop(client);
+    let done = handshake(server, async |_| -> Result<(), _> { panic!("no head") }).await;
+    assert!(matches!(done, Handshake::Failed { cause: "no_head", .. }), "{done:?}");
+}
+
+/// A client ends its direction behind its head, long before the session is open.
+async fn is_served<N, C>(mut client: N, served: C)
+where
+    N: AsyncRead + AsyncWrite + Unpin,
+    C: Connection,
+{
+    let (go, wait) = oneshot::channel();
+    client.write_all(b"CONNECT node1:22 HTTP/1.0\r\n\r\nearly").await.unwrap();
+    client.shutdown().await.unwrap();
+    let open = async |_: Parts| {
+        // A reader that looks for its end has seen it by now.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        go.send(()).unwrap();
+        Ok(1)
+    };
+    let done = handshake(served, open).await;
+    wait.await.unwrap();
+    let Handshake::Opened { session: 1, mut socket, mut early } = done else { panic!("not opened") };
+    let mut space = [0; 9];
+    while let n @ 1.. = socket.read(&mut space).await.unwrap() {
+        early = [&early, &space[..n]].concat().into();
+    }
+    assert_eq!(early, "early");
+    socket.write_all(b"SSH-2.0").await.unwrap();
+    socket.shutdown().await.unwrap();
+    drop(socket);
+    let mut told = String::new();
+    client.read_to_string(&mut told).await.unwrap();
+    assert_eq!(told, "HTTP/1.0 200 Connection established\r\n\r\nSSH-2.0");
+}
+
+#[tokio::test]
+async fn a_client_that_has_finished_its_direction_is_still_served() {
+    let (client, server) = pair().await;
+    is_served(client, server).await;
+    let (client, server) = UnixStream::pair().unwrap();
+    is_served(client, server).await;
+    let (client, server) = pair().await;
+    let (client, server) = over(client, server).await;
+    is_served(client, server).await;
+}
+
+/// The opening is dropped once the client has gone away.
+async fn is_dropped<N, C>(mut client: N, served: C, leave: impl FnOnce(N))
+where
+    N: AsyncWrite + Unpin,
+    C: Connection,
+{
+    client.write_all(b"CONNECT node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
+    let (asked, is_asked) = oneshot::channel();
+    let open = async |_: Parts| {
+        asked.send(()).unwrap();
+        pending::<Result<(), _>>().await
+    };
+    let leaves = async {
+        is_asked.await.unwrap();
+        leave(client);
+        pending::<()>().await;
+    };
+    let done = tokio::select! {
+        done = handshake(served, open) => done,
+        () = leaves => unreachable!(),
+    };
+    assert!(matches!(done, Handshake::Failed { cause: "reset_while_opening", .. }));
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_while_opening_cancels_it() {
+    let reset = |client: TcpStream| SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    let (client, server) = pair().await;
+    is_dropped(client, server, reset).await;
+    let (client, server) = pair().await;
+    let (client, server) = over(client, server).await;
+    is_dropped(client, server, |client| reset(client.into_inner().0)).await;
+    let (client, server) = UnixStream::pair().unwrap();
+    is_dropped(client, server, drop).await;
+}
+
+/// Remembers each write, and how much had been written at each flush.
+#[derive(Debug)]
+struct Recorded(DuplexStream, Vec<Vec<u8>>, Vec<usize>);
+
+impl Connection for Recorded {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+}
+
+impl AsyncRead for Recorded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, out)
+    }
+}
+
+impl AsyncWrite for Recorded {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.1.push(bytes.to_vec());
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let written = self.1.len();
+        self.2.push(written);
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn the_200_leaves_alone_and_at_once() {
+    let (mut client, server) = duplex(1000);
+    let recorded = Recorded(server, Vec::new(), Vec::new());
+    client.write_all(b"CONNECT node-a:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
+    let done = handshake(recorded, async |_| Ok(())).await;
+    let Handshake::Opened { socket: Recorded(_, written, flushed), .. } = done else { panic!("{done:?}") };
+    assert_eq!(written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
+    assert_eq!(flushed.last(), Some(&1), "flushed once it was written");
+}
+
+#[tokio::test]
+async fn a_client_of_http_2_is_told_that_it_is_not_served() {
+    let (done, client, _) = serve(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", Ok(0)).await;
+    let Handshake::Failed { cause: "bad_head", socket } = done else { panic!("{done:?}") };
+    drop(socket);
+    assert!(all(client).await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));
+}

@@ -1,0 +1,410 @@
+//! Bodies on their way through: a request's, which may have to wait until it is wanted, and an answer's.
+
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, Entry, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION,
+    TE, TRANSFER_ENCODING, UPGRADE,
+};
+use http::uri::{Authority, PathAndQuery};
+use http::{Method, StatusCode, Uri, Version, request, response};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+
+use crate::base::metrics::UnderWay;
+use crate::listener::Denial;
+use crate::listener::forward::Clock;
+
+/// A request's body on its way to the target.
+///
+/// hyper sends the client 100 (go on) once the body is first polled. If the client waits for that, the body is not
+/// polled before the target has sent a 100, or nothing for [`CONTINUE_TIME`].
+pub(crate) struct Upload {
+    /// `None`: it is empty.
+    body: Option<Incoming>,
+    awaited: Option<Awaited>,
+    clock: Arc<Clock>,
+}
+
+/// The wait for the target's 100 before the body is polled.
+struct Awaited {
+    wanted: Arc<Wanted>,
+    /// Ends [`CONTINUE_TIME`] after hyper has first asked for the body.
+    silence: Option<Pin<Box<Sleep>>>,
+}
+
+/// Whether the target wants the body of a request whose client waits for a 100.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted(Mutex<(Verdict, Option<Waker>)>);
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    #[default]
+    Unknown,
+    Yes,
+    /// The target has answered without it, and the answer is on its way.
+    Held,
+    No,
+}
+
+/// The answer is complete, and the target did not want the body.
+#[derive(Debug, thiserror::Error)]
+#[error("the target did not want the body")]
+pub(crate) struct Unwanted;
+
+/// An answer's body on its way to the client: a target's, or one of ours.
+pub(crate) struct AnswerBody {
+    body: Content,
+    clock: Arc<Clock>,
+    wanted: Option<Arc<Wanted>>,
+    /// Its request, if that ends with it.
+    _request: Option<UnderWay>,
+}
+
+pub(crate) enum Content {
+    Target(Incoming),
+    Own(Full<Bytes>),
+}
+
+impl Upload {
+    /// `wanted` resolves when the body may be polled, if its client waits for a 100.
+    pub(crate) fn new(body: Incoming, clock: Arc<Clock>, wanted: Option<Arc<Wanted>>) -> Self {
+        Self { body: Some(body), awaited: wanted.map(|wanted| Awaited { wanted, silence: None }), clock }
+    }
+
+    /// The body of a request that has none.
+    pub(crate) fn empty(clock: Arc<Clock>) -> Self {
+        Self { body: None, awaited: None, clock }
+    }
+
+    fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwanted>> {
+        let Some(Awaited { wanted, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
+        let verdict = wanted.poll(cx);
+        if verdict == Verdict::Unknown {
+            let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
+            ready!(silence.as_mut().poll(cx));
+            wanted.become_so(Verdict::Yes);
+        }
+        match verdict {
+            Verdict::Held => return Poll::Pending,
+            Verdict::No => return Poll::Ready(Err(Unwanted)),
+            Verdict::Unknown | Verdict::Yes => self.awaited = None,
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = Box<dyn Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Err(unwanted) = ready!(self.poll_wanted(cx)) {
+            return Poll::Ready(Some(Err(unwanted.into())));
+        }
+        match &mut self.body {
+            Some(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.clock.has_asked();
+    }
+}
+
+impl Wanted {
+    /// The target has sent a 100: go on.
+    pub(crate) fn go_on(&self) {
+        self.become_so(Verdict::Yes);
+    }
+
+    /// The target has answered. Returns whether the body ends here, as the target had not asked for it before; the
+    /// answer is then the last on its connection.
+    pub(crate) fn answered(&self, success: bool) -> bool {
+        self.become_so(if success { Verdict::Yes } else { Verdict::Held });
+        self.lock().0 == Verdict::Held
+    }
+
+    fn poll(&self, cx: &Context<'_>) -> Verdict {
+        let mut inner = self.lock();
+        inner.1 = Some(cx.waker().clone());
+        inner.0
+    }
+
+    /// What was decided once stays so; only what is held back is given up at last.
+    fn become_so(&self, verdict: Verdict) {
+        let waker = {
+            let mut inner = self.lock();
+            let given_up = (inner.0, verdict) == (Verdict::Held, Verdict::No);
+            if inner.0 != Verdict::Unknown && !given_up {
+                return;
+            }
+            inner.0 = verdict;
+            inner.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Verdict, Option<Waker>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AnswerBody {
+    /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
+    pub(crate) fn new(body: Content, clock: Arc<Clock>) -> Self {
+        Self { body, clock, wanted: None, _request: None }
+    }
+
+    /// With the answer of a target: `wanted` is the body that it may not have wanted, and `request` is under way until
+    /// the answer is gone.
+    pub(crate) fn of_target(
+        body: Incoming,
+        clock: Arc<Clock>,
+        wanted: Option<Arc<Wanted>>,
+        request: UnderWay,
+    ) -> Self {
+        Self { body: Content::Target(body), clock, wanted, _request: Some(request) }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match &mut self.body {
+            Content::Target(body) => {
+                let frame = ready!(Pin::new(body).poll_frame(cx));
+                self.clock.passed();
+                Poll::Ready(frame)
+            }
+            Content::Own(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.body {
+            Content::Target(body) => body.is_end_stream(),
+            Content::Own(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            Content::Target(body) => body.size_hint(),
+            Content::Own(body) => body.size_hint(),
+        }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        self.clock.idle();
+        if let Some(wanted) = &self.wanted {
+            wanted.become_so(Verdict::No);
+        }
+    }
+}
+
+/// How long a client waits for the target's 100 before its body is sent: many targets never send one.
+const CONTINUE_TIME: Duration = Duration::from_secs(1);
+
+// What of a request's and an answer's head belongs to one connection only and is not passed on, RFC 9110 7.6.1.
+// What a request tells this process about its way is not passed on either.
+
+/// Checks that a request can be read in one way only, and gives it the Host that it is for: the one of its URI, if that
+/// is a whole URL.
+///
+/// # Errors
+///
+/// [`Denial::Request`] says what is wrong with it.
+pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
+    if head.method == Method::CONNECT {
+        return Err(Denial::Request("this port does not serve CONNECT"));
+    }
+    one_coding(&head.headers).map_err(Denial::Request)?;
+    let mut hosts = head.headers.get_all(HOST).iter();
+    let host = match (hosts.next(), hosts.next()) {
+        (Some(_), Some(_)) => return Err(Denial::Request("there are two Host headers")),
+        (Some(host), None) => Some(authority(host)?),
+        (None, _) => None,
+    };
+    match (head.uri.scheme(), head.uri.authority(), host) {
+        (Some(_), Some(of_uri), _) => {
+            let bare = of_uri.as_str().rsplit('@').next().unwrap_or_default();
+            let bare = HeaderValue::try_from(bare).map_err(|_| Denial::Request(BAD_HOST))?;
+            head.headers.insert(HOST, bare);
+        }
+        (None, Some(_), _) => return Err(Denial::Request("its target is neither a path nor a whole URL")),
+        (_, None, None) if head.version == Version::HTTP_11 => {
+            return Err(Denial::Request("there is no Host header"));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Makes of a head that was checked the one for the target. True if it asks for another protocol.
+pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool {
+    let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    head.uri = Uri::from(path);
+    let upgrades = head.version == Version::HTTP_11
+        && head.headers.contains_key(UPGRADE)
+        && tokens(&head.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+        // A body would have to be read to its end before what follows is of the other protocol: the server may as well
+        // not change it.
+        && body.is_end_stream();
+    let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
+    let host = head.headers.get(HOST).cloned().unwrap_or_else(|| HeaderValue::from_static(""));
+    head.version = Version::HTTP_11;
+    let kept = Kept { upgrade: upgrades, trailers };
+    kept.leave(&mut head.headers);
+    for name in [PROXY_AUTHORIZATION, TUNNEL_HOST, TUNNEL_DEST] {
+        head.headers.remove(name);
+    }
+    if let Entry::Vacant(vacant) = head.headers.entry(HOST) {
+        vacant.insert(host);
+    }
+    match body.size_hint().exact() {
+        Some(0) => {}
+        Some(length) => drop(head.headers.insert(CONTENT_LENGTH, length.into())),
+        None => {
+            head.headers.remove(CONTENT_LENGTH);
+            head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
+    }
+    upgrades
+}
+
+/// Makes of a target's head the one for the client that asked with `method`.
+///
+/// # Errors
+///
+/// What makes it unfit to be passed on.
+pub(crate) fn pass_answer(
+    head: &mut response::Parts,
+    body: &impl Body,
+    method: &Method,
+) -> Result<(), &'static str> {
+    one_coding(&head.headers)?;
+    let chunked = head.headers.contains_key(TRANSFER_ENCODING);
+    let other_protocol =
+        matches!(head.status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED);
+    head.version = Version::HTTP_11;
+    let kept = Kept { upgrade: other_protocol, trailers: false };
+    kept.leave(&mut head.headers);
+    match body.size_hint().exact() {
+        _ if chunked => drop(head.headers.remove(CONTENT_LENGTH)),
+        // The length is that of the body that GET would get.
+        _ if method == Method::HEAD => {}
+        Some(length) if head.headers.contains_key(CONTENT_LENGTH) => {
+            head.headers.insert(CONTENT_LENGTH, length.into());
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Whether a client waits for a 100 before it sends its body.
+pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
+    headers.get(EXPECT).is_some_and(|what| what.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// What of a connection's own headers is passed on.
+struct Kept {
+    upgrade: bool,
+    trailers: bool,
+}
+
+impl Kept {
+    fn leave(&self, headers: &mut HeaderMap) {
+        let named: Vec<_> = tokens(headers, &CONNECTION)
+            .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
+            .filter(|name| name != UPGRADE && !is_framing(name))
+            .collect();
+        let own = [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, TE, TRANSFER_ENCODING];
+        for name in own.iter().chain(&named) {
+            headers.remove(name);
+        }
+        if self.upgrade {
+            headers.append(CONNECTION, HeaderValue::from_static("Upgrade"));
+        } else {
+            headers.remove(UPGRADE);
+        }
+        if self.trailers {
+            headers.append(CONNECTION, HeaderValue::from_static("TE"));
+            headers.insert(TE, HeaderValue::from_static("trailers"));
+        }
+    }
+}
+
+/// Whether a header decides where a message ends, or for which host it is; no `Connection` takes that away.
+fn is_framing(name: &HeaderName) -> bool {
+    matches!(*name, CONTENT_LENGTH | HOST)
+}
+
+/// That a body is coded in no way but `chunked`, which ends here: what else it were coded with would be lost.
+fn one_coding(headers: &HeaderMap) -> Result<(), &'static str> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err("its Transfer-Encoding is not just `chunked`"),
+    }
+}
+
+fn authority(host: &HeaderValue) -> Result<(), Denial> {
+    // An empty one is what a client sends whose URL has none.
+    if host.is_empty() {
+        return Ok(());
+    }
+    match Authority::try_from(host.as_bytes()) {
+        Ok(authority) if !authority.as_str().contains('@') => Ok(()),
+        _ => Err(Denial::Request(BAD_HOST)),
+    }
+}
+
+/// The elements of a header that is a list.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    let lines = headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
+}
+
+/// Names the node that a request is for, before its Host does.
+pub(crate) const TUNNEL_HOST: HeaderName = HeaderName::from_static("x-tunnel-proxy-host");
+
+/// Names what that node is to dial, in the place of Host.
+pub(crate) const TUNNEL_DEST: HeaderName = HeaderName::from_static("x-tunnel-proxy-dest");
+
+const BAD_HOST: &str = "its Host is no host and port";
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");

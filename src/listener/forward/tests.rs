@@ -1,0 +1,524 @@
+mod site;
+mod smuggling;
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::listener::forward::tests::site::{Site, Target};
+use crate::proto::frame::{Code, Refusal};
+
+use super::*;
+
+const GET: &str = "GET /a?b=c HTTP/1.1\r\nHost: node1\r\n\r\n";
+const EMPTY: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+
+/// A client that has asked, and the target that has got its request.
+async fn asked(request: &str) -> (Site, Target, String) {
+    let mut site = Site::new();
+    site.say(request).await;
+    let mut target = site.target().await;
+    let head = target.head().await;
+    (site, target, head)
+}
+
+#[tokio::test]
+async fn a_request_and_its_answer_pass_as_they_are() {
+    let (mut site, mut target, head) = asked(
+        "PUT /a?b=%20c HTTP/1.1\r\nHost: Node1:80\r\nX-Odd-CASE: 1\r\nX-Twice: a\r\nX-Twice: b\r\n\
+         Authorization: Bearer x\r\nContent-Length: 5\r\n\r\nhello",
+    )
+    .await;
+    assert_eq!(
+        head,
+        "PUT /a?b=%20c HTTP/1.1\r\nHost: Node1:80\r\nX-Odd-CASE: 1\r\nX-Twice: a\r\nX-Twice: b\r\n\
+         Authorization: Bearer x\r\nContent-Length: 5\r\n\r\n"
+    );
+    target.hears("hello").await;
+    let answer = "HTTP/1.1 299 Quite Fine\r\nX-Odd-CASE: 2\r\nSet-Cookie: a\r\nSet-Cookie: b\r\n\
+                  Content-Length: 3\r\n\r\nbye";
+    target.say(answer).await;
+    site.hears(answer).await;
+}
+
+#[tokio::test]
+async fn requests_that_go_the_same_way_share_a_session_and_its_line() {
+    let (mut site, mut target, _) = asked(GET).await;
+    for _ in 0..3 {
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+        site.say(GET).await;
+        target.head().await;
+    }
+    assert!(site.asks_for_no_session());
+    target.say(EMPTY).await;
+    site.hears(EMPTY).await;
+    assert_eq!(site.answered.load(std::sync::atomic::Ordering::Relaxed), 4);
+    let (word, context) = site.leave().await;
+    assert_eq!(word, "over");
+    assert_eq!(target.rest().await, (String::new(), true), "closed in good order");
+    target.finish().await;
+    assert_eq!(Site::ended(&context, "over").await, 1);
+    let bytes = (context.metrics.bytes_up.get(), context.metrics.bytes_down.get());
+    assert_eq!(bytes, (4 * GET.len() as u64, 4 * EMPTY.len() as u64));
+}
+
+#[tokio::test]
+async fn a_request_that_goes_another_way_has_another_session() {
+    let (mut site, mut first, _) = asked(GET).await;
+    first.say(EMPTY).await;
+    site.hears(EMPTY).await;
+    site.say(&GET.replace("node1", "node2")).await;
+    let mut second = site.target().await;
+    assert!(second.head().await.contains("Host: node2"));
+    assert_eq!(first.rest().await, (String::new(), true), "the one that was kept is closed");
+    second.say(EMPTY).await;
+    site.hears(EMPTY).await;
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_turn() {
+    let (mut site, mut target, _) = asked(&GET.repeat(3)).await;
+    for last in [false, false, true] {
+        assert!(target.hears_nothing().await, "one request at a time");
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+        if !last {
+            target.head().await;
+        }
+    }
+    assert!(site.asks_for_no_session());
+}
+
+#[tokio::test]
+async fn a_session_that_the_target_has_ended_is_let_go_of_at_once_and_not_used_again() {
+    let (mut site, mut target, _) = asked(GET).await;
+    target.say(EMPTY).await;
+    site.hears(EMPTY).await;
+    target.finish().await;
+    assert_eq!(Site::ended(&site.context, "over").await, 1);
+    site.say(GET).await;
+    let mut again = site.target().await;
+    again.head().await;
+    again.say(EMPTY).await;
+    site.hears(EMPTY).await;
+}
+
+/// The target's end and the next request cross each other: whether the request was processed cannot be known.
+#[tokio::test]
+async fn what_may_be_done_twice_is_asked_again_when_a_session_that_was_kept_ends() {
+    for method in ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"] {
+        let (mut site, mut target, _) = asked(GET).await;
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+        site.say(&format!("{method} /c HTTP/1.1\r\nHost: node1\r\nX-Odd-CASE: 1\r\n\r\n")).await;
+        let head = target.head().await;
+        match method {
+            "GET" => target.finish().await,
+            _ => target.session.break_off(Refusal::new(Code::GivenUp, "reset")),
+        }
+        let mut again = site.target().await;
+        assert_eq!(again.head().await, head);
+        // Not a third time.
+        again.finish().await;
+        assert!(site.head().await.starts_with("HTTP/1.1 502 "), "{method}");
+        assert!(site.asks_for_no_session());
+    }
+}
+
+#[tokio::test]
+async fn what_a_target_may_have_done_is_not_asked_again() {
+    const POST: &str = "POST / HTTP/1.1\r\nHost: node1\r\nContent-Length: 0\r\n\r\n";
+    const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
+    for (request, answer) in [(POST, ""), (PUT, ""), (ECHO, ""), (GET, "HTTP/1.1 2")] {
+        let (mut site, mut target, _) = asked(GET).await;
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+        site.say(request).await;
+        target.head().await;
+        target.say(answer).await;
+        target.finish().await;
+        let head = site.head().await;
+        assert!(
+            head.starts_with(
+                "HTTP/1.1 502 the target gave no proper answer: it has ended the connection\r\n"
+            ),
+            "{head}"
+        );
+        assert_eq!(head.to_lowercase().contains("connection: close"), request == PUT, "{head}");
+        assert!(site.asks_for_no_session());
+    }
+    let (mut site, mut target, _) = asked(GET).await;
+    target.finish().await;
+    assert!(site.head().await.starts_with("HTTP/1.1 502 "), "the session was new");
+    assert!(site.asks_for_no_session());
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
+    let (mut site, mut target, _) = asked(GET).await;
+    target.say("SSH-2.0-OpenSSH_9.2\r\n").await;
+    assert!(site.head().await.starts_with("HTTP/1.1 502 the target gave no proper answer: invalid HTTP"));
+    assert!(!target.rest().await.1, "it is broken off");
+    assert_eq!(Site::ended(&site.context, "bad_answer").await, 1);
+}
+
+#[tokio::test]
+async fn why_a_session_was_reset_is_told_to_the_client() {
+    let (mut site, target, _) = asked(GET).await;
+    let why = Refusal::new(Code::GivenUp, "the target's connection failed: reset");
+    target.session.break_off(why);
+    let head = site.head().await;
+    assert!(head.starts_with(
+        "HTTP/1.1 502 the target gave no proper answer: the target's connection failed: reset\r\n"
+    ));
+    assert_eq!(Site::ended(&site.context, "target_failed").await, 1);
+}
+
+#[tokio::test]
+async fn a_denied_request_does_not_cost_the_connection() {
+    let mut site = Site::new();
+    site.say(&GET.replace("node1", "no")).await;
+    let head = site.head().await;
+    assert!(head.starts_with("HTTP/1.1 403 not you\r\n") && head.contains("traceid: 1a2b\r\n"), "{head}");
+    assert!(!head.contains("connection: close"), "{head}");
+    site.hears("not you\ntrace: 1a2b\n").await;
+    assert!(site.asks_for_no_session());
+    site.say(GET).await;
+    site.target().await.head().await;
+}
+
+#[tokio::test]
+async fn a_denied_request_whose_body_is_not_read_is_the_last() {
+    let mut site = Site::new();
+    site.say("POST / HTTP/1.1\r\nHost: no\r\nContent-Length: 9\r\n\r\n").await;
+    let head = site.head().await;
+    assert!(head.starts_with("HTTP/1.1 403 ") && head.contains("connection: close"), "{head}");
+    assert_eq!(site.over().await, "over");
+}
+
+#[tokio::test]
+async fn hop_by_hop_headers_end_here() {
+    let (mut site, mut target, head) = asked(
+        "GET / HTTP/1.1\r\nHost: node1\r\nConnection: keep-alive, X-Mine, host\r\nKeep-Alive: timeout=5\r\nX-Mine: 1\r\n\
+         Proxy-Connection: keep-alive\r\nProxy-Authorization: Basic eDp5\r\nTE: gzip;q=0.5, trailers\r\n\
+         Upgrade: h2c\r\nX-Other: 2\r\n\r\n",
+    )
+    .await;
+    assert_eq!(head, "GET / HTTP/1.1\r\nHost: node1\r\nX-Other: 2\r\nTE: trailers\r\nConnection: TE\r\n\r\n");
+    target
+        .say(
+            "HTTP/1.1 200 OK\r\nConnection: close, X-Its\r\nKeep-Alive: timeout=5\r\nX-Its: 1\r\nUpgrade: h2c\r\n\
+             Content-Length: 2\r\nX-Other: 2\r\n\r\nok",
+        )
+        .await;
+    site.hears("HTTP/1.1 200 OK\r\nX-Other: 2\r\nContent-Length: 2\r\n\r\nok").await;
+    site.say(GET).await;
+    site.target().await.head().await;
+}
+
+#[tokio::test]
+async fn bodies_stream_both_ways_at_once() {
+    let (mut site, mut target, head) =
+        asked("POST / HTTP/1.1\r\nHost: node1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").await;
+    assert!(head.contains("Transfer-Encoding: chunked"), "{head}");
+    target.hears("3\r\none\r\n").await;
+    target.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
+    assert!(site.head().await.contains("Transfer-Encoding: chunked"));
+    site.hears("5\r\nfirst\r\n").await;
+    site.say("3\r\ntwo\r\n0\r\n\r\n").await;
+    target.hears("3\r\ntwo\r\n0\r\n\r\n").await;
+    target.say("4\r\nlast\r\n0\r\n\r\n").await;
+    site.hears("4\r\nlast\r\n0\r\n\r\n").await;
+    site.say(GET).await;
+    target.head().await;
+}
+
+#[tokio::test]
+async fn a_chunked_body_of_a_get_arrives() {
+    let (_site, mut target, head) =
+        asked("GET / HTTP/1.1\r\nHost: node1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n")
+            .await;
+    assert!(head.to_lowercase().contains("transfer-encoding: chunked"), "{head}");
+    target.hears("3\r\none\r\n0\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn trailers_pass_both_ways() {
+    let (mut site, mut target, head) = asked(
+        "POST / HTTP/1.1\r\nHost: node1\r\nTE: trailers\r\nConnection: TE\r\nTrailer: X-Sum\r\n\
+         Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\nX-Sum: 3\r\n\r\n",
+    )
+    .await;
+    assert!(head.contains("Trailer: X-Sum\r\n") && head.contains("TE: trailers\r\n"), "{head}");
+    target.hears("3\r\none\r\n0\r\nx-sum: 3\r\n\r\n").await;
+    target.say("HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 2\r\n\r\n").await;
+    assert!(site.head().await.to_lowercase().contains("trailer: x-sum"));
+    site.hears("2\r\nok\r\n0\r\nx-sum: 2\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn an_answer_to_head_tells_the_length_and_has_no_body() {
+    let (mut site, mut target, _) = asked("HEAD / HTTP/1.1\r\nHost: node1\r\n\r\n").await;
+    target.say("HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n").await;
+    site.hears("HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n").await;
+    site.say(GET).await;
+    target.head().await;
+}
+
+#[tokio::test]
+async fn a_client_of_http_1_0_is_served_and_told_the_end_by_the_connections() {
+    let (mut site, mut target, head) = asked("GET /old HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").await;
+    assert_eq!(head.to_lowercase(), "get /old http/1.1\r\nhost:\r\n\r\n");
+    target.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n").await;
+    assert!(site.head().await.starts_with("HTTP/1.0 200 OK\r\n"));
+    assert_eq!(site.rest().await, "ok");
+    assert_eq!(site.over().await, "over");
+}
+
+#[tokio::test]
+async fn a_target_of_http_1_0_ends_its_answer_with_the_connection() {
+    let (mut site, mut target, _) = asked(GET).await;
+    target.say("HTTP/1.0 200 OK\r\n\r\nall of it").await;
+    target.finish().await;
+    assert!(site.head().await.starts_with("HTTP/1.1 200 OK\r\n"));
+    site.hears("9\r\nall of it\r\n0\r\n\r\n").await;
+    site.say(GET).await;
+    site.target().await.head().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_does_not_look_complete() {
+    let (mut site, mut target, _) = asked(GET).await;
+    target.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
+    site.head().await;
+    site.hears("5\r\nfirst\r\n").await;
+    target.finish().await;
+    assert_eq!(site.rest().await, "");
+    assert_eq!(site.over().await, "answer_cut");
+}
+
+/// Whether it is gone, or has only finished its direction, cannot be known at first.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_breaks_off_what_it_asked_for() {
+    for request in [GET, "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 9\r\n\r\npart"] {
+        let (site, mut target, _) = asked(request).await;
+        let context = site.leave().await.1;
+        assert!(!target.rest().await.1, "broken off, not finished: {request}");
+        assert_eq!(Site::ended(&context, "client_failed").await, 1);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_before_the_body_is_not_lost_though_the_target_goes() {
+    let request = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 900\r\n\r\npart";
+    let (mut site, mut target, _) = asked(request).await;
+    let answer = "HTTP/1.1 413 Too Long\r\nContent-Length: 2\r\n\r\nno";
+    target.say(answer).await;
+    target.finish().await;
+    let why = Refusal::new(Code::GivenUp, "gone");
+    target.session.break_off(why);
+    site.say("more").await;
+    let head = site.head().await;
+    assert!(head.starts_with("HTTP/1.1 413 Too Long\r\n") && head.contains("connection: close"), "{head}");
+    site.hears("no").await;
+}
+
+const ECHO: &str = "GET /exec HTTP/1.1\r\nHost: node1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
+
+#[tokio::test]
+async fn an_upgrade_leaves_two_bare_streams_with_every_byte() {
+    let (mut site, mut target, head) = asked(&format!("{ECHO}early")).await;
+    assert_eq!(head, ECHO);
+    target
+        .say("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nat once")
+        .await;
+    site.hears(
+        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nat once",
+    )
+    .await;
+    target.hears("early").await;
+    site.say("\r\n\r\n").await;
+    target.hears("\r\n\r\n").await;
+    site.finish().await;
+    assert_eq!(target.rest().await, (String::new(), true), "half-close passes");
+    target.say("the answer").await;
+    target.finish().await;
+    assert_eq!(site.rest().await, "the answer");
+    assert_eq!(site.over().await, "carried");
+    assert_eq!(Site::ended(&site.context, "over").await, 1);
+    assert_eq!(site.context.metrics.bytes_up.get(), (ECHO.len() + "early\r\n\r\n".len()) as u64);
+}
+
+#[tokio::test]
+async fn an_upgrade_that_is_refused_is_an_answer_like_others() {
+    let (mut site, mut target, _) = asked(ECHO).await;
+    let refused = "HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno";
+    target.say(refused).await;
+    site.hears(refused).await;
+    site.say(GET).await;
+    target.head().await;
+}
+
+#[tokio::test]
+async fn a_change_of_protocol_that_nobody_asked_for_is_no_answer() {
+    let (mut site, mut target, _) = asked(GET).await;
+    target.say("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n").await;
+    assert!(site.head().await.starts_with("HTTP/1.1 502 "));
+    assert!(!target.rest().await.1);
+    assert_eq!(Site::ended(&site.context, "bad_answer").await, 1);
+}
+
+const EXPECT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
+const CONTINUE: &str = "HTTP/1.1 100 Continue\r\n\r\n";
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_is_told_to_go_on_when_the_target_says_so() {
+    let begun = tokio::time::Instant::now();
+    let (mut site, mut target, head) = asked(EXPECT).await;
+    assert_eq!(head, EXPECT);
+    target.say(CONTINUE).await;
+    site.hears(CONTINUE).await;
+    site.say("body").await;
+    target.hears("body").await;
+    target.say(EMPTY).await;
+    site.hears(EMPTY).await;
+    assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_for_a_silent_target_is_told_to_go_on_after_a_second() {
+    let (mut site, mut target, _) = asked(EXPECT).await;
+    let begun = tokio::time::Instant::now();
+    site.hears(CONTINUE).await;
+    assert_eq!(begun.elapsed().as_millis() / 10, 100);
+    site.say("body").await;
+    target.hears("body").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_and_is_refused_is_not_told_to_go_on() {
+    let (mut site, mut target, _) = asked(EXPECT).await;
+    target.say("HTTP/1.1 401 Unauthorized\r\nContent-Length: 6\r\n\r\nwho").await;
+    let head = site.head().await;
+    assert!(
+        head.starts_with("HTTP/1.1 401 Unauthorized\r\n") && head.contains("connection: close"),
+        "{head}"
+    );
+    site.hears("who").await;
+    tokio::time::advance(Duration::from_secs(2)).await;
+    target.say("are").await;
+    site.hears("are").await;
+    assert_eq!(site.rest().await, "");
+    assert_eq!(target.rest().await.0, "", "no body");
+    assert_eq!(Site::ended(&site.context, "over").await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_may_be_idle_for_90_seconds_and_write_at_a_head_for_10() {
+    let (mut site, mut target, _) = asked(GET).await;
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    target.say(EMPTY).await;
+    site.hears(EMPTY).await;
+    tokio::time::advance(Duration::from_secs(89)).await;
+    site.say("GET").await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(site.rest().await, "");
+    assert_eq!((begun.elapsed().as_secs(), site.over().await), (10, "slow_head"));
+    let (mut site, mut target, _) = asked(GET).await;
+    target.say(EMPTY).await;
+    site.hears(EMPTY).await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!((site.rest().await, begun.elapsed().as_secs()), (String::new(), 90));
+    assert_eq!(site.over().await, "over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_has_finished_its_direction_gets_its_answer() {
+    const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
+    for request in [GET, PUT] {
+        let (mut site, mut target, _) = asked(request).await;
+        site.finish().await;
+        for part in ["HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", "not", "gone"] {
+            sleep(Duration::from_secs(25)).await;
+            target.say(part).await;
+        }
+        site.hears("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nnotgone").await;
+        assert_eq!((site.rest().await, site.over().await), (String::new(), "over"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_has_finished_its_direction_and_gets_nothing_counts_as_gone_after_30_seconds() {
+    const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
+    for request in [GET, PUT] {
+        let (mut site, mut target, _) = asked(request).await;
+        let begun = tokio::time::Instant::now();
+        sleep(Duration::from_secs(100)).await;
+        site.finish().await;
+        assert!(!target.rest().await.1, "broken off, not finished");
+        assert_eq!((begun.elapsed().as_secs(), site.over().await), (130, "reset"));
+        assert_eq!(Site::ended(&site.context, "client_failed").await, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_pauses_within_an_answer_is_waited_for() {
+    for finishes in [false, true] {
+        let (mut site, mut target, _) = asked(GET).await;
+        if finishes {
+            site.finish().await;
+        }
+        let body = "x".repeat(1 << 20);
+        let serving = async {
+            target.say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
+        };
+        let reading = async {
+            sleep(Duration::from_secs(3600)).await;
+            site.head().await;
+            site.hears(&body).await;
+        };
+        tokio::join!(serving, reading);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_never_takes_the_last_bytes_of_an_answer_is_given_up_after_ten_minutes() {
+    let (mut site, mut target, _) = asked(GET).await;
+    let body = "x".repeat(site::ROOM + 30_000);
+    target.say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
+    let begun = tokio::time::Instant::now();
+    let over = tokio::time::timeout(Duration::from_secs(3600), site.over()).await;
+    assert_eq!((over, begun.elapsed().as_secs()), (Ok("reset"), 600));
+}
+
+#[tokio::test]
+async fn a_pod_that_drains_finishes_answers_and_closes_idle_connections() {
+    let (mut site, mut target, _) = asked(GET).await;
+    target.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n").await;
+    site.head().await;
+    site.context.drain.begin();
+    target.say("ok").await;
+    assert_eq!(site.rest().await, "ok");
+    let (mut idle, mut target, _) = asked(GET).await;
+    target.say(EMPTY).await;
+    idle.hears(EMPTY).await;
+    idle.context.drain.begin();
+    assert_eq!(idle.rest().await, "");
+    assert_eq!((site.over().await, idle.over().await), ("over", "over"));
+}
+
+#[tokio::test]
+async fn a_client_of_http_2_is_told_that_it_is_not_served() {
+    let mut site = Site::new();
+    site.say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0").await;
+    assert!(site.rest().await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_given_up() {
+    let mut site = Site::new();
+    site.say(&format!("GET / HTTP/1.1\r\nHost: node1\r\nX: {}", "x".repeat(70_000))).await;
+    assert!(site.head().await.starts_with("HTTP/1.1 431 "));
+    assert_eq!(site.over().await, "long_head");
+}

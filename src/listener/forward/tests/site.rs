@@ -1,0 +1,266 @@
+//! A client's connection and the targets behind it, in memory.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tracing::Span;
+
+use crate::base::access_log::Access;
+use crate::base::drain::Drain;
+use crate::base::metrics::Metrics;
+use crate::link::sender::LinkSender;
+use crate::link::session::stream::{Offer, Session};
+use crate::link::table::SessionTable;
+use crate::listener::admission::ClientKey;
+use crate::listener::admission::tests::context;
+use crate::listener::auth::Gate;
+use crate::net::ByteStream;
+use crate::net::limiter::Door;
+use crate::proto::frame::Category;
+use crate::session_io::tests::linked;
+use crate::session_io::{LocalPeer, Opened, carry};
+
+use super::*;
+
+pub(crate) struct Site {
+    client: DuplexStream,
+    offered: mpsc::Receiver<Offer>,
+    pub(crate) context: FrontContext,
+    /// How often the router was called because a client had its answer.
+    pub(crate) answered: Arc<AtomicUsize>,
+    over: oneshot::Receiver<&'static str>,
+}
+
+/// One end of a session at the target.
+pub(crate) struct Target {
+    pub(crate) session: Session,
+    arrived: BytesMut,
+}
+
+impl Site {
+    pub(crate) fn new() -> Self {
+        let drain = Drain::new();
+        let (table, link, offered) = linked(&drain);
+        let context = context(Gate::default(), drain.clone(), Arc::clone(&table), None);
+        let answered = Arc::<AtomicUsize>::default();
+        let router = ByHost {
+            table,
+            link,
+            sessions: context.sessions.clone(),
+            metrics: context.metrics.clone(),
+            answered: Arc::clone(&answered),
+        };
+        let (client, socket) = duplex(ROOM);
+        let (ended, over) = oneshot::channel();
+        let served = context.clone();
+        drain.spawn(Span::none(), async move {
+            let word = match forward(socket, router, &served).await {
+                Handshake::Opened { session, socket, early } => {
+                    let socket = Socket::with_early(socket, served.pool.clone(), early);
+                    carry(session, LocalPeer::Client, socket, &served.metrics).await;
+                    "carried"
+                }
+                Handshake::Served(Some(_)) => "over",
+                Handshake::Served(None) => "answer_cut",
+                Handshake::Denied(_) => "denied",
+                Handshake::Failed { cause, .. } => cause,
+            };
+            let _ = ended.send(word);
+        });
+        Self { client, offered, context, answered, over }
+    }
+
+    pub(crate) async fn say(&mut self, text: &str) {
+        self.client.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    /// What the client gets is this.
+    pub(crate) async fn hears(&mut self, text: &str) {
+        let mut heard = String::new();
+        while heard.len() < text.len() && text.starts_with(&heard) {
+            heard.push(char::from(self.client.read_u8().await.expect(text)));
+        }
+        assert_eq!(heard, text);
+    }
+
+    /// The next head that the client gets.
+    pub(crate) async fn head(&mut self) -> String {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(self.client.read_u8().await.expect("a head"));
+        }
+        String::from_utf8(head).unwrap()
+    }
+
+    /// All that the client still gets.
+    pub(crate) async fn rest(&mut self) -> String {
+        let mut rest = Vec::new();
+        let _ = self.client.read_to_end(&mut rest).await;
+        String::from_utf8_lossy(&rest).into_owned()
+    }
+
+    pub(crate) async fn target(&mut self) -> Target {
+        Target::of(self.offered.recv().await.unwrap())
+    }
+
+    /// The target that somebody has asked for, or the head of the answer that the client gets without one.
+    pub(crate) async fn target_or_answer(&mut self) -> Result<Target, String> {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            tokio::select! {
+                offer = self.offered.recv() => return Ok(Target::of(offer.unwrap())),
+                byte = self.client.read_u8() => head.push(byte.unwrap()),
+            }
+        }
+        Err(String::from_utf8(head).unwrap())
+    }
+
+    /// Whether nobody has asked for another session.
+    pub(crate) fn asks_for_no_session(&mut self) -> bool {
+        self.offered.try_recv().is_err()
+    }
+
+    pub(crate) async fn finish(&mut self) {
+        self.client.shutdown().await.unwrap();
+    }
+
+    /// The client is gone; how its serving ended.
+    pub(crate) async fn leave(self) -> (&'static str, FrontContext) {
+        drop(self.client);
+        (self.over.await.unwrap(), self.context)
+    }
+
+    /// How its serving ended while the client was still there.
+    pub(crate) async fn over(&mut self) -> &'static str {
+        (&mut self.over).await.unwrap()
+    }
+
+    /// Sessions that ended with this result, once none is left.
+    pub(crate) async fn ended(context: &FrontContext, result: &'static str) -> u64 {
+        while context.metrics.sessions.now(FRONT) > 0 {
+            tokio::task::yield_now().await;
+        }
+        context.metrics.sessions.ended(FRONT, result)
+    }
+}
+
+impl Target {
+    fn of(offer: Offer) -> Self {
+        Self { session: offer.accept(), arrived: BytesMut::new() }
+    }
+
+    pub(crate) async fn say(&mut self, text: &str) {
+        let mut bytes = Bytes::copy_from_slice(text.as_bytes());
+        while !bytes.is_empty() {
+            poll_fn(|cx| self.session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
+        }
+    }
+
+    pub(crate) async fn finish(&mut self) {
+        poll_fn(|cx| self.session.poll_finish(cx)).await.unwrap();
+    }
+
+    /// Takes the next head.
+    pub(crate) async fn head(&mut self) -> String {
+        loop {
+            if let Some(at) = self.arrived.windows(4).position(|four| four == b"\r\n\r\n") {
+                return String::from_utf8(self.arrived.split_to(at + 4).to_vec()).unwrap();
+            }
+            assert!(self.more().await, "no head: {:?}", self.arrived);
+        }
+    }
+
+    /// What arrives next is this.
+    pub(crate) async fn hears(&mut self, text: &str) {
+        assert_eq!(self.take(text.len()).await, text);
+    }
+
+    /// The next bytes that arrive.
+    pub(crate) async fn take(&mut self, length: usize) -> String {
+        while self.arrived.len() < length {
+            assert!(self.more().await, "only {:?}", self.arrived);
+        }
+        String::from_utf8(self.arrived.split_to(length).to_vec()).unwrap()
+    }
+
+    /// All that arrives until the far end has finished, or broken off.
+    pub(crate) async fn rest(&mut self) -> (String, bool) {
+        loop {
+            match poll_fn(|cx| self.session.poll_read_chunk(cx)).await {
+                Ok(bytes) if !bytes.is_empty() => self.arrived.extend_from_slice(&bytes),
+                end => return (String::from_utf8(self.arrived.split().to_vec()).unwrap(), end.is_ok()),
+            }
+        }
+    }
+
+    /// Whether nothing has arrived that was not taken yet.
+    pub(crate) async fn hears_nothing(&mut self) -> bool {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        let more = poll_fn(|cx| Poll::Ready(self.session.poll_read_chunk(cx).is_ready())).await;
+        self.arrived.is_empty() && !more
+    }
+
+    async fn more(&mut self) -> bool {
+        let bytes = poll_fn(|cx| self.session.poll_read_chunk(cx)).await.unwrap();
+        self.arrived.extend_from_slice(&bytes);
+        !bytes.is_empty()
+    }
+}
+
+/// Judges by the Host alone: what is called `no` is denied.
+struct ByHost {
+    table: Arc<SessionTable>,
+    link: Arc<LinkSender>,
+    sessions: Door<ClientKey>,
+    metrics: Metrics,
+    answered: Arc<AtomicUsize>,
+}
+
+impl Router for ByHost {
+    type Way = String;
+
+    async fn judge(&mut self, head: Result<&Parts, Denial>) -> Result<String, Denied> {
+        let head = head.map_err(|denial| self.failed(denial))?;
+        let host = head.headers.get("host").map_or("", |host| host.to_str().unwrap());
+        match host {
+            "no" => Err(self.failed(Denial::Forbidden("not you".into()))),
+            host => Ok(host.to_owned()),
+        }
+    }
+
+    async fn open(&mut self, way: &String) -> Result<Granted, Denied> {
+        let slot = self.sessions.try_enter(&ClientKey::of(Some(way), [127, 0, 0, 1].into())).unwrap();
+        let (node, target) = ("node1".parse().unwrap(), "node1:80".parse().unwrap());
+        let opening = self.table.open(node, target, Category::Https, String::new()).unwrap();
+        opening.ask(&self.link, None);
+        opening.answer().await;
+        let access = Access::begin(FRONT, "test".into());
+        let alive = self.metrics.sessions.begin(FRONT);
+        Ok(Opened { session: opening.into_session().into(), early: Bytes::new(), access, alive, slot })
+    }
+
+    fn failed(&self, denial: Denial) -> Denied {
+        Denied { denial, trusted: true, trace: "1a2b".into() }
+    }
+
+    fn answered(&self) {
+        self.answered.fetch_add(1, Relaxed);
+    }
+}
+
+impl Connection for DuplexStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+}
+
+/// Bytes that wait for the client.
+pub(crate) const ROOM: usize = 256 * 1024;
+
+const FRONT: &str = "test";

@@ -1,0 +1,107 @@
+//! The HTTP proxy: CONNECT, or plain requests with a whole URL, each judged by itself.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::request::Parts;
+use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
+use tracing::{Span, field, info_span};
+
+use crate::base::names::{NameError, Target};
+use crate::listener::admission::{FrontEnd, Handshake, OpenRequest, Visit};
+use crate::listener::forward::forward;
+use crate::listener::requests::{Requests, credentials};
+use crate::listener::{Denial, connect};
+use crate::net::socket::{Connection, Hooked, ReadHook};
+use crate::proto::frame::Category;
+
+/// The HTTP proxy.
+#[derive(Debug)]
+pub struct Proxy;
+
+impl<C: Connection + 'static> FrontEnd<C> for Proxy {
+    const NAME: &'static str = "http_proxy";
+    const CATEGORY: Category = Category::HttpProxy;
+    type Connection = C;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("proxy", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, mut socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+        let Ok(begin) = begin(&mut socket).await else {
+            return Handshake::Failed { cause: "no_head", socket: Some(socket) };
+        };
+        let connects = begin == CONNECT;
+        let socket = Hooked { io: socket, hook: Begun(begin) };
+        let served = if connects {
+            connect::serve(socket, visit).await
+        } else {
+            let context = visit.context();
+            forward(socket, Requests::new(visit, plain), context).await
+        };
+        // Its begin was read with the first head.
+        served.map(|socket| socket.io)
+    }
+}
+
+/// What a plain request asks for: the host of its URL, or as SuperEdge has it, of its Host.
+fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
+    if head.uri.scheme().is_some_and(|scheme| *scheme != http::uri::Scheme::HTTP) {
+        return Err(Denial::Request("only http:// is asked for with a whole URL: use CONNECT for the rest"));
+    }
+    // The one of the URL, if there is one.
+    let host = head.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let target: Result<Target, NameError> = host.parse();
+    let target = match target {
+        Err(NameError::Port(_)) if !host.is_empty() => format!("{host}:80").parse()?,
+        target => target?,
+    };
+    Ok(OpenRequest { node: None, target, credentials: credentials(&head.headers) })
+}
+
+/// Reads as much as is needed to know a CONNECT from other requests.
+async fn begin<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
+    let (mut space, mut have) = ([0; CONNECT.len()], 0);
+    while have < CONNECT.len() && space.get(..have) == CONNECT.get(..have) {
+        let room = space.get_mut(have..).unwrap_or_default();
+        match socket.read(room).await? {
+            0 if have == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            0 => break,
+            n => have += n,
+        }
+    }
+    Ok(space.get(..have).unwrap_or_default().to_vec())
+}
+
+/// What was read of a stream already.
+#[derive(Debug)]
+struct Begun(Vec<u8>);
+
+impl<T: AsyncRead + Unpin> ReadHook<T> for Begun {
+    fn poll_read(
+        &mut self,
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.0.is_empty() {
+            return io.poll_read(cx, out);
+        }
+        let n = self.0.len().min(out.remaining());
+        out.put_slice(self.0.get(..n).unwrap_or_default());
+        self.0.drain(..n);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// How a CONNECT begins.
+const CONNECT: &[u8; 8] = b"CONNECT ";

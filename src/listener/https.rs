@@ -1,0 +1,342 @@
+//! The front ends of node ports: a port of this pod stands for one port of every node, and each request names its node.
+//! With TLS (`[mode.cloud.https]`, `mode = "terminate"`) or without (`[mode.cloud.http]`).
+
+pub mod routing;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::request::Parts;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::rustls::server::Acceptor;
+use tokio_rustls::rustls::{self, ClientConfig};
+use tracing::{Span, debug, field, info_span};
+
+use crate::base::names::{NodeName, Target};
+use crate::base::policy::ports::{ProxyPorts, StandsFor};
+use crate::listener::Denial;
+use crate::listener::admission::{FrontEnd, Handshake, OpenRequest, Proof, Visit};
+use crate::listener::forward::forward;
+use crate::listener::https::routing::Asker;
+use crate::listener::requests::{Requests, credentials};
+use crate::net::reload::Reload;
+use crate::net::socket::Connection;
+use crate::net::tls::handshake::TlsSocket;
+use crate::proto::frame::Category;
+use crate::registry::Finder;
+
+/// What one port stands for, and who knows the nodes.
+#[derive(Debug, Clone)]
+pub struct NodePort {
+    /// What the node dials.
+    pub stands_for: StandsFor,
+    /// Knows which nodes there are.
+    pub finder: Arc<Finder>,
+    /// Which ports of nodes are those of their loopback.
+    pub ports: watch::Receiver<ProxyPorts>,
+}
+
+/// A node port without TLS.
+#[derive(Debug)]
+pub struct Http(pub NodePort);
+
+/// A node port behind TLS; the edge uses TLS to the target again.
+#[derive(Debug)]
+pub struct Https(pub NodePort);
+
+/// A node port behind TLS, where this pod uses TLS to the target as well, with a certificate of its own that no edge has:
+/// only for clients that have shown one.
+#[derive(Debug)]
+pub struct Reencrypted {
+    /// The port.
+    pub port: NodePort,
+    /// What is shown to targets, and which of them are believed.
+    pub tls: Reload<ClientConfig>,
+}
+
+impl FrontEnd<TcpStream> for Http {
+    const NAME: &'static str = "http";
+    /// Not `Https`, with which the edge would use TLS to the target.
+    const CATEGORY: Category = Category::HttpProxy;
+    type Connection = TcpStream;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("http", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+        self.0.serve(socket, (None, 80), (None, || Denial::NoHost), visit).await
+    }
+}
+
+impl FrontEnd<TlsSocket> for Https {
+    const NAME: &'static str = "https";
+    const CATEGORY: Category = Category::Https;
+    type Connection = TlsSocket;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("https", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
+        let name = socket.get_ref().1.server_name().map(str::to_owned);
+        self.0.serve(socket, (name, 443), (None, || Denial::Unnamed), visit).await
+    }
+}
+
+impl FrontEnd<TlsSocket> for Reencrypted {
+    const NAME: &'static str = Https::NAME;
+    /// Not `Https`, with which the edge would use TLS to the target.
+    const CATEGORY: Category = Category::HttpProxy;
+    type Connection = TlsSocket;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("https", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
+        let name = socket.get_ref().1.server_name().map(str::to_owned);
+        self.port.serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::Unnamed), visit).await
+    }
+}
+
+impl NodePort {
+    async fn serve<C: Connection>(
+        &self,
+        socket: C,
+        (server_name, default_port): (Option<String>, u16),
+        (tls, unnamed): (Option<Reload<ClientConfig>>, fn() -> Denial),
+        visit: &mut Visit<'_>,
+    ) -> Handshake<C> {
+        let (context, proof, from) = (visit.context(), visit.proof.clone(), visit.from().ip());
+        let shown = tls.is_none() || matches!(proof, Proof::Certificate(_));
+        let parse = |head: &Parts| {
+            if !shown {
+                return Err(Denial::Forbidden("this port is for clients that show a certificate".to_owned()));
+            }
+            let gate = context.gate.load();
+            let asker = Asker {
+                server_name: server_name.as_deref(),
+                trusted: gate.trusts(&proof, from),
+                default_port,
+                gate: &gate,
+                addresses: &context.addresses,
+            };
+            let (node, target) = self.place(head, &asker)?.ok_or_else(unnamed)?;
+            Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
+        };
+        forward(socket, Requests::over(tls, visit, parse), context).await
+    }
+}
+
+// The passthrough front end: TLS for a target at the node that the ClientHello names. Only the ClientHello is read;
+// TLS stays between client and target.
+
+/// One port of `[mode.cloud.https.addr]` whose TLS is passed through.
+#[derive(Debug)]
+pub struct Passthrough {
+    /// What the named node dials.
+    pub target: Target,
+}
+
+impl FrontEnd<TcpStream> for Passthrough {
+    const NAME: &'static str = "https";
+    /// Not `Https`, with which the edge would use TLS to the target itself.
+    const CATEGORY: Category = Category::Tcp;
+    type Connection = TcpStream;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("passthrough", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
+        denial.alert()
+    }
+
+    async fn handshake(&self, mut socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+        let hello = match Hello::read(&mut socket).await {
+            Ok(hello) => hello,
+            Err(NoHello { cause, why }) => {
+                debug!(%why, "no TLS ClientHello");
+                return Handshake::Failed { cause, socket: Some(socket) };
+            }
+        };
+        let Some(opened) = visit.open_at(hello.node(), &self.target, &socket).await else {
+            return Handshake::Failed { cause: "reset_while_opening", socket: None };
+        };
+        match opened {
+            Ok(session) => Handshake::Opened { session, socket, early: hello.bytes },
+            Err(denied) => match socket.write_all(&denied.denial.alert()).await {
+                Ok(()) => Handshake::Denied(socket),
+                Err(_) => Handshake::Failed { cause: "reset", socket: None },
+            },
+        }
+    }
+}
+
+/// A ClientHello.
+#[derive(Debug)]
+struct Hello {
+    /// The name in its SNI.
+    name: Option<String>,
+    /// All bytes that were read, for the target.
+    bytes: Bytes,
+}
+
+/// Why a ClientHello could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+struct NoHello {
+    /// A fixed label for metrics.
+    cause: &'static str,
+    why: String,
+}
+
+impl Hello {
+    /// Reads until the ClientHello is there.
+    async fn read(socket: &mut TcpStream) -> Result<Self, NoHello> {
+        let mut acceptor = Acceptor::default();
+        let mut bytes = BytesMut::with_capacity(FIRST_READ);
+        loop {
+            let before = bytes.len();
+            let read = (&mut *socket).take((HELLO_BYTES - before) as u64).read_buf(&mut bytes).await;
+            match read {
+                Ok(n) if n > 0 => {}
+                Ok(_) if before == HELLO_BYTES => {
+                    let why = format!("it is longer than {HELLO_BYTES} bytes");
+                    return Err(NoHello { cause: "long_hello", why });
+                }
+                Ok(_) if before == 0 => {
+                    return Err(NoHello { cause: "no_hello", why: "nothing came".into() });
+                }
+                Ok(_) => return Err(NoHello { cause: "no_hello", why: "the connection ended in it".into() }),
+                Err(error) => return Err(NoHello { cause: "reset", why: error.to_string() }),
+            }
+            if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
+                return Ok(Self { name, bytes: bytes.freeze() });
+            }
+        }
+    }
+
+    /// The node that it asks for.
+    fn node(&self) -> Result<NodeName, Denial> {
+        let name = self.name.as_deref().ok_or(Denial::NoServerName)?;
+        Ok(name.parse()?)
+    }
+}
+
+/// The name in the SNI, once all of the ClientHello is there.
+fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Option<String>>, rustls::Error> {
+    while !bytes.is_empty() {
+        acceptor.read_tls(&mut bytes).map_err(|error| rustls::Error::General(error.to_string()))?;
+        // The alert would be about our own TLS, and there is none here.
+        if let Some(accepted) = acceptor.accept().map_err(|(error, _alert)| error)? {
+            return Ok(Some(accepted.client_hello().server_name().map(str::to_owned)));
+        }
+    }
+    Ok(None)
+}
+
+fn no_tls(error: &rustls::Error) -> NoHello {
+    NoHello { cause: "no_tls", why: error.to_string() }
+}
+
+/// Longest ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with a client's many tickets fits.
+const HELLO_BYTES: usize = 16 * 1024;
+
+/// Bytes of the first read: nearly every ClientHello.
+const FIRST_READ: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::net::TcpListener;
+    use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    use super::*;
+
+    /// The ClientHello that rustls sends for a server's name or address.
+    fn hello(server: &str) -> Vec<u8> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+        let mut client =
+            ClientConnection::new(Arc::new(config), server.to_owned().try_into().unwrap()).unwrap();
+        let mut bytes = Vec::new();
+        client.write_tls(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// What is read of these bytes, sent piece by piece before the connection's end.
+    async fn read(bytes: &[u8], piece: usize) -> Result<Hello, NoHello> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (client, accepted) =
+            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
+        let (mut client, mut server) = (client.unwrap(), accepted.unwrap().0);
+        client.set_nodelay(true).unwrap();
+        let send = async {
+            for piece in bytes.chunks(piece) {
+                if client.write_all(piece).await.is_err() {
+                    break;
+                }
+            }
+            let _ = client.shutdown().await;
+        };
+        tokio::join!(Hello::read(&mut server), send).0
+    }
+
+    #[tokio::test]
+    async fn the_name_is_found_and_every_byte_is_kept() {
+        let early = [hello("Node1.example.org"), b"more".to_vec()].concat();
+        for (bytes, name, piece) in [
+            (hello("node1"), Some("node1"), 4096),
+            (hello("node1"), Some("node1"), 1),
+            (hello("192.0.2.1"), None, 100),
+        ] {
+            let hello = read(&bytes, piece).await.unwrap();
+            assert_eq!((hello.name.as_deref(), hello.bytes), (name, Bytes::from(bytes)), "{piece}");
+        }
+        let hello = read(&early, early.len()).await.unwrap();
+        assert_eq!(hello.bytes, early);
+        assert_eq!(hello.node().unwrap().as_str().to_lowercase(), "node1.example.org");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_hello_is_told_apart() {
+        let half = hello("node1");
+        let half = &half[..half.len() / 2];
+        // Records of a handshake message that never ends: its length is 65,535 bytes.
+        let mut long = Vec::new();
+        for n in 0..20 {
+            let head: &[u8] = if n == 0 { &[1, 0, 0xff, 0xff] } else { &[0; 4] };
+            long.extend([&[22, 3, 1, 4, 0], head, &[0; 1020]].concat());
+        }
+        for (bytes, cause) in [
+            (&b""[..], "no_hello"),
+            (half, "no_hello"),
+            (b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n", "no_tls"),
+            (b"SSH-2.0-client\r\n", "no_tls"),
+            (&[22, 3, 1, 0, 4, 2, 0, 0, 0], "no_tls"),
+            (&long, "long_hello"),
+        ] {
+            assert_eq!(read(bytes, 1000).await.unwrap_err().cause, cause, "{cause}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The requests of one client, each judged by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::PROXY_AUTHORIZATION;
+use http::request::Parts;
+use tokio::time::timeout;
+use tokio_rustls::rustls::ClientConfig;
+
+use crate::base::names::{NodeName, Target};
+use crate::listener::admission::{Denied, Granted, OpenRequest, Permitted, Visit};
+use crate::listener::forward::Router;
+use crate::listener::{self, Denial};
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::tls;
+use crate::net::tls::handshake::Fault;
+use crate::session_io::Opened;
+
+/// Checks each request of one client, and finds its destination.
+pub(crate) struct Requests<'a, 'v, P> {
+    parse: P,
+    visit: &'a mut Visit<'v>,
+    /// The TLS that this process speaks with targets; `None`: whoever dials them does, if anybody.
+    tls: Option<Reload<ClientConfig>>,
+    /// The request that was judged last, until a session is opened for it.
+    permitted: Option<Permitted>,
+    /// Whether its client may be shown addresses and times.
+    trusted: bool,
+    trace: String,
+}
+
+impl<'a, 'v, P> Requests<'a, 'v, P> {
+    /// Those of a visitor; `parse` reads a head.
+    pub(crate) fn new(visit: &'a mut Visit<'v>, parse: P) -> Self {
+        Self::over(None, visit, parse)
+    }
+
+    /// As [`Self::new`], over TLS that this process speaks with the targets, which are to have their nodes' names.
+    pub(crate) fn over(tls: Option<Reload<ClientConfig>>, visit: &'a mut Visit<'v>, parse: P) -> Self {
+        Self { parse, visit, tls, permitted: None, trusted: false, trace: String::new() }
+    }
+
+    /// A request for which no session was opened went over the one that there was, which has its own line.
+    fn let_go(&mut self) {
+        if let Some(permitted) = self.permitted.take() {
+            permitted.forget();
+        }
+    }
+}
+
+impl<P> Router for Requests<'_, '_, P>
+where
+    P: Fn(&Parts) -> Result<OpenRequest, Denial> + Send + Sync,
+{
+    /// The user, who may be another one with each request's password, and where it goes.
+    type Way = (Option<String>, NodeName, Target);
+
+    async fn judge(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, Denied> {
+        self.let_go();
+        self.trace = head.as_ref().map_or_else(|_| listener::new(), |head| listener::of(&head.headers));
+        let request = head.and_then(&self.parse);
+        let permitted = self.visit.judge(request, self.trace.clone()).await?;
+        if let Some(slot) = self.visit.slot() {
+            slot.steps_aside();
+        }
+        let way = (permitted.user().map(str::to_owned), permitted.node().clone(), permitted.target().clone());
+        self.trusted = permitted.is_trusted();
+        self.permitted = Some(permitted);
+        Ok(way)
+    }
+
+    async fn open(&mut self, (_, node, _): &Self::Way) -> Result<Granted, Denied> {
+        let Some(permitted) = self.permitted.take() else {
+            return Err(self.failed(Denial::Unanswered("its session ended twice".to_owned())));
+        };
+        let opened = permitted.open().await?;
+        let Some(tls) = &self.tls else { return Ok(opened) };
+        // Loaded for each: a certificate that was renewed is shown from now on, and cuts nothing.
+        let encrypted = encrypted(opened, node, tls.load(), self.visit.context().pool.clone());
+        encrypted.await.map_err(|fault| self.failed(Denial::TargetTls(fault)))
+    }
+
+    fn failed(&self, denial: Denial) -> Denied {
+        Denied { denial, trusted: self.trusted, trace: self.trace.clone() }
+    }
+
+    fn answered(&self) {
+        self.visit.waits();
+    }
+}
+
+impl<P> Drop for Requests<'_, '_, P> {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+/// Puts TLS over what was opened. Where that fails, the session has its line then.
+async fn encrypted(
+    opened: Granted,
+    node: &NodeName,
+    config: Arc<ClientConfig>,
+    pool: Pool,
+) -> Result<Granted, Fault> {
+    let Opened { session, early, mut access, alive, slot } = opened;
+    let shaken = match tls::server_name(node.as_str()) {
+        Err(why) => Err(Fault::Other(why.to_string())),
+        Ok(name) => match timeout(SHAKEN_WITHIN, session.encrypted(config, name, pool)).await {
+            Ok(shaken) => shaken.map_err(|cause| Fault::of(&cause)),
+            Err(_) => Err(Fault::Other(format!("it did not finish within {SHAKEN_WITHIN:?}"))),
+        },
+    };
+    match shaken {
+        Ok(session) => Ok(Opened { session, early, access, alive, slot }),
+        Err(fault) => {
+            let denial = Denial::TargetTls(fault.clone());
+            access.status = Some(denial.status().as_u16());
+            access.end(denial.name(), &denial.to_string());
+            alive.end(denial.name());
+            Err(fault)
+        }
+    }
+}
+
+/// For TLS with a target, whose connection stands by then.
+const SHAKEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where a password stands, if there is one.
+pub(crate) fn credentials(headers: &HeaderMap) -> HeaderMap {
+    let password = headers.get(PROXY_AUTHORIZATION).cloned();
+    HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)))
+}

@@ -1,0 +1,92 @@
+//! The TCP front end: a port for one target. Its clients ask for nothing, so a session is opened for each at once.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+use tracing::{Span, field, info_span, warn};
+
+use crate::base::names::{NodeName, Target};
+use crate::base::policy::plain;
+use crate::listener::Denial;
+use crate::listener::admission::{FrontEnd, Handshake, Visit};
+use crate::net::accept_loop;
+use crate::net::socket::Connection;
+use crate::proto::frame::Category;
+use crate::registry::Finder;
+
+/// One TCP port.
+#[derive(Debug)]
+pub struct Tcp {
+    /// The node that dials; `None`: the one that has been linked for longest.
+    pub node: Option<NodeName>,
+    /// What it dials.
+    pub target: Target,
+    /// Whether the target gets a PROXY header (v2) with the client's address.
+    pub send_proxy: bool,
+    /// Knows the nodes.
+    pub finder: Arc<Finder>,
+    /// Whether it has been logged that there are several nodes to choose from.
+    pub warned: AtomicBool,
+}
+
+impl Tcp {
+    /// The node that dials for the next client.
+    fn node(&self) -> Result<NodeName, Denial> {
+        if let Some(node) = &self.node {
+            return Ok(node.clone());
+        }
+        let (node, several) = self.finder.longest().ok_or(Denial::NoNodes)?;
+        if several && !self.warned.swap(true, Relaxed) {
+            warn!(
+                %node,
+                target = %self.target,
+                "there are several nodes, and the one serves this port that has been linked for longest: name the one that is \
+                 meant in [mode.cloud.tcp], as in \"{node}/{}\"",
+                self.target
+            );
+        }
+        Ok(node)
+    }
+
+    /// What the target is sent before the client's first byte.
+    fn preface(&self, socket: &TcpStream, client: SocketAddr) -> Bytes {
+        match socket.local_addr() {
+            Ok(at) if self.send_proxy => {
+                accept_loop::header(client, SocketAddr::new(plain(at.ip()), at.port()))
+            }
+            _ => Bytes::new(),
+        }
+    }
+}
+
+impl FrontEnd<TcpStream> for Tcp {
+    const NAME: &'static str = "tcp";
+    const CATEGORY: Category = Category::Tcp;
+    type Connection = TcpStream;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("tcp", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+        let client = visit.from();
+        let Some(opened) = visit.open_at(self.node(), &self.target, &socket).await else {
+            return Handshake::Failed { cause: "reset_while_opening", socket: None };
+        };
+        match opened {
+            Ok(session) => {
+                let early = self.preface(&socket, client);
+                Handshake::Opened { session, socket, early }
+            }
+            Err(_) => {
+                // TCP has no answer for a denial; a connection that ends in good order would look like an empty answer.
+                socket.breaks_off(true);
+                Handshake::Served(None)
+            }
+        }
+    }
+}

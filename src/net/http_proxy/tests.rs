@@ -1,0 +1,109 @@
+use proptest::prelude::*;
+use tokio::net::TcpListener;
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn proxy(url: &str) -> Proxy {
+    Proxy::new(url, "").unwrap().unwrap()
+}
+
+/// Plays a proxy that answers once with `answer`; gives what it was asked, and how the asking ended.
+async fn asked(credentials: &str, answer: &str) -> (String, Result<TcpStream, ProxyError>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let proxy = proxy(&format!("http://{credentials}{at}/"));
+    let target = "tunnel.cloud.io:9000".parse().unwrap();
+    let play = async {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let head = head_of(&mut socket).await.unwrap();
+        // In two parts, as a network may deliver it.
+        let (first, second) = answer.split_at(answer.len() / 2);
+        socket.write_all(first.as_bytes()).await.unwrap();
+        tokio::task::yield_now().await;
+        socket.write_all(second.as_bytes()).await.unwrap();
+        String::from_utf8(head).unwrap()
+    };
+    let addresses = [at];
+    tokio::join!(play, proxy.connect(&addresses, &target, SOON))
+}
+
+#[tokio::test]
+async fn the_way_through_is_asked_for_with_connect_and_leads_to_the_target() {
+    let (head, way) = asked("me%40home:p%3A%zz@", "HTTP/1.1 200 OK\r\nVia: x\r\n\r\nhello").await;
+    let expected = format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode("me@home:p:%zz"));
+    assert!(
+        head.starts_with("CONNECT tunnel.cloud.io:9000 HTTP/1.1\r\nHost: tunnel.cloud.io:9000\r\n"),
+        "{head}"
+    );
+    assert!(head.contains(&expected), "{head}");
+    let mut first = [0; 5];
+    way.unwrap().read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"hello", "what came behind the head is the target's");
+}
+
+#[tokio::test]
+async fn each_failure_says_that_it_was_the_proxy() {
+    for (answer, said) in [
+        ("HTTP/1.1 403 Forbidden\r\n\r\n", "403 Forbidden"),
+        ("HTTP/1.0 407 Who?\r\n\r\n", "wants credentials"),
+        ("SSH-2.0-OpenSSH\r\n\r\n", "not HTTP/1"),
+        ("HTTP/1.1 200", "broke off"),
+        ("", "broke off"),
+    ] {
+        let (head, way) = asked("", answer).await;
+        let failed = way.unwrap_err().to_string();
+        assert!(failed.contains("the proxy 127.0.0.1:") && failed.contains(said), "{failed}");
+        assert!(!head.contains("Authorization"), "{head}");
+    }
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let target = "a.b:1".parse().unwrap();
+    let failed = proxy("http://p:1").connect(&[closed], &target, SOON).await.unwrap_err().to_string();
+    assert!(failed.contains("the proxy of HTTPS_PROXY does not answer"), "{failed}");
+}
+
+#[tokio::test]
+async fn a_head_without_an_end_is_not_read_for_ever() {
+    let (_, way) = asked("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * LONGEST_HEAD))).await;
+    assert!(matches!(way, Err(ProxyError::Broken { .. })));
+}
+
+#[test]
+fn settings_are_read_as_they_are_written_elsewhere() {
+    for (url, at) in [
+        ("http://proxy:3128", "proxy:3128"),
+        ("HTTP://proxy:3128/", "proxy:3128"),
+        ("proxy:3128", "proxy:3128"),
+        ("http://proxy", "proxy:80"),
+        ("http://u:p@w@[::1]:8080/x", "[::1]:8080"),
+    ] {
+        assert_eq!(proxy(url).at().to_string(), at);
+    }
+    assert!(Proxy::new(" ", "*").unwrap().is_none());
+    assert!(matches!(Proxy::new("socks5://p:1", ""), Err(ProxyError::Scheme(s)) if s == "socks5"));
+    assert_eq!(proxy("me:pa://ss@p:1").at().to_string(), "p:1");
+    let exempting = Proxy::new("http://p:1", "a.b").unwrap().unwrap();
+    assert!(
+        !exempting.applies_to(&"a.b:1".parse().unwrap()) && exempting.applies_to(&"b.c:1".parse().unwrap())
+    );
+}
+
+#[test]
+fn credentials_are_never_shown() {
+    let shown = format!(
+        "{:?} {:?}",
+        proxy("http://me:secret@p:1"),
+        Proxy::new("http://me:secret@p p:1", "").unwrap_err()
+    );
+    assert!(!shown.contains("secret") && !shown.contains("me"), "{shown}");
+}
+
+proptest! {
+    #[test]
+    fn no_setting_makes_the_parser_panic(url in ".{0,60}", list in ".{0,60}") {
+        if let Ok(Some(proxy)) = Proxy::new(&url, &list) {
+            proxy.applies_to(&"a.b:1".parse().unwrap());
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! Makes certificates for a network of one's own: an authority, new or given, and what it signs for servers and clients.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _,
+};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+/// An authority with a key of its own. Two of them never trust each other's certificates.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    until: SystemTime,
+}
+
+/// A certificate and its key, both as PEM.
+pub struct Issued {
+    cert: String,
+    key: String,
+}
+
+/// A key that never leaves this machine, and the request (PKCS#10) that somebody else sign a certificate for it.
+pub struct Request {
+    pem: String,
+    key: KeyPair,
+}
+
+/// Why a certificate, or its file, could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// A name that no certificate can carry.
+    #[error("{names:?} cannot all stand in a certificate: {cause}; want DNS names in ASCII, or IP addresses")]
+    Names {
+        /// What was asked for.
+        names: Vec<String>,
+        /// What the library found.
+        cause: rcgen::Error,
+    },
+    /// A key or a signature could not be made.
+    #[error("no certificate can be made here: {0}")]
+    Make(#[from] rcgen::Error),
+    /// A file could not be written.
+    #[error("cannot write {}: {cause}; check that its directory exists and may be written to", .path.display())]
+    Write {
+        /// Which file.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// What came back on a request is no certificate for its key.
+    #[error("the certificate that was issued {0}")]
+    Foreign(&'static str),
+    /// What is given as an authority is none. The sentence says what it is, and what is wanted.
+    #[error("{0}")]
+    NoAuthority(String),
+}
+
+impl Authority {
+    /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ,
+    /// until `valid` from now.
+    pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
+        let key = KeyPair::generate()?;
+        let until = SystemTime::now() + valid;
+        let mut params = params(name, &[], until)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let pem = params.self_signed(&key)?.pem();
+        Ok(Self { issuer: Issuer::new(params, key), pem, until })
+    }
+
+    /// One that there is already: the first certificate of a PEM text, and its key.
+    ///
+    /// # Errors
+    ///
+    /// It is no authority's certificate, or is not valid now, or the key is another one's.
+    pub fn read(cert: &str, key: &str) -> Result<Self, PkiError> {
+        let no = |why: &str| PkiError::NoAuthority(why.to_owned());
+        let der = rustls_pemfile::certs(&mut cert.as_bytes()).next().and_then(Result::ok);
+        let der = der.ok_or_else(|| no("holds no certificate: want a `BEGIN CERTIFICATE` block"))?;
+        let (_, found) =
+            X509Certificate::from_der(&der).map_err(|cause| no(&format!("is no certificate: {cause}")))?;
+        if !found.is_ca() {
+            return Err(no("is not an authority's: want a certificate with basicConstraints CA:TRUE"));
+        }
+        let validity = found.validity();
+        if !validity.is_valid() {
+            let (from, to) = (validity.not_before, validity.not_after);
+            return Err(no(&format!(
+                "is valid from {from} to {to}, and not now: check this machine's clock"
+            )));
+        }
+        let no_key = || no("comes with a file that holds no key: want a PEM file without a passphrase");
+        let key = rustls_pemfile::private_key(&mut key.as_bytes()).ok().flatten().ok_or_else(no_key)?;
+        let key = KeyPair::try_from(&key).map_err(|_| no_key())?;
+        if key.der_bytes() != found.public_key().subject_public_key.as_ref() {
+            return Err(no("comes with another one's key: name the key that it was made with"));
+        }
+        let seconds = u64::try_from(validity.not_after.timestamp()).unwrap_or(0);
+        let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let issuer = Issuer::from_ca_cert_der(&der, key)?;
+        Ok(Self { issuer, pem: cert.to_owned(), until })
+    }
+
+    /// The same, signing for at most so long from now, and never for longer than it is valid itself.
+    #[must_use]
+    pub fn signing_for(self, valid: Duration) -> Self {
+        Self { until: self.until.min(SystemTime::now() + valid), ..self }
+    }
+
+    /// Its own certificate, PEM: what those need who are to trust it.
+    #[must_use]
+    pub fn cert(&self) -> &str {
+        &self.pem
+    }
+
+    /// Its key, PEM: whoever has it signs what all who trust it believe.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
+    /// A certificate for a server that clients reach by these DNS names and IP addresses. It does for a client as well,
+    /// because pods show theirs to each other.
+    pub fn server(&self, names: &[&str]) -> Result<Issued, PkiError> {
+        let mut params = params(names.first().unwrap_or(&""), names, self.until)?;
+        params.extended_key_usages = vec![ServerAuth, ClientAuth];
+        self.sign(params)
+    }
+
+    /// A certificate for a client of this common name, and for no server.
+    pub fn client(&self, name: &str) -> Result<Issued, PkiError> {
+        let mut params = params(name, &[], self.until)?;
+        params.extended_key_usages = vec![ClientAuth];
+        self.sign(params)
+    }
+
+    fn sign(&self, mut params: CertificateParams) -> Result<Issued, PkiError> {
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate()?;
+        let cert = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Issued { cert, key: key.serialize_pem() })
+    }
+}
+
+impl Request {
+    /// Makes a new key and asks for a certificate of this common name and organization, with these DNS names and IP
+    /// addresses.
+    pub fn new(common: &str, organization: &str, names: &[&str]) -> Result<Self, PkiError> {
+        // The signer alone says how long it is valid.
+        let mut params = params(common, names, SystemTime::now())?;
+        params.distinguished_name.push(DnType::OrganizationName, organization);
+        let key = KeyPair::generate()?;
+        let pem = params.serialize_request(&key)?.pem()?;
+        Ok(Self { pem, key })
+    }
+
+    /// The request, PEM.
+    #[must_use]
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// The key with the certificates (PEM, own first) that the signer has given for it.
+    ///
+    /// # Errors
+    ///
+    /// [`PkiError::Foreign`]: they are none, or another key's.
+    pub fn signed(self, certificates: &str) -> Result<Issued, PkiError> {
+        let der = rustls_pemfile::certs(&mut certificates.as_bytes()).next().and_then(Result::ok);
+        let der = der.ok_or(PkiError::Foreign("cannot be read: want a `BEGIN CERTIFICATE` block"))?;
+        let (_, cert) = X509Certificate::from_der(&der)
+            .map_err(|_| PkiError::Foreign("cannot be read: it is no X.509 certificate"))?;
+        if cert.public_key().subject_public_key.as_ref() != self.key.der_bytes() {
+            return Err(PkiError::Foreign("is for another key"));
+        }
+        Ok(Issued { cert: certificates.to_owned(), key: self.key.serialize_pem() })
+    }
+}
+
+impl Issued {
+    /// The certificate, PEM.
+    #[must_use]
+    pub fn cert(&self) -> &str {
+        &self.cert
+    }
+
+    /// Its key, PEM.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the
+    /// disk.
+    pub fn write(&self, cert: &Path, key: &Path) -> Result<(), PkiError> {
+        replace(cert, CERT_MODE, &self.cert).and_then(|()| replace(key, KEY_MODE, &self.key))
+    }
+
+    /// Writes both into one file in place of the one that stands there, so that they never disagree; it can be read by
+    /// its owner alone. Blocks on the disk.
+    pub fn write_together(&self, file: &Path) -> Result<(), PkiError> {
+        let end = if self.cert.ends_with('\n') { "" } else { "\n" };
+        replace(file, KEY_MODE, &format!("{}{end}{}", self.cert, self.key))
+    }
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authority").field("pem", &self.pem).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Issued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Issued").field("cert", &self.cert).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("pem", &self.pem).finish_non_exhaustive()
+    }
+}
+
+fn params(common: &str, names: &[&str], until: SystemTime) -> Result<CertificateParams, PkiError> {
+    let names: Vec<_> = names.iter().map(|name| String::from(*name)).collect();
+    let mut params =
+        CertificateParams::new(names.clone()).map_err(|cause| PkiError::Names { names, cause })?;
+    params.distinguished_name.push(DnType::CommonName, common);
+    params.not_before = (SystemTime::now() - CLOCKS_DIFFER).into();
+    params.not_after = until.into();
+    Ok(params)
+}
+
+/// By renaming: nobody sees half a file, and nobody who has opened an older one sees the new key.
+fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let write = || {
+        match fs::remove_file(&fresh) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(&fresh, path)
+    };
+    write().map_err(|cause| PkiError::Write { path: path.into(), cause })
+}
+
+/// A peer whose clock is behind by less believes a fresh certificate at once.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
+const CERT_MODE: u32 = 0o644;
+const KEY_MODE: u32 = 0o600;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn der(pem: &str) -> Vec<u8> {
+        rustls_pemfile::certs(&mut pem.as_bytes()).next().unwrap().unwrap().to_vec()
+    }
+
+    #[test]
+    fn a_server_has_its_names_and_addresses_and_a_client_its_name_alone() {
+        let authority = Authority::new("ours", DAY).unwrap();
+        let server = der(&authority.server(&["cloud.test", "10.0.0.1", "::1"]).unwrap().cert);
+        let (_, server) = X509Certificate::from_der(&server).unwrap();
+        let names = server.subject_alternative_name().unwrap().unwrap().value;
+        let ip6 = std::net::Ipv6Addr::LOCALHOST.octets();
+        let wanted = [
+            GeneralName::DNSName("cloud.test"),
+            GeneralName::IPAddress(&[10, 0, 0, 1]),
+            GeneralName::IPAddress(&ip6),
+        ];
+        assert_eq!(names.general_names, wanted);
+        let uses = server.extended_key_usage().unwrap().unwrap().value;
+        assert!(uses.server_auth && uses.client_auth);
+
+        let client = der(&authority.client("kube-apiserver").unwrap().cert);
+        let (_, client) = X509Certificate::from_der(&client).unwrap();
+        assert_eq!(client.subject().to_string(), "CN=kube-apiserver");
+        assert!(client.subject_alternative_name().unwrap().is_none());
+        let uses = client.extended_key_usage().unwrap().unwrap().value;
+        assert!(uses.client_auth && !uses.server_auth);
+        assert_eq!(client.issuer().to_string(), "CN=ours");
+        assert!(!client.is_ca());
+    }
+
+    #[test]
+    fn a_request_asks_for_its_names_and_takes_a_certificate_for_its_own_key_alone() {
+        use x509_parser::prelude::X509CertificationRequest;
+        let request =
+            || Request::new("tunnel-proxy-client", "openyurt:yurttunnel", &["n1", "10.0.0.1"]).unwrap();
+        let ours = request();
+        let pem = x509_parser::pem::parse_x509_pem(ours.pem().as_bytes()).unwrap().1;
+        assert_eq!(pem.label, "CERTIFICATE REQUEST");
+        let (_, asked) = X509CertificationRequest::from_der(&pem.contents).unwrap();
+        let subject = asked.certification_request_info.subject.to_string();
+        assert_eq!(subject, "CN=tunnel-proxy-client, O=openyurt:yurttunnel");
+
+        let authority = Authority::new("ours", DAY).unwrap();
+        let sign = |request: &Request| {
+            let asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
+            asked.signed_by(&authority.issuer).unwrap().pem()
+        };
+        let (mine, other) = (sign(&ours), sign(&request()));
+        for (foreign, why) in [(other.as_str(), "is for another key"), ("", "cannot be read")] {
+            let refused = request().signed(foreign).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("both.pem");
+        ours.signed(&mine).unwrap().write_together(&file).unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        let both = std::fs::read_to_string(&file).unwrap();
+        assert!(both.contains("BEGIN CERTIFICATE-----") && both.contains("PRIVATE KEY-----"));
+    }
+
+    #[test]
+    fn all_is_valid_now_and_as_long_as_was_said() {
+        let authority = Authority::new("ours", DAY).unwrap();
+        let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs())
+            .unwrap();
+        for pem in [authority.cert(), &authority.client("c").unwrap().cert] {
+            let der = der(pem);
+            let (_, cert) = X509Certificate::from_der(&der).unwrap();
+            let (from, to) = (cert.validity().not_before.timestamp(), cert.validity().not_after.timestamp());
+            assert!((now - 3700..now - 3500).contains(&from), "{from}");
+            assert!((now + 86_300..now + 86_500).contains(&to), "{to}");
+        }
+    }
+
+    #[test]
+    fn the_key_is_for_its_owner_alone_whatever_stood_there_and_nothing_is_left_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cert, key) = (dir.path().join("a.crt"), dir.path().join("a.key"));
+        for file in [&key, &dir.path().join("a.key.new")] {
+            fs::write(file, "older").unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let issued = Authority::new("ours", DAY).unwrap().server(&["a.b"]).unwrap();
+        issued.write(&cert, &key).unwrap();
+        assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(fs::read_to_string(&key).unwrap().starts_with("-----BEGIN PRIVATE KEY-----"));
+        assert!(fs::read_to_string(&cert).unwrap().starts_with("-----BEGIN CERTIFICATE-----"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert!(!format!("{issued:?}").contains("PRIVATE"));
+    }
+
+    #[test]
+    fn an_authority_that_there_is_signs_on_and_never_beyond_its_own_end() {
+        let first = Authority::new("ours", DAY).unwrap();
+        let again = Authority::read(first.cert(), &first.key()).unwrap().signing_for(100 * DAY);
+        let ends = |pem: &str| {
+            let der = der(pem);
+            X509Certificate::from_der(&der).unwrap().1.validity().not_after.timestamp()
+        };
+        let server = again.server(&["a.b"]).unwrap();
+        assert_eq!((again.cert(), ends(server.cert())), (first.cert(), ends(first.cert())));
+        let (der, ca) = (der(server.cert()), der(first.cert()));
+        let (_, signed) = X509Certificate::from_der(&der).unwrap();
+        let (_, ca) = X509Certificate::from_der(&ca).unwrap();
+        assert_eq!(signed.issuer(), ca.subject());
+        let short = Authority::read(first.cert(), &first.key()).unwrap().signing_for(DAY / 2);
+        assert!(ends(short.server(&["a.b"]).unwrap().cert()) < ends(first.cert()) - 40_000);
+    }
+
+    #[test]
+    fn what_is_no_authority_is_told() {
+        let (ours, others) = (Authority::new("ours", DAY).unwrap(), Authority::new("others", DAY).unwrap());
+        let server = ours.server(&["a.b"]).unwrap();
+        let over = Authority::new("over", Duration::ZERO).unwrap();
+        for (cert, key, says) in [
+            (ours.cert(), others.key(), "another one's key"),
+            (ours.cert(), "junk".to_owned(), "holds no key"),
+            (server.cert(), server.key().to_owned(), "is not an authority's"),
+            ("junk", ours.key(), "holds no certificate"),
+            (over.cert(), over.key(), "and not now"),
+        ] {
+            let told = Authority::read(cert, &key).unwrap_err().to_string();
+            assert!(told.contains(says), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_work_is_told_with_its_name() {
+        let authority = Authority::new("ours", DAY).unwrap();
+        let told = authority.server(&["a.b", "wölkchen"]).unwrap_err().to_string();
+        assert!(told.contains("wölkchen") && told.contains("DNS names in ASCII"), "{told}");
+        let missing = Path::new("/nowhere/at/all.crt");
+        let told = authority.client("c").unwrap().write(missing, missing).unwrap_err().to_string();
+        assert!(told.contains("/nowhere/at/all.crt") && told.contains("directory"), "{told}");
+    }
+}

@@ -1,0 +1,12 @@
+//! One end of a session without I/O: frames, codecs, the hello, the state machine and its two halves.
+
+pub mod budget;
+pub mod codec;
+pub mod frame;
+#[cfg(test)]
+pub mod golden;
+pub mod halves;
+pub mod hello;
+pub mod state;
+pub mod superedge;
+pub mod window;

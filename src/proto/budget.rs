@@ -1,0 +1,159 @@
+//! How many bytes this process may promise to take, or keep for resending.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A process-wide allowance in bytes, shared by all sessions.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: usize,
+    used: AtomicUsize,
+}
+
+/// What one session holds of a [`Budget`]; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    held: usize,
+}
+
+impl Budget {
+    /// An allowance of `limit` bytes.
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicUsize::new(0) })
+    }
+
+    /// Bytes held by all shares. May pass the limit by what [`Share::set`] forced.
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Bytes that there are.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Whether nothing is left.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.used() >= self.limit
+    }
+
+    /// By how many powers of two a new share should be smaller than usual: 0 while half is left, 2 while a quarter is,
+    /// then 4. So many sessions fit, each with little, before one has to be refused.
+    pub(crate) fn scarcity(&self) -> u32 {
+        match self.used().saturating_mul(4) / self.limit.max(1) {
+            0 | 1 => 0,
+            2 => 2,
+            _ => 4,
+        }
+    }
+
+    /// A share of `bytes`, or none if that much is not left.
+    pub(crate) fn claim(self: &Arc<Self>, bytes: usize) -> Option<Share> {
+        let mut share = self.share();
+        share.grow(bytes).then_some(share)
+    }
+
+    /// An empty share.
+    pub(crate) fn share(self: &Arc<Self>) -> Share {
+        Share { budget: self.clone(), held: 0 }
+    }
+}
+
+impl Share {
+    /// Holds `bytes` more if the budget has them.
+    pub(crate) fn grow(&mut self, bytes: usize) -> bool {
+        let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.budget.limit);
+        let granted = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
+        if granted {
+            self.held += bytes;
+        }
+        granted
+    }
+
+    /// As [`Self::grow`], but only while half of the budget stays free: who has much leaves room for who comes.
+    pub(crate) fn widen(&mut self, bytes: usize) -> bool {
+        let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit / 2;
+        fits && self.grow(bytes)
+    }
+
+    /// Holds exactly `bytes`, even if that spends more than the budget has.
+    pub(crate) fn set(&mut self, bytes: usize) {
+        if bytes >= self.held {
+            self.budget.used.fetch_add(bytes - self.held, Relaxed);
+        } else {
+            self.budget.used.fetch_sub(self.held - bytes, Relaxed);
+        }
+        self.held = bytes;
+    }
+
+    /// An empty share of the same budget.
+    pub(crate) fn another(&self) -> Self {
+        self.budget.share()
+    }
+
+    /// Bytes held.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Whether the whole budget is spent.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.budget.is_spent()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn shares_never_claim_more_than_there_is_and_give_all_back(steps in prop::collection::vec((0usize..4, 0usize..90), 0..60)) {
+            let budget = Budget::new(100);
+            let mut shares: Vec<Share> = (0..4).map(|_| budget.share()).collect();
+            for (who, bytes) in steps {
+                if bytes < 60 { shares[who].grow(bytes); } else { let held = shares[who].held(); shares[who].set(held / 2); }
+                prop_assert_eq!(budget.used(), shares.iter().map(Share::held).sum::<usize>());
+                prop_assert!(budget.used() <= 100);
+            }
+            drop(shares);
+            prop_assert_eq!(budget.used(), 0);
+        }
+    }
+
+    #[test]
+    fn a_thousand_sessions_fit_where_two_hundred_whole_windows_would() {
+        let budget = Budget::new(6 << 20);
+        let shares: Vec<Share> =
+            std::iter::from_fn(|| budget.claim((32 * 1024) >> budget.scarcity())).collect();
+        assert_eq!(shares.len(), 96 + 192 + 768);
+        assert_eq!((shares[0].held(), shares[1000].held()), (32 * 1024, 2 * 1024));
+    }
+
+    #[test]
+    fn who_widens_leaves_half_to_others() {
+        let budget = Budget::new(100);
+        let mut share = budget.claim(30).unwrap();
+        assert!(share.widen(20) && !share.widen(1) && share.grow(1));
+        assert_eq!((share.held(), budget.used()), (51, 51));
+    }
+
+    #[test]
+    fn a_spent_budget_refuses_a_claim() {
+        let budget = Budget::new(10);
+        let first = budget.claim(10).unwrap();
+        assert!(budget.is_spent() && budget.claim(1).is_none());
+        drop(first);
+        assert!(budget.claim(1).is_some());
+    }
+}

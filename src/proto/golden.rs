@@ -1,0 +1,220 @@
+//! The wire stands still: every frame and every header, byte for byte as `recorded.txt` has them. Programs of other
+//! versions rely on each line. A new frame gets a new line; one that changes or goes breaks them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use crate::base::names::{Instance, NodeName, SessionId};
+use crate::proto::codec::proto::StreamMsg;
+use crate::proto::codec::{Reader, encode, from_message, to_message};
+use crate::proto::frame::{
+    Category, Code, Conflict, Found, Frame, FrameKind, Load, Peer, Refusal, SessionFrame,
+};
+use crate::proto::hello::{Caller, Hello, Older};
+use crate::proto::superedge::{self, Plain, Received};
+
+fn node() -> NodeName {
+    "Edge-1".parse().unwrap()
+}
+
+fn id() -> SessionId {
+    SessionId::from_bits(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff)
+}
+
+fn instance() -> Instance {
+    Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)
+}
+
+fn refusal(code: Code) -> Refusal {
+    Refusal::new(code, "because")
+}
+
+fn open(opener: Option<&str>) -> SessionFrame {
+    let opener = opener.map(|text| text.parse().unwrap());
+    SessionFrame::Open {
+        target: "[fd00::1]:22".parse().unwrap(),
+        limit: 65_536,
+        epoch: 1,
+        client: "root".into(),
+        opener,
+    }
+}
+
+fn resume(opener: Option<&str>) -> SessionFrame {
+    let opener = opener.map(|text| text.parse().unwrap());
+    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance: Some(instance()), opener }
+}
+
+const POD: &str = "pod/0102030405060708090a0b0c0d0e0f10";
+
+/// Every session frame of the extended dialect.
+fn session_frames() -> Vec<(&'static str, SessionFrame)> {
+    vec![
+        ("open, version 1", open(None)),
+        ("open, of an edge", open(Some("node/Edge-2"))),
+        ("open, of a pod", open(Some(POD))),
+        ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
+        ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) }),
+        ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
+        ("data, none", SessionFrame::Data(Bytes::new())),
+        ("finish", SessionFrame::Finish { total: 6 }),
+        ("broken", SessionFrame::Broken { total: 6, refusal: refusal(Code::GivenUp) }),
+        ("reset", SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) }),
+        ("reset, over", SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }),
+        ("credit", SessionFrame::Credit { received: 5, limit: 131_072 }),
+        ("resume, version 1", resume(None)),
+        ("resume, of an edge", resume(Some("node/Edge-2"))),
+        ("resume, of a pod", resume(Some(POD))),
+        ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
+        ("lost", SessionFrame::Lost { epoch: 2 }),
+    ]
+}
+
+/// Every other frame of it, with the peer that gets it.
+fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
+    let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
+    let found = |age: Option<u64>| {
+        let (silence, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
+        let instance = Some(instance());
+        FrameKind::Found(Found { here: true, silence, instance, age, ..Found::away(7) })
+    };
+    let conflict =
+        FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
+    let load = Load { nodes: 5000, stopping: false, catches: false };
+    let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
+    vec![
+        ("ping", FrameKind::Ping(Some(258)), edge.clone()),
+        ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
+        ("drain", FrameKind::Drain(None), cloud.clone()),
+        ("drain, elsewhere", FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), cloud.clone()),
+        ("find", FrameKind::Find(7), Peer::Pod),
+        ("found, version 1", found(None), Peer::Pod),
+        ("found", found(Some(60_000)), Peer::Pod),
+        ("found, with addresses", FrameKind::Found(Found { here: true, ips, ..Found::away(7) }), Peer::Pod),
+        ("found, away", FrameKind::Found(Found::away(7)), Peer::Pod),
+        (
+            "found, authoritative",
+            FrameKind::Found(Found { authoritative: true, ..Found::away(7) }),
+            Peer::Pod,
+        ),
+        ("found, elsewhere", FrameKind::Found(Found { at: Some(instance()), ..Found::away(7) }), Peer::Pod),
+        ("conflict", conflict, cloud),
+        (
+            "conflict, between pods",
+            FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
+            Peer::Pod,
+        ),
+        ("load", FrameKind::Load(load), Peer::Pod),
+        ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Peer::Pod),
+        ("load, of a pod that catches", FrameKind::Load(Load { catches: true, ..load }), Peer::Pod),
+    ]
+}
+
+/// The messages of a plain link: from a pod to its edge, and from an edge to its pod.
+fn plainly() -> Vec<(&'static str, StreamMsg)> {
+    let mut said = Vec::new();
+    let (mut plain, now) = (Plain::new(node()), Instant::now());
+    let mut say = |plain: &mut Plain, name, id, frame| {
+        let _ =
+            plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, frame) }, now);
+        said.push((name, plain.next_message().unwrap()));
+    };
+    say(&mut plain, "plain connecting", id(), open(None));
+    say(&mut plain, "plain tcp-forward", id(), SessionFrame::Data(Bytes::from_static(b"hello")));
+    say(&mut plain, "plain closed", id(), SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) });
+    let connecting = said[0].1.clone();
+    let mut say = |name, topic: &str, frame| {
+        let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
+        let Received::Session(message) = plain.on_message(message, now) else { panic!("an Open") };
+        let body = FrameKind::Session(message.id, Category::Ssh, frame);
+        let _ = plain.send_frame(Frame { node: node(), body }, now);
+        said.push((name, plain.next_message().unwrap()));
+    };
+    say("plain connected", "any text", SessionFrame::Opened { limit: 1, epoch: 1, instance: None });
+    say(
+        "plain connect-failed",
+        "other text",
+        SessionFrame::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) },
+    );
+    said.push(("plain heartbeat", superedge::heartbeat(&node())));
+    said
+}
+
+fn headers(headers: &HeaderMap) -> String {
+    let lines = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+    let mut lines: BTreeMap<_, _> = lines.collect();
+    // Another one with each release.
+    if let Some(version) = lines.get_mut("tunnel-version") {
+        *version = "VERSION";
+    }
+    lines.iter().map(|(name, value)| format!("{name}: {value}; ")).collect()
+}
+
+fn hex(message: StreamMsg) -> String {
+    encode(message).to_bytes().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[tokio::test]
+async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
+    let mut now = Vec::new();
+    for (name, frame) in session_frames() {
+        let body = FrameKind::Session(id(), Category::HttpProxy, frame);
+        now.push((name, hex(to_message(Frame { node: node(), body }))));
+    }
+    for (name, body, _) in signals() {
+        now.push((name, hex(to_message(Frame { node: node(), body }))));
+    }
+    for (name, message) in plainly() {
+        now.push((name, hex(message)));
+    }
+    now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
+    for (name, older) in
+        [("header of an edge, beside", Older::Silent), ("header of an edge, interactive", Older::Busy)]
+    {
+        let mut said = Hello::edge_request(&node(), "t", instance());
+        Hello::beside(&mut said, older);
+        now.push((name, headers(&said)));
+    }
+    now.push(("header of a pod", headers(&Caller::pod_request(instance()))));
+    now.push(("header of a pod, beside", headers(&Caller::pod_beside_request(instance()))));
+    now.push(("header of an answer", headers(&Hello::response(instance()))));
+    let now: String = now.iter().map(|(name, said)| format!("{name} = {}\n", said.trim_end())).collect();
+    let recorded = include_str!("recorded.txt");
+    for (now, recorded) in now.lines().zip(recorded.lines()) {
+        assert_eq!(now, recorded, "programs of other versions would not understand this one");
+    }
+    assert_eq!(
+        now.lines().count(),
+        recorded.lines().count(),
+        "a frame without a line, or one that has gone:\n{now}"
+    );
+}
+
+#[test]
+fn every_recorded_frame_is_still_understood() {
+    let known: BTreeMap<&str, &str> =
+        include_str!("recorded.txt").lines().map(|line| line.split_once(" = ").unwrap()).collect();
+    let read = |name: &str| {
+        let text = known[name];
+        let bytes = (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap());
+        let mut reader = Reader::default();
+        reader.piece(bytes.collect());
+        reader.message().unwrap().unwrap()
+    };
+    for (name, frame) in session_frames() {
+        let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, frame) };
+        assert_eq!(from_message(read(name), &Peer::Pod), Ok(frame), "{name}");
+    }
+    for (name, body, peer) in signals() {
+        assert_eq!(from_message(read(name), &peer), Ok(Frame { node: node(), body }), "{name}");
+    }
+}

@@ -1,4 +1,0 @@
-//! What only passes through this pod: sessions whose two ends are at other processes.
-
-pub(super) mod queue;
-pub(super) mod table;

@@ -1,0 +1,444 @@
+//! Keeps "node is at this pod" where DNS reads it, for as long as it is true.
+
+#[cfg(feature = "kubernetes")]
+pub mod configmap;
+pub mod etcd;
+pub mod record_policy;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{info, warn};
+
+use crate::base::backoff::Backoff;
+use crate::base::drain::Drain;
+use crate::base::metrics::Metrics;
+use crate::base::policy::zone::{Zone, merged, pods};
+use crate::etcd::EtcdError;
+#[cfg(feature = "kubernetes")]
+use crate::publish::configmap::{ConfigMap, ConfigMapError};
+use crate::publish::etcd::Etcd;
+use crate::publish::record_policy::Vet;
+use crate::registry::Registry;
+
+/// The task that publishes which nodes are linked here. It never touches a link or a session.
+pub struct Publisher {
+    /// Whose nodes.
+    pub registry: Arc<Registry>,
+    /// Where they are published.
+    pub store: Store,
+    /// Which nodes are published, and under which names.
+    pub zone: Arc<Zone>,
+    /// Asked before a name is published that may belong to somebody else.
+    pub vet: Vet,
+    /// Counts records and failures.
+    pub metrics: Metrics,
+    /// Called after each try with whether the records stand, and if not, why.
+    pub report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+}
+
+/// Where records stand.
+#[derive(Debug)]
+pub enum Store {
+    /// In a hosts file.
+    Hosts(Hosts),
+    /// In etcd.
+    Etcd(Box<Etcd>),
+    /// In a ConfigMap of Kubernetes.
+    #[cfg(feature = "kubernetes")]
+    ConfigMap(Box<ConfigMap>),
+}
+
+/// Why records could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The hosts file.
+    #[error(transparent)]
+    Hosts(#[from] SharedFileError),
+    /// etcd.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// The ConfigMap.
+    #[cfg(feature = "kubernetes")]
+    #[error(transparent)]
+    ConfigMap(#[from] ConfigMapError),
+}
+
+/// The records of the nodes here, and of those that left a moment ago.
+#[derive(Debug, Default)]
+struct Wanted(HashMap<String, Option<Instant>>);
+
+impl Publisher {
+    /// Publishes until draining begins, then takes the records away.
+    pub async fn run(mut self, drain: Drain) {
+        let mut changes = self.registry.changes();
+        let mut wanted = Wanted::default();
+        let mut backoff = Backoff::new();
+        let mut failing = false;
+        while !drain.is_draining() {
+            changes.mark_unchanged();
+            let nodes = self.registry.nodes();
+            let records = self.vet.records(nodes, &self.zone, &self.store.pods().await).await;
+            wanted.follow(records.into_iter(), Instant::now());
+            let records = wanted.records();
+            let written = self.store.write(&records).await;
+            if let Err(cause) = written {
+                self.metrics.publish_failures.inc();
+                if !failing {
+                    warn!("records are not published, trying on: {cause}");
+                }
+                failing = true;
+                (self.report)(Err(cause.to_string()));
+                let again = Instant::now() + backoff.pause(rand::random());
+                tokio::select! {
+                    biased;
+                    () = drain.draining() => {}
+                    () = sleep_until(again) => {}
+                }
+                continue;
+            }
+            if failing {
+                info!(records = records.len(), "records are published again");
+            }
+            failing = false;
+            backoff = Backoff::new();
+            self.metrics.published.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
+            (self.report)(Ok(()));
+            let due = self.store.due();
+            let next = wanted.next().map_or(due, |next| next.min(due));
+            tokio::select! {
+                biased;
+                () = drain.draining() => {}
+                () = gathered(&mut changes, self.store.gathering()) => {}
+                () = sleep_until(next) => {}
+            }
+        }
+        match timeout(WITHDRAWAL, self.store.withdraw()).await {
+            Ok(Ok(())) => {
+                self.metrics.published.set(0);
+                info!("records withdrawn");
+            }
+            Ok(Err(cause)) => warn!("records could not be withdrawn: {cause}"),
+            Err(_) => warn!("records could not be withdrawn within {WITHDRAWAL:?}"),
+        }
+    }
+}
+
+impl Store {
+    /// Makes these records, and no other ones of ours, stand. Not cancel safe: what is begun goes on.
+    async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), PublishError> {
+        match self {
+            Self::Hosts(hosts) => hosts.write(records.clone()).await?,
+            Self::Etcd(etcd) => etcd.write(records).await?,
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.write(records).await?,
+        }
+        Ok(())
+    }
+
+    async fn withdraw(&mut self) -> Result<(), PublishError> {
+        match self {
+            Self::Hosts(hosts) => hosts.write(BTreeSet::new()).await?,
+            Self::Etcd(etcd) => etcd.withdraw().await?,
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.withdraw().await?,
+        }
+        Ok(())
+    }
+
+    /// The addresses of all pods that have records, pods that are gone included; empty if the store does not list them.
+    async fn pods(&self) -> BTreeSet<IpAddr> {
+        match self {
+            Self::Hosts(hosts) => hosts.pods().await,
+            Self::Etcd(_) => BTreeSet::new(),
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.pods(),
+        }
+    }
+
+    /// When to write although nothing has changed.
+    fn due(&self) -> Instant {
+        match self {
+            Self::Hosts(_) => Instant::now() + REWRITE_INTERVAL,
+            Self::Etcd(etcd) => etcd.due(),
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.due(),
+        }
+    }
+
+    /// How long changes wait for more of them.
+    fn gathering(&self) -> Duration {
+        match self {
+            Self::Hosts(_) | Self::Etcd(_) => Duration::ZERO,
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(_) => configmap::GATHERING,
+        }
+    }
+}
+
+impl Wanted {
+    /// Takes note of who is here now: the new at once, the missing until they have been away for [`BLIP`].
+    fn follow(&mut self, here: impl Iterator<Item = String>, now: Instant) {
+        let here: BTreeSet<String> = here.collect();
+        for (record, left) in &mut self.0 {
+            if !here.contains(record) {
+                left.get_or_insert(now);
+            }
+        }
+        self.0.extend(here.into_iter().map(|record| (record, None)));
+        self.0.retain(|_, left| left.is_none_or(|left| now < left + BLIP));
+    }
+
+    /// When the next of them is to go.
+    fn next(&self) -> Option<Instant> {
+        self.0.values().flatten().min().map(|left| *left + BLIP)
+    }
+
+    fn records(&self) -> BTreeSet<String> {
+        self.0.keys().cloned().collect()
+    }
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher")
+            .field("store", &self.store)
+            .field("zone", &self.zone)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Waits for a change, and then for what comes right behind it. Cancel safe.
+async fn gathered(changes: &mut watch::Receiver<()>, time: Duration) {
+    // The sender is part of the registry that the publisher itself holds.
+    let _ = changes.changed().await;
+    sleep(time).await;
+}
+
+/// How long a node may be away before its record goes: a blip must not flap.
+const BLIP: Duration = Duration::from_secs(2);
+
+/// For the records to go at the end; the process must end well before it is killed.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
+
+// Records in a hosts file that several pods, and people, share.
+
+/// Our lines in a hosts file: `<address>    <name>`. Every other byte of it is left as it is.
+#[derive(Debug, Clone)]
+pub struct Hosts {
+    file: PathBuf,
+    pod: IpAddr,
+}
+
+impl Hosts {
+    /// The lines of the pod at this address.
+    pub fn new(file: PathBuf, pod: IpAddr) -> Self {
+        Self { file, pod }
+    }
+
+    /// The addresses that have lines as pods write them; none if the file cannot be read.
+    pub(crate) async fn pods(&self) -> BTreeSet<IpAddr> {
+        tokio::fs::read(&self.file).await.map_or_else(|_| BTreeSet::new(), |text| pods(&text))
+    }
+
+    /// Makes these our only lines. Not cancel safe: it goes on without its caller.
+    pub async fn write(&self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
+        let Self { file, pod } = self.clone();
+        in_background(move || write(&file, pod, &records)).await
+    }
+}
+
+fn write(file: &Path, pod: IpAddr, records: &BTreeSet<String>) -> Result<(), SharedFileError> {
+    // Where a link leads is replaced, not the link.
+    let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let _held = lock(file)?;
+    let old = content(file)?;
+    let new = merged(old.as_deref().unwrap_or_default(), pod, records);
+    if old.as_ref() == Some(&new) {
+        return Ok(());
+    }
+    replace(file, MODE, &new)
+}
+
+/// The mode of a new file: for every reader, as DNS servers are.
+const MODE: u32 = 0o666;
+
+/// How often we look whether our lines still stand: somebody may have written the file anew.
+pub(crate) const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
+
+// A file that several processes change, each in its turn, and that its readers see whole.
+
+/// Why such a file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedFileError {
+    /// Something else holds the lock, and for long. Usual cause: a pod that hangs in its disk.
+    #[error("{} is locked by another process for more than {LOCK_PATIENCE:?}: see who holds it with `fuser`", .0.display())]
+    Locked(PathBuf),
+    /// The system refused a step.
+    #[error("{}: {cause}; check that its directory exists, is not full, and that this user may write there", .path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// The writing task broke, which is a fault of ours.
+    #[error("the file was not written: {0}")]
+    Broken(String),
+}
+
+/// Does what blocks where it may. Not cancel safe: it goes on without its caller.
+pub(crate) async fn in_background<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SharedFileError> + Send + 'static,
+) -> Result<T, SharedFileError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|cause| Err(SharedFileError::Broken(cause.to_string())))
+}
+
+/// Makes the directory of a new file, for this user alone. Where that fails, writing the file says why.
+pub(crate) fn make_directory(file: &Path) {
+    if let Some(dir) = file.parent() {
+        let _ = DirBuilder::new().mode(0o700).create(dir);
+    }
+}
+
+/// The file's turn, until the result is dropped. Of links, it locks beside where they lead.
+pub(crate) fn lock(file: &Path) -> Result<File, SharedFileError> {
+    let path = &beside(file, "lock");
+    let mut open = OpenOptions::new();
+    let lock = open.create(true).truncate(false).write(true).open(path).map_err(failed(path))?;
+    for _ in 0..LOCK_PATIENCE.as_millis() / LOCK_PAUSE.as_millis() {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::Error(cause)) => return Err(failed(path)(cause)),
+        }
+    }
+    Err(SharedFileError::Locked(path.clone()))
+}
+
+/// What stands in it; `None`: there is none.
+pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
+    match fs::read(file) {
+        Ok(text) => Ok(Some(text)),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(failed(file)(cause)),
+    }
+}
+
+/// Readers see the old text or the new one, whole, even after a power cut. `mode` is that of a file that is new. Only
+/// for who holds the [`lock`].
+pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedFileError> {
+    // One name is enough: only who holds the lock writes it, and what a dead process left is thrown away.
+    let fresh = &beside(file, "new");
+    let write = || {
+        match fs::remove_file(fresh) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
+        let mut writing = OpenOptions::new().write(true).create_new(true).mode(mode).open(fresh)?;
+        if let Ok(old) = fs::metadata(file) {
+            writing.set_permissions(old.permissions())?;
+        }
+        writing.write_all(text)?;
+        writing.sync_all()?;
+        fs::rename(fresh, file)?;
+        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(dir)?.sync_all()
+    };
+    write().map_err(failed(fresh))
+}
+
+fn beside(file: &Path, ending: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".");
+    name.push(ending);
+    name.into()
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
+    move |cause| SharedFileError::Io { path: path.to_owned(), cause }
+}
+
+/// Longest wait for other writers: each takes a few milliseconds.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two looks at the lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod hosts_tests {
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[tokio::test]
+    async fn the_file_keeps_its_mode_and_its_link_and_needs_not_exist() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("hosts"), dir.path().join("link"));
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        Hosts::new(file.clone(), ip(1)).write(names(&[])).await.unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        Hosts::new(link.clone(), ip(1)).write(names(&["a"])).await.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.1    a\n");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_not_there_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = Hosts::new(dir.path().join("no/hosts"), ip(1)).write(names(&[])).await.unwrap_err();
+        assert!(told.to_string().contains("check that its directory exists"), "{told}");
+    }
+
+    #[test]
+    fn eight_writers_at_once_lose_nothing_of_one_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hosts");
+        let foreign = "127.0.0.1 localhost\n#CustomStart\n10.0.0.3    x\n#CustomEnd";
+        fs::write(&file, foreign).unwrap();
+        std::thread::scope(|scope| {
+            for pod in 1..=8_u8 {
+                let file = &file;
+                scope.spawn(move || {
+                    for turn in 0..25 {
+                        let mine = names(&[&format!("n{pod}"), &format!("turn{turn}-{pod}")]);
+                        write(file, ip(pod), &mine).unwrap();
+                        let now = fs::read_to_string(file).unwrap();
+                        assert!(now.contains(&format!("10.0.0.{pod}    turn{turn}-{pod}\n")), "{now}");
+                        assert!(now.ends_with(foreign), "{now}");
+                    }
+                });
+            }
+        });
+        let mut left: Vec<String> = fs::read_to_string(&file).unwrap().lines().map(str::to_owned).collect();
+        left.sort();
+        let mut expected: Vec<String> = foreign.lines().map(str::to_owned).collect();
+        expected.extend(
+            (1..=8).flat_map(|p| [format!("10.0.0.{p}    n{p}"), format!("10.0.0.{p}    turn24-{p}")]),
+        );
+        expected.sort();
+        assert_eq!(left, expected);
+    }
+}

@@ -1,0 +1,387 @@
+//! Records in etcd, as CoreDNS's etcd plugin reads them, under a lease that ends with this pod.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+use tracing::debug;
+
+use crate::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdError, EtcdMembers, GrpcDialer};
+use crate::net::resolver::Resolver;
+
+/// Our records in an etcd.
+#[derive(Debug)]
+pub struct Etcd {
+    members: EtcdMembers,
+    prefix: String,
+    address: IpAddr,
+    /// Part of our keys, so that pods do not overwrite one another.
+    pod: String,
+    lease: Option<Lease>,
+    /// How many changes are under way at once.
+    at_once: usize,
+}
+
+/// An etcd, and what to write there.
+#[derive(Debug, Clone)]
+pub struct EtcdParams {
+    /// How to reach it.
+    pub access: EtcdAccess,
+    /// Above all keys; without `/` at its end.
+    pub prefix: String,
+    /// The published address.
+    pub address: IpAddr,
+}
+
+/// A promise of etcd to forget our keys unless we ask again and again.
+#[derive(Debug)]
+struct Lease {
+    id: i64,
+    /// When it was last granted or kept alive; taken before the question, so never too late.
+    kept: Instant,
+    /// What stands under it for certain.
+    written: BTreeSet<String>,
+    /// Keys that may stand under the lease: the answer to their write did not arrive.
+    unsure: BTreeSet<String>,
+}
+
+impl Etcd {
+    /// Nothing is asked yet.
+    pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
+        let EtcdParams { access, prefix, address } = settings;
+        Self::by(GrpcDialer::new(access, resolver), prefix, address)
+    }
+
+    /// The same, with members that are reached by other means.
+    pub fn by(dialer: Arc<dyn EtcdDialer>, prefix: String, address: IpAddr) -> Self {
+        let pod = format!("{:016x}", rand::random::<u64>());
+        Self { members: EtcdMembers::new(dialer), prefix, address, pod, lease: None, at_once: FIRST_AT_ONCE }
+    }
+
+    /// Makes these our only records, and keeps the lease alive. Each member is tried once.
+    pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
+        let mut last = EtcdError::NoMember;
+        for _ in 0..self.members.len() {
+            match self.try_member(records).await {
+                Ok(()) => return Ok(()),
+                Err(cause) => {
+                    debug!(%cause, "an etcd member failed");
+                    last = cause;
+                }
+            }
+            self.members.next();
+        }
+        Err(last)
+    }
+
+    /// Gives the lease back, and with it all records. Each member is tried once, with a fresh login if need be.
+    pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
+        let Some(Lease { id, .. }) = self.lease else { return Ok(()) };
+        let mut last = EtcdError::NoMember;
+        for _ in 0..self.members.len() {
+            let mut revoked = self.revoke(id).await;
+            if revoked.as_ref().is_err_and(|cause| cause.kind() == ErrorKind::LoggedOut) {
+                self.members.forget();
+                revoked = self.revoke(id).await;
+            }
+            match revoked {
+                Ok(()) => {
+                    self.lease = None;
+                    return Ok(());
+                }
+                Err(cause) => last = cause,
+            }
+            self.members.next();
+        }
+        Err(last)
+    }
+
+    /// When the lease wants to be kept alive.
+    pub(crate) fn due(&self) -> Instant {
+        self.lease.as_ref().map_or_else(Instant::now, |lease| lease.kept) + RENEWAL_INTERVAL
+    }
+
+    async fn revoke(&mut self, id: i64) -> Result<(), EtcdError> {
+        self.members.connected().await?.revoke(id).await
+    }
+
+    /// A login or a lease that is over is made anew once; whatever else fails is this member's failure.
+    async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
+        match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
+            Err((ErrorKind::LoggedOut, cause)) => {
+                debug!(%cause, "logging in again");
+                self.members.forget();
+            }
+            Err((ErrorKind::LeaseLost, cause)) => {
+                debug!(%cause, "asking for another lease");
+                self.lease = None;
+            }
+            other => return other.map_err(|(_, cause)| cause),
+        }
+        self.write_once(records).await
+    }
+
+    async fn write_once(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
+        self.keep().await?;
+        let Some(lease) = &self.lease else { return Err(EtcdError::LeaseLost) };
+        let new = records.difference(&lease.written).map(|name| (name.clone(), true));
+        let gone = lease.written.union(&lease.unsure).filter(|name| !records.contains(*name));
+        let changes: Vec<_> = new.chain(gone.map(|name| (name.clone(), false))).collect();
+        let mut left = changes.as_slice();
+        while !left.is_empty() {
+            self.keep().await?;
+            let (some, rest) = left.split_at(left.len().min(self.at_once));
+            let asked = Instant::now();
+            let changed = self.change(some).await;
+            self.pace(some.len(), asked.elapsed(), changed.is_ok());
+            changed?;
+            left = rest;
+        }
+        Ok(())
+    }
+
+    /// Asks for fewer changes at once where they took long or failed, as other pods may be asking, too: what all of them have
+    /// under way must be done before anyone gives it up. For more only once as many as may be were done soon: fewer say nothing.
+    fn pace(&mut self, asked: usize, took: Duration, are_done: bool) {
+        if !are_done || took > SLOW {
+            self.at_once = (self.at_once / 2).max(LEAST_AT_ONCE);
+        } else if asked == self.at_once && took < SLOW / 4 {
+            self.at_once = (self.at_once * 2).min(MOST_AT_ONCE);
+        }
+    }
+
+    /// Has a lease with life enough left in it.
+    async fn keep(&mut self) -> Result<(), EtcdError> {
+        let asked = Instant::now();
+        let connection = self.members.connected().await?;
+        if let Some(lease) = &mut self.lease {
+            if lease.kept.elapsed() < RENEWAL_INTERVAL {
+                return Ok(());
+            }
+            if connection.keep_alive(lease.id).await? {
+                lease.kept = asked;
+                return Ok(());
+            }
+        }
+        self.lease = None;
+        let id = connection.grant(LEASE).await?;
+        self.lease = Some(Lease { id, kept: asked, written: BTreeSet::new(), unsure: BTreeSet::new() });
+        Ok(())
+    }
+
+    /// Puts (true) and deletes (false) some records at once.
+    async fn change(&mut self, some: &[(String, bool)]) -> Result<(), EtcdError> {
+        let connection = self.members.connected().await?;
+        let Some(lease) = &mut self.lease else { return Err(EtcdError::LeaseLost) };
+        for (name, _) in some {
+            lease.unsure.insert(name.clone());
+            lease.written.remove(name);
+        }
+        let (value, id) = (value(self.address), lease.id);
+        let mut asked = Vec::with_capacity(some.len());
+        for (name, here) in some.iter().cloned() {
+            let key = key(&self.prefix, &name, &self.pod);
+            let (connection, value) = (connection.clone(), value.clone());
+            asked.push(async move {
+                let done = match here {
+                    true => connection.put(key, value, id).await,
+                    false => connection.delete(key).await,
+                };
+                done.map(|()| (name, here))
+            });
+        }
+        let answers = join_all(asked).await;
+        let mut failed = None;
+        for answer in answers {
+            match answer {
+                Ok((name, here)) => {
+                    lease.unsure.remove(&name);
+                    if here {
+                        lease.written.insert(name);
+                    }
+                }
+                Err(cause) => failed = Some(cause),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// `/skydns/test/nodes/node-a/<pod>` for `node-a.nodes.test`.
+fn key(prefix: &str, name: &str, pod: &str) -> Vec<u8> {
+    let labels: Vec<&str> = name.rsplit('.').collect();
+    format!("{prefix}/{}/{pod}", labels.join("/")).into_bytes()
+}
+
+fn value(address: IpAddr) -> Vec<u8> {
+    format!(r#"{{"host":"{address}","ttl":{}}}"#, TTL.as_secs()).into_bytes()
+}
+
+/// How often the lease is kept alive: twice it may fail.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long the records of a dead pod stand.
+const LEASE: Duration = Duration::from_secs(15);
+
+/// How long DNS may remember an answer: a node that moves should be found soon.
+const TTL: Duration = Duration::from_secs(5);
+
+/// Changes under way at once; between two such batches the lease is looked after.
+const MOST_AT_ONCE: usize = 64;
+/// The same of the first batch.
+const FIRST_AT_ONCE: usize = 8;
+/// The same where etcd is slow: a thousand pods together have 4,000 under way.
+const LEAST_AT_ONCE: usize = 4;
+/// Changes that take so long have too many others beside them; a third of what a call may take.
+const SLOW: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use futures_util::FutureExt as _;
+    use proptest::prelude::*;
+
+    use crate::etcd::{EtcdAnswer, EtcdCalls};
+
+    use super::*;
+
+    /// An etcd that does one write after the other.
+    #[derive(Debug, Default)]
+    struct OneByOne {
+        /// How long each takes; `None`: it refuses after a millisecond.
+        each: Mutex<Option<Duration>>,
+        under_way: AtomicUsize,
+        /// Most of them at once.
+        most: AtomicUsize,
+    }
+
+    impl OneByOne {
+        async fn write(&self) -> Result<(), EtcdError> {
+            let before = self.under_way.fetch_add(1, Relaxed) + 1;
+            self.most.fetch_max(before, Relaxed);
+            let each = *self.each.lock().unwrap();
+            tokio::time::sleep(each.unwrap_or(Duration::from_millis(1)) * u32::try_from(before).unwrap())
+                .await;
+            self.under_way.fetch_sub(1, Relaxed);
+            each.map(drop).ok_or(EtcdError::NoMember)
+        }
+    }
+
+    impl EtcdCalls for Arc<OneByOne> {
+        fn grant(&self, _length: Duration) -> EtcdAnswer<'_, i64> {
+            async { Ok(1) }.boxed()
+        }
+
+        fn keep_alive(&self, _lease: i64) -> EtcdAnswer<'_, bool> {
+            async { Ok(true) }.boxed()
+        }
+
+        fn revoke(&self, _lease: i64) -> EtcdAnswer<'_, ()> {
+            self.write().boxed()
+        }
+
+        fn put(&self, _: Vec<u8>, _: Vec<u8>, _lease: i64) -> EtcdAnswer<'_, ()> {
+            self.write().boxed()
+        }
+
+        fn delete(&self, _key: Vec<u8>) -> EtcdAnswer<'_, ()> {
+            self.write().boxed()
+        }
+
+        fn get(&self, _key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
+            unreachable!()
+        }
+
+        fn swap(&self, _: Vec<u8>, _: i64, _: Vec<u8>) -> EtcdAnswer<'_, bool> {
+            unreachable!()
+        }
+    }
+
+    #[derive(Debug)]
+    struct Way(Arc<OneByOne>);
+
+    impl EtcdDialer for Way {
+        fn members(&self) -> usize {
+            1
+        }
+
+        fn open(&self, _member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>> {
+            async { Ok(Arc::new(self.0.clone()) as Arc<dyn EtcdCalls>) }.boxed()
+        }
+    }
+
+    fn ours(etcd: &Arc<OneByOne>) -> Etcd {
+        Etcd::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
+    }
+
+    /// So many more.
+    fn grow(records: &mut BTreeSet<String>, more: usize) {
+        let first = records.len();
+        records.extend((first..first + more).map(|n| format!("node{n}.nodes.test")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn records_that_come_one_by_one_say_nothing_of_how_much_etcd_takes() {
+        let etcd = Arc::new(OneByOne::default());
+        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
+        for (millis, more) in [(1, 1), (1, 1), (1, 1), (1, 7), (100, 1000)] {
+            *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
+            grow(&mut records, more);
+            ours.write(&records).await.unwrap();
+        }
+        assert_eq!(etcd.most.load(Relaxed), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_more_etcd_refuses_the_less_is_asked_of_it_at_once() {
+        let etcd = Arc::new(OneByOne::default());
+        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
+        *etcd.each.lock().unwrap() = Some(Duration::from_millis(1));
+        grow(&mut records, 1000);
+        ours.write(&records).await.unwrap();
+        *etcd.each.lock().unwrap() = None;
+        grow(&mut records, 1000);
+        for most in [64, 32, 16, 8, 4, 4] {
+            etcd.most.store(0, Relaxed);
+            ours.write(&records).await.unwrap_err();
+            assert_eq!(etcd.most.load(Relaxed), most);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_slower_etcd_is_the_less_is_asked_of_it_at_once() {
+        let etcd = Arc::new(OneByOne::default());
+        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
+        // As with hundreds of other pods beside us, then a few, then none, and with hundreds again.
+        for (millis, most) in [(100, 8), (20, 16), (1, 64), (100, 8)] {
+            *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
+            for _ in 0..2 {
+                etcd.most.store(0, Relaxed);
+                grow(&mut records, 1000);
+                ours.write(&records).await.unwrap();
+            }
+            assert_eq!(etcd.most.load(Relaxed), most, "{millis} ms for each");
+        }
+    }
+
+    #[test]
+    fn keys_are_skydns_paths() {
+        assert_eq!(key("/skydns", "node-a.nodes.test", "1f"), b"/skydns/test/nodes/node-a/1f");
+        assert_eq!(value(IpAddr::from([10, 0, 0, 7])), br#"{"host":"10.0.0.7","ttl":5}"#);
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_says_its_name(name in "[a-z0-9_-]{1,8}(\\.[a-z0-9_-]{1,8}){0,3}") {
+            let key = String::from_utf8(key("/p", &name, "pod")).unwrap();
+            let labels = key.strip_prefix("/p/").and_then(|k| k.strip_suffix("/pod")).unwrap();
+            prop_assert_eq!(labels.rsplit('/').collect::<Vec<_>>().join("."), name);
+        }
+    }
+}

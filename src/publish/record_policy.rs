@@ -1,0 +1,216 @@
+//! What is asked before a node is published in a zone that is not ours: whether its name is somebody else's already.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use tokio::time::{Instant, timeout};
+use tracing::warn;
+
+use crate::base::names::NodeName;
+use crate::base::policy::zone::{Nameless, Zone};
+use crate::net::resolver::{LookupError, Resolver};
+
+/// Decides which nodes may have a record; DNS has the addresses that a name has already.
+pub struct Vet {
+    /// For the addresses that a name has already.
+    resolver: Resolver,
+    is_pod: Box<IsPod>,
+    nodes: Option<Box<Nodes>>,
+    /// The Nodes of the cluster, and when they were listed.
+    listed: Option<(Instant, BTreeSet<String>)>,
+    verdicts: HashMap<NodeName, Verdict>,
+    /// Nodes that were named because they are not published.
+    named: HashSet<NodeName>,
+}
+
+type IsPod = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
+type Nodes = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
+
+#[derive(Debug)]
+struct Verdict {
+    /// An address of the name that belongs to none of the pods.
+    taken: Option<IpAddr>,
+    at: Instant,
+}
+
+impl Vet {
+    /// Asks `resolver` what names stand for, and `is_pod` whether one of the addresses takes links; within a few
+    /// seconds.
+    pub fn new(
+        resolver: Resolver,
+        is_pod: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            resolver,
+            is_pod: Box::new(is_pod),
+            nodes: None,
+            listed: None,
+            verdicts: HashMap::new(),
+            named: HashSet::new(),
+        }
+    }
+
+    /// Who lists the names of a cluster's Nodes, all of which may be published: lower case, or why they cannot be
+    /// listed.
+    pub fn set_nodes(
+        &mut self,
+        nodes: impl Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync + 'static,
+    ) {
+        self.nodes = Some(Box::new(nodes));
+    }
+
+    /// The records of those nodes that may have one. For each of the others the cause is logged once, up to a bound.
+    /// `ours` are addresses of pods that stand in the store.
+    pub(crate) async fn records(
+        &mut self,
+        nodes: Vec<NodeName>,
+        zone: &Zone,
+        ours: &BTreeSet<IpAddr>,
+    ) -> Vec<String> {
+        let mut named = Vec::new();
+        for node in nodes {
+            match zone.name(&node) {
+                Ok(name) => named.push((node, name)),
+                Err(Nameless::Foreign) if self.is_of_cluster(&node).await => {
+                    named.push((node.clone(), node.as_str().to_ascii_lowercase()));
+                }
+                Err(why) => self.warn_once(&node, &why),
+            }
+        }
+        if zone.is_open() {
+            self.look(&named, ours).await;
+            named.retain(|(node, name)| match self.verdicts.get(node).and_then(|verdict| verdict.taken) {
+                Some(at) => {
+                    self.warn_once(node, &format_args!("{name} is {at} in DNS, where no pod answers: rename the node, or set mode.cloud.registry.zone"));
+                    false
+                }
+                None => true,
+            });
+        }
+        named.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Whether the cluster has a Node of that name, as it was listed last; it is listed again now and then for one that
+    /// was not among them.
+    async fn is_of_cluster(&mut self, node: &NodeName) -> bool {
+        let Some(nodes) = &self.nodes else { return false };
+        let name = node.as_str().to_ascii_lowercase();
+        let listed = self.listed.as_ref();
+        if listed.is_none_or(|(at, names)| !names.contains(&name) && at.elapsed() >= AGAIN) {
+            let names = match nodes().await {
+                Ok(names) => names,
+                Err(cause) => {
+                    if listed.is_none() {
+                        warn!("Nodes of the cluster with dots in their names are not published: {cause}");
+                    }
+                    self.listed.take().map(|(_, names)| names).unwrap_or_default()
+                }
+            };
+            self.listed = Some((Instant::now(), names));
+        }
+        self.listed.as_ref().is_some_and(|(_, names)| names.contains(&name))
+    }
+
+    /// Looks up the names that were not looked up before, some at a time. Names are published even if DNS does not
+    /// answer.
+    async fn look(&mut self, named: &[(NodeName, String)], ours: &BTreeSet<IpAddr>) {
+        let here: HashSet<&NodeName> = named.iter().map(|(node, _)| node).collect();
+        self.verdicts.retain(|node, verdict| {
+            here.contains(node) && (verdict.taken.is_none() || verdict.at.elapsed() < AGAIN)
+        });
+        let new: Vec<_> = named.iter().filter(|(node, _)| !self.verdicts.contains_key(node)).collect();
+        for some in new.chunks(AT_ONCE) {
+            let asked = some.iter().map(|(_, name)| self.stranger(name, ours));
+            let taken = join_all(asked).await;
+            let silent = taken.iter().any(Result::is_err);
+            for ((node, _), taken) in some.iter().zip(taken) {
+                let verdict = Verdict { taken: taken.unwrap_or_default(), at: Instant::now() };
+                self.verdicts.insert(node.clone(), verdict);
+            }
+            if silent {
+                return;
+            }
+        }
+    }
+
+    /// An address of the name that belongs to none of the pods, if it has one. An error if DNS does not answer.
+    async fn stranger(&self, name: &str, ours: &BTreeSet<IpAddr>) -> Result<Option<IpAddr>, ()> {
+        let found = match timeout(PATIENCE, self.resolver.lookup(name)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(LookupError::NotFound(_))) => return Ok(None),
+            Ok(Err(_)) | Err(_) => return Err(()),
+        };
+        for ip in found.into_iter().filter(|ip| !ours.contains(ip)).take(MOST_ADDRESSES) {
+            if !timeout(PATIENCE, (self.is_pod)(ip)).await.unwrap_or(false) {
+                return Ok(Some(ip));
+            }
+        }
+        Ok(None)
+    }
+
+    fn warn_once(&mut self, node: &NodeName, why: &dyn fmt::Display) {
+        if self.named.len() >= MOST_NAMED || !self.named.insert(node.clone()) {
+            return;
+        }
+        warn!(%node, "the node is not published: {why}");
+        if self.named.len() == MOST_NAMED {
+            warn!("further nodes that are not published will not be named");
+        }
+    }
+}
+
+impl fmt::Debug for Vet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Vet")
+    }
+}
+
+/// Nodes that are named because they are not published, so that they cannot fill the log.
+const MOST_NAMED: usize = 1000;
+/// Names that are asked for at once.
+const AT_ONCE: usize = 64;
+/// Addresses of one name that are looked at.
+const MOST_ADDRESSES: usize = 8;
+/// How long a name that is somebody else's is left alone before it is asked for again.
+const AGAIN: Duration = Duration::from_secs(30);
+/// For each answer: of DNS, and of a pod.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_of_the_cluster_may_have_dots_in_its_name_and_strangers_cost_few_questions() {
+        let nobody = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let dns = Resolver::of_servers(&[nobody.local_addr().unwrap()]).unwrap();
+        let mut vet = Vet::new(dns, |_| Box::pin(async { false }));
+        let (zone, asked) = (Zone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
+        let count = asked.clone();
+        vet.set_nodes(move || {
+            let turn = count.fetch_add(1, Relaxed);
+            Box::pin(async move {
+                match turn {
+                    0 => Ok(BTreeSet::from(["a.example.org".to_owned()])),
+                    _ => Err("forbidden".to_owned()),
+                }
+            })
+        });
+        let nodes = || ["A.example.org", "b.example.org", "n"].map(|node| node.parse().unwrap()).to_vec();
+        for _ in 0..10 {
+            let records = vet.records(nodes(), &zone, &BTreeSet::new()).await;
+            assert_eq!(records, ["a.example.org", "n"], "DNS that does not answer keeps nobody out");
+        }
+        assert_eq!(asked.load(Relaxed), 1);
+        tokio::time::advance(AGAIN).await;
+        assert_eq!(vet.records(nodes(), &zone, &BTreeSet::new()).await.len(), 2, "what was listed stands");
+        assert_eq!(asked.load(Relaxed), 2);
+    }
+}

@@ -1,0 +1,377 @@
+//! The nodes that were linked here: since when each is not any more, and what last went wrong with it.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::base::names::NodeName;
+use crate::link::sender::LinkSender;
+use crate::registry::{Linked, Registry};
+
+/// What last went wrong with a node: its link ended, or was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastError {
+    /// When.
+    pub at: Instant,
+    /// Why, in at most 160 characters.
+    pub why: Arc<str>,
+}
+
+/// What is known of up to [`MOST`] nodes that were linked here.
+///
+/// Their names and errors stand in one text. A block of memory for each, taken where a link has just begun or ended,
+/// would keep a page of its own, and so most of the memory of a pod that thousands of edges have left.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    /// By the hash of their name. Of two nodes with one hash only the newer is remembered.
+    nodes: HashMap<u64, Was>,
+    texts: String,
+    hashes: RandomState,
+}
+
+/// One node. The ranges are places in the text.
+#[derive(Debug, Default)]
+struct Was {
+    name: Range<usize>,
+    gone: Option<Instant>,
+    error: Option<(Instant, Range<usize>)>,
+}
+
+impl Past {
+    /// The node has just lost its link.
+    pub(crate) fn left(&mut self, node: &NodeName) {
+        self.enter(node, 0).gone = Some(Instant::now());
+    }
+
+    /// The node is linked.
+    pub(crate) fn came(&mut self, node: &NodeName) {
+        let hash = self.hashes.hash_one(node);
+        let Some(was) = self.nodes.get_mut(&hash).filter(|was| was.is(&self.texts, node)) else { return };
+        was.gone = None;
+        if was.error.is_none() {
+            self.nodes.remove(&hash);
+            tunnel_pages::shrink(&mut self.nodes);
+        }
+    }
+
+    /// Something has gone wrong with the node just now.
+    pub(crate) fn failed(&mut self, node: &NodeName, why: &str) {
+        self.enter(node, why.len());
+        let why = put(&mut self.texts, why);
+        self.enter(node, 0).error = Some((Instant::now(), why));
+    }
+
+    /// When the node lost its link, if it is not linked again.
+    pub(crate) fn gone(&self, node: &NodeName) -> Option<Instant> {
+        self.get(node)?.gone
+    }
+
+    /// What last went wrong with the node.
+    pub(crate) fn error(&self, node: &NodeName) -> Option<LastError> {
+        self.told(self.get(node)?)
+    }
+
+    /// How many nodes are remembered.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Up to `most` of the nodes that are not linked any more, the last to go first.
+    pub(crate) fn all_gone(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
+        let mut gone: Vec<_> = self.nodes.values().filter_map(|was| Some((was.gone?, was))).collect();
+        gone.sort_unstable_by_key(|(at, _)| Reverse(*at));
+        let told = |(at, was): (Instant, &Was)| {
+            Some((text(&self.texts, &was.name).parse().ok()?, at, self.told(was)))
+        };
+        gone.into_iter().take(most).filter_map(told).collect()
+    }
+
+    fn told(&self, was: &Was) -> Option<LastError> {
+        let (at, why) = was.error.as_ref()?;
+        Some(LastError { at: *at, why: text(&self.texts, why).into() })
+    }
+
+    fn get(&self, node: &NodeName) -> Option<&Was> {
+        self.nodes.get(&self.hashes.hash_one(node)).filter(|was| was.is(&self.texts, node))
+    }
+
+    /// The node's entry, with room for so many bytes in the text.
+    fn enter(&mut self, node: &NodeName, more: usize) -> &mut Was {
+        let name = node.as_str();
+        if self.get(node).is_some() {
+            self.make_room(more);
+        } else {
+            if self.nodes.len() >= MOST {
+                self.forget_half();
+            }
+            self.make_room(name.len() + more);
+        }
+        let was = self.nodes.entry(self.hashes.hash_one(node)).or_default();
+        if !was.is(&self.texts, node) {
+            *was = Was { name: put(&mut self.texts, name), ..Was::default() };
+        }
+        was
+    }
+
+    /// Forgets those to which nothing has happened for longest.
+    fn forget_half(&mut self) {
+        let mut times: Vec<_> = self.nodes.values().map(Was::last).collect();
+        let middle = times.len() / 2;
+        let (_, middle, _) = times.select_nth_unstable(middle);
+        self.nodes.retain(|_, was| was.last() > *middle);
+    }
+
+    /// Makes room for so many bytes: leaves out of the text what no node refers to any more.
+    fn make_room(&mut self, more: usize) {
+        if self.texts.len() + more <= self.texts.capacity() {
+            return;
+        }
+        let used: usize = self.nodes.values().flat_map(Was::ranges).map(Range::len).sum();
+        let before = std::mem::replace(&mut self.texts, String::with_capacity(2 * (used + more)));
+        for range in self.nodes.values_mut().flat_map(Was::ranges_mut) {
+            *range = put(&mut self.texts, text(&before, range));
+        }
+    }
+}
+
+impl Was {
+    fn is(&self, texts: &str, node: &NodeName) -> bool {
+        text(texts, &self.name).eq_ignore_ascii_case(node.as_str())
+    }
+
+    /// When something last happened to it.
+    fn last(&self) -> Option<Instant> {
+        self.gone.max(self.error.as_ref().map(|(at, _)| *at))
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = &Range<usize>> {
+        std::iter::once(&self.name).chain(self.error.as_ref().map(|(_, why)| why))
+    }
+
+    fn ranges_mut(&mut self) -> impl Iterator<Item = &mut Range<usize>> {
+        std::iter::once(&mut self.name).chain(self.error.as_mut().map(|(_, why)| why))
+    }
+}
+
+fn text<'t>(texts: &'t str, range: &Range<usize>) -> &'t str {
+    texts.get(range.clone()).unwrap_or_default()
+}
+
+fn put(texts: &mut String, text: &str) -> Range<usize> {
+    let start = texts.len();
+    texts.push_str(text);
+    start..texts.len()
+}
+
+/// Nodes that are remembered.
+const MOST: usize = 20_000;
+
+// The nodes of this pod for people who look on, also those that have gone, and why.
+
+/// How a link of a node stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// The node is found by it.
+    Current,
+    /// The older one of two that its process keeps.
+    Older,
+    /// It stands beside the current one for interactive sessions.
+    Interactive,
+    /// It stays for its sessions only; the node is found elsewhere.
+    Leaving,
+}
+
+/// Every link of a node here at one moment.
+#[derive(Debug, Default)]
+pub struct Overview {
+    /// The links, by node's name; the current one of a node first.
+    pub linked: Vec<(NodeName, Standing, Linked, Option<LastError>)>,
+    /// The nodes that are not linked here any more, and since when; the last to go first.
+    pub gone: Vec<(NodeName, Instant, Option<LastError>)>,
+}
+
+impl Registry {
+    /// The node whose link here is the oldest, and whether there are others.
+    pub fn longest(&self) -> Option<(NodeName, bool)> {
+        let nodes = self.lock();
+        let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
+        let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
+        Some((node.clone(), nodes.linked.len() > 1))
+    }
+
+    /// The nodes whose links here are the oldest, in that order, `most` of them.
+    pub fn oldest(&self, most: usize) -> Vec<NodeName> {
+        let nodes = self.lock();
+        let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
+        all.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
+        all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
+    }
+
+    /// All links, and up to `most` of the nodes that have gone.
+    pub fn overview(&self, most: usize) -> Overview {
+        let nodes = self.lock();
+        let links = |map: &HashMap<NodeName, Linked>, standing| -> Vec<_> {
+            let error = |node| nodes.past.error(node);
+            map.iter().map(|(node, linked)| (node.clone(), standing, linked.clone(), error(node))).collect()
+        };
+        let mut linked = links(&nodes.linked, Standing::Current);
+        linked.extend(links(&nodes.older, Standing::Older));
+        linked.extend(links(&nodes.interactive, Standing::Interactive));
+        linked.extend(links(&nodes.leaving, Standing::Leaving));
+        let gone = nodes.past.all_gone(most);
+        drop(nodes);
+        linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
+        Overview { linked, gone }
+    }
+
+    /// Notes why a link of a node has ended; then as [`Self::remove`].
+    pub fn ended(&self, sender: &LinkSender, why: &str) {
+        if let Some(node) = sender.peer.node() {
+            self.lock().past.failed(node, &excerpt(why));
+        }
+        self.remove(sender);
+    }
+
+    /// Notes that a link of a node was refused. Nothing is noted of a node that never was here: names that strangers make
+    /// up would push out the others.
+    pub fn refused(&self, node: &NodeName, why: &str) {
+        let mut nodes = self.lock();
+        if nodes.linked.contains_key(node) || nodes.past.gone(node).is_some() {
+            nodes.past.failed(node, &excerpt(why));
+        }
+    }
+}
+
+fn excerpt(why: &str) -> String {
+    why.chars().take(MOST_CHARS).collect()
+}
+
+/// Longest text of an error that is kept.
+const MOST_CHARS: usize = 160;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Left,
+        Came,
+        Failed(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![Just(Step::Left), Just(Step::Came), (0usize..160).prop_map(Step::Failed)]
+    }
+
+    proptest! {
+        /// Whatever happens to nodes, what last happened is remembered, and no more than twice the room is taken.
+        #[test]
+        fn what_last_happened_is_remembered(steps in prop::collection::vec((0u8..20, step()), 1..300)) {
+            let mut past = Past::default();
+            let mut model = HashMap::<u8, (bool, Option<String>)>::new();
+            for (n, (node, step)) in steps.into_iter().enumerate() {
+                // A name counts in any case.
+                let name = if n % 2 == 0 { format!("node{node}") } else { format!("NODE{node}") };
+                let name: NodeName = name.parse().unwrap();
+                let was = model.entry(node).or_default();
+                match step {
+                    Step::Left => { past.left(&name); was.0 = true; }
+                    Step::Came => { past.came(&name); was.0 = false; }
+                    Step::Failed(len) => {
+                        let why = "é".repeat(len) + &n.to_string();
+                        past.failed(&name, &why);
+                        was.1 = Some(why);
+                    }
+                }
+                for (node, (gone, why)) in &model {
+                    let name = format!("node{node}").parse().unwrap();
+                    prop_assert_eq!(past.gone(&name).is_some(), *gone);
+                    prop_assert_eq!(past.error(&name).map(|error| error.why.to_string()), why.clone());
+                }
+                let gone = past.all_gone(usize::MAX);
+                prop_assert_eq!(gone.len(), model.values().filter(|was| was.0).count());
+                // Twenty nodes, and what is added: each a name, and an error of up to 160 characters.
+                prop_assert!(past.texts.capacity() <= 2 * 21 * 340, "{}", past.texts.capacity());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nodes_without_end_push_out_those_that_went_first() {
+        let mut past = Past::default();
+        let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
+        for n in 0..3 * MOST {
+            past.failed(&node(n), "the far end has closed it");
+            past.left(&node(n));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let newest = past.all_gone(MOST / 2);
+        assert!(past.nodes.len() <= MOST && newest.len() == MOST / 2);
+        for (nth, (name, ..)) in newest.iter().enumerate() {
+            assert_eq!(*name, node(3 * MOST - 1 - nth));
+        }
+        assert!(past.texts.capacity() < 200 * MOST, "{}", past.texts.capacity());
+        // Once all have come back without a fault, nothing is left but errors.
+        for n in 0..3 * MOST {
+            past.came(&node(n));
+        }
+        assert!(past.all_gone(1).is_empty() && past.error(&node(3 * MOST - 1)).is_some());
+    }
+}
+
+#[cfg(test)]
+mod overview_tests {
+    use std::sync::Arc;
+
+    use crate::base::metrics::Metrics;
+    use crate::base::names::Instance;
+    use crate::proto::frame::Peer;
+    use crate::proto::hello::Dialect;
+    use crate::proto::state::LinkId;
+
+    use super::*;
+
+    fn link(registry: &Registry, id: u64, node: &str) -> Arc<LinkSender> {
+        let instance = Some(Instance::from_bits(1));
+        let peer = Peer::Edge(node.parse().unwrap());
+        let sender = LinkSender::new(LinkId(id), peer, instance, Dialect::NEWEST);
+        let linked =
+            Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
+        registry.insert(linked, true);
+        sender
+    }
+
+    #[tokio::test]
+    async fn nodes_are_told_by_name_with_what_last_went_wrong_and_those_that_have_gone() {
+        let registry = Registry::new(Metrics::cloud("", ""));
+        let (first, _b, _a) = (link(&registry, 1, "c"), link(&registry, 2, "b"), link(&registry, 3, "a"));
+        registry.refused(&"b".parse().unwrap(), "the token differs");
+        registry.refused(&"stranger".parse().unwrap(), "the token differs");
+        let second = link(&registry, 4, "c");
+        registry.ended(&second, "nothing was received for 15s");
+        registry.ended(&first, &"é".repeat(500));
+        let Overview { linked, gone } = registry.overview(10);
+        let told: Vec<_> = linked
+            .iter()
+            .map(|(node, standing, _, error)| (node.as_str(), *standing, error.as_ref().map(|e| &*e.why)))
+            .collect();
+        assert_eq!(
+            told,
+            [("a", Standing::Current, None), ("b", Standing::Current, Some("the token differs"))]
+        );
+        assert_eq!(gone.len(), 1);
+        assert_eq!((gone[0].0.as_str(), gone[0].2.as_ref().unwrap().why.chars().count()), ("c", MOST_CHARS));
+        assert!(registry.overview(0).gone.is_empty());
+        assert_eq!(registry.lock().past.len(), 2, "nothing is kept of strangers");
+    }
+}

@@ -1,0 +1,230 @@
+//! Rendezvous hashing: which pods are the homes of a node.
+//!
+//! Every pod derives them from the node's name and from the processes that it takes for members, so nobody has to be
+//! asked who they are, and a pod that comes or goes changes the homes of few nodes.
+
+use crate::base::names::{Instance, NodeName};
+
+/// The pods that may be homes, as far as this one knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Members(Vec<Member>);
+
+/// One pod that may be a home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) pod: Instance,
+    /// Another number after each time that announcements to it may have been lost.
+    pub(crate) generation: u64,
+    /// Whether it is told of every node, as it catches what is sent to their addresses.
+    pub(crate) catches: bool,
+}
+
+impl Members {
+    /// Those of the pods; of one that is there twice the first counts.
+    pub(crate) fn new(mut pods: Vec<Member>) -> Self {
+        pods.sort_by_key(|member| member.pod.to_bytes());
+        pods.dedup_by_key(|member| member.pod);
+        Self(pods)
+    }
+
+    pub(crate) fn contains(&self, pod: Instance) -> bool {
+        self.0.iter().any(|member| member.pod == pod)
+    }
+
+    /// How many of them are other pods than this one.
+    pub(crate) fn others(&self, own: Instance) -> usize {
+        self.0.iter().filter(|member| member.pod != own).count()
+    }
+
+    /// The homes of the node: the [`HOMES`] pods of the highest weight for its name, or all pods if there are no more.
+    pub(crate) fn homes(&self, node: &NodeName) -> impl Iterator<Item = Member> + use<> {
+        let name = name_hash(node);
+        let mut highest: [Option<(u64, Member)>; HOMES] = [None; HOMES];
+        for member in &self.0 {
+            let mut next = Some((weight(name, member.pod), *member));
+            for ranked in &mut highest {
+                if next.map(|(weight, _)| weight) > ranked.map(|(weight, _)| weight) {
+                    std::mem::swap(ranked, &mut next);
+                }
+            }
+        }
+        highest.into_iter().flatten().map(|(_, member)| member)
+    }
+
+    /// The pods that are told where the node is: its homes, and those that catch.
+    pub(crate) fn told(&self, node: &NodeName) -> Vec<Member> {
+        let mut told: Vec<_> = self.catching().collect();
+        told.extend(self.homes(node).filter(|home| !home.catches));
+        told
+    }
+
+    /// The pods that catch.
+    pub(crate) fn catching(&self) -> impl Iterator<Item = Member> {
+        self.0.iter().filter(|member| member.catches).copied()
+    }
+
+    /// Whether the pod is one of the node's homes. Mostly a few of the members are weighed until that shows.
+    pub(crate) fn is_home(&self, pod: Instance, node: &NodeName) -> bool {
+        let Ok(own) = self.0.binary_search_by_key(&pod.to_bytes(), |member| member.pod.to_bytes()) else {
+            return false;
+        };
+        let name = name_hash(node);
+        let weight_of = |member: &Member| weight(name, member.pod);
+        let least = weight_of(&self.0[own]);
+        // As in `homes`, the first of two of one weight is before the other.
+        let before = |(n, member): &(usize, &Member)| (weight_of(member), own) > (least, *n);
+        self.0.iter().enumerate().filter(before).take(HOMES).count() < HOMES
+    }
+}
+
+/// What a change of the members means for nodes.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    old: &'a Members,
+    new: &'a Members,
+    /// Those that are in one of the two only, `None` for so many that each node is looked at.
+    gone_and_come: Option<[Vec<Member>; 2]>,
+}
+
+impl<'a> Change<'a> {
+    pub(crate) fn new(old: &'a Members, new: &'a Members) -> Self {
+        let only = |one: &Members, other: &Members| -> Vec<_> {
+            one.0.iter().filter(|member| !other.0.contains(member)).copied().collect()
+        };
+        let [gone, come] = [only(old, new), only(new, old)];
+        let few = gone.len() + come.len() <= FEW;
+        Self { old, new, gone_and_come: few.then_some([gone, come]) }
+    }
+
+    /// The pods that are told where the node is and were not before.
+    pub(crate) fn newly_told(&self, node: &NodeName) -> Vec<Member> {
+        // A pod takes the place of a home that has gone, or is new itself: else all is as it was.
+        if let Some([gone, come]) = &self.gone_and_come
+            && !gone.iter().any(|member| self.old.is_home(member.pod, node))
+            && !come.iter().any(|member| member.catches || self.new.is_home(member.pod, node))
+        {
+            return Vec::new();
+        }
+        let (before, mut told) = (self.old.told(node), self.new.told(node));
+        told.retain(|told| !before.contains(told));
+        told
+    }
+}
+
+/// FNV-1a of the name in lower case: pods of all builds have to agree on it.
+fn name_hash(node: &NodeName) -> u64 {
+    let bytes = node.as_str().bytes().map(|byte| u64::from(byte.to_ascii_lowercase()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The pod's weight for that name: the two mixed as SplitMix64 does it.
+fn weight(name: u64, pod: Instance) -> u64 {
+    let [high, low] = [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&pod.to_bytes()[at..at + 8]);
+        u64::from_be_bytes(half)
+    });
+    let mixed = name ^ high ^ low.rotate_left(32);
+    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+/// So many changes of members are looked at one by one for each node.
+const FEW: usize = 4;
+/// How many homes a node has: with three, two may go at once and it is still known where the node is.
+const HOMES: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn members(pods: impl Iterator<Item = u128>) -> Members {
+        let random = |n: u128| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        Members::new(
+            pods.map(|n| Member { pod: Instance::from_bits(random(n)), generation: 0, catches: false })
+                .collect(),
+        )
+    }
+
+    fn node(n: usize) -> NodeName {
+        format!("node-{n}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_node_has_three_homes_whatever_the_case_of_its_name_and_few_pods_are_all_homes() {
+        let (few, many) = (members(0..3), members(0..100));
+        for n in 0..100 {
+            assert_eq!(few.homes(&node(n)).count(), 3);
+            let homes: Vec<_> = many.homes(&node(n)).map(|home| home.pod).collect();
+            assert_eq!(homes.len(), 3);
+            assert!(
+                many.0.iter().all(|member| many.is_home(member.pod, &node(n)) == homes.contains(&member.pod))
+            );
+            assert!(homes[0] != homes[1] && homes[1] != homes[2] && homes[0] != homes[2]);
+            assert!(many.homes(&format!("NODE-{n}").parse().unwrap()).map(|home| home.pod).eq(homes));
+        }
+        assert_eq!(members(0..1).homes(&node(1)).count(), 1);
+    }
+
+    #[test]
+    fn each_pod_is_a_home_of_as_many_nodes_and_one_that_goes_changes_only_its_own() {
+        let (all, fewer) = (members(0..20), members(0..19));
+        let mut kept: HashMap<_, usize> = HashMap::new();
+        let gone = members(19..20).0[0].pod;
+        for n in 0..20_000 {
+            let before: Vec<_> = all.homes(&node(n)).map(|home| home.pod).collect();
+            let after: Vec<_> = fewer.homes(&node(n)).map(|home| home.pod).collect();
+            assert!(before.iter().all(|home| *home == gone || after.contains(home)), "{n}");
+            before.into_iter().for_each(|home| *kept.entry(home).or_default() += 1);
+        }
+        assert!(kept.len() == 20 && kept.values().all(|n| (2_500..3_500).contains(n)), "{kept:?}");
+    }
+
+    #[test]
+    fn whoever_is_newly_told_when_members_change_is_found_without_looking_at_all() {
+        let pods = |of: std::ops::Range<u128>| members(of).0;
+        let catching = |n: usize| {
+            let mut all = pods(0..30);
+            all[n].catches = true;
+            Members::new(all)
+        };
+        let lost = |n: usize| {
+            let mut all = pods(0..30);
+            all[n].generation += 1;
+            Members::new(all)
+        };
+        let all = members(0..30);
+        for (old, new) in [
+            (&all, &members(0..31)),
+            (&all, &members(0..28)),
+            (&all, &members(1..32)),
+            (&all, &catching(3)),
+            (&catching(3), &all),
+            (&all, &lost(4)),
+            (&members(0..2), &members(0..3)),
+            (&members(0..1), &all),
+        ] {
+            let change = Change::new(old, new);
+            let mut seen = 0;
+            for n in 0..500 {
+                let before = old.told(&node(n));
+                let wanted: Vec<_> =
+                    new.told(&node(n)).into_iter().filter(|told| !before.contains(told)).collect();
+                seen += wanted.len();
+                assert_eq!(change.newly_told(&node(n)), wanted, "{n}");
+            }
+            assert!(seen > 0);
+        }
+    }
+
+    #[test]
+    fn the_weights_are_what_the_protocol_says() {
+        let pod = Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+        let name = name_hash(&"A".parse().unwrap());
+        assert_eq!(name, 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(weight(name, pod), 0x5089_3235_db27_5820);
+    }
+}

@@ -1,0 +1,646 @@
+//! Builds and runs a pod.
+
+pub mod authenticated_links;
+pub mod config_files;
+pub mod connect;
+pub mod egress;
+pub mod http_proxy;
+pub mod https;
+pub mod intercept;
+pub mod kubernetes;
+pub mod link_events;
+pub mod links;
+pub mod peers;
+pub mod registry;
+pub mod tcp;
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, info_span, warn};
+
+use crate::acceptor::{Backend, DirectDialer, Place, TargetDialer};
+use crate::admin::page::{Streams, Viewers};
+use crate::admin::readiness::Readiness;
+use crate::admin::status::{Clock, PodView};
+use crate::admin::{Admin, Listeners, Program};
+use crate::base::addresses::AddressBook;
+use crate::base::drain::{Drain, Drained};
+use crate::base::logging::LogLevel;
+use crate::base::metrics::Metrics;
+use crate::base::names::Instance;
+use crate::base::policy::ports::ProxyPorts;
+use crate::base::policy::zone::Zone;
+use crate::base::process::third_of_memory;
+use crate::config::Listen;
+use crate::config::live::ConfigFile;
+use crate::config::server::{Cloud, MEMORY};
+use crate::invitations::Enrolment;
+use crate::link::grpc::LinkContext;
+use crate::link::link::Link;
+use crate::link::table::{SessionLimits, SessionTable};
+use crate::listener::admission::{self, ClientKey, FrontContext, FrontEnd, serve};
+use crate::listener::auth::Gate;
+use crate::listener::connect::{Module, Ssh};
+use crate::net::interfaces::LocalAddresses;
+use crate::net::limiter::Door;
+use crate::net::listen::{Accept, Listener, LocalListener};
+use crate::net::pool::Pool;
+use crate::net::resolver::Resolver;
+use crate::proto::frame::{Code, Refusal};
+use crate::proto::halves::Windows;
+use crate::registry::peers::Siblings;
+use crate::registry::{Finder, Registry};
+use crate::route::Route;
+use crate::server::authenticated_links::Proven;
+use crate::server::config_files::{PodFiles, Policies};
+use crate::server::intercept::Interception;
+use crate::server::kubernetes::Pods;
+use crate::server::peers::{FinderParts, Joined};
+use crate::startup::access::{Doors, Gates, Guard};
+use crate::startup::{StartFaults, Startup};
+
+/// Where a pod listens.
+#[derive(Debug, Clone)]
+pub struct PodBound {
+    /// Address of the port that edges dial.
+    pub grpc: SocketAddr,
+    /// Names and addresses of all front ends on TCP ports, in the order in which their modules are read.
+    pub clients: Vec<(&'static str, SocketAddr)>,
+    /// Address of the port for health, log level and metrics.
+    pub log: SocketAddr,
+    /// Address of the port for metrics alone.
+    pub metrics: Option<SocketAddr>,
+    /// Address of gRPC's debugging port.
+    pub channelz: Option<SocketAddr>,
+}
+
+/// A running pod: its addresses, and how to stop it.
+#[derive(Debug)]
+pub struct Pod {
+    /// Where it listens.
+    pub bound: PodBound,
+    /// Its metrics.
+    pub metrics: Metrics,
+    /// The nodes that are linked here.
+    pub registry: Arc<Registry>,
+    /// The sessions.
+    pub table: Arc<SessionTable>,
+    /// Who joins by invitation; `None`: nobody.
+    pub enrolment: Option<Arc<Enrolment>>,
+    finder: Arc<Finder>,
+    readiness: Readiness,
+    stopping: Stopping,
+    policies: Policies,
+    doors: Doors,
+}
+
+/// What the settings name, had before anything runs.
+struct Prepared {
+    files: PodFiles,
+    ports: Ports,
+    gates: Gates,
+    client_ports: Vec<ClientPort>,
+    interception: Option<Interception>,
+    viewers: Viewers,
+}
+
+/// From the settings of a module to its ports; `None`: something is wrong, and noted.
+type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
+
+/// The name of the front end for CONNECT.
+const CONNECT: &str = <Ssh as Module>::NAME;
+
+/// The modules that clients come to, a line for each.
+const MODULES: [Prepare; 6] = [
+    connect::prepare,
+    egress::prepare,
+    http_proxy::prepare,
+    tcp::prepare,
+    https::prepare,
+    https::prepare_plain,
+];
+
+impl Pod {
+    /// Reads the files that the settings name, binds every port, then serves.
+    ///
+    /// # Errors
+    ///
+    /// Every file that cannot be used, and every configured port that cannot be bound. Nothing runs then.
+    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
+        let mut startup = Startup::default();
+        let prepared = Prepared::new(&settings, &mut startup);
+        let Prepared { files, ports, gates, client_ports, interception, viewers } =
+            startup.finish(prepared)?;
+        let port = ports.grpc.at().port();
+        interception.iter().for_each(Interception::mark_own);
+        let mut core = Core::new(&settings, &files, port, ports.own(&client_ports));
+        let bound = PodBound {
+            grpc: ports.grpc.at(),
+            clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
+            log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
+            metrics: ports.metrics.as_ref().map(Listener::at),
+            channelz: ports.channelz.as_ref().map(Listener::at),
+        };
+        let doors = gates.watch(&core.stopping.links);
+        for port in client_ports {
+            (port.spawn)(&core);
+        }
+        core.stopping.caught = interception.map(|interception| interception.spawn(&core, &settings));
+        registry::spawn_publisher(&settings, files.dns, &core, port);
+        let pod = Self {
+            bound,
+            metrics: core.context.ground.metrics.clone(),
+            registry: core.context.registry.clone(),
+            table: core.context.ground.table.clone(),
+            enrolment: core.context.enrolment.clone(),
+            finder: core.context.finder.clone(),
+            readiness: core.readiness,
+            stopping: core.stopping,
+            policies: core.context.policies.clone(),
+            doors,
+        };
+        let view = PodView {
+            registry: pod.registry.clone(),
+            table: pod.table.clone(),
+            siblings: core.context.siblings.clone(),
+            publishes: settings.registry.publish.name(),
+            enrolment: core.context.enrolment.clone(),
+            port,
+        };
+        let admin = pod.admin(view, viewers, level, !settings.server.log_listen.is_local());
+        let listeners = Listeners {
+            log: ports.log,
+            metrics: ports.metrics,
+            local: ports.admin,
+            channelz: ports.channelz,
+            grpc: Some(pod.bound.grpc),
+        };
+        admin.spawn(listeners, &pod.stopping.admin);
+        admin.follow_certificates(settings.certificates(), settings.authorities(), &pod.stopping.admin);
+        registry::spawn_balance(&core.context, &settings);
+        let proxies = settings.server.proxy_protocol;
+        links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
+        let PodBound { grpc, log, .. } = &pod.bound;
+        info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");
+        Ok(pod)
+    }
+
+    /// Reads the config again when it changes: who may reach what counts for whoever comes next.
+    pub fn follow(&self, config: ConfigFile) {
+        let (policies, doors) = (self.policies.clone(), self.doors.clone());
+        let apply = move |settings: &Cloud| policies.apply(settings, &doors);
+        config.follow(Cloud::examine, &self.stopping.links, apply);
+    }
+
+    /// Finds all faults that would prevent a start, and starts nothing.
+    pub fn check(settings: &Cloud, startup: &mut Startup) {
+        Prepared::new(settings, startup);
+    }
+
+    fn admin(
+        &self,
+        view: PodView,
+        viewers: Viewers,
+        level: Option<LogLevel>,
+        level_from_anywhere: bool,
+    ) -> Admin {
+        Admin {
+            side: Program::Cloud(view),
+            clock: Clock::now(),
+            viewers,
+            streams: Streams::default(),
+            metrics: self.metrics.clone(),
+            readiness: self.readiness.clone(),
+            level,
+            level_from_anywhere,
+        }
+    }
+}
+
+impl PodBound {
+    /// Address of the CONNECT front end; `None` if the default port could not be had.
+    pub fn connect(&self) -> Option<SocketAddr> {
+        self.clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at)
+    }
+}
+
+impl Prepared {
+    /// `None`: there are faults, which `startup` has noted.
+    fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+        let files = PodFiles::read(settings, startup);
+        let ports = Ports::bind(settings, startup);
+        let mut gates = Gates::default();
+        let viewers = gates.viewers(&settings.admin, startup);
+        let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
+        let caught = intercept::prepare(settings, &mut gates, startup);
+        let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
+        let (more, interception) = caught?;
+        let client_ports = client_ports?.into_iter().flatten().chain(more).collect();
+        Some(Self { files: files?, ports: ports?, gates, client_ports, interception, viewers: viewers? })
+    }
+}
+
+// What the tasks of a pod share.
+
+/// What the tasks of a pod share. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct PodContext {
+    pub(crate) proven: Arc<Proven>,
+    /// Who joins by invitation; `None`: nobody.
+    pub(crate) enrolment: Option<Arc<Enrolment>>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) finder: Arc<Finder>,
+    /// The other pods; `None` if this pod is alone.
+    pub(crate) siblings: Option<Arc<Siblings>>,
+    pub(crate) route: Route,
+    pub(crate) ground: LinkContext,
+    pub(crate) pool: Pool,
+    /// Cancelled when the pod begins to stop: no call is accepted then.
+    pub(crate) stopping: CancellationToken,
+    /// Dials targets of the cloud for edges.
+    pub(crate) backend: Backend,
+    /// Whose an address is.
+    pub(crate) addresses: Arc<AddressBook>,
+    /// Ports of nodes that are led here, and which of them are those of their loopback.
+    pub(crate) ports: watch::Receiver<ProxyPorts>,
+    /// Dials for clients what is at no node.
+    pub(crate) direct: DirectDialer,
+    /// Who may reach what through this pod.
+    pub(crate) policies: Policies,
+    /// Permits for searches that run at once for all edges.
+    pub(crate) searches: Arc<Semaphore>,
+    /// Permits for pinging older links of nodes that have linked anew.
+    pub(crate) moves: Arc<Semaphore>,
+}
+
+// The core of a pod: its sessions, the nodes linked to it, and how it finds other pods.
+
+/// The core, to which `cloud.rs` joins ports, front ends and the publisher.
+#[derive(Debug)]
+pub(crate) struct Core {
+    /// Shared by the tasks.
+    pub(crate) context: PodContext,
+    /// The door to the sessions of all front ends.
+    pub(crate) client_sessions: Door<ClientKey>,
+    /// The names of nodes outside of this pod.
+    pub(crate) zone: Arc<Zone>,
+    /// Asks the system's DNS servers.
+    pub(crate) resolver: Resolver,
+    /// Shown as `/readyz`.
+    pub(crate) readiness: Readiness,
+    /// Its tasks, in the order in which they are stopped.
+    pub(crate) stopping: Stopping,
+    /// The pods as Kubernetes reports them.
+    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
+    pub(crate) pods: Pods,
+    /// Addresses that no pod has, although names of nodes lead there in DNS.
+    pub(crate) no_pods: watch::Receiver<BTreeSet<IpAddr>>,
+    /// Links that this pod has dialled to other pods; `None` if it is alone.
+    pub(crate) made: Option<mpsc::Receiver<Link>>,
+}
+
+impl Core {
+    /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this pod listens.
+    pub(crate) fn new(settings: &Cloud, files: &PodFiles, port: u16, own: Vec<SocketAddr>) -> Self {
+        let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
+        let mut stopping = stopping(settings);
+        let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
+        let ground = ground(settings, &metrics, &links);
+        let table = ground.table.clone();
+        let enrolment = registry::start(settings, files, &readiness, &links);
+        let nodes = (kubernetes::follow_nodes(settings, &links), kubernetes::agents(settings).is_some());
+        let proven = Proven::start(files.tokens.clone(), enrolment.clone(), nodes, table.clone(), &links);
+        let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
+        let zone = zone(settings, proven.clone());
+        let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
+        let no_pods = kubernetes::follow_node_names(settings, &readiness, &links);
+        let joined = Joined {
+            ground: &ground,
+            pool: &pool,
+            zone: &zone,
+            tls: files.siblings.clone(),
+            resolver: &files.resolver,
+            dns: &files.dns,
+            no_pods: &no_pods,
+            registry: registry.clone(),
+            port,
+        };
+        let cluster = pods.siblings.clone();
+        let FinderParts { finder, several } = peers::finder(&settings.registry.siblings, joined, cluster);
+        stopping.several = several.is_some();
+        let (siblings, made) = several.map(|several| (several.siblings, several.made)).unzip();
+        if let Some(siblings) = &siblings {
+            peers::report(siblings.clone(), readiness.clone(), &links);
+        }
+        let policies = Policies::new(settings);
+        let ports = kubernetes::follow_ports(settings, &own, &readiness, &links);
+        let dialer = dialer(settings, &policies, files, own);
+        let session = &settings.session;
+        let context = PodContext {
+            proven,
+            enrolment,
+            registry,
+            route: Route::new(finder.clone(), table, session.open_timeout, session.grace),
+            finder,
+            siblings,
+            ports,
+            addresses: kubernetes::follow_addresses(&settings.addresses, &readiness, &links),
+            direct: DirectDialer::new(for_clients(&dialer, &policies), session.open_timeout),
+            backend: Backend::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
+            ground,
+            pool,
+            stopping: stopping.begun.clone(),
+            policies,
+            searches: Arc::new(Semaphore::new(link_events::MOST_SEARCHES)),
+            moves: Arc::new(Semaphore::new(link_events::MOST_MOVES)),
+        };
+        let client_sessions = admission::sessions(session.max, session.max_for_client);
+        let resolver = files.resolver.clone();
+        let core =
+            Self { context, client_sessions, zone, resolver, readiness, stopping, pods, no_pods, made };
+        core.spawn_upkeep(files);
+        core
+    }
+
+    /// The context of a front end with this gate.
+    pub(crate) fn front_context(&self, gate: Arc<ArcSwap<Gate>>) -> FrontContext {
+        let PodContext { pool, route, ground, addresses, direct, .. } = &self.context;
+        FrontContext {
+            gate,
+            sessions: self.client_sessions.clone(),
+            pool: pool.clone(),
+            route: route.clone(),
+            addresses: addresses.clone(),
+            direct: Some(direct.clone()),
+            own_node: None,
+            metrics: ground.metrics.clone(),
+            drain: self.stopping.clients.clone(),
+        }
+    }
+
+    /// Spawns the tasks that follow files and remove what has expired.
+    fn spawn_upkeep(&self, files: &PodFiles) {
+        let (drain, LinkContext { table, metrics, .. }) = (&self.stopping.links, &self.context.ground);
+        drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
+        drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
+        drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().begun()));
+        let give_back = || _ = tunnel_pages::trim_heap();
+        let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone(), give_back);
+        drain.spawn(info_span!("upkeep"), upkeep);
+        drain.spawn(info_span!("given up"), self.context.route.clone().mend_given_up(drain.clone()));
+    }
+}
+
+fn stopping(settings: &Cloud) -> Stopping {
+    Stopping {
+        begun: CancellationToken::new(),
+        several: false,
+        caught: None,
+        clients: Drain::new(),
+        publisher: Drain::new(),
+        links: Drain::new(),
+        admin: Drain::new(),
+        deadline: settings.session.drain,
+    }
+}
+
+fn ground(settings: &Cloud, metrics: &Metrics, links: &Drain) -> LinkContext {
+    LinkContext {
+        table: SessionTable::new(Instance::random(), limits(settings), metrics.clone()),
+        metrics: metrics.clone(),
+        drain: links.clone(),
+        congestion: settings.server.congestion.clone(),
+    }
+}
+
+fn limits(settings: &Cloud) -> SessionLimits {
+    SessionLimits {
+        windows: WINDOWS,
+        memory: settings.session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
+        sessions: settings.session.max,
+        grace: settings.session.grace,
+    }
+}
+
+fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
+    let patterns = settings.registry.publish_names.clone();
+    Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.names(node)))
+}
+
+/// Dials for edges; never one of the addresses in `listening`.
+fn dialer(
+    settings: &Cloud,
+    policies: &Policies,
+    files: &PodFiles,
+    listening: Vec<SocketAddr>,
+) -> TargetDialer {
+    TargetDialer {
+        place: Place::ForEdges,
+        own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
+        targets: policies.for_edges.clone(),
+        listening: listening.into_iter().collect(),
+        resolver: files.resolver.clone(),
+    }
+}
+
+/// The same, dialling for clients.
+fn for_clients(dialer: &TargetDialer, policies: &Policies) -> TargetDialer {
+    TargetDialer { place: Place::ForClients, targets: policies.for_clients.clone(), ..dialer.clone() }
+}
+
+/// Receive windows of a pod's sessions in bytes.
+const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };
+
+// The ports of a pod, bound before anything runs.
+
+/// The ports for edges and operators.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    /// gRPC, for edges and other pods.
+    pub(crate) grpc: Listener,
+    /// Health, log level, metrics; `None` if the default port could not be had.
+    pub(crate) log: Option<Listener>,
+    /// Metrics alone.
+    pub(crate) metrics: Option<Listener>,
+    /// For gRPC's debugging clients.
+    pub(crate) channelz: Option<Listener>,
+    /// For commands of this machine.
+    pub(crate) admin: Option<LocalListener>,
+}
+
+/// A port for clients, with what its front end needs of settings and files.
+pub(crate) struct ClientPort {
+    /// Its front end's name.
+    pub(crate) name: &'static str,
+    /// Its address; `None` for a unix socket.
+    pub(crate) at: Option<SocketAddr>,
+    /// Spawns its front end.
+    pub(crate) spawn: Box<dyn FnOnce(&Core) + Send>,
+}
+
+impl ClientPort {
+    /// A TCP port behind which `front_end` serves.
+    pub(crate) fn tcp<F>(
+        listener: Listener,
+        guard: Guard,
+        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: FrontEnd<TcpStream>,
+    {
+        let at = listener.at();
+        Self { at: Some(at), ..Self::new(listener, guard, front_end) }
+    }
+
+    /// A port of any kind behind which `front_end` serves.
+    pub(crate) fn new<L, F>(
+        listener: L,
+        guard: Guard,
+        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+    ) -> Self
+    where
+        L: Accept + 'static,
+        F: FrontEnd<L::Stream>,
+    {
+        let spawn = move |core: &Core| {
+            info!(module = F::NAME, at = %listener.at(), "clients may come in");
+            let (proxies, front_end) = (guard.proxies(), front_end(core));
+            let serving =
+                serve(front_end, listener, proxies, core.front_context(guard.gate(Some(core.zone.clone()))));
+            core.stopping.clients.spawn(info_span!("clients", module = F::NAME), serving);
+        };
+        Self { name: F::NAME, at: None, spawn: Box::new(spawn) }
+    }
+}
+
+impl Ports {
+    /// Binds all of them; `None`: one cannot be had, which `startup` has noted.
+    pub(crate) fn bind(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+        let server = &settings.server;
+        let mut bind = |Listen { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
+        let grpc = bind(server.listen);
+        let metrics = server.metrics_listen.map(&mut bind);
+        let log = startup.bind_optional_private(TABLE, server.log_listen);
+        // Outer: whether it is asked for; inner: whether it could be had.
+        let metrics = match metrics {
+            None => None,
+            Some(bound) => Some(bound?),
+        };
+        let channelz =
+            match server.channelz.map(|at| startup.bind_private(&format!("{TABLE}.channelz_addr"), at)) {
+                None => None,
+                Some(bound) => Some(bound?),
+            };
+        let admin = startup.bind_admin("mode.cloud.admin.listen", &settings.admin.socket);
+        Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
+    }
+
+    /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics
+    /// is not among them.
+    pub(crate) fn own(&self, front_ends: &[ClientPort]) -> Vec<SocketAddr> {
+        let more = self.log.iter().chain(&self.channelz).map(Listener::at);
+        [self.grpc.at()].into_iter().chain(more).chain(front_ends.iter().filter_map(|end| end.at)).collect()
+    }
+}
+
+const TABLE: &str = "mode.cloud.stream.server";
+
+// Stops a pod without cutting what can go on elsewhere.
+
+/// The tasks in the order in which they are stopped: clients first, links when no session needs them, admin ports last.
+#[derive(Debug)]
+pub(crate) struct Stopping {
+    /// Cancelled when the pod begins to stop: no call is accepted then.
+    pub(crate) begun: CancellationToken,
+    /// Whether there are other pods, which take over.
+    pub(crate) several: bool,
+    /// Says that nothing is caught any more; `None`: nothing ever was.
+    pub(crate) caught: Option<oneshot::Receiver<()>>,
+    pub(crate) clients: Drain,
+    pub(crate) publisher: Drain,
+    pub(crate) links: Drain,
+    pub(crate) admin: Drain,
+    pub(crate) deadline: Duration,
+}
+
+impl Pod {
+    /// Stops the pod. It becomes unready and asks its edges to link elsewhere. If there are other pods it still takes
+    /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
+    /// deadline or until `at_once` completes.
+    pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
+        let Stopping { begun, several, caught, clients, publisher, links, admin, deadline } = self.stopping;
+        let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
+        self.readiness.set("running", Err("stopping".into()));
+        info!(
+            sessions = self.table.len(),
+            ?deadline,
+            "stopping: no new sessions, waiting for those that run"
+        );
+        begun.cancel();
+        // First, so that balancers stop sending clients here.
+        publisher.begin();
+        self.registry.drain_all();
+        if let Some(emptied) = caught {
+            // Whoever asks for a node from now on goes there itself, not to a listener that is about to close.
+            let _ = timeout(CLOSE_TIMEOUT.min(deadline), emptied).await;
+        }
+        if several {
+            tokio::select! {
+                () = sleep(STILL_COMING.min(deadline / 4)) => {}
+                () = at_once.clone() => {}
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let why = Refusal::new(Code::Busy, "the pod is stopping");
+        let before_cut = async {
+            self.table.reset_all(&why);
+            sleep(FLUSH_TIMEOUT).await;
+            self.table.last_frames_sent().await;
+        };
+        let drained = clients.finish_after(left, at_once.clone(), before_cut).await;
+        if let Drained::Cut(left) = drained {
+            warn!(left, "deadline over: sessions are cut");
+        }
+        let passing = async {
+            // The last bytes of clients may still be under way; sessions of other pods with plain nodes end here.
+            self.table.delivered().await;
+            while self.table.passing().0 > 0 {
+                sleep(POLL_INTERVAL).await;
+            }
+        };
+        tokio::select! {
+            () = passing => {}
+            () = sleep_until(until) => warn!("deadline over: other pods' sessions must find another path"),
+            () = at_once => {}
+        }
+        self.table.reset_all(&why);
+        publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        links.begin();
+        sleep(FLUSH_TIMEOUT).await;
+        self.table.last_frames_sent().await;
+        self.registry.close_all();
+        self.finder.close_links();
+        links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        drained
+    }
+}
+
+/// How long balancers may still send clients to a pod that is not ready.
+const STILL_COMING: Duration = Duration::from_secs(2);
+/// Between two looks whether other pods' sessions have found another path.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for sessions to end after their reset, and for the last resets to leave before links are closed.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
+/// Time for connections to end by themselves at the very end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -1,0 +1,402 @@
+//! Edges that have proved their name, by a token or a certificate, and the end of their links when the token file loses that
+//! token, or the cluster that Node or the Node's edge label.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::OptionFuture;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tracing::{info, info_span, warn};
+
+use crate::base::addresses::{Claim, Claimant};
+use crate::base::drain::Drain;
+use crate::base::logging::AUDIT;
+use crate::base::names::NodeName;
+use crate::base::policy::tokens::{Tokens, Unproven};
+use crate::invitations::Enrolment;
+use crate::link::sender::LinkSender;
+use crate::link::table::SessionTable;
+use crate::net::reload::Reload;
+use crate::net::tls::verify::Agents;
+use crate::proto::frame::{Code, Refusal};
+use crate::proto::hello::Hello;
+use crate::proto::state::LinkId;
+use crate::startup::{FaultKind, Startup};
+
+/// The links that were accepted for a token.
+#[derive(Debug)]
+pub(crate) struct Proven {
+    tokens: Reload<Tokens>,
+    /// Who has joined by invitation; `None`: nobody.
+    enrolment: Option<Arc<Enrolment>>,
+    /// The Nodes of the cluster; `None`: no cluster is asked.
+    nodes: Option<Nodes>,
+    /// Whether a certificate proves the edge of a Node.
+    certificates: bool,
+    links: Mutex<HashMap<LinkId, Proof>>,
+}
+
+/// All Nodes of the cluster, each with whether it has the label of an edge; `None` until they are known.
+pub(crate) type Nodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
+
+/// What an edge says, and the node of the certificate that it has shown, if any.
+#[derive(Debug, Clone)]
+pub(crate) struct Evidence {
+    pub(crate) hello: Hello,
+    pub(crate) agent: Option<NodeName>,
+}
+
+/// What a link was accepted for.
+#[derive(Debug, Clone)]
+struct Proof {
+    sender: Arc<LinkSender>,
+    evidence: Evidence,
+}
+
+/// Reads the token file; `None`: it cannot be read, which `startup` has noted. `certificates`: edges may prove themselves by
+/// those as well. `egress`: kube-apiserver's traffic comes here.
+pub(crate) fn read(
+    file: &Path,
+    certificates: bool,
+    egress: bool,
+    startup: &mut Startup,
+) -> Option<Reload<Tokens>> {
+    let (path, first) = (file.to_owned(), AtomicBool::new(true));
+    let tokens = Reload::file(file, move |text| {
+        let tokens = Tokens::parse(&String::from_utf8_lossy(text));
+        for (line, fault) in tokens.faults() {
+            warn!(file = %path.display(), line, "in the token file: {fault}");
+        }
+        if egress && tokens.has_default() {
+            let risk = "any edge can take any name for which kube-apiserver asks here (mode.cloud.egress)";
+            warn!(file = %path.display(), "OPEN DOOR: the token file has a default line: {risk}; give each node its own line");
+        }
+        if !tokens.is_empty() {
+            first.store(false, Relaxed);
+        } else if !first.load(Relaxed) && !is_meant(&tokens, certificates) {
+            // An operator who wants to shut out every edge can stop the pod; here it is more likely a slip.
+            return Err("it holds no token, which would end every link: leave at least one line".into());
+        }
+        Ok(tokens)
+    });
+    let tokens = startup.keep(FaultKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
+    if tokens.load().is_empty() {
+        let who = if certificates { "every edge without a certificate" } else { "every edge" };
+        warn!(file = %file.display(), "the token file holds no token: {who} is refused until it has one");
+    }
+    Some(tokens)
+}
+
+/// Whether a file without any token is meant to be so: where edges have certificates, it may hold those alone that are shut
+/// out.
+fn is_meant(tokens: &Tokens, certificates: bool) -> bool {
+    certificates && tokens.shut_some_out()
+}
+
+impl Proven {
+    /// Follows the token file.
+    pub(crate) fn start(
+        tokens: Reload<Tokens>,
+        enrolment: Option<Arc<Enrolment>>,
+        (nodes, certificates): (Option<Nodes>, bool),
+        table: Arc<SessionTable>,
+        drain: &Drain,
+    ) -> Arc<Self> {
+        drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
+        let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links: Mutex::default() });
+        drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
+        proven
+    }
+
+    /// Whether the token file has a line of its own for the node, or the node has joined by invitation.
+    pub(crate) fn names(&self, node: &NodeName) -> bool {
+        self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
+    }
+
+    /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
+    /// one node's.
+    pub(crate) fn edge(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
+        self.certificates.then(|| Agents::node(leaf))?.map(|node| node?.parse().ok())
+    }
+
+    /// What the token file, and the edges that are linked here, say of the addresses of nodes.
+    pub(crate) fn claims(&self) -> Vec<Claim> {
+        let tokens = self.tokens.load();
+        let lines = tokens.ips().iter();
+        let lines = lines.map(|(ip, node)| Claim { ip: *ip, node: node.clone(), by: Claimant::TokenLine });
+        let links = self.lock();
+        let edges = links.values().flat_map(|Proof { evidence: Evidence { hello, .. }, .. }| {
+            hello.ips.iter().map(|ip| Claim { ip: *ip, node: hello.node.clone(), by: Claimant::Edge })
+        });
+        lines.chain(edges).collect()
+    }
+
+    /// As [`Self::check`], for who may have joined at another pod a moment ago.
+    pub(crate) async fn judge(&self, evidence: &Evidence) -> Result<(), Unproven> {
+        match (self.check(evidence), &self.enrolment) {
+            (Err(_), Some(enrolment)) => {
+                enrolment.look_soon().await;
+                self.check(evidence)
+            }
+            (judged, _) => judged,
+        }
+    }
+
+    /// Checks the edge's evidence. A node whose line has no token is shut out, and so is a Node without an edge label, by any
+    /// evidence. A certificate for the node is decisive: once the Node is deleted, no token replaces it. The token of an
+    /// invitation is valid as well as a line in the token file.
+    ///
+    /// Until the Nodes are known, tokens suffice: kube-apiserver may itself be reached through the tunnel.
+    ///
+    /// # Errors
+    ///
+    /// The reason, for the log alone.
+    pub(crate) fn check(&self, Evidence { hello, agent }: &Evidence) -> Result<(), Unproven> {
+        let (tokens, node) = (self.tokens.load(), &hello.node);
+        if tokens.shut_out(node) {
+            return Err(Unproven::ShutOut(node.clone()));
+        }
+        if let Some(nodes) = &self.nodes {
+            let nodes = nodes.borrow();
+            let is_edge = nodes.as_ref().map(|nodes| nodes.get(&node.as_str().to_ascii_lowercase()).copied());
+            match is_edge {
+                Some(Some(false)) => return Err(Unproven::NoEdge(node.clone())),
+                _ if agent.as_ref() != Some(node) => {}
+                Some(Some(true)) => return Ok(()),
+                Some(None) => return Err(Unproven::NoNode(node.clone())),
+                None => return Err(Unproven::NodesUnknown),
+            }
+        }
+        match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
+            Some(true) => Ok(()),
+            Some(false) if !tokens.names(node) => Err(Unproven::Joined),
+            _ => tokens.prove(node, &hello.token),
+        }
+    }
+
+    /// Records the link of an edge that was checked, so that it ends with the token.
+    pub(crate) fn begin(&self, sender: &Arc<LinkSender>, evidence: &Evidence) {
+        let proof = Proof { sender: sender.clone(), evidence: evidence.clone() };
+        self.lock().insert(sender.id, proof);
+        // The file may have changed in between.
+        if self.check(evidence).is_err() {
+            sender.close();
+        }
+    }
+
+    /// Forgets a link that has ended.
+    pub(crate) fn end(&self, sender: &LinkSender) {
+        let mut links = self.lock();
+        links.remove(&sender.id);
+        tunnel_pages::shrink(&mut links);
+    }
+
+    /// Until draining begins, ends each link whose token has left the file.
+    async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
+        let mut changes = self.tokens.changes();
+        let mut nodes = self.nodes.clone();
+        let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
+        let mut known = self.tokens.load();
+        loop {
+            tokio::select! {
+                biased;
+                () = drain.draining() => return,
+                // They never end: `tokens` and `enrolment` hold the senders, the task that follows Nodes the third.
+                _ = changes.changed() => {
+                    let read = self.tokens.load();
+                    tell(&read, &known);
+                    known = read;
+                }
+                _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
+                Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
+            }
+            let all: Vec<Proof> = self.lock().values().cloned().collect();
+            let revoked =
+                all.into_iter().filter_map(|proof| Some((self.check(&proof.evidence).err()?, proof)));
+            let revoked: Vec<_> = revoked.collect();
+            if revoked.is_empty() {
+                continue;
+            }
+            let names: Vec<&str> = revoked
+                .iter()
+                .take(MOST_NAMED)
+                .map(|(_, proof)| proof.evidence.hello.node.as_str())
+                .collect();
+            warn!(
+                links = revoked.len(),
+                nodes = names.join(" "),
+                "links ended: token revoked, Node deleted or edge label removed"
+            );
+            end_all(revoked, &table).await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, Proof>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends links, after their sessions were told why.
+async fn end_all(revoked: Vec<(Unproven, Proof)>, table: &SessionTable) {
+    for (why, Proof { sender, evidence }) in &revoked {
+        let node = &evidence.hello.node;
+        let why = match why {
+            Unproven::NoNode(_) => format!("Node {node} was deleted"),
+            Unproven::NoEdge(_) => format!("Node {node} has no edge label"),
+            Unproven::ShutOut(_) => format!("node {node} was shut out"),
+            _ => format!("the token of node {node} was revoked"),
+        };
+        table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
+    }
+    // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
+    let said = async {
+        let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
+        while revoked.iter().any(|(_, proof)| !proof.sender.is_closed() && says(&proof.sender)) {
+            sleep(POLL_INTERVAL).await;
+        }
+    };
+    let _ = tokio::join!(sleep(LAST_WORDS), timeout(MOST_LAST_WORDS, said));
+    for (_, proof) in revoked {
+        proof.sender.close();
+    }
+}
+
+/// Logs that the token file has changed what counts.
+fn tell(read: &Tokens, before: &Tokens) {
+    let nodes = read.changed_since(before);
+    if !nodes.is_empty() {
+        info!(
+            target: AUDIT,
+            who = "the token file",
+            key = "mode.cloud.stream.server.tokenfile",
+            count = nodes.len(),
+            nodes = nodes[..nodes.len().min(MOST_NAMED)].join(" "),
+            "the tokens of nodes were changed: made, taken away, or others"
+        );
+    }
+}
+
+/// Nodes that a line about tokens names at most.
+const MOST_NAMED: usize = 20;
+/// How long resets have at the most until they have left, and how often it is looked.
+const MOST_LAST_WORDS: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The least time for resets to leave before their link is closed.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use crate::proto::hello::{Dialect, Older};
+
+    use super::*;
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    /// What the edge of node1 says, with that token and the certificate of that node.
+    fn evidence(token: &str, agent: Option<&str>) -> Evidence {
+        let hello = Hello {
+            node: node("node1"),
+            token: token.to_owned(),
+            instance: None,
+            dialect: Dialect::Plain,
+            older: Older::Closed,
+            ips: Box::default(),
+        };
+        Evidence { hello, agent: agent.map(node) }
+    }
+
+    fn proven(nodes: Option<Nodes>) -> Proven {
+        let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
+        Proven { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
+    }
+
+    /// These Nodes, each with whether it has an edge's label.
+    fn known<const N: usize>(nodes: [(&str, bool); N]) -> Option<BTreeMap<String, bool>> {
+        Some(nodes.map(|(name, is_edge)| (name.to_owned(), is_edge)).into())
+    }
+
+    #[test]
+    fn a_node_without_an_edges_label_is_refused_and_a_name_that_is_no_node_passes() {
+        let nodes = watch::Sender::new(None);
+        let tokens = Reload::fixed(Tokens::parse("default:shared\ncp2:own\n"));
+        let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };
+        let says = |name: &str, token: &str, agent: Option<&str>| {
+            let mut evidence = evidence(token, agent);
+            evidence.hello.node = node(name);
+            proven.check(&evidence)
+        };
+        assert!(says("cp1", "shared", None).is_ok(), "kube-apiserver has not answered yet");
+        nodes.send_replace(known([("cp1", false), ("cp2", false), ("edge1", true)]));
+        for (name, token, agent) in
+            [("cp1", "shared", None), ("CP1", "shared", None), ("cp2", "own", None), ("cp1", "", Some("cp1"))]
+        {
+            let judged = says(name, token, agent);
+            assert_eq!(judged, Err(Unproven::NoEdge(node(name))), "{name}");
+            let why = judged.unwrap_err().to_string();
+            assert!(
+                why.contains(&format!(
+                    "kubectl label node {} superedge.io/node-edge=enable",
+                    name.to_ascii_lowercase()
+                )),
+                "{why}"
+            );
+        }
+        assert!(says("edge1", "shared", None).is_ok() && says("Edge1", "", Some("edge1")).is_ok());
+        assert!(says("machine1", "shared", None).is_ok(), "it is no Node");
+        nodes.send_replace(known([("edge1", false)]));
+        assert!(says("edge1", "shared", None).is_err() && says("cp1", "shared", None).is_ok());
+    }
+
+    #[test]
+    fn a_certificate_counts_while_its_node_is_known_to_exist_and_then_no_token_does() {
+        let nodes = watch::Sender::new(None);
+        let proven = proven(Some(nodes.subscribe()));
+        let says = |token: &str, agent: Option<&str>| proven.check(&evidence(token, agent));
+        // kube-apiserver has not answered since the start: who shows a certificate waits, and tokens alone are as ever.
+        for token in ["right", "wrong"] {
+            assert!(matches!(says(token, Some("node1")), Err(Unproven::NodesUnknown)), "{token}");
+        }
+        assert!(says("right", None).is_ok() && says("wrong", None).is_err());
+        nodes.send_replace(known([("node1", true)]));
+        assert!(says("wrong", Some("node1")).is_ok());
+        // Another node's proves nothing, and the token is asked for.
+        assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
+        nodes.send_replace(known([("node2", true)]));
+        assert!(matches!(says("right", Some("node1")), Err(Unproven::NoNode(_))));
+        assert!(says("right", None).is_ok());
+    }
+
+    #[test]
+    fn where_no_certificate_counts_tokens_do() {
+        let proven = proven(None);
+        assert!(proven.check(&evidence("right", Some("node1"))).is_ok());
+        assert!(proven.check(&evidence("wrong", Some("node1"))).is_err());
+    }
+
+    /// Kubernetes keeps its Node, and kubelet's credential gets it a certificate again.
+    #[test]
+    fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
+        let nodes = watch::Sender::new(known([("node1", true)]));
+        for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
+            let tokens = Reload::fixed(Tokens::parse(text));
+            let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };
+            let judged = proven.check(&evidence("a", Some("node1")));
+            assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
+            assert!(is_in || judged == Err(Unproven::ShutOut(node("node1"))), "{judged:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_only_shuts_nodes_out_is_meant_so_where_edges_have_certificates() {
+        let meant = |text, certificates| is_meant(&Tokens::parse(text), certificates);
+        assert!(meant("node1:\n", true) && !meant("node1:\n", false));
+        assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a slip");
+    }
+}

@@ -1,0 +1,190 @@
+//! The files that a pod's settings name, read before anything runs.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio_rustls::rustls::ServerConfig;
+use tracing::warn;
+
+use crate::base::policy::Glob;
+use crate::base::policy::targets::Targets;
+use crate::base::policy::tokens::Tokens;
+use crate::config::server::registry::Publish;
+use crate::config::server::{Cloud, TlsVersion};
+use crate::invitations::CloudAuthority;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{self, ClientCertificates, Dialer, Identity, ServerSettings, TlsParams};
+use crate::server::{authenticated_links, kubernetes, peers};
+use crate::startup::access::Doors;
+use crate::startup::{FaultKind, Startup};
+
+/// The contents of the files; a [`Reload`] follows its file.
+#[derive(Debug)]
+pub(crate) struct PodFiles {
+    /// TLS of the gRPC port.
+    pub(crate) tls: Reload<ServerConfig>,
+    /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
+    pub(crate) siblings: Option<Reload<Dialer>>,
+    /// What is told to who joins; `None`: nobody does.
+    pub(crate) authority: Option<Reload<CloudAuthority>>,
+    /// Proves edges.
+    pub(crate) tokens: Reload<Tokens>,
+    /// Asks the system's DNS servers.
+    pub(crate) resolver: Resolver,
+    /// Asks the DNS servers that know where nodes are; by default the system's.
+    pub(crate) dns: Resolver,
+}
+
+impl PodFiles {
+    /// Reads all of them; `None`: there are faults, which `startup` has noted.
+    pub(crate) fn read(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+        let tls = tls(settings, startup);
+        // The faults of the certificate are noted already.
+        let siblings = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
+        let authority = tls.as_ref().and_then(|_| authority(settings, startup));
+        let (certificates, egress) = (kubernetes::agents(settings).is_some(), settings.egress.is_some());
+        let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
+        let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
+        let dns = match settings.registry.siblings.dns.as_slice() {
+            [] => resolver.clone(),
+            servers => {
+                startup.keep(FaultKind::Config, &["mode.cloud.registry.dns"], Resolver::of_servers(servers))
+            }
+        };
+        publisher(settings, startup);
+        let congestion = settings.server.congestion.as_deref();
+        startup.congestion("mode.cloud.stream.server.congestion", congestion)?;
+        Some(Self {
+            tls: tls?,
+            siblings,
+            authority: authority?,
+            tokens: tokens?,
+            resolver: resolver?,
+            dns: dns?,
+        })
+    }
+}
+
+/// Versions and cipher suites of TLS at the ports of a pod, and warnings about them.
+pub(crate) fn offer(settings: &Cloud, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
+    let tls = &settings.tls;
+    let min_version = match tls.min_version {
+        TlsVersion::V12 => "VersionTLS12",
+        TlsVersion::V13 => "VersionTLS13",
+    };
+    let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
+    startup.keep(FaultKind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
+}
+
+fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> {
+    let server = &settings.server;
+    let offer = offer(settings, startup);
+    // Each file by itself, so that all faults are noted.
+    let cert = startup.holds(CERT, &server.cert, |text| tls::certs(&server.cert, text));
+    let key = startup.holds(KEY, &server.key, |text| tls::private_key(&server.key, text));
+    let has_ca = server.ca.exists();
+    let ca = !has_ca || startup.holds(CA, &server.ca, |text| tls::certs(&server.ca, text));
+    // Without the file no other pod can link here, so no caller is asked for a certificate.
+    let clients = if has_ca {
+        let name = settings.registry.siblings.name.as_deref().map(tls::server_name).transpose();
+        let name = startup.keep(FaultKind::Config, &["mode.cloud.registry.name"], name)?;
+        ClientCertificates::Siblings(server.ca.clone(), name)
+    } else {
+        ClientCertificates::Anonymous
+    };
+    let clients = match kubernetes::agents(settings) {
+        Some(agents) if startup.holds(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
+            ClientCertificates::Agents(agents, Box::new(clients))
+        }
+        Some(_) => return None,
+        None => clients,
+    };
+    let (offer, warnings) = offer.filter(|_| cert && key && ca)?;
+    for warning in warnings {
+        warn!("{warning}");
+    }
+    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    let server = ServerSettings { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
+    startup.keep(FaultKind::Config, &[CERT, KEY], server.load())
+}
+
+/// Reads what is told to who joins, if anybody may; outer `None`: it has faults, which `startup` has noted.
+fn authority(settings: &Cloud, startup: &mut Startup) -> Option<Option<Reload<CloudAuthority>>> {
+    if settings.invitations.is_none() {
+        return Some(None);
+    }
+    let server = &settings.server;
+    let authority = CloudAuthority::load(server.ca.clone(), server.cert.clone());
+    startup.keep(FaultKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
+}
+
+/// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being
+/// reached; `--check` reads them here.
+fn publisher(settings: &Cloud, startup: &mut Startup) {
+    let registry = &settings.registry;
+    if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, Publish::ConfigMap(_)) {
+        let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
+        startup.fault(FaultKind::Config, "mode.cloud.registry.publish", text);
+    }
+    if !startup.is_check() {
+        return;
+    }
+    for (table, etcd) in settings.etcds() {
+        if let Some(ca) = &etcd.ca {
+            startup.holds(&format!("{table}.etcd_ca"), ca, |text| tls::certs(ca, text));
+        }
+        if let Some((cert, key)) = &etcd.identity {
+            startup.holds(&format!("{table}.etcd_cert"), cert, |text| tls::certs(cert, text));
+            startup.holds(&format!("{table}.etcd_key"), key, |text| tls::private_key(key, text));
+        }
+        if let Some((_, password)) = &etcd.login {
+            startup.holds(&format!("{table}.etcd_password_file"), password, not_empty);
+        }
+    }
+    let csr = settings.csr.as_ref().map(|csr| &csr.cluster);
+    let clusters = registry.cluster.iter().chain(&settings.addresses.cluster).chain(csr);
+    if let Some(kubeconfig) = clusters.filter_map(|cluster| cluster.kubeconfig.as_ref()).next() {
+        startup.holds("--k", kubeconfig, not_empty);
+    }
+}
+
+fn not_empty(text: &[u8]) -> Result<(), &'static str> {
+    if text.trim_ascii().is_empty() { Err("it is empty: write its content into it") } else { Ok(()) }
+}
+
+const CERT: &str = "mode.cloud.stream.server.cert";
+const KEY: &str = "mode.cloud.stream.server.key";
+const AGENT_CA: &str = "mode.cloud.csr.agent_ca";
+const CA: &str = "mode.cloud.stream.server.ca";
+
+// What says who may reach what through a pod, and may change while it runs.
+
+/// What a pod lets others reach; each user of a part loads it anew for whoever comes. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Policies {
+    /// What edges may have this pod dial.
+    pub(crate) for_edges: Arc<ArcSwap<Targets>>,
+    /// What clients may have it dial that is at no node.
+    pub(crate) for_clients: Arc<ArcSwap<Targets>>,
+    /// The nodes that edges may reach through this pod.
+    pub(crate) nodes: Arc<ArcSwap<Vec<Glob>>>,
+}
+
+impl Policies {
+    pub(crate) fn new(settings: &Cloud) -> Self {
+        Self {
+            for_edges: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
+            for_clients: Arc::new(ArcSwap::from_pointee(settings.addresses.direct.clone())),
+            nodes: Arc::new(ArcSwap::from_pointee(settings.allow.nodes.clone())),
+        }
+    }
+
+    /// What these settings say counts for whoever comes next, here and at the doors.
+    pub(crate) fn apply(&self, settings: &Cloud, doors: &Doors) {
+        self.for_edges.store(Arc::new(settings.allow.targets.clone()));
+        self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
+        self.nodes.store(Arc::new(settings.allow.nodes.clone()));
+        doors.apply(&settings.doors());
+    }
+}

@@ -1,0 +1,17 @@
+//! Starts the CONNECT front end from `[mode.cloud.ssh]`.
+
+use crate::config::server::Cloud;
+use crate::listener::connect::{Connect, Ssh};
+use crate::server::ClientPort;
+use crate::startup::Startup;
+use crate::startup::access::Gates;
+
+/// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
+pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+    let ssh = &settings.ssh;
+    let guard = gates.prepare("mode.cloud.ssh", &ssh.access, startup);
+    let listener = startup.bind_optional("mode.cloud.ssh", ssh.listen);
+    let (guard, listener) = (guard?, listener?);
+    let port = |listener| ClientPort::tcp(listener, guard.clone(), |_| Connect::<Ssh>::default());
+    Some(listener.into_iter().map(port).collect())
+}

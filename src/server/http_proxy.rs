@@ -1,0 +1,15 @@
+//! Starts the HTTP proxy from `[mode.cloud.http_proxy]`.
+
+use crate::config::server::Cloud;
+use crate::listener::http_proxy::Proxy;
+use crate::server::ClientPort;
+use crate::startup::Startup;
+use crate::startup::access::Gates;
+
+/// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
+pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+    let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
+    let guard = gates.prepare("mode.cloud.http_proxy", &proxy.access, startup);
+    let listener = startup.bind(&format!("mode.cloud.http_proxy.{}", proxy.listen.key), proxy.listen.at);
+    Some(vec![ClientPort::tcp(listener?, guard?, |_| Proxy)])
+}

@@ -1,0 +1,165 @@
+//! Starts the front ends of `[mode.cloud.https]` and `[mode.cloud.http]`.
+
+use tokio_rustls::rustls::{ClientConfig, ServerConfig};
+use tracing::info_span;
+
+use crate::base::policy::ports::StandsFor;
+use crate::config::server::Cloud;
+use crate::config::server::https::{Certificates, HttpsMode, NodePort, TargetIdentity};
+use crate::listener::authenticated::Tls;
+use crate::listener::https::{self, Http, Https, Passthrough, Reencrypted};
+use crate::net::listen::Listener;
+use crate::net::reload::Reload;
+use crate::net::tls::{self, ClientCertificates, ClientSettings, Identity, ServerSettings, Trust};
+use crate::server::{ClientPort, Core, config_files};
+use crate::startup::access::{Gates, Guard};
+use crate::startup::{FaultKind, Startup};
+
+/// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
+pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+    let https = &settings.https;
+    if https.ports.is_empty() {
+        return Some(Vec::new());
+    }
+    let guard = gates.prepare("mode.cloud.https", &https.access, startup);
+    // Outer: whether the files will do; inner: whether there are any.
+    let tls = match &https.mode {
+        HttpsMode::Passthrough => Some(None),
+        HttpsMode::Terminate(files, _) => read(settings, files, startup).map(Some),
+    };
+    let targets = match &https.mode {
+        HttpsMode::Terminate(_, Some(shown)) => for_targets(shown, startup).map(Some),
+        _ => Some(None),
+    };
+    let ports = bind(&https.ports, startup);
+    let (guard, clients, targets, ports) = (guard?, tls?, targets?, ports?);
+    let sides = clients.map(|clients| Sides { clients, targets });
+    // One port follows the files for all.
+    let mut watched = sides.clone();
+    let port = |(listener, stands_for)| match (sides.clone(), stands_for) {
+        (Some(sides), stands_for) => {
+            Some(terminating((listener, stands_for), guard.clone(), sides, watched.take()))
+        }
+        (None, StandsFor::Target(target)) => {
+            Some(ClientPort::tcp(listener, guard.clone(), |_| Passthrough { target }))
+        }
+        // The settings do not have it: no Host is read there.
+        (None, StandsFor::Host) => None,
+    };
+    Some(ports.into_iter().filter_map(port).collect())
+}
+
+/// The TLS of a port that ends the clients'.
+#[derive(Clone)]
+struct Sides {
+    clients: Reload<ServerConfig>,
+    /// Towards targets; `None`: edges speak it.
+    targets: Option<Reload<ClientConfig>>,
+}
+
+impl Sides {
+    /// Follows the files until links end.
+    fn watch(self, core: &Core) {
+        let links = &core.stopping.links;
+        links.spawn(info_span!("tls"), self.clients.watch(links.clone()));
+        if let Some(targets) = self.targets {
+            links.spawn(info_span!("target tls"), targets.watch(links.clone()));
+        }
+    }
+}
+
+/// Binds all ports without TLS; `None`: there are faults, which `startup` has noted.
+pub(crate) fn prepare_plain(
+    settings: &Cloud,
+    gates: &mut Gates,
+    startup: &mut Startup,
+) -> Option<Vec<ClientPort>> {
+    let http = &settings.http;
+    if http.ports.is_empty() {
+        return Some(Vec::new());
+    }
+    let (guard, ports) =
+        (gates.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
+    let (guard, ports) = (guard?, ports?);
+    let port = |(listener, stands_for)| {
+        ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(stands_for, core)))
+    };
+    Some(ports.into_iter().map(port).collect())
+}
+
+/// A port that ends the clients' TLS. It follows the files of what is `watched`.
+fn terminating(
+    (listener, stands_for): (Listener, StandsFor),
+    guard: Guard,
+    Sides { clients, targets }: Sides,
+    watched: Option<Sides>,
+) -> ClientPort {
+    let follow = |core: &Core| {
+        if let Some(watched) = watched {
+            watched.watch(core);
+        }
+    };
+    match targets {
+        None => ClientPort::tcp(listener, guard, move |core: &Core| {
+            follow(core);
+            Tls::new(Https(node_port(stands_for, core)), clients, core.context.pool.clone())
+        }),
+        Some(tls) => ClientPort::tcp(listener, guard, move |core: &Core| {
+            follow(core);
+            let front_end = Reencrypted { port: node_port(stands_for, core), tls };
+            Tls::new(front_end, clients, core.context.pool.clone())
+        }),
+    }
+}
+
+/// Binds all of them first, so that each fault is noted.
+fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, StandsFor)>> {
+    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
+    bound.collect::<Vec<_>>().into_iter().collect()
+}
+
+fn node_port(stands_for: StandsFor, core: &Core) -> https::NodePort {
+    let (finder, ports) = (core.context.finder.clone(), core.context.ports.clone());
+    https::NodePort { stands_for, finder, ports }
+}
+
+// Reads what a client port behind TLS shows and asks for.
+
+/// The TLS of a port for HTTP/1; `None`: it has faults, which `startup` has noted.
+pub(crate) fn read(
+    settings: &Cloud,
+    certificates: &Certificates,
+    startup: &mut Startup,
+) -> Option<Reload<ServerConfig>> {
+    let Certificates { cert, key, client_ca, .. } = certificates;
+    let keys = ["cert", "key", "client_ca"].map(|file| certificates.key(file));
+    let offer = config_files::offer(settings, startup);
+    // Each file by itself, so that all faults are noted.
+    let has_cert = startup.holds(&keys[0], cert, |text| tls::certs(cert, text));
+    let has_key = startup.holds(&keys[1], key, |text| tls::private_key(key, text));
+    let ca = client_ca.as_ref();
+    let has_ca = ca.is_none_or(|ca| startup.holds(&keys[2], ca, |text| tls::certs(ca, text)));
+    let (offer, _) = offer.filter(|_| has_cert && has_key && has_ca)?;
+    let identity = Identity { cert: cert.clone(), key: key.clone() };
+    let clients = ca.cloned().map_or(ClientCertificates::Anonymous, ClientCertificates::Required);
+    let server = ServerSettings { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
+    startup.keep(FaultKind::Config, &[&keys[0], &keys[1]], server.load())
+}
+
+/// The TLS that a port for HTTP/1 speaks with targets; `None`: it has faults, which `startup` has noted.
+pub(crate) fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Option<Reload<ClientConfig>> {
+    let TargetIdentity { cert, key, ca } = shown.clone();
+    let keys = ["cert", "key", "ca"].map(|file| format!("mode.cloud.https.target_{file}"));
+    let [has_cert, has_key] = [
+        startup.holds(&keys[0], &cert, |text| tls::certs(&cert, text)),
+        startup.holds(&keys[1], &key, |text| tls::private_key(&key, text)),
+    ];
+    let has_ca = ca.as_ref().is_none_or(|ca| startup.holds(&keys[2], ca, |text| tls::certs(ca, text)));
+    if !(has_cert && has_key && has_ca) {
+        return None;
+    }
+    let identity = Some(Identity { cert, key });
+    let trust = ca.map_or(Trust::Anyone, Trust::Ca);
+    let client = ClientSettings { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
+    startup.keep(FaultKind::Config, &[&keys[0]], client.load())
+}

@@ -1,0 +1,650 @@
+//! Starts catching what is sent to edge nodes' addresses, from `[mode.cloud.intercept]`.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use tracing::{debug, error, info, info_span, warn};
+
+use crate::admin::readiness::Readiness;
+use crate::base::addresses::{Claim, Claimant, Void, Why};
+use crate::base::names::NodeName;
+use crate::base::policy::targets::is_off_limits;
+use crate::config::server::Cloud;
+use crate::config::server::intercept::Intercept as Settings;
+use crate::intercept::{Catch, CatchError, InterceptTable, Sets};
+use crate::listener::intercept::{Caught, CaughtNode, Intercept};
+use crate::net::dial;
+use crate::net::interfaces::LocalAddresses;
+use crate::net::listen::Listener;
+use crate::server::{ClientPort, Core, PodContext};
+use crate::startup::access::Gates;
+use crate::startup::{FaultKind, Startup};
+
+/// What is to be caught, and the listeners' knowledge of it.
+#[derive(Debug)]
+pub(crate) struct Interception {
+    table: InterceptTable,
+    caught: Arc<Caught>,
+    settings: Settings,
+}
+
+/// Where what is caught is led.
+struct Listeners {
+    v4: Listener,
+    /// `None`: this host has no IPv6.
+    v6: Option<Listener>,
+    /// For what other machines send through this one.
+    forwarded: Option<Listener>,
+}
+
+/// Binds the listeners and takes the table; outer `None`: there are faults, which `startup` has noted; inner: nothing is to
+/// be caught.
+pub(crate) fn prepare(
+    settings: &Cloud,
+    gates: &mut Gates,
+    startup: &mut Startup,
+) -> Option<(Vec<ClientPort>, Option<Interception>)> {
+    let Some(settings) = settings.intercept.clone() else { return Some((Vec::new(), None)) };
+    let guard = gates.prepare(KEY, &settings.access, startup);
+    let is_on_host = on_host(settings.host_ip, startup);
+    let listeners = Listeners::bind(&settings, startup);
+    let (listeners, guard) = listeners.zip(guard).filter(|_| is_on_host)?;
+    let table = match InterceptTable::claim(listeners.catch(&settings)) {
+        Ok(table) => table,
+        Err(why) => {
+            startup.fault(kind(&why), KEY, why.to_string());
+            return None;
+        }
+    };
+    let caught = Arc::new(Caught::default());
+    let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
+    let ports = all.map(|listener| {
+        let caught = caught.clone();
+        ClientPort::tcp(listener, guard.clone(), move |core| {
+            let ports = core.context.ports.clone();
+            Intercept { caught, ports }
+        })
+    });
+    Some((ports.collect(), Some(Interception { table, caught: caught.clone(), settings })))
+}
+
+impl Interception {
+    /// Has the mark on all that this process sends from now on: to be called before it sends anything.
+    pub(crate) fn mark_own(&self) {
+        dial::set(self.settings.mark.mark);
+    }
+
+    /// Catches from now on, until the pod begins to stop. The receiver hears once nothing is caught any more.
+    pub(crate) fn spawn(self, core: &Core, cloud: &Cloud) -> oneshot::Receiver<()> {
+        let Self { table, caught, settings } = self;
+        if cloud.addresses.cluster.is_none() && !settings.trust_edges {
+            info!(
+                "what edges say of their own addresses counts for nothing, as no Kubernetes is asked that could contradict \
+                 them: give their addresses in the token file, or set {KEY}.trust_edges = true"
+            );
+        }
+        let (done, emptied) = oneshot::channel();
+        let shared = core.context.clone();
+        let drain = shared.ground.drain.clone();
+        let own = LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(cloud.pod_ip).collect());
+        let (grace, readiness) = (cloud.session.grace, core.readiness.clone());
+        let keeper = Keeper::new(table, caught, settings, grace, own, shared, readiness);
+        drain.spawn(info_span!("intercept"), keeper.run(done));
+        emptied
+    }
+}
+
+impl Listeners {
+    fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
+        let key = format!("{KEY}.networks");
+        let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, settings.port));
+        let v4 = bind(Ipv4Addr::LOCALHOST.into());
+        let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into()));
+        // Port by port: where one is given, it is taken on loopback already.
+        let any: IpAddr = if has_v6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let at = SocketAddr::new(any, settings.port.checked_add(u16::from(settings.port > 0))?);
+        let forwarded = (!settings.forwarded.is_empty()).then(|| startup.bind(&key, at));
+        Some(Self { v4: v4?, v6: all(v6)?, forwarded: all(forwarded)? })
+    }
+
+    fn catch(&self, settings: &Settings) -> Catch {
+        let port = |listener: &Listener| listener.at().port();
+        Catch {
+            table: settings.table.clone(),
+            mark: settings.mark.mark,
+            mask: settings.mark.mask,
+            v4: Some(port(&self.v4)),
+            v6: self.v6.as_ref().map(port),
+            forwarded: self.forwarded.as_ref().map(|listener| (settings.forwarded.clone(), port(listener))),
+        }
+    }
+}
+
+/// Outer `None`: it was wanted, and cannot be had.
+fn all<T>(wanted: Option<Option<T>>) -> Option<Option<T>> {
+    match wanted {
+        None => Some(None),
+        Some(had) => had.map(Some),
+    }
+}
+
+fn has_v6() -> bool {
+    UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
+}
+
+/// Whether this pod is on its host's network, as far as Kubernetes has told; if not, that is noted.
+fn on_host(host: Option<IpAddr>, startup: &mut Startup) -> bool {
+    let Some(host) = host else { return true };
+    let own = LocalAddresses::of_interfaces(Vec::new()).now().all;
+    if own.contains(&host) {
+        return true;
+    }
+    let why = format!(
+        "this pod is not on its host's network (HOST_IP is {host}, which is no address here), so nothing of the host passes \
+         through its tables: set hostNetwork: true in its manifest"
+    );
+    startup.fault(FaultKind::Permission, KEY, why);
+    false
+}
+
+fn kind(why: &CatchError) -> FaultKind {
+    match why {
+        CatchError::Denied => FaultKind::Permission,
+        CatchError::Owned(_) => FaultKind::Port,
+        CatchError::Foreign(_) => FaultKind::Config,
+        CatchError::Program(_) | CatchError::Old | CatchError::Silent | CatchError::Failed(_) => {
+            FaultKind::System
+        }
+    }
+}
+
+const KEY: &str = "mode.cloud.intercept";
+
+// Keeps the table true: whose addresses are caught follows the links, at this pod and at others.
+
+/// The one task that writes the table.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    table: InterceptTable,
+    caught: Arc<Caught>,
+    settings: Settings,
+    grace: Duration,
+    /// Addresses of this host.
+    own: LocalAddresses,
+    shared: PodContext,
+    readiness: Readiness,
+    presence: Presence,
+    seeker: Seeker,
+    told: Told,
+    /// The ports that are caught.
+    ports: BTreeSet<u16>,
+    /// When the table was last written, if it is as it should be.
+    kept: Option<Instant>,
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        table: InterceptTable,
+        caught: Arc<Caught>,
+        settings: Settings,
+        grace: Duration,
+        own: LocalAddresses,
+        shared: PodContext,
+        readiness: Readiness,
+    ) -> Self {
+        let (presence, seeker, told, ports) =
+            (Presence::default(), Seeker::new(), Told::default(), BTreeSet::new());
+        Self {
+            table,
+            caught,
+            settings,
+            grace,
+            own,
+            shared,
+            readiness,
+            presence,
+            seeker,
+            told,
+            ports,
+            kept: None,
+        }
+    }
+
+    /// Catches until the pod begins to stop; then nothing more, which it says to `emptied`. The table goes once no session
+    /// needs it.
+    pub(crate) async fn run(mut self, emptied: oneshot::Sender<()>) {
+        let (links, stopping) = (self.shared.ground.drain.clone(), self.shared.stopping.clone());
+        let mut changes = self.shared.registry.changes();
+        let mut pace = Pace::new();
+        while !stopping.is_cancelled() {
+            let changed = self.look();
+            if changed || self.kept.is_none_or(|at| at.elapsed() >= RENEW) {
+                self.caught.set(self.presence.nodes().clone());
+                let nodes = self.presence.nodes().keys().copied().collect();
+                let kept = self.table.keep(&Sets { nodes, ports: self.ports.clone() }).await;
+                self.note(kept);
+            }
+            tokio::select! {
+                () = stopping.cancelled() => {}
+                () = pace.next(&mut changes) => {}
+            }
+        }
+        let emptying = self.table.keep(&Sets::default()).await;
+        self.note(emptying);
+        info!("nothing more is caught");
+        // Nobody waits for it in a start that is broken off.
+        let _ = emptied.send(());
+        links.draining().await;
+        self.table.delete().await;
+    }
+
+    /// Finds out whose addresses are to be caught. Whether they are others than before.
+    fn look(&mut self) -> bool {
+        let own = self.own.now().all;
+        let siblings = self.shared.siblings.as_ref().map(|siblings| siblings.addresses()).unwrap_or_default();
+        let refuses = |ip: IpAddr| {
+            let why = [
+                (!self.settings.networks.contains(ip), OUTSIDE),
+                (is_off_limits(ip), "loopback, link-local, metadata or the like"),
+                (own.contains(&ip), HOST),
+                (siblings.contains(&ip), SIBLING),
+            ];
+            why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
+        };
+        let mut claims = self.shared.proven.claims();
+        claims.extend(self.shared.finder.claims());
+        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
+        // Of what nobody claims any more.
+        let refused = |ip: IpAddr, node: &NodeName| {
+            let claim = Claim { ip, node: node.clone(), by: Claimant::Edge };
+            refuses(ip).or_else(|| self.shared.addresses.refusal(&claim)).is_some()
+        };
+        let mut knows = HashMap::new();
+        for node in holders.nodes.values().chain(self.presence.nodes().values().map(|caught| &caught.node)) {
+            if !knows.contains_key(node) {
+                knows.insert(node.clone(), self.shared.finder.knows(node));
+            }
+        }
+        let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
+        let changed = self.presence.step(&holders.nodes, refused, linked, Instant::now(), self.grace)
+            | self.take_ports();
+        let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
+        self.seeker.step(&unknown, &self.shared);
+        self.tell(holders.void);
+        changed
+    }
+
+    /// Takes the ports of the settings, and those that a ConfigMap names. Whether they are others than before.
+    fn take_ports(&mut self) -> bool {
+        let mut ports = self.settings.ports.clone();
+        let named = self.shared.ports.borrow();
+        ports.extend(named.http.iter().chain(&named.https));
+        let changed = self.ports != ports;
+        drop(named);
+        if changed {
+            info!(?ports, "these ports of nodes are caught");
+            self.ports = ports;
+        }
+        changed
+    }
+
+    /// Logs the claims that count for nothing, each once for as long as it does.
+    fn tell(&mut self, void: Vec<Void>) {
+        // A cluster has many Nodes that are no edges, some with pods of ours, and they are nobody's slip of the pen.
+        let is_usual = |void: &Void| {
+            void.by == Claimant::Kubernetes
+                && [OUTSIDE, HOST, SIBLING].iter().any(|why| void.why == Why::NotANodes(why))
+        };
+        let (news, more) = self.told.step(void.into_iter().filter(|void| !is_usual(void)).collect());
+        for Void { ip, node, by, why } in news {
+            warn!(
+                %ip,
+                %node,
+                "{ip} is not caught for {node}, as {by} has it: {why}; correct what says so"
+            );
+        }
+        if let Some(more) = more {
+            warn!(
+                "{more} more claims to addresses count for nothing: they are told of as those before them end"
+            );
+        }
+    }
+
+    /// Takes in what came of writing the table.
+    fn note(&mut self, kept: Result<(), CatchError>) {
+        let trouble = self.readiness.trouble(NAME);
+        match kept {
+            Ok(()) => {
+                if trouble.is_some() || self.kept.is_none() {
+                    info!(
+                        addresses = self.presence.nodes().len(),
+                        "what is sent to nodes' addresses is caught"
+                    );
+                }
+                debug!(addresses = self.presence.nodes().len(), "the table is as it should be");
+                self.kept = Some(Instant::now());
+                self.readiness.note(NAME, Ok(()));
+            }
+            Err(cause) => {
+                self.kept = None;
+                let cause = cause.to_string();
+                if trouble.as_ref() != Some(&cause) {
+                    error!(%cause, "what is sent to nodes' addresses is not caught as it should be: trying on");
+                }
+                self.readiness.note(NAME, Err(cause));
+            }
+        }
+    }
+}
+
+/// A third of the time after which the kernel forgets the ports.
+const RENEW: Duration = Duration::from_secs(10);
+
+/// Why most claims are refused.
+const OUTSIDE: &str = "outside of the networks of [mode.cloud.intercept]";
+
+/// Why no edge has some addresses.
+const HOST: &str = "this host's";
+const SIBLING: &str = "another pod's";
+
+/// Its name in `/readyz`.
+const NAME: &str = "intercept";
+
+// When it is looked whose addresses are to be caught.
+
+/// A look at each change and at each tick, and some time between any two.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    ticks: Interval,
+    looked: Instant,
+}
+
+impl Pace {
+    /// The first look is now.
+    pub(crate) fn new() -> Self {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { ticks, looked: Instant::now() }
+    }
+
+    /// Waits for the next look. Dropped early, no change is lost.
+    pub(crate) async fn next(&mut self, changes: &mut watch::Receiver<()>) {
+        sleep_until(self.looked + LEAST).await;
+        tokio::select! {
+            // It never ends: the registry holds the sender.
+            _ = changes.changed() => {}
+            _ = self.ticks.tick() => {}
+        }
+        self.looked = Instant::now();
+    }
+}
+
+/// Between two looks at what is not reported: nodes at other pods, claims, how long a node is gone.
+const TICK: Duration = Duration::from_millis(500);
+
+/// The least time between two looks, each of which reads all claims: edges that link again and again cause no more.
+const LEAST: Duration = Duration::from_millis(150);
+
+// How long an address is caught: from its node's link to the grace time behind the last one. Pure.
+
+/// The addresses that are caught.
+#[derive(Debug, Default)]
+pub(crate) struct Presence(HashMap<IpAddr, CaughtNode>);
+
+impl Presence {
+    /// Takes in whose each address is, which ones no node may have on an edge's word, and which nodes are linked to any pod.
+    /// Whether that has changed anything.
+    pub(crate) fn step(
+        &mut self,
+        holders: &HashMap<IpAddr, NodeName>,
+        refused: impl Fn(IpAddr, &NodeName) -> bool,
+        linked: impl Fn(&NodeName) -> bool,
+        now: Instant,
+        grace: Duration,
+    ) -> bool {
+        let mut next = HashMap::with_capacity(self.0.len());
+        for (ip, node) in holders {
+            if linked(node) {
+                next.insert(*ip, CaughtNode { node: node.clone(), left: None });
+            }
+        }
+        for (ip, was) in &self.0 {
+            // What an edge itself says ends with its link, so that nobody may say whose the address is. Where somebody says
+            // that it is another one's, or it has become no node's, it is given up at once.
+            let is_its = match holders.get(ip) {
+                Some(node) => *node == was.node,
+                None => !refused(*ip, &was.node),
+            };
+            let stays = is_its && !linked(&was.node);
+            let left = was.left.unwrap_or(now);
+            if stays && now - left < grace {
+                next.insert(*ip, CaughtNode { left: Some(left), ..was.clone() });
+            }
+        }
+        let changed = self.0 != next;
+        self.0 = next;
+        changed
+    }
+
+    /// All of them.
+    pub(crate) fn nodes(&self) -> &HashMap<IpAddr, CaughtNode> {
+        &self.0
+    }
+}
+
+// Looks for nodes whose addresses would be caught, and of which this pod has not heard that any pod has them: it is told of
+// every node, but by older pods only of those of which it is a home, and of those that it has asked for.
+
+/// What was sought, and when.
+#[derive(Debug)]
+pub(crate) struct Seeker {
+    sought: HashMap<NodeName, Instant>,
+    /// One permit: a search begins once the one before has ended.
+    free: Arc<Semaphore>,
+}
+
+impl Seeker {
+    pub(crate) fn new() -> Self {
+        Self { sought: HashMap::new(), free: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Asks the other pods for those of the `unknown` nodes for which nobody was asked for a while. What is found shows in
+    /// the finder.
+    pub(crate) fn step(&mut self, unknown: &HashSet<NodeName>, shared: &PodContext) {
+        self.sought.retain(|node, at| unknown.contains(node) && at.elapsed() < AGAIN);
+        let due: Vec<_> = unknown.iter().filter(|node| !self.sought.contains_key(*node)).cloned().collect();
+        if due.is_empty() || shared.finder.is_alone() {
+            return;
+        }
+        let Ok(permit) = self.free.clone().try_acquire_owned() else { return };
+        self.sought.extend(due.iter().map(|node| (node.clone(), Instant::now())));
+        let (finder, drain) = (shared.finder.clone(), shared.ground.drain.clone());
+        drain.clone().spawn(info_span!("seek"), async move {
+            let all = stream::iter(due).for_each_concurrent(AT_ONCE, |node| {
+                let finder = finder.clone();
+                async move { drop(finder.find(&node, None, None).await) }
+            });
+            tokio::select! {
+                () = drain.draining() => {}
+                () = all => {}
+            }
+            drop(permit);
+        });
+    }
+}
+
+/// A node that is nowhere is asked for again after that.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Nodes that are sought at once: each is a question to three pods, and may be one to all.
+const AT_ONCE: usize = 8;
+
+// Which claims without effect the log is told of: each once for as long as it has none, and not too many. Pure.
+
+/// What the log has been told.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    each: HashSet<Void>,
+    has_more: bool,
+}
+
+impl Told {
+    /// Takes in all that count for nothing now; returns those that are news, and how many more there are, if that there are
+    /// more is news.
+    pub(crate) fn step(&mut self, mut void: Vec<Void>) -> (Vec<Void>, Option<usize>) {
+        // They come in any order, and the same ones are to be told of each time.
+        void.sort_by(|a, b| (a.ip, a.node.as_str(), a.by).cmp(&(b.ip, b.node.as_str(), b.by)));
+        let more = void.len().saturating_sub(MOST);
+        void.truncate(MOST);
+        let news = void.iter().filter(|void| !self.each.contains(void)).cloned().collect();
+        let more_is_news = more > 0 && !self.has_more;
+        (self.each, self.has_more) = (void.into_iter().collect(), more > 0);
+        (news, more_is_news.then_some(more))
+    }
+}
+
+/// Claims that are told of one by one.
+const MOST: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn however_often_something_changes_some_time_passes_between_two_looks() {
+        let (changed, mut changes) = watch::channel(());
+        let (begun, mut pace) = (Instant::now(), Pace::new());
+        for looks in 1..=10 {
+            changed.send_replace(());
+            pace.next(&mut changes).await;
+            assert!(begun.elapsed() >= LEAST * looks, "{:?}", begun.elapsed());
+        }
+        assert!(begun.elapsed() < TICK * 10, "and no more than that");
+    }
+}
+
+#[cfg(test)]
+mod presence_tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(60);
+
+    /// No address is refused to any node.
+    const FREE: fn(IpAddr, &NodeName) -> bool = |_, _| false;
+
+    /// The addresses 10.0.0.N, each of a node of that name.
+    fn holders(of: &[(u8, &str)]) -> HashMap<IpAddr, NodeName> {
+        of.iter().map(|(last, node)| ([10, 0, 0, *last].into(), node.parse().unwrap())).collect()
+    }
+
+    fn caught(presence: &Presence) -> Vec<(String, String, bool)> {
+        let all = presence.nodes().iter();
+        let mut all: Vec<_> =
+            all.map(|(ip, at)| (ip.to_string(), at.node.to_string(), at.left.is_some())).collect();
+        all.sort();
+        all
+    }
+
+    fn one(node: &str, left: bool) -> Vec<(String, String, bool)> {
+        vec![("10.0.0.7".to_owned(), node.to_owned(), left)]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_is_caught_from_its_nodes_link_to_the_grace_time_behind_the_last() {
+        let (mut presence, holders, begun) = (Presence::default(), holders(&[(7, "edge7")]), Instant::now());
+        let step = |presence: &mut Presence, linked: bool, at: u64| {
+            presence.step(&holders, FREE, |_| linked, begun + Duration::from_secs(at), GRACE)
+        };
+        assert!(!step(&mut presence, false, 0), "it was never linked");
+        assert!(step(&mut presence, true, 1) && !step(&mut presence, true, 2));
+        assert_eq!(caught(&presence), one("edge7", false));
+        assert!(step(&mut presence, false, 10) && !step(&mut presence, false, 69));
+        assert_eq!(caught(&presence), one("edge7", true));
+        // It comes back, and its grace time begins anew.
+        assert!(
+            step(&mut presence, true, 69)
+                && step(&mut presence, false, 70)
+                && !step(&mut presence, false, 129)
+        );
+        assert!(step(&mut presence, false, 130));
+        assert!(presence.nodes().is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_anothers_now_is_given_up_at_once() {
+        let now = Instant::now();
+        let mut presence = Presence::default();
+        presence.step(&holders(&[(7, "old")]), FREE, |_| true, now, GRACE);
+        assert!(presence.step(&holders(&[(7, "new")]), FREE, |node| node.as_str() == "new", now, GRACE));
+        assert_eq!(caught(&presence), one("new", false));
+        // The other one is no edge: what is sent there goes there.
+        assert!(presence.step(&holders(&[(7, "cloud")]), FREE, |_| false, now, GRACE));
+        assert!(presence.nodes().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_an_edge_has_said_itself_outlives_its_link_but_not_its_withdrawal() {
+        let now = Instant::now();
+        let mut presence = Presence::default();
+        presence.step(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
+        presence.step(&holders(&[]), FREE, |_| false, now, GRACE);
+        assert_eq!(caught(&presence), one("edge7", true), "the link is gone, and the claim with it");
+        presence.step(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
+        presence.step(&holders(&[]), FREE, |_| true, now, GRACE);
+        assert!(presence.nodes().is_empty(), "the node is linked, and does not say it any more");
+    }
+
+    #[tokio::test]
+    async fn what_has_become_no_nodes_while_its_node_was_away_is_given_up_at_once() {
+        let now = Instant::now();
+        let mut presence = Presence::default();
+        let gone = |presence: &mut Presence, refused| {
+            presence.step(&holders(&[]), |_, _| refused, |_| false, now, GRACE);
+            caught(presence)
+        };
+        presence.step(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
+        assert_eq!(gone(&mut presence, false), one("edge7", true));
+        assert_eq!(gone(&mut presence, true), []);
+        // Who is believed more than a pod's node still says it.
+        presence.step(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
+        presence.step(&holders(&[(7, "edge7")]), |_, _| true, |_| false, now, GRACE);
+        assert_eq!(caught(&presence), one("edge7", true));
+    }
+}
+
+#[cfg(test)]
+mod told_tests {
+    use crate::base::addresses::{Claimant, Why};
+
+    use super::*;
+
+    fn void(last: u8) -> Void {
+        let why = Why::NotANodes("this host's");
+        Void { ip: [10, 0, 0, last].into(), node: "edge1".parse().unwrap(), by: Claimant::Edge, why }
+    }
+
+    #[test]
+    fn each_is_told_once_in_whatever_order_they_come_and_the_rest_is_summed_up_once() {
+        let mut told = Told::default();
+        let mut all: Vec<_> = (0..150).map(void).collect();
+        let (news, more) = told.step(all.clone());
+        assert_eq!((news, more), (all[..100].to_vec(), Some(50)));
+        for turn in 1..150 {
+            all.rotate_left(turn);
+            assert_eq!(told.step(all.clone()), (vec![], None), "{turn}");
+        }
+    }
+
+    #[test]
+    fn what_counts_for_nothing_again_is_told_again() {
+        let mut told = Told::default();
+        assert_eq!(told.step(vec![void(1), void(2)]), (vec![void(1), void(2)], None));
+        assert_eq!(told.step(vec![void(2)]), (vec![], None));
+        assert_eq!(told.step(vec![void(1), void(2)]), (vec![void(1)], None));
+    }
+}

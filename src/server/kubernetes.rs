@@ -1,0 +1,246 @@
+//! Starts the task that follows the ready pods of a Service in Kubernetes.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::admin::readiness::Readiness;
+use crate::base::addresses::AddressBook;
+use crate::base::drain::Drain;
+use crate::base::policy::ports::ProxyPorts;
+use crate::config::server::Cloud;
+use crate::config::server::addresses::AddressSettings;
+#[cfg(feature = "kubernetes")]
+use crate::config::server::csr::ServerNames;
+use crate::config::server::kubernetes::ClusterSettings;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::address_watch::AddressWatch;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::cluster::Cluster;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::csr::Profile;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::csr::names::Reach;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::csr::renewer::{Keeper, Names};
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::members::{EndpointWatch, KnownEndpoints, NodeWatch};
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::reconcile::node_names::{NodeNameParams, NodeNames};
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::reconcile::ports::{PortParams, PortWatch};
+use crate::net::tls::verify::Agents;
+use crate::server::Pod;
+use crate::server::authenticated_links::Nodes;
+
+/// The pods as Kubernetes reports them; all absent if it is not asked.
+#[derive(Debug, Default)]
+pub(crate) struct Pods {
+    /// All pods.
+    #[cfg(feature = "kubernetes")]
+    pub(crate) endpoints: Option<watch::Receiver<KnownEndpoints>>,
+    /// The gRPC addresses of the others.
+    pub(crate) siblings: Option<watch::Receiver<Vec<SocketAddr>>>,
+}
+
+/// Follows the pods, if the settings name a Service. `port` is the gRPC port of all of them.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn follow(
+    cluster: Option<&ClusterSettings>,
+    pod: Option<IpAddr>,
+    port: u16,
+    drain: &Drain,
+) -> Pods {
+    // That there is an address was checked with the settings.
+    let (Some(cluster), Some(pod)) = (cluster, pod) else { return Pods::default() };
+    let Some(service) = cluster.service.clone() else { return Pods::default() };
+    let followed = EndpointWatch::new(reached(cluster), service, SocketAddr::new(pod, port));
+    let pods = Pods { endpoints: Some(followed.endpoints()), siblings: Some(followed.siblings()) };
+    drain.spawn(tracing::info_span!("pods"), followed.follow(drain.clone()));
+    pods
+}
+
+/// Does nothing: a build without Kubernetes has no cluster in its settings.
+#[cfg(not(feature = "kubernetes"))]
+pub(crate) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> Pods {
+    Pods::default()
+}
+
+/// The address book, kept up to date with the cluster if one is set; what the cluster does not list is a note in
+/// `readiness`.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
+pub(crate) fn follow_addresses(
+    settings: &AddressSettings,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> Arc<AddressBook> {
+    let book = Arc::new(AddressBook::new(settings.fixed.clone(), settings.cluster.is_some()));
+    #[cfg(feature = "kubernetes")]
+    if let Some(cluster) = &settings.cluster {
+        let readiness = readiness.clone();
+        let report = move |what, state| readiness.note(what, state);
+        let followed = AddressWatch::new(reached(cluster), book.clone(), report);
+        drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
+    }
+    book
+}
+
+/// The ports of nodes that are led here, kept up to date with a ConfigMap if the settings name one; what is wrong there is
+/// a note in `readiness`. `own`: where this pod listens.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no ConfigMap then"))]
+pub(crate) fn follow_ports(
+    settings: &Cloud,
+    own: &[SocketAddr],
+    readiness: &Readiness,
+    drain: &Drain,
+) -> watch::Receiver<ProxyPorts> {
+    #[cfg(feature = "kubernetes")]
+    if let Some(ports) = &settings.ports {
+        let metrics = settings.server.metrics_listen.map(|listen| listen.at.port());
+        let params = PortParams {
+            cluster: reached(&ports.cluster),
+            namespace: ports.namespace.clone(),
+            configmap: ports.configmap.clone(),
+            service: ports.service.clone(),
+            own: own.iter().map(SocketAddr::port).chain(metrics).collect(),
+            http: ports.http,
+            https: ports.https,
+        };
+        let readiness = readiness.clone();
+        let followed = PortWatch::new(params, move |state| readiness.note("ports", state));
+        let known = followed.ports();
+        drain.spawn(tracing::info_span!("ports"), followed.follow(drain.clone()));
+        return known;
+    }
+    watch::Sender::new(ProxyPorts::default()).subscribe()
+}
+
+/// Has names of nodes kept for DNS if the settings say so; what is wrong with that is a note in `readiness`. Returns the
+/// addresses to which they lead although no pod has them.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there are no Nodes then"))]
+pub(crate) fn follow_node_names(
+    settings: &Cloud,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> watch::Receiver<BTreeSet<IpAddr>> {
+    #[cfg(feature = "kubernetes")]
+    if let Some(names) = &settings.node_names {
+        let params = NodeNameParams {
+            cluster: reached(&names.cluster),
+            namespace: names.namespace.clone(),
+            configmap: names.configmap.clone(),
+            key: names.key.clone(),
+            lease: names.lease.clone(),
+            me: format!("{}_{:016x}", settings.pod_name, rand::random::<u64>()),
+            edges: names.edges.clone(),
+            names: names.names.clone(),
+            service: names.service.clone(),
+            holders: names.holders.clone(),
+        };
+        let readiness = readiness.clone();
+        let kept = NodeNames::new(params, move |state| readiness.note("names of nodes", state));
+        let service = kept.service();
+        drain.spawn(tracing::info_span!("node names"), kept.run(drain.clone()));
+        return service;
+    }
+    watch::Sender::default().subscribe()
+}
+
+/// How to reach the cluster.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn reached(cluster: &ClusterSettings) -> Cluster {
+    let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
+    Cluster { kubeconfig, namespace }
+}
+
+/// Whose certificates edges may show; `None`: nobody's.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn agents(settings: &Cloud) -> Option<Agents> {
+    Some(Agents { ca: settings.csr.as_ref()?.agent_ca.clone()? })
+}
+
+/// Nobody's: a build without Kubernetes has no cluster in its settings.
+#[cfg(not(feature = "kubernetes"))]
+pub(crate) fn agents(_: &Cloud) -> Option<Agents> {
+    None
+}
+
+/// Follows the Nodes of the cluster, if the settings ask for anything there that takes the right to list Nodes.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
+pub(crate) fn follow_nodes(settings: &Cloud, drain: &Drain) -> Option<Nodes> {
+    #[cfg(feature = "kubernetes")]
+    {
+        let names = settings.node_names.as_ref();
+        let certificates = settings.csr.as_ref().filter(|csr| csr.agent_ca.is_some());
+        let cluster = settings.addresses.cluster.as_ref();
+        let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
+        let followed = NodeWatch::new(reached(cluster?), names.map(|names| names.edges.clone()));
+        let nodes = followed.known();
+        drain.spawn(tracing::info_span!("nodes"), followed.follow(drain.clone()));
+        Some(nodes)
+    }
+    #[cfg(not(feature = "kubernetes"))]
+    None
+}
+
+// Keeps the certificates of `[mode.cloud.csr]` issued.
+
+/// The certificates that a pod has signers issue; by default none.
+#[derive(Debug, Default)]
+#[must_use = "they are renewed by `Pod::keep`"]
+pub struct Issued {
+    #[cfg(feature = "kubernetes")]
+    keepers: Vec<Keeper>,
+}
+
+#[cfg(feature = "kubernetes")]
+impl Issued {
+    /// Completes once there is a certificate of each kind that the settings ask for; until then a pod that shows them
+    /// cannot start. It tries for ever, and says in the log why it has to. Cancel safe.
+    pub async fn first(settings: &Cloud) -> Self {
+        let mut keepers = keepers(settings);
+        futures_util::future::join_all(keepers.iter_mut().map(Keeper::first)).await;
+        Self { keepers }
+    }
+}
+
+#[cfg(not(feature = "kubernetes"))]
+impl Issued {
+    /// Asks for nothing: a build without Kubernetes has no cluster in its settings.
+    pub async fn first(_: &Cloud) -> Self {
+        Self::default()
+    }
+}
+
+impl Pod {
+    /// Renews them until the pod stops; `/readyz` shows what is in the way.
+    #[cfg_attr(
+        not(feature = "kubernetes"),
+        expect(unused_variables, clippy::needless_pass_by_value, reason = "there are none then")
+    )]
+    pub fn keep(&self, issued: Issued) {
+        #[cfg(feature = "kubernetes")]
+        for keeper in issued.keepers {
+            let (links, readiness) = (self.stopping.links.clone(), self.readiness.clone());
+            let condition = keeper.profile().condition();
+            let report = move |state| readiness.note(condition, state);
+            links.spawn(tracing::info_span!("csr"), keeper.keep(report, links.clone()));
+        }
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+fn keepers(settings: &Cloud) -> Vec<Keeper> {
+    let Some(csr) = &settings.csr else { return Vec::new() };
+    let server = csr
+        .server
+        .clone()
+        .map(|ServerNames { services, names }| (Profile::Server, Names::Of(Reach { services, names })));
+    let proxy_client = csr.proxy_client.then(|| (Profile::ProxyClient, Names::Fixed(Default::default())));
+    let keeper = |(profile, names): (Profile, Names)| {
+        Keeper::new(reached(&csr.cluster), profile, profile.file(&csr.dir), names, csr.lifetime)
+    };
+    server.into_iter().chain(proxy_client).map(keeper).collect()
+}

@@ -1,0 +1,444 @@
+//! The pod's side of links: connections let in, calls judged, links driven until they end.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_rustls::rustls::ServerConfig;
+use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
+
+use crate::base::drain::Drain;
+use crate::base::names::Instance;
+use crate::base::policy::{Networks, plain};
+use crate::link::grpc::accept::{Arrival, Call, Certificate, Dismissal, Unaccepted, serve};
+use crate::link::link::{Link, LinkEnded};
+use crate::link::sender::LinkSender;
+use crate::link::table::Event;
+use crate::link::table::traffic_class::Sorting;
+use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
+use crate::net::limiter::{Door, Limits};
+use crate::net::listen::{Listener, tune_link};
+use crate::net::reload::Reload;
+use crate::net::tls::handshake::{Acceptor, Fault, HANDSHAKES, Shaken};
+use crate::proto::hello::{Caller, Hello, Older};
+use crate::registry::Linked;
+use crate::server::authenticated_links::Evidence;
+use crate::server::link_events::{ended, make_way, move_from, room, run_link, take};
+use crate::server::{PodContext, registry};
+
+/// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
+/// header), and those that are `made` to other pods.
+pub(crate) fn spawn(
+    listener: Listener,
+    proxies: Networks,
+    tls: Reload<ServerConfig>,
+    made: Option<mpsc::Receiver<Link>>,
+    shared: PodContext,
+) {
+    let links = shared.ground.drain.clone();
+    if let Some(made) = made {
+        links.spawn(info_span!("siblings"), drive(made, shared.clone()));
+    }
+    let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
+    links.spawn(info_span!("calls"), admit_all(arrived, shared.clone()));
+    let metrics = &shared.ground.metrics;
+    let door = Door::new(Limits::slots(CONNECTIONS));
+    let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
+    let entrance = Entrance { listener, door, proxies, refused, refusals };
+    let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
+    let unshaken = Unshaken::default();
+    links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
+    let handler = Arc::new(Callers { arrivals, handshakes, unshaken, shared });
+    links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
+}
+
+/// Accepts or refuses calls, each in a task of its own, as pinging an older link takes a while.
+async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: PodContext) {
+    let links = shared.ground.drain.clone();
+    loop {
+        let arrival = tokio::select! {
+            biased;
+            () = links.draining() => return,
+            arrival = arrivals.recv() => arrival,
+        };
+        let call = match arrival {
+            None => return,
+            Some(Arrival::Call(call)) => *call,
+            Some(Arrival::Petition(petition)) => {
+                let span = info_span!("petition", from = %petition.from);
+                links.spawn(span, registry::judge(petition, shared.clone()));
+                continue;
+            }
+        };
+        let (span, shared) = match &call.caller {
+            // As with the connection's: there are thousands of them.
+            Caller::Edge(hello) => {
+                (debug_span!("link", node = %hello.node, from = %call.from), shared.clone())
+            }
+            Caller::Pod { .. } => (info_span!("link", pod = %call.from), shared.clone()),
+        };
+        links.spawn(span, admit(call, shared));
+    }
+}
+
+async fn admit(call: Call, shared: PodContext) {
+    match call.caller.clone() {
+        Caller::Edge(hello) => admit_edge(call, hello, shared).await,
+        Caller::Pod { instance, beside, .. } => admit_pod(call, instance, beside, shared).await,
+    }
+}
+
+async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
+    let refused = &shared.ground.metrics.calls_refused;
+    let evidence = Evidence { hello: hello.clone(), agent: call.agent.clone() };
+    if let Err(why) = shared.proven.judge(&evidence).await {
+        refused.count("token");
+        if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
+            warn!(node = %hello.node, from = %call.from, "refused: {why}");
+        }
+        shared.registry.refused(&hello.node, &why.to_string());
+        return call.refuse(Dismissal::Token);
+    }
+    if shared.stopping.is_cancelled() {
+        refused.count("stopping");
+        return call.refuse(Dismissal::Stopping);
+    }
+    if let Err(taken) = shared.registry.admit(&hello.node, hello.instance, call.from).await {
+        refused.count("name_taken");
+        debug!(%taken, "refused");
+        shared
+            .registry
+            .refused(&hello.node, &format!("another process came as this node, from {}", call.from));
+        return call.refuse(Dismissal::NameTaken(taken.to_string()));
+    }
+    let from = call.from;
+    let ips: Arc<[_]> = hello.ips.iter().copied().collect();
+    let linked = |sender: &Arc<LinkSender>| Linked {
+        sender: sender.clone(),
+        instance: hello.instance,
+        from,
+        ips: ips.clone(),
+    };
+    if hello.older == Older::Busy {
+        return admit_interactive(call, linked, &evidence, &shared).await;
+    }
+    let link = call.accept();
+    let sender = link.sender.clone();
+    let edge = hello.instance.map(field::debug);
+    info!(link = %sender.id, node = %hello.node, %from, edge, dialect = %hello.dialect, "node is linked");
+    shared.proven.begin(&sender, &evidence);
+    if let Some(silent) = shared.registry.insert(linked(&sender), hello.older == Older::Silent) {
+        // The other one may be as silent.
+        if let Some(beside) = silent.stand_beside(None) {
+            move_from(&beside, &shared);
+        }
+        move_from(&silent, &shared);
+    }
+    shared.finder.gained(&hello.node);
+    make_way(shared.ground.table.instance(), hello.node.clone(), None, &shared);
+    if shared.stopping.is_cancelled() {
+        sender.drain(None);
+    }
+    let why = run_link(link, &shared).await;
+    shared.registry.ended(&sender, &why.to_string());
+    shared.finder.lost(&hello.node);
+    shared.proven.end(&sender);
+}
+
+async fn admit_pod(call: Call, instance: Instance, beside: bool, shared: PodContext) {
+    if instance == shared.ground.table.instance() {
+        return call.refuse(Dismissal::Itself);
+    }
+    let link = call.accept();
+    let sender = link.sender.clone();
+    info!(link = %sender.id, pod = ?instance, "another pod has linked");
+    if let Some(siblings) = &shared.siblings {
+        for silent in siblings.joined(&sender, beside) {
+            move_from(&silent, &shared);
+        }
+    }
+    run_link(link, &shared).await;
+    if let Some(siblings) = &shared.siblings {
+        siblings.left(&sender);
+    }
+}
+
+/// Drives the links that this pod has dialled to other pods.
+async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
+    let links = shared.ground.drain.clone();
+    loop {
+        let link = tokio::select! {
+            biased;
+            () = links.draining() => return,
+            link = made.recv() => link,
+        };
+        let Some(link) = link else { return };
+        let (span, shared) =
+            (info_span!("link", pod = link.sender.instance.map(field::debug)), shared.clone());
+        links.spawn(span, async move { drop(run_link(link, &shared).await) });
+    }
+}
+
+// Connections to the gRPC port: first byte, TLS handshake, then the gRPC layer, each with its own time limit.
+
+/// The handler of connections to the gRPC port.
+#[derive(Debug)]
+pub(crate) struct Callers {
+    pub(crate) arrivals: mpsc::Sender<Arrival>,
+    /// Limits how many do their handshake or make their call at once. When thousands of edges come back at once they
+    /// queue here: a rejected edge would only dial again later.
+    pub(crate) handshakes: Acceptor,
+    pub(crate) unshaken: Unshaken,
+    pub(crate) shared: PodContext,
+}
+
+impl ConnectionHandler for Callers {
+    /// Only for debugging: a span costs memory and time as long as the link lives, which may do nothing for days.
+    fn span(&self, from: SocketAddr) -> Span {
+        debug_span!("link", %from)
+    }
+
+    async fn serve(self: Arc<Self>, accepted: Accepted) {
+        let Accepted { socket, from, slot } = accepted;
+        let refused = &self.shared.ground.metrics.calls_refused;
+        if let Err(e) = tune_link(&socket, self.shared.ground.congestion.as_deref()) {
+            return debug!(error = %e, "connection was gone at once");
+        }
+        let shaking = self.handshakes.accept(socket, from, &slot);
+        let shaken = match shaking.instrument(info_span!("handshake", %from)).await {
+            Ok(shaken) => shaken,
+            Err(unshaken) => {
+                refused.count(unshaken.cause);
+                if let Some(fault) = &unshaken.fault {
+                    self.unshaken.tell(from.ip(), fault);
+                }
+                return debug!("{unshaken}");
+            }
+        };
+        let Shaken { stream: io, turn, until } = shaken;
+        let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+        // Beside edges only pods have certificates that pass the check, so any other caller with one may claim to be a pod.
+        let certificate = match shown.map(|leaf| self.shared.proven.edge(leaf)) {
+            None => Certificate::None,
+            Some(None) => Certificate::Pod,
+            Some(Some(node)) => Certificate::Edge(node),
+        };
+        let waiting = Unaccepted { certificate, until, slots: (slot, turn) };
+        let (arrivals, ground) = (self.arrivals.clone(), self.shared.ground.clone());
+        drop(self);
+        serve(io, from, arrivals, ground, waiting).await;
+    }
+}
+
+/// Connections at once that have no accepted call yet. Most cost little, as they wait for a byte or for their turn. Whoever
+/// is sent away comes again, and what was done for it is done twice: so a crowd of edges has to fit in here.
+pub(crate) const CONNECTIONS: usize = 20_000;
+
+// Tells of callers whose TLS handshake fails: whose edge it is nobody knows, so its address and the cause have to do.
+
+/// Failed handshakes of the last minute. The first ones of a minute are told at once, all others are summed up at its
+/// end, so that no caller can fill the log. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Unshaken(Arc<Mutex<Minute>>);
+
+#[derive(Debug, Default)]
+struct Minute {
+    /// By address and cause; of the rest only the number is kept.
+    known: HashMap<(IpAddr, &'static str), Count>,
+    others: u64,
+}
+
+#[derive(Debug)]
+struct Count {
+    why: String,
+    untold: u64,
+}
+
+impl Unshaken {
+    /// Tells of a failed handshake, now or at the end of the minute. Who only closes its connection, as balancers do
+    /// that look whether the port is open, is not told of.
+    pub(crate) fn tell(&self, from: IpAddr, fault: &Fault) {
+        if *fault == Fault::Closed {
+            return;
+        }
+        let (from, mut minute) = (plain(from), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let room = minute.known.len() < MOST;
+        match minute.known.get_mut(&(from, fault.name())) {
+            Some(count) => count.untold += 1,
+            None if !room => minute.others += 1,
+            None => {
+                let why = format!("{fault}{}", remedy(fault));
+                let at_once = minute.known.len() < AT_ONCE;
+                if at_once {
+                    warn!(%from, cause = fault.name(), "a caller's TLS handshake failed: {why}");
+                }
+                minute.known.insert((from, fault.name()), Count { why, untold: u64::from(!at_once) });
+            }
+        }
+    }
+
+    /// Once a minute sums up what was not told, until draining begins. Cancel safe.
+    pub(crate) async fn sum_up(self, drain: Drain) {
+        loop {
+            tokio::select! {
+                biased;
+                () = drain.draining() => return self.next(),
+                () = tokio::time::sleep(MINUTE) => self.next(),
+            }
+        }
+    }
+
+    fn next(&self) {
+        let Minute { known, others } =
+            std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut untold: Vec<_> = known.into_iter().filter(|(_, count)| count.untold > 0).collect();
+        let failed = untold.iter().map(|(_, count)| count.untold).sum::<u64>() + others;
+        if failed == 0 {
+            return;
+        }
+        untold.sort_by_key(|((from, cause), count)| (std::cmp::Reverse(count.untold), *from, *cause));
+        let shown: Vec<_> = untold
+            .iter()
+            .take(SHOWN)
+            .map(|((from, _), count)| format!("{from}, {} times: {}", count.untold, count.why))
+            .collect();
+        let addresses = untold.len();
+        warn!(
+            failed,
+            addresses,
+            "more TLS handshakes of callers failed within a minute: {}",
+            shown.join(" | ")
+        );
+    }
+}
+
+/// What mends it, as far as the cause shows that.
+fn remedy(fault: &Fault) -> &'static str {
+    use tokio_rustls::rustls::AlertDescription as Alert;
+    match fault {
+        Fault::Disbelieves(Alert::UnknownCA) => {
+            "; that edge's mode.edge.stream.client.cert does not hold the authority that has signed our \
+             mode.cloud.stream.server.cert"
+        }
+        Fault::Disbelieves(Alert::CertificateExpired) => {
+            "; our mode.cloud.stream.server.cert is out of its dates, or that machine's clock is wrong"
+        }
+        Fault::Disbelieves(_) => {
+            "; most often our mode.cloud.stream.server.cert does not carry the name that the edge dials (its dns, or the \
+             host of its server_name)"
+        }
+        Fault::NoTls => "; something else than an edge has come to this port",
+        fault if fault.is_of_the_certificate() => {
+            "; an edge may show one (its mode.edge.csr) only of an authority in agent_ca of our mode.cloud.csr, and another \
+             pod has to show one that mode.cloud.stream.server.ca has signed"
+        }
+        _ => "",
+    }
+}
+
+/// Pairs of address and cause that are known apart within a minute.
+const MOST: usize = 256;
+/// Of these, told at once.
+const AT_ONCE: usize = 5;
+/// Of these, told in the summary.
+const SHOWN: usize = 5;
+const MINUTE: Duration = Duration::from_secs(60);
+
+// The pod's side of an interactive link, which an edge makes beside its link that is busy with bulk.
+
+/// Puts the link beside its node's current one, and sorts the sessions of both until it ends. A node that is not linked to
+/// this pod, as behind a balancer, is refused.
+pub(crate) async fn admit_interactive(
+    call: Call,
+    linked: impl Fn(&Arc<LinkSender>) -> Linked,
+    evidence: &Evidence,
+    shared: &PodContext,
+) {
+    let hello = &evidence.hello;
+    if !shared.registry.may_stand_beside(&hello.node, hello.instance) {
+        shared.ground.metrics.calls_refused.count("not_beside");
+        return call.refuse(Dismissal::NotBeside);
+    }
+    let link = call.accept();
+    let sender = link.sender.clone();
+    let Some(busy) = shared.registry.stand_beside(linked(&sender)) else { return };
+    shared.proven.begin(&sender, evidence);
+    info!(link = %sender.id, node = %hello.node, beside = %busy.id, "an interactive link");
+    if shared.stopping.is_cancelled() {
+        sender.drain(None);
+    }
+    run(link, &busy, shared).await;
+    shared.registry.remove(&sender);
+    shared.proven.end(&sender);
+}
+
+async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
+    shared.ground.metrics.links.inc();
+    let room = room(shared);
+    // The edge watches the link too, but cannot tell this pod that it is dead: its next try may come to another pod.
+    link.watch();
+    let sender = link.sender.clone();
+    let (mut sorting, mut looks) = (Sorting::default(), interval(Sorting::EVERY));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Nothing is moved there before its edge has said something: a line may pass the hello and nothing more.
+    let mut is_new = true;
+    let why = loop {
+        tokio::select! {
+            event = link.next() => match event {
+                Ok(Event::Drain(_)) => {
+                    is_new = false;
+                    busy.leave_beside(&sender);
+                    move_from(&sender, shared);
+                }
+                Ok(event) => take(event, &sender, &room, shared),
+                Err(why) => break why,
+            },
+            () = sender.falls_silent() => {
+                info!(link = %sender.id, "the interactive link has fallen silent: it is closed");
+                break LinkEnded::ClosedHere;
+            }
+            _ = looks.tick() => {
+                if is_new && sender.traffic().received_messages > 0 && !sender.is_closed() {
+                    is_new = false;
+                    busy.stand_beside(Some(sender.clone()));
+                }
+                for parked in shared.ground.table.sort(busy, &mut sorting).parked {
+                    shared.route.mend(parked, &shared.ground.drain);
+                }
+            }
+        }
+    };
+    busy.leave_beside(&sender);
+    ended(&link, &why, shared);
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_rustls::rustls::AlertDescription;
+
+    use super::*;
+
+    #[test]
+    fn callers_without_end_are_known_by_a_bounded_number() {
+        let unshaken = Unshaken::default();
+        for n in 0..1000_u32 {
+            for _ in 0..2 {
+                unshaken.tell(n.to_be_bytes().into(), &Fault::NoTls);
+            }
+        }
+        unshaken.tell([0, 0, 0, 1].into(), &Fault::Closed);
+        let minute = unshaken.0.lock().unwrap();
+        let untold: u64 = minute.known.values().map(|count| count.untold).sum();
+        assert_eq!((minute.known.len(), untold + minute.others), (MOST, 2000 - AT_ONCE as u64));
+    }
+
+    #[test]
+    fn the_remedy_names_the_key_at_the_side_that_can_change_it() {
+        let told = |alert| remedy(&Fault::Disbelieves(alert));
+        assert!(told(AlertDescription::UnknownCA).contains("mode.edge.stream.client.cert"));
+        assert!(told(AlertDescription::BadCertificate).contains("the name that the edge dials"));
+    }
+}

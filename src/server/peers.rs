@@ -1,0 +1,139 @@
+//! Sets up links to other pods, and the search for nodes there.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tracing::{error, info_span, warn};
+
+use crate::admin::readiness::Readiness;
+use crate::base::drain::Drain;
+use crate::base::names::Host;
+use crate::base::policy::zone::Zone;
+use crate::config::server::peers::SiblingSettings;
+use crate::config::server::{Cloud, Server};
+use crate::link::grpc::LinkContext;
+use crate::link::link::Link;
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{self, Dialer, Identity, Mutual};
+use crate::registry::peers::peer::TlsPodDialer;
+use crate::registry::peers::{PodAddresses, Siblings};
+use crate::registry::search::Dns;
+use crate::registry::{Finder, Registry};
+use crate::startup::{FaultKind, Startup};
+
+/// The finder of nodes, and what a pod that is one of several needs beside it.
+#[derive(Debug)]
+pub(crate) struct FinderParts {
+    pub(crate) finder: Arc<Finder>,
+    pub(crate) several: Option<Several>,
+}
+
+/// There if this pod is one of several.
+#[derive(Debug)]
+pub(crate) struct Several {
+    pub(crate) siblings: Arc<Siblings>,
+    /// Links that were made to other pods, for the caller to drive.
+    pub(crate) made: mpsc::Receiver<Link>,
+}
+
+/// What the search for nodes needs of the core.
+#[derive(Debug)]
+pub(crate) struct Joined<'a> {
+    pub(crate) ground: &'a LinkContext,
+    pub(crate) pool: &'a Pool,
+    pub(crate) zone: &'a Arc<Zone>,
+    /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
+    pub(crate) tls: Option<Reload<Dialer>>,
+    /// Resolves the names of other pods in the settings.
+    pub(crate) resolver: &'a Resolver,
+    /// Resolves the names of nodes.
+    pub(crate) dns: &'a Resolver,
+    /// Addresses that no pod has, although names of nodes lead there in DNS.
+    pub(crate) no_pods: &'a watch::Receiver<BTreeSet<IpAddr>>,
+    /// The nodes that are linked here.
+    pub(crate) registry: Arc<Registry>,
+    /// This pod's gRPC port.
+    pub(crate) port: u16,
+}
+
+/// Reads the TLS files for dialling other pods; `None` if no other pods are set, or the files do not allow links to
+/// them. The latter is a fault if the settings name other pods, else a warning.
+pub(crate) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<Dialer>> {
+    let asked = &settings.registry.siblings;
+    if !asked.several {
+        return None;
+    }
+    let why = match mutual(&settings.server, asked.name.as_deref()) {
+        Ok(tls) => return Some(tls),
+        Err(why) => why,
+    };
+    match asked.named {
+        Some(named) if named.must_link => {
+            let fault = format!("it names other pods, and none can be linked to: {REMEDY}: {why}");
+            startup.keep(FaultKind::Config, &[named.key], Err::<(), _>(fault));
+        }
+        Some(named) => error!(
+            "{} names other pods, and none can be linked to, so that nodes are reached only through the very pod that \
+             they are linked to: {REMEDY}: {why}",
+            named.key
+        ),
+        None => warn!("other pods cannot be asked for their nodes: {REMEDY}: {why}"),
+    }
+    None
+}
+
+/// Sets up what the settings ask for; without TLS for other pods, only the search among the nodes linked here.
+/// `cluster` has pods beside those of the settings.
+pub(crate) fn finder(
+    asked: &SiblingSettings,
+    joined: Joined<'_>,
+    cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
+) -> FinderParts {
+    let Joined { ground, pool, zone, tls, resolver, dns, no_pods, registry, port } = joined;
+    let (own, drain) = (ground.table.instance(), &ground.drain);
+    let Some(tls) = tls else {
+        return FinderParts { finder: Finder::alone(registry, own), several: None };
+    };
+    drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
+    let service = asked.service.as_ref().and_then(|service| match &service.host {
+        Host::Name(name) => Some((name.to_string(), service.port)),
+        Host::Ip(_) => None,
+    });
+    let named = PodAddresses { list: asked.list.clone(), service, cluster };
+    let addresses = named.follow(Arc::new(resolver.clone()), drain);
+    let (dialer, made) = TlsPodDialer::new(tls, pool.clone(), ground.clone());
+    let siblings = Siblings::new(addresses, registry.clone(), dialer, own, drain.clone());
+    let dns = Dns::new(Arc::new(dns.clone()), zone.clone()).without(no_pods.clone());
+    let finder = Finder::new(registry, own, siblings.clone(), dns, port);
+    FinderParts { finder, several: Some(Several { siblings, made }) }
+}
+
+/// Shows in `/readyz` which of the listed pods do not answer, and why. This does not make the pod unready.
+pub(crate) fn report(siblings: Arc<Siblings>, readiness: Readiness, drain: &Drain) {
+    let draining = drain.clone();
+    drain.spawn(info_span!("report"), async move {
+        let mut changes = siblings.changes();
+        loop {
+            changes.mark_unchanged();
+            readiness.note("other pods", siblings.check());
+            tokio::select! {
+                () = draining.draining() => return,
+                changed = changes.changed() => if changed.is_err() { return },
+            }
+        }
+    });
+}
+
+fn mutual(server: &Server, name: Option<&str>) -> Result<Reload<Dialer>, String> {
+    let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
+    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    Mutual { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())
+}
+
+/// How to let pods link to each other.
+const REMEDY: &str =
+    "give all pods a cert of one authority, and its certificate as ca, in [mode.cloud.stream.server]";

@@ -1,0 +1,317 @@
+//! Carrying an open session: copying its bytes until both ends are done, the verdict, the access line, the numbers.
+//!
+//! Every front end, the back end and the bridge to plain nodes end here.
+
+pub mod copy;
+
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tracing::debug;
+
+use crate::base::access_log::Access;
+use crate::base::metrics::{Alive, Metrics};
+use crate::base::names::SessionId;
+use crate::link::session::stream::Session;
+use crate::net::ByteStream;
+use crate::net::pool::Pool;
+use crate::net::socket::{Connection, Socket, UnderTls};
+use crate::proto::frame::{Code, Refusal};
+use crate::session_io::copy::close;
+use crate::session_io::copy::{Counted, Ended, How, Side, Tally, splice};
+
+/// A session that was opened, with all that counts it.
+#[derive(Debug)]
+pub struct Opened<P> {
+    /// This end of it, or the connection that stands for one.
+    pub session: FarEnd,
+    /// What was taken from it and counted already, and not given to who is at this end yet.
+    pub early: Bytes,
+    /// Its line in the access log.
+    pub access: Access,
+    /// Counts it among those that run.
+    pub alive: Alive,
+    /// Its slot among the sessions of this process; freed when it ends, before its connection is closed with care.
+    pub slot: P,
+}
+
+impl<P> Opened<P> {
+    /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of
+    /// `local`: if that broke off, the session is reset with the cause; otherwise it is given back, to be let go of.
+    pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<FarEnd> {
+        let (result, why) = match (&self.session, ended) {
+            (
+                FarEnd::Direct(_),
+                Ended { by: Side::B, how: How::ReadFailed(kind) | How::WriteFailed(kind) },
+            ) => (local.other().failed(), local.other().failure() + &kind.to_string()),
+            (session, _) => verdict(ended, local, session.ended().as_ref()),
+        };
+        let session = self.settle(result, &why);
+        if ended.by == Side::A && ended.how != How::Finished {
+            session.break_off(Refusal::new(Code::GivenUp, why));
+            return None;
+        }
+        if ended.how == How::Finished {
+            session.is_over();
+        }
+        Some(session)
+    }
+
+    /// As [`Self::end`], of a session that this end breaks off for a reason of its own: a fixed word, and a sentence.
+    pub(crate) fn break_off(self, result: &'static str, why: &str) {
+        self.settle(result, why).break_off(Refusal::new(Code::GivenUp, why));
+    }
+
+    fn settle(self, result: &'static str, why: &str) -> FarEnd {
+        let Self { session, mut access, alive, .. } = self;
+        access.resumed = session.resumed();
+        access.end(result, why);
+        alive.end(result);
+        session
+    }
+}
+
+/// Who is at this end of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LocalPeer {
+    /// A client: this is a front end.
+    Client,
+    /// What was dialled for it: this is the back end.
+    Target,
+}
+
+impl LocalPeer {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Target => "target",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Target,
+            Self::Target => Self::Client,
+        }
+    }
+
+    /// The fixed word for a session that this one broke off.
+    fn failed(self) -> &'static str {
+        match self {
+            Self::Client => "client_failed",
+            Self::Target => "target_failed",
+        }
+    }
+
+    /// How the sentence begins that both ends log once the connection of this one has failed; a cause follows.
+    fn failure(self) -> String {
+        format!("the {}'s connection failed: ", self.name())
+    }
+
+    /// The fixed word for a session that the far end reset. Its code for a connection that failed there is the one for
+    /// any end that its owner wants; the sentence has the difference, so that both ends use one label for it.
+    fn reset_by_other(self, why: &Refusal) -> &'static str {
+        let other = self.other();
+        let failed = why.code == Code::GivenUp && why.reason.starts_with(&other.failure());
+        if failed { other.failed() } else { why.code.name() }
+    }
+}
+
+/// Carries a session's bytes until both ends are done, writes the access line, and closes the connection.
+///
+/// Not cancel safe: a dropped call breaks the connection off and resets the session, and its access line shows that.
+pub async fn carry<C: Connection, P>(
+    mut opened: Opened<P>,
+    local: LocalPeer,
+    mut socket: Socket<C>,
+    metrics: &Metrics,
+) {
+    let Opened { session, early, access, .. } = &mut opened;
+    let up = Tally { one: &mut access.up, all: &metrics.bytes_up };
+    let down = Tally { one: &mut access.down, all: &metrics.bytes_down };
+    let (taken, given) = match local {
+        LocalPeer::Client => (down, up),
+        LocalPeer::Target => (up, down),
+    };
+    let mut counted = Counted { stream: session, early: std::mem::take(early), taken, given };
+    socket.io().breaks_off(true);
+    let ended = splice(&mut socket, &mut counted).await.ended;
+    drop(opened.end(ended, local));
+    close(&mut socket, Side::A, ended).await;
+}
+
+/// Carries bytes between two sessions until both are done: this process is an end of each. If one is broken off, the
+/// far end of the other one gets the cause.
+pub async fn join(mut one: Session, mut other: Session, alive: Alive) {
+    let ended = splice(&mut one, &mut other).await.ended;
+    if ended.how == How::Finished {
+        return alive.end("over");
+    }
+    let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
+    let why = broken.account().ended.unwrap_or_else(|| Refusal::new(Code::GivenUp, "the session broke"));
+    debug!(%why, "a session with a plain node is over");
+    alive.end(why.code.name());
+    left.break_off(why);
+}
+
+/// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `local`.
+fn verdict(ended: Ended, local: LocalPeer, reset: Option<&Refusal>) -> (&'static str, String) {
+    match (ended.by, ended.how) {
+        (Side::A, How::Finished) => ("over", format!("the {} finished first", local.name())),
+        (Side::B, How::Finished) => ("over", format!("the {} finished first", local.other().name())),
+        (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
+            (local.failed(), local.failure() + &kind.to_string())
+        }
+        (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
+            Some(refusal) => (local.reset_by_other(refusal), refusal.reason.clone()),
+            None => ("session_failed", format!("the session failed: {kind}")),
+        },
+    }
+}
+
+// What was opened for a client: a session, or a connection of this process's own; and TLS over either.
+
+/// The far end of what was opened for a client. Dropping it breaks it off, unless it is over in both directions.
+#[derive(Debug)]
+pub enum FarEnd {
+    /// A session.
+    Session(Session),
+    /// A connection that this process has dialled itself.
+    Direct(Socket<TcpStream>),
+    /// One of the two, under TLS that this process speaks with the target.
+    Encrypted(Box<Encrypted>),
+}
+
+/// TLS over a far end.
+type Encrypted = Socket<TlsStream<UnderTls<FarEnd>>>;
+
+impl FarEnd {
+    /// A connection of this process's own, which breaks off when it is dropped.
+    pub fn direct(connection: TcpStream, pool: Pool) -> Self {
+        connection.breaks_off(true);
+        Self::Direct(Socket::new(connection, pool))
+    }
+
+    /// Shakes hands with the target that is to have this name. Not cancel safe: a dropped call breaks it off.
+    ///
+    /// # Errors
+    ///
+    /// TLS has failed; it is broken off.
+    pub async fn encrypted(
+        self,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+        pool: Pool,
+    ) -> io::Result<Self> {
+        let stream = TlsConnector::from(config).connect(name, UnderTls::new(self)).await?;
+        Ok(Self::Encrypted(Box::new(Socket::new(stream, pool))))
+    }
+
+    /// The session's id, if it is one.
+    pub fn id(&self) -> Option<SessionId> {
+        match self {
+            Self::Session(session) => Some(session.id()),
+            Self::Direct(_) => None,
+            Self::Encrypted(over) => inside(over).id(),
+        }
+    }
+
+    /// How often it was resumed on another path.
+    pub fn resumed(&self) -> u32 {
+        match self {
+            Self::Session(session) => session.account().resumed,
+            Self::Direct(_) => 0,
+            Self::Encrypted(over) => inside(over).resumed(),
+        }
+    }
+
+    /// Why the session was ended, if it did not end in good order.
+    pub fn ended(&self) -> Option<Refusal> {
+        match self {
+            Self::Session(session) => session.account().ended,
+            Self::Direct(_) => None,
+            Self::Encrypted(over) => inside(over).ended(),
+        }
+    }
+
+    /// Ends it like a connection that broke off.
+    pub fn break_off(self, why: Refusal) {
+        match self {
+            Self::Session(session) => session.break_off(why),
+            Self::Direct(_) => {}
+            Self::Encrypted(over) => over.into_io().into_inner().0.into_inner().break_off(why),
+        }
+    }
+
+    /// Both directions have been finished: what is still on its way is delivered in the background.
+    pub fn is_over(&self) {
+        match self {
+            Self::Session(_) => {}
+            Self::Direct(connection) => connection.io().breaks_off(false),
+            Self::Encrypted(over) => inside(over).is_over(),
+        }
+    }
+}
+
+/// What TLS sits on.
+fn inside(over: &Encrypted) -> &FarEnd {
+    over.io().get_ref().0.get_ref()
+}
+
+impl From<Session> for FarEnd {
+    fn from(session: Session) -> Self {
+        Self::Session(session)
+    }
+}
+
+impl ByteStream for FarEnd {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        match self {
+            Self::Session(session) => session.poll_read_chunk(cx),
+            Self::Direct(connection) => connection.poll_read_chunk(cx),
+            Self::Encrypted(over) => over.poll_read_chunk(cx),
+        }
+    }
+
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        match self {
+            Self::Session(session) => session.poll_write_chunk(cx, bytes),
+            Self::Direct(connection) => connection.poll_write_chunk(cx, bytes),
+            Self::Encrypted(over) => over.poll_write_chunk(cx, bytes),
+        }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Session(session) => session.poll_flush(cx),
+            Self::Direct(connection) => connection.poll_flush(cx),
+            Self::Encrypted(over) => over.poll_flush(cx),
+        }
+    }
+
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Session(session) => session.poll_finish(cx),
+            Self::Direct(connection) => connection.poll_finish(cx),
+            Self::Encrypted(over) => over.poll_finish(cx),
+        }
+    }
+
+    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Session(session) => session.poll_lost(cx),
+            Self::Direct(connection) => connection.poll_lost(cx),
+            Self::Encrypted(over) => inside(over).poll_lost(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

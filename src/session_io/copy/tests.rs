@@ -1,0 +1,441 @@
+use std::io;
+use std::task::{Context, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+
+use crate::net::pool::Pool;
+use crate::net::socket::Buffered;
+use crate::net::socket::{Connection, Socket};
+use crate::net::tls::tests::{self, Authority, client, server};
+use crate::net::tls::{ClientCertificates, Trust, server_name};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::*;
+
+/// Runs a splice between two in-memory pipes, and `work` at their far ends.
+async fn spliced<W, R>(room: usize, work: impl FnOnce(DuplexStream, DuplexStream) -> W) -> (Outcome, R)
+where
+    W: Future<Output = R>,
+{
+    let ((far_a, near_a), (far_b, near_b)) = (duplex(room), duplex(room));
+    let pool = Pool::new();
+    let mut a = Socket::new(near_a, pool.clone());
+    let mut b = Socket::new(near_b, pool);
+    tokio::join!(splice(&mut a, &mut b), work(far_a, far_b))
+}
+
+async fn rest(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).await.unwrap();
+    all
+}
+
+/// A connected pair of real sockets.
+async fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (near, far) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
+    (near.unwrap(), far.unwrap().0)
+}
+
+#[tokio::test]
+async fn half_close_is_kept_both_ways() {
+    for a_first in [true, false] {
+        let (outcome, ()) = spliced(64, |a, b| async move {
+            let (mut asks, mut answers) = if a_first { (a, b) } else { (b, a) };
+            asks.write_all(b"question").await.unwrap();
+            asks.shutdown().await.unwrap();
+            assert_eq!(rest(&mut answers).await, b"question");
+            answers.write_all(b"a longer answer").await.unwrap();
+            answers.shutdown().await.unwrap();
+            assert_eq!(rest(&mut asks).await, b"a longer answer");
+        })
+        .await;
+        let (by, to_a, to_b) = if a_first { (Side::A, 15, 8) } else { (Side::B, 8, 15) };
+        assert_eq!(outcome, Outcome { to_a, to_b, ended: Ended { by, how: How::Finished } });
+    }
+}
+
+#[tokio::test]
+async fn half_close_is_kept_on_real_sockets() {
+    let ((mut client, near), (far, mut target)) = (tcp().await, tcp().await);
+    let pool = Pool::new();
+    let (mut near, mut far) = (Socket::new(near, pool.clone()), Socket::new(far, pool));
+    let ends = async {
+        client.write_all(b"question").await.unwrap();
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(&mut target).await, b"question");
+        target.write_all(b"answer").await.unwrap();
+        drop(target);
+        assert_eq!(rest(&mut client).await, b"answer");
+    };
+    let (outcome, ()) = tokio::join!(splice(&mut near, &mut far), ends);
+    assert_eq!(outcome.ended, Ended { by: Side::A, how: How::Finished });
+}
+
+/// Counts the bytes that were taken from the stream inside.
+struct Counted(Socket<TcpStream>, watch::Sender<usize>);
+
+impl ByteStream for Counted {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let taken = ready!(self.0.poll_read_chunk(cx))?;
+        self.1.send_modify(|all| *all += taken.len());
+        Poll::Ready(Ok(taken))
+    }
+
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        self.0.poll_write_chunk(cx, bytes)
+    }
+
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_finish(cx)
+    }
+}
+
+/// The target does not read the upload, so that closing makes its kernel send RST; the client sends all the time, and
+/// reads nothing before the splice is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_delivered() {
+    const FILE: usize = 256 * 1024;
+    for round in 0..50 {
+        let ((client, near), (far, mut target)) = (tcp().await, tcp().await);
+        let (count, mut taken) = watch::channel(0);
+        let pool = Pool::new();
+        let (mut near, mut far) = (Socket::new(near, pool.clone()), Counted(Socket::new(far, pool), count));
+        let (over, is_over) = oneshot::channel();
+        let middle = async {
+            let outcome = splice(&mut near, &mut far).await;
+            assert_eq!((outcome.to_a, outcome.ended.by), (FILE as u64, Side::B));
+            drop(far);
+            over.send(()).unwrap();
+            linger(&mut near).await;
+            drop(near);
+        };
+        let server = async move {
+            target.read_exact(&mut [0; 100]).await.unwrap();
+            target.write_all(&vec![7; FILE]).await.unwrap();
+            // What waits in the target's own kernel is lost with its RST, even for a reader: so only from here on.
+            taken.wait_for(|all| *all == FILE).await.unwrap();
+        };
+        let (mut reads, mut writes) = client.into_split();
+        let download = async move {
+            let upload = async {
+                let junk = vec![1; 16 * 1024];
+                while writes.write_all(&junk).await.is_ok() {}
+            };
+            let answer = async {
+                is_over.await.unwrap();
+                rest(&mut reads).await
+            };
+            tokio::select! {
+                all = answer => all,
+                () = upload => panic!("round {round}: the client was cut before it had its answer"),
+            }
+        };
+        let ((), (), got) = tokio::join!(middle, server, download);
+        assert!(got.len() == FILE && got.iter().all(|b| *b == 7), "round {round}: {} of {FILE}", got.len());
+    }
+}
+
+#[tokio::test]
+async fn a_stalled_reader_stops_only_its_own_direction() {
+    let (_, got) = spliced(64, |a, mut b| async move {
+        let (mut a_reads, mut a_writes) = tokio::io::split(a);
+        // `b` reads nothing, so this gets stuck.
+        let flood = async { while a_writes.write_all(&[0; 64]).await.is_ok() {} };
+        let answer = async {
+            b.write_all(&[9; 100_000]).await.unwrap();
+            b.shutdown().await.unwrap();
+        };
+        tokio::select! {
+            (got, ()) = async { tokio::join!(rest(&mut a_reads), answer) } => got,
+            () = flood => panic!("nobody reads, yet all was taken"),
+        }
+    })
+    .await;
+    assert!(got == [9; 100_000]);
+}
+
+/// A stream of which each operation answers as scripted.
+struct Scripted {
+    takes: Vec<io::Result<Bytes>>,
+    /// What it has taken, or the error each gift meets.
+    gives: Result<Vec<u8>, io::ErrorKind>,
+    finished: usize,
+}
+
+impl Scripted {
+    fn new(takes: Vec<io::Result<Bytes>>, gives: Result<Vec<u8>, io::ErrorKind>) -> Self {
+        Self { takes, gives, finished: 0 }
+    }
+}
+
+impl ByteStream for Scripted {
+    fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        match self.takes.is_empty() {
+            true => Poll::Pending,
+            false => Poll::Ready(self.takes.remove(0)),
+        }
+    }
+
+    fn poll_write_chunk(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        match &mut self.gives {
+            Ok(all) => all.extend_from_slice(&bytes.copy_to_bytes(bytes.len())),
+            Err(kind) => return Poll::Ready(Err((*kind).into())),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.finished += 1;
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn some(text: &'static str) -> io::Result<Bytes> {
+    Ok(Bytes::from_static(text.as_bytes()))
+}
+
+#[tokio::test]
+async fn a_side_that_cannot_be_written_to_is_still_read_to_its_end() {
+    let mut client = Scripted::new(vec![some("up"), some("load"), some("goes on")], Ok(vec![]));
+    let mut target =
+        Scripted::new(vec![some("too "), some("large"), some("")], Err(io::ErrorKind::BrokenPipe));
+    let outcome = splice(&mut client, &mut target).await;
+    assert_eq!((client.gives.unwrap(), client.finished), (b"too large".to_vec(), 1));
+    assert!(client.takes.is_empty(), "thrown away, so that the client does not get stuck");
+    let ended = Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) };
+    assert_eq!(outcome, Outcome { to_a: 9, to_b: 0, ended });
+}
+
+#[tokio::test]
+async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
+    let reset = Err(io::ErrorKind::ConnectionReset.into());
+    let mut target = Scripted::new(vec![some("tail"), reset], Ok(vec![]));
+    let mut client = Scripted::new(vec![], Ok(vec![]));
+    let outcome = splice(&mut client, &mut target).await;
+    assert_eq!((client.gives.unwrap(), client.finished), (b"tail".to_vec(), 0));
+    assert_eq!(outcome.ended, Ended { by: Side::B, how: How::ReadFailed(io::ErrorKind::ConnectionReset) });
+}
+
+/// Always has bytes, and counts how many were taken; what it is given it swallows.
+struct Endless(usize);
+
+impl ByteStream for Endless {
+    fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        self.0 += 1;
+        Poll::Ready(Ok(Bytes::from_static(&[0; 64 * 1024])))
+    }
+
+    fn poll_write_chunk(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        bytes.clear();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn an_endless_copy_gives_way_and_neither_direction_starves() {
+    let (mut a, mut b) = (Endless(0), Endless(0));
+    {
+        let copy = splice(&mut a, &mut b);
+        tokio::pin!(copy);
+        for _ in 0..10 {
+            assert!(futures_util::poll!(&mut copy).is_pending());
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(a.0 + b.0, 10 * BYTES_PER_TURN / (64 * 1024));
+    assert_eq!(a.0, b.0);
+}
+
+/// A client finishes its direction and then goes, while its target sends all the time: there was always more to throw
+/// away, so the copy went on for as long as the target sent.
+#[tokio::test]
+async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
+    let mut target = Endless(0);
+    let mut gone = Scripted::new(vec![some("")], Err(io::ErrorKind::BrokenPipe));
+    let copy = splice(&mut target, &mut gone);
+    tokio::pin!(copy);
+    for _ in 0..10 {
+        if let Poll::Ready(outcome) = futures_util::poll!(&mut copy) {
+            let ended = Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) };
+            assert_eq!(outcome, Outcome { to_a: 0, to_b: 0, ended });
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("it still reads what nobody gets");
+}
+
+/// The answer of a target that refuses an upload goes to a client that reads it slowly, and then stops reading. The
+/// client's own bytes, which it sends all the time, are thrown away meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up() {
+    for fails_after in [Duration::ZERO, 2 * DELIVERY] {
+        let (client, near) = duplex(64);
+        let mut near = Socket::new(near, Pool::new());
+        let (mut reads, mut writes) = tokio::io::split(client);
+        let mut target =
+            Scripted::new(vec![Ok(Bytes::from_static(&[7; 1000]))], Err(io::ErrorKind::BrokenPipe));
+        let floods = async {
+            tokio::time::sleep(fails_after).await;
+            while writes.write_all(&[1; 64]).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let slow = async {
+            for _ in 0..5 {
+                tokio::time::sleep(DELIVERY / 2).await;
+                reads.read_exact(&mut [0; 64]).await.unwrap();
+            }
+            std::future::pending().await
+        };
+        let begun = Instant::now();
+        let outcome = tokio::select! {
+            outcome = splice(&mut near, &mut target) => outcome,
+            ((), ()) = async { tokio::join!(floods, slow) } => panic!("the client never ends"),
+        };
+        assert_eq!(outcome.ended, Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) });
+        assert_eq!(
+            outcome.to_a,
+            6 * 64,
+            "the slow reader had what it took, and what its kernel keeps for it"
+        );
+        let last = (DELIVERY / 2 * 5).max(fails_after);
+        let took = begun.elapsed();
+        assert!(took >= last + DELIVERY && took < last + 2 * DELIVERY + Duration::from_secs(1), "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
+    async fn lingered(work: impl AsyncFnOnce(DuplexStream)) -> Duration {
+        let (far, near) = duplex(64);
+        let mut socket = Socket::new(near, Pool::new());
+        let start = tokio::time::Instant::now();
+        tokio::select! {
+            () = linger(&mut socket) => {}
+            () = async { work(far).await; std::future::pending().await } => {}
+        }
+        start.elapsed()
+    }
+    let ends = lingered(async |mut far| assert!(rest(&mut far).await.is_empty())).await;
+    let silent = lingered(async |far| {
+        tokio::time::sleep(LINGER_TIMEOUT).await;
+        drop(far);
+    })
+    .await;
+    let chatty = lingered(async |mut far| {
+        while far.write_all(b"more").await.is_ok() {
+            tokio::time::sleep(LINGER_SILENCE / 2).await;
+        }
+    })
+    .await;
+    assert_eq!((ends, silent, chatty), (Duration::ZERO, LINGER_SILENCE, LINGER_TIMEOUT));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lingering_does_not_swallow_for_ever() {
+    let mut endless = Endless(0);
+    linger(&mut endless).await;
+    assert_eq!(endless.0, LINGER_MAX_BYTES / (64 * 1024));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_byte_arrives_once_and_in_order(
+        up in 0..300_000usize, down in 0..300_000usize, room in 1..100_000usize, piece in 1..70_000usize,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let made = |len: usize, step: usize| (0..len).map(|i| (i * step % 251) as u8).collect::<Vec<_>>();
+        let (sent_up, sent_down) = (made(up, 3), made(down, 7));
+        let (outcome, (got_up, got_down)) = runtime.block_on(spliced(room.max(16), |a, b| async {
+            let (mut a_reads, mut a_writes) = tokio::io::split(a);
+            let (mut b_reads, mut b_writes) = tokio::io::split(b);
+            let send_up = async {
+                for part in sent_up.chunks(piece) {
+                    a_writes.write_all(part).await.unwrap();
+                }
+                a_writes.shutdown().await.unwrap();
+            };
+            let send_down = async {
+                for part in sent_down.chunks(piece) {
+                    b_writes.write_all(part).await.unwrap();
+                }
+                b_writes.shutdown().await.unwrap();
+            };
+            let ((), (), got_up, got_down) = tokio::join!(send_up, send_down, rest(&mut b_reads), rest(&mut a_reads));
+            (got_up, got_down)
+        }));
+        prop_assert!(got_up == sent_up && got_down == sent_down);
+        prop_assert_eq!((outcome.to_b, outcome.to_a), (up as u64, down as u64));
+    }
+}
+
+/// The kernel takes nothing more, so that what TLS has taken waits in its own buffer when the session breaks.
+#[tokio::test]
+async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
+    let (near, far) = tcp().await;
+    socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
+    let (mut client, server) = tests::over(far, near).await;
+    let mut socket = Socket::new(server, Pool::new());
+    socket.io().breaks_off(true);
+    let mut sent = 0;
+    poll_fn(|cx| {
+        // As much as it takes while nobody reads.
+        loop {
+            let mut bytes = Bytes::from(vec![7; 16 << 10]);
+            let whole = bytes.len();
+            match socket.poll_write_chunk(cx, &mut bytes) {
+                Poll::Ready(written) => written.unwrap(),
+                Poll::Pending => return Poll::Ready(()),
+            }
+            sent += whole - bytes.len();
+        }
+    })
+    .await;
+    let closes = async {
+        deliver(&mut socket).await;
+        drop(socket);
+    };
+    let mut got = Vec::new();
+    let (_, read) = tokio::join!(closes, client.read_to_end(&mut got));
+    assert_eq!((got.len(), read.is_err()), (sent, true), "all of it, and no good end");
+}
+
+/// The pipe below TLS is far smaller than what is sent, so TLS holds ciphertext back; nobody finishes meanwhile.
+#[tokio::test]
+async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
+    let ca = Authority::new("one");
+    let served = server(ca.issue("s", "a.b"), ClientCertificates::Anonymous);
+    let trust = client(Trust::Ca(ca.ca()), None);
+    let (near, far) = duplex(1000);
+    let (accepted, connected) = tokio::join!(
+        TlsAcceptor::from(served.load()).accept(Buffered::new(far, Pool::new())),
+        TlsConnector::from(trust.load()).connect(server_name("a.b").unwrap(), near)
+    );
+    let (mut writer, plain) = duplex(1000);
+    let mut reader = connected.unwrap();
+    let (mut a, mut b) = (Socket::new(plain, Pool::new()), Socket::new(accepted.unwrap(), Pool::new()));
+    let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
+    let mut got = vec![0; sent.len()];
+    tokio::select! {
+        outcome = splice(&mut a, &mut b) => panic!("nobody finished: {outcome:?}"),
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("bytes are stuck"),
+        (wrote, read) = async { tokio::join!(writer.write_all(&sent), reader.read_exact(&mut got)) } => {
+            wrote.unwrap();
+            read.unwrap();
+        }
+    }
+    assert!(got == sent);
+}

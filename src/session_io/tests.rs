@@ -1,0 +1,238 @@
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::Span;
+
+use crate::base::drain::Drain;
+use crate::base::names::Instance;
+use crate::link::sender::LinkSender;
+use crate::link::session::stream::Offer;
+use crate::link::table::{Event, SessionLimits, SessionTable};
+use crate::net::ByteStream;
+use crate::net::pool::Pool;
+use crate::proto::frame::{Category, FrameKind, Peer, SessionKey};
+use crate::proto::halves::Windows;
+use crate::proto::hello::Dialect;
+use crate::proto::state::LinkId;
+
+use super::*;
+
+const FRONT: &str = "test";
+
+/// Who opens sessions, the link to use, and what is offered at its other end, all in memory.
+pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<Offer>) {
+    let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
+    let grace = Duration::from_secs(60);
+    let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, grace };
+    let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
+    let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
+    let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
+    let (offers, offered) = mpsc::channel::<Offer>(1);
+    for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
+        let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());
+        drain.spawn(Span::none(), async move {
+            while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
+                let FrameKind::Session(id, category, word) = frame.body else { continue };
+                let key = SessionKey { id, category, node: frame.node };
+                if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
+                    offers.try_send(offer).unwrap();
+                }
+            }
+        });
+    }
+    (opener, near, offered)
+}
+
+/// An open session, and its other end.
+async fn session(drain: &Drain) -> (Session, Session) {
+    let (opener, link, mut offered) = linked(drain);
+    let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+    let opening = opener.open(node, target, Category::Ssh, String::new()).unwrap();
+    opening.ask(&link, None);
+    let far_end = offered.recv().await.unwrap().accept();
+    opening.answer().await;
+    (opening.into_session(), far_end)
+}
+
+/// Carries a session for a client that sent `early`; gives the client, the far end, and how the carrying ended.
+async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (TcpStream, Session) {
+    let (session, far_end) = session(drain).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (socket, _) = listener.accept().await.unwrap();
+    let opened = Opened {
+        session: session.into(),
+        early: Bytes::new(),
+        access: Access::begin(FRONT, "test".into()),
+        alive: metrics.sessions.begin(FRONT),
+        slot: (),
+    };
+    let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(early));
+    let metrics = metrics.clone();
+    drain.spawn(Span::none(), async move { carry(opened, LocalPeer::Client, socket, &metrics).await });
+    (client, far_end)
+}
+
+pub(crate) async fn take(session: &mut impl ByteStream) -> std::io::Result<Bytes> {
+    poll_fn(|cx| session.poll_read_chunk(cx)).await
+}
+
+/// The far end answers and has nothing more to say, and the client reads that.
+async fn answered(client: &mut TcpStream, far: &mut Session) {
+    let mut answer = Bytes::from_static(b"answer");
+    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
+    poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "answer");
+}
+
+async fn ended(metrics: &Metrics, result: &'static str) -> u64 {
+    while metrics.sessions.now(FRONT) > 0 {
+        tokio::task::yield_now().await;
+    }
+    metrics.sessions.ended(FRONT, result)
+}
+
+#[tokio::test]
+async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut far) = carried(&drain, b"early ", &metrics).await;
+    client.write_all(b"and late").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut all = Vec::new();
+    while let Some(bytes) = Some(take(&mut far).await.unwrap()).filter(|b| !b.is_empty()) {
+        all.extend_from_slice(&bytes);
+    }
+    assert_eq!(all, b"early and late");
+    answered(&mut client, &mut far).await;
+    assert_eq!(ended(&metrics, "over").await, 1);
+    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (14, 6));
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (client, mut far) = carried(&drain, b"", &metrics).await;
+    SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    take(&mut far).await.unwrap_err();
+    assert_eq!(far.account().ended.unwrap().reason, "the client's connection failed: connection reset");
+    assert_eq!(ended(&metrics, "client_failed").await, 1);
+}
+
+#[test]
+fn both_ends_have_one_word_for_a_connection_that_failed() {
+    for (near, word) in [(LocalPeer::Client, "client_failed"), (LocalPeer::Target, "target_failed")] {
+        let kind = std::io::ErrorKind::ConnectionReset;
+        let here = verdict(Ended { by: Side::A, how: How::ReadFailed(kind) }, near, None);
+        let said = Refusal::new(Code::GivenUp, &here.1);
+        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&said));
+        assert_eq!((here.0, &here), (word, &there));
+        let other = Refusal::new(Code::GivenUp, "given up by its owner");
+        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&other));
+        assert_eq!(there.0, "given_up");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, far) = carried(&drain, b"", &metrics).await;
+    far.break_off(Refusal::new(Code::GivenUp, "the target broke off"));
+    let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(ended(&metrics, "given_up").await, 1);
+}
+
+/// The client has nothing to say, so no write shows that nobody would get it.
+#[tokio::test]
+async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut far) = carried(&drain, b"", &metrics).await;
+    answered(&mut client, &mut far).await;
+    far.break_off(Refusal::new(Code::GivenUp, "the target broke off"));
+    assert_eq!(ended(&metrics, "given_up").await, 1);
+    client.gone().await;
+}
+
+/// nc would wait on for an answer from a connection that was closed in good order, and ssh behind it.
+#[tokio::test]
+async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_either() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut far) = carried(&drain, b"early", &metrics).await;
+    assert_eq!(take(&mut far).await.unwrap(), "early");
+    drain.finish(Duration::ZERO, async {}).await;
+    let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(ended(&metrics, "cut").await, 1);
+}
+
+/// Carries a connection of this process's own for a client; gives the client, the target, and the access's numbers.
+async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pair = async || {
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    };
+    let ((client, socket), (connection, target)) = (pair().await, pair().await);
+    let opened = Opened {
+        session: FarEnd::direct(connection, Pool::new()),
+        early: Bytes::new(),
+        access: Access::begin(FRONT, "test".into()),
+        alive: metrics.sessions.begin(FRONT),
+        slot: (),
+    };
+    let (socket, metrics) = (Socket::new(socket, Pool::new()), metrics.clone());
+    drain.spawn(Span::none(), async move { carry(opened, LocalPeer::Client, socket, &metrics).await });
+    (client, target)
+}
+
+#[tokio::test]
+async fn a_connection_of_our_own_is_carried_and_counted_as_a_session_is() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut target) = carried_directly(&drain, &metrics).await;
+    client.write_all(b"question").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut all = String::new();
+    target.read_to_string(&mut all).await.unwrap();
+    // The tail must arrive although the connection is dropped as soon as it is finished.
+    let tail = vec![b'a'; 1 << 20];
+    target.write_all(&tail).await.unwrap();
+    target.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    assert_eq!((all.as_str(), answer.len()), ("question", tail.len()));
+    drop(client);
+    while metrics.sessions.now(FRONT) > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(metrics.sessions.ended(FRONT, "over"), 1);
+    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (8, 1 << 20));
+}
+
+#[tokio::test]
+async fn whoever_breaks_off_a_connection_of_our_own_is_named_and_the_other_sees_it_broken() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    for (by_target, word) in [(true, "target_failed"), (false, "client_failed")] {
+        let (client, target) = carried_directly(&drain, &metrics).await;
+        let (breaks, mut sees) = if by_target { (target, client) } else { (client, target) };
+        SockRef::from(&breaks).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(breaks);
+        if !by_target {
+            assert!(sees.read(&mut [0]).await.is_err(), "it must not look complete");
+        }
+        drop(sees);
+        while metrics.sessions.now(FRONT) > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(metrics.sessions.ended(FRONT, word), 1, "{word}");
+    }
+}

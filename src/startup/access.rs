@@ -1,0 +1,128 @@
+//! Who may come in at the ports for clients: makes the gates of front ends from the settings.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
+use tracing::{info, info_span};
+
+use crate::admin::page::Viewers;
+use crate::base::drain::Drain;
+use crate::base::policy::Networks;
+use crate::base::policy::zone::Zone;
+use crate::config::AdminSettings;
+use crate::config::listen::{Access, Auth};
+use crate::listener::auth::{Gate, Logins, Users};
+use crate::net::reload::Reload;
+use crate::startup::{FaultKind, Startup};
+
+/// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
+/// together.
+#[derive(Debug, Default)]
+pub struct Gates {
+    files: BTreeMap<PathBuf, Option<UserFile>>,
+    doors: Doors,
+}
+
+/// The gates of all ports for clients, each by the key of its table. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Doors(Vec<(String, Arc<ArcSwap<Gate>>)>);
+
+/// Who may come in at one port, with the lists and files that decide it.
+#[derive(Debug, Clone)]
+pub struct Guard {
+    proxies: Networks,
+    gate: Arc<ArcSwap<Gate>>,
+}
+
+#[derive(Debug)]
+struct UserFile {
+    users: Reload<Users>,
+    logins: Arc<Logins>,
+}
+
+impl Gates {
+    /// Reads what a port needs, whose table has this key; `None`: a file will not do, which is noted.
+    pub fn prepare(&mut self, door: &str, access: &Access, startup: &mut Startup) -> Option<Guard> {
+        let logins = match &access.auth {
+            Auth::None => None,
+            Auth::Basic { users, key } => {
+                let read = || UserFile::read(users, key, startup);
+                let file = self.files.entry(users.clone()).or_insert_with(read);
+                Some(file.as_ref()?.logins.clone())
+            }
+        };
+        let Access { proxy_protocol, allow_from, rules, names, .. } = access.clone();
+        let gate = Arc::new(ArcSwap::from_pointee(Gate { allow_from, logins, names, rules, zone: None }));
+        self.doors.0.push((door.to_owned(), gate.clone()));
+        Some(Guard { proxies: proxy_protocol, gate })
+    }
+
+    /// Who may look at the admin ports from other machines; `None`: a file will not do, which is noted.
+    pub fn viewers(&mut self, admin: &AdminSettings, startup: &mut Startup) -> Option<Viewers> {
+        if admin.access.auth == Auth::None {
+            return Some(Viewers::default());
+        }
+        let gate = self.prepare("admin", &admin.access, startup)?.gate(None);
+        Some(Viewers::new(move |head, from| {
+            let gate = gate.load_full();
+            // The gate reads what clients say to a proxy; a browser says the same to a server.
+            let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
+            let said = HeaderMap::from_iter(said);
+            Box::pin(async move { gate.identify(&said, from).await.is_ok() })
+        }))
+    }
+
+    /// Follows the files.
+    pub fn watch(self, drain: &Drain) -> Doors {
+        for file in self.files.into_values().flatten() {
+            drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
+        }
+        self.doors
+    }
+}
+
+impl Doors {
+    /// Has each gate admit whom the settings of its table say: `allow_from`, `names` and `rules`. Where the table is gone
+    /// the gate stays as it is.
+    pub fn apply(&self, settings: &[(&str, &Access)]) {
+        for (door, gate) in &self.0 {
+            let Some((_, access)) = settings.iter().find(|(key, _)| key == door) else { continue };
+            let (old, Access { allow_from, names, rules, .. }) = (gate.load_full(), access);
+            if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
+                let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
+                gate.store(Arc::new(Gate { allow_from, names, rules, ..Gate::clone(&old) }));
+                info!(door, "this door admits others than before");
+            }
+        }
+    }
+}
+
+impl Guard {
+    /// Networks of balancers before the port.
+    pub fn proxies(&self) -> Networks {
+        self.proxies.clone()
+    }
+
+    /// The gate of a front end, which follows the settings. `zone` is where nodes have a second name.
+    pub fn gate(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<Gate>> {
+        let gate = Gate { zone, ..Gate::clone(&self.gate.load()) };
+        self.gate.store(Arc::new(gate));
+        self.gate
+    }
+}
+
+impl UserFile {
+    fn read(path: &Path, key: &str, startup: &mut Startup) -> Option<Self> {
+        let shown = path.display().to_string();
+        let parse = move |text: &[u8]| {
+            Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
+        };
+        let users = startup.keep(FaultKind::Config, &[key], Reload::file(path, parse))?;
+        let logins = Arc::new(Logins::new(users.clone()));
+        Some(Self { users, logins })
+    }
+}
