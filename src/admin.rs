@@ -1,4 +1,4 @@
-//! The ports for operators and machines: health, readiness, metrics, the log level, and what the process does now.
+//! The ports for operators and machines: who may ask, each path and its answer.
 
 pub mod channelz;
 pub mod health;

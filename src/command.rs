@@ -1,4 +1,4 @@
-//! Commands for people.
+//! Commands for people: the command line, and what shells and `man` learn of it.
 
 #[cfg(feature = "kubernetes")]
 pub mod approve;

@@ -1,4 +1,4 @@
-//! Builds and runs an edge.
+//! Builds and runs an edge: its files, its ports, its tasks.
 
 pub mod http_proxy;
 pub mod link_dialer;

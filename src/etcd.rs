@@ -1,4 +1,4 @@
-//! How this pod reaches an etcd: its members, tried in turn.
+//! How an etcd is reached: its members, tried in turn, and the calls to one of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Machines that become nodes by invitation: makes invitations, honours them, and knows the tokens of who has joined.
+//! Machines that become nodes by invitation: makes and honours invitations, and knows the tokens of who has joined.
 
 pub mod store;
 

@@ -1,4 +1,4 @@
-//! Keeps "node is at this pod" where DNS reads it, for as long as it is true.
+//! Keeps "node is at this pod" where DNS reads it, for as long as it is true; the hosts file that several share.
 
 #[cfg(feature = "kubernetes")]
 pub mod configmap;

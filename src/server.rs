@@ -1,4 +1,4 @@
-//! Builds and runs a pod.
+//! Builds, runs and stops a pod.
 
 pub mod authenticated_links;
 pub mod config_files;

@@ -1,4 +1,4 @@
-//! Whether this process is ready, and why not.
+//! Whether this process is ready, and why not; when certificates end.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The access log: exactly one line for each session, also for one that failed.
+//! The access log: one line for each session, also for one that failed; refusals are limited.
 
 use std::collections::HashMap;
 use std::future::Future;

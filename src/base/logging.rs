@@ -1,4 +1,4 @@
-//! Metrics and logs of this program.
+//! Log lines: their destination, form and level, and what keeps a stranger's text from doing harm in them.
 
 pub mod files;
 

@@ -1,4 +1,4 @@
-//! All metrics with their units and meanings.
+//! All metrics: names, help texts, labels, and the two forms in which they are read.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `tunnel invite` and `tunnel revoke`: who may join a cloud, said to a pod of this machine.
+//! `tunnel invite`, `tunnel revoke` and `tunnel join`: who may join a cloud, and joining it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

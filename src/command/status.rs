@@ -1,4 +1,4 @@
-//! `tunnel status`: what a pod or edge of this machine does now.
+//! `tunnel status`: what a pod or edge of this machine does now, as a table for people.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The way to the cloud: its servers, tried in turn, and what makes a link there.
+//! The way to the cloud: its servers, tried in turn, what makes a link there, and the edge's certificate.
 
 pub mod known_addresses;
 pub mod messages;

@@ -1,4 +1,4 @@
-//! Keeps the edge linked: dials the cloud, serves the link, and dials again.
+//! Keeps the edge linked: dials, serves the link, dials again; replaces links, and adds an interactive one.
 
 use std::net::SocketAddr;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! Nodes that have joined by invitation: what all pods of a cloud share of them. Of secrets it holds hashes alone.
+//! Nodes that have joined by invitation, as a text that all pods share: in a file, in etcd, or in a Secret.
 
 #[cfg(feature = "kubernetes")]
 pub mod secret;

@@ -1,4 +1,4 @@
-//! What waits to be sent on one link, and in which order it is sent.
+//! What waits to be sent on one link, in which order it is sent, and which sessions run there.
 //!
 //! Sessions keep what they have to send; the link sender holds only which of them want a turn. A frame is made when the
 //! link can take it, under the session's lock, so order and fairness are decided at the last moment.

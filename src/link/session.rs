@@ -1,4 +1,4 @@
-//! One end of a session: its lock and wakers, and the handles that its owner holds.
+//! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its trace in the log.
 
 pub mod stream;
 

@@ -1,4 +1,4 @@
-//! Every session of this process.
+//! Every session of this process: what each frame about one does, who is let in, and what a link's end means.
 
 pub mod closed;
 pub mod traffic_class;

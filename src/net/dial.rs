@@ -1,4 +1,4 @@
-//! Connecting to one of several addresses, with a deadline.
+//! Connects to one of several addresses, with a deadline, by a socket that carries the mark of this process.
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Dialing through an HTTP proxy, as `HTTPS_PROXY` and `NO_PROXY` ask for it.
+//! Dials through an HTTP proxy, as `HTTPS_PROXY` and `NO_PROXY` ask for it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Values that follow their files: read again when these change, while users of the old value keep it.
+//! Values that follow their files, secrets among them: read again on a change, while users of the old value keep it.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt as _;

@@ -1,4 +1,4 @@
-//! What the kernel knows of a connection's line: its round trip, what it has sent, what is under way, what waits.
+//! What the kernel knows of a connection: round trip, what is under way, what waits (`TCP_INFO`, `sock_diag`).
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! The neutral frames: what two ends of a link send to each other, whatever the dialect.
+//! The neutral frames that two ends of a link send, the peer that sends them, and the opener of a session.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

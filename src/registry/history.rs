@@ -1,4 +1,4 @@
-//! The nodes that were linked here: since when each is not any more, and what last went wrong with it.
+//! The nodes that were linked here, for people: since when each is gone, and what last went wrong with it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! At which pod a node was found last: used until it proves wrong, and remembered as having been there.
+//! At which pod a node is: what pods announce to each other, who is told, and what is remembered.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,4 @@
-//! Two processes with one name: which of them was refused it, and how often that is logged.
+//! Which of two links of one node stays: a newer one, one at another pod, a namesake's, or an interactive one beside it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The files that a pod's settings name, read before anything runs.
+//! The files that a pod's settings name, read before anything runs, and those that change while it runs.
 
 use std::sync::Arc;
 

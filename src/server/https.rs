@@ -1,4 +1,4 @@
-//! Starts the front ends of `[mode.cloud.https]` and `[mode.cloud.http]`.
+//! The ports of `[mode.cloud.https]` and `[mode.cloud.http]`, and the certificates behind them.
 
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 use tracing::info_span;

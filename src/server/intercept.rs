@@ -1,4 +1,4 @@
-//! Starts catching what is sent to edge nodes' addresses, from `[mode.cloud.intercept]`.
+//! What `[mode.cloud.intercept]` catches: whose addresses, from when until when, and the task that keeps the table true.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

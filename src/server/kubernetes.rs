@@ -1,4 +1,4 @@
-//! Starts the task that follows the ready pods of a Service in Kubernetes.
+//! What a pod has from Kubernetes: the other pods, the Nodes, addresses, and its own certificates.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

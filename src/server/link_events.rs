@@ -1,4 +1,4 @@
-//! What a link at work asks of the pod, and what becomes of its sessions when it ends or is left.
+//! What a link at work asks of the pod: sessions to relay or to dial, paths, and the plain dialect's bridge.
 
 use std::net::Ipv4Addr;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! Starts publishing as set in `[mode.cloud.registry]`.
+//! The tasks around the registry: publishing, balance between pods, and invitations.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

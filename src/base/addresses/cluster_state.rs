@@ -1,4 +1,4 @@
-//! The objects of Kubernetes that show where a target is: nodes, pods and Services.
+//! The objects of Kubernetes that show where a target is, and which of them has an address that several claim.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the link itself sends, beside its sessions: signals, last frames, and answers about sessions that are not ours.
+//! What a link sends beside its sessions: signals, last frames, pings, and a second link beside a silent one.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The open session as its owner sees it: a byte stream without copies.
+//! A session as its owner holds it: before it is open, while it looks for a path, and as a byte stream without copies.
 
 use std::future::poll_fn;
 use std::io;

@@ -1,4 +1,4 @@
-//! Whose sessions are served here: one client may have all there is, until another wants some.
+//! Who gives way when places or memory run out, and what is remembered of sessions that are over.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Finds the faults of a server's certificate that clients would only report as "bad certificate".
+//! Certificates: their names, their end, and the faults that clients would only report as "bad certificate".
 
 use std::fmt;
 use std::ops::RangeInclusive;

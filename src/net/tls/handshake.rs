@@ -1,4 +1,4 @@
-//! TLS handshakes with clients: a bounded number at once, each for a bounded time.
+//! TLS handshakes with clients: a bounded number at once, each for a bounded time, and what was wrong in words.
 
 use std::net::SocketAddr;
 use std::time::Duration;

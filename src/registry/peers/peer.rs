@@ -1,4 +1,4 @@
-//! One other pod, by its address: a link to it that is made when it is needed, and dropped when it is not.
+//! One other pod, by its address: the link to it, what is known of it, and what it is told.
 
 use std::collections::HashMap;
 use std::fmt;
