@@ -21,7 +21,7 @@ use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::plain;
-use crate::base::policy::targets::{Listening, Targets, is_number, is_off_limits};
+use crate::base::policy::targets::{OwnListeners, Targets, is_number, is_off_limits};
 use crate::link::session::stream::Offer;
 use crate::net::dial::{DialError, Failure, dial};
 use crate::net::interfaces::{Addresses, LocalAddresses};
@@ -32,12 +32,12 @@ use crate::net::resolver::{LookupError, Resolver};
 use crate::net::socket::{Buffered, Connection, Socket};
 use crate::net::tls;
 use crate::net::tls::handshake::Fault;
-use crate::proto::frame::{Category, Code, Refusal};
+use crate::proto::frame::{Category, Code, SessionError};
 use crate::session_io::{LocalPeer, Opened, carry};
 
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Backend {
+pub struct SessionAcceptor {
     dialer: Arc<TargetDialer>,
     /// `None`: this back end has no TLS for targets.
     tls: Option<TargetTls>,
@@ -46,7 +46,7 @@ pub struct Backend {
     drain: Drain,
 }
 
-impl Backend {
+impl SessionAcceptor {
     /// A back end that dials with `dialer`; `drain` waits for its sessions.
     pub fn new(dialer: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
         Self { dialer: Arc::new(dialer), tls: None, pool, metrics, drain }
@@ -74,12 +74,12 @@ impl Backend {
         let dialled = tokio::select! {
             biased;
             dialled = self.dial(&offer) => dialled,
-            () = offer.withdrawn() => Err(Refusal::new(Code::GivenUp, "the opener gave up before the target answered")),
+            () = offer.withdrawn() => Err(SessionError::new(Code::GivenUp, "the opener gave up before the target answered")),
         };
         self.metrics.opening.observe(begun.elapsed());
         match dialled {
-            Ok(Dialled::Tcp(socket)) => self.carry(offer, access, socket).await,
-            Ok(Dialled::Tls(stream)) => self.carry(offer, access, *stream).await,
+            Ok(TargetConnection::Tcp(socket)) => self.carry(offer, access, socket).await,
+            Ok(TargetConnection::Tls(stream)) => self.carry(offer, access, *stream).await,
             Err(refusal) => {
                 self.metrics.sessions.refused(FRONT, refusal.code.name());
                 let from = address(offer.client());
@@ -95,26 +95,26 @@ impl Backend {
         carry(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 
-    async fn dial(&self, offer: &Offer) -> Result<Dialled, Refusal> {
+    async fn dial(&self, offer: &Offer) -> Result<TargetConnection, SessionError> {
         let (target, until) = (offer.target(), Instant::now() + offer.patience());
         let tls = match (&self.tls, offer.category()) {
             (_, category) if category != Category::Https => None,
             (Some(tls), _) => Some(tls),
             (None, _) => {
                 let reason = "this end speaks no TLS to targets";
-                return Err(Refusal::new(Code::NotAllowed, reason));
+                return Err(SessionError::new(Code::NotAllowed, reason));
             }
         };
         let socket = self.dialer.dial(target, offer.patience()).await?;
-        let Some(tls) = tls else { return Ok(Dialled::Tcp(socket)) };
+        let Some(tls) = tls else { return Ok(TargetConnection::Tcp(socket)) };
         let left = until.saturating_duration_since(Instant::now());
         let stream = tls.connect(socket, target, left, &self.pool).await?;
-        Ok(Dialled::Tls(Box::new(stream)))
+        Ok(TargetConnection::Tls(Box::new(stream)))
     }
 }
 
 /// A target that was dialled.
-enum Dialled {
+enum TargetConnection {
     Tcp(TcpStream),
     Tls(Box<TlsTarget>),
 }
@@ -157,15 +157,18 @@ impl TargetTls {
         target: &Target,
         patience: Duration,
         pool: &Pool,
-    ) -> Result<TlsTarget, Refusal> {
+    ) -> Result<TlsTarget, SessionError> {
         let near = socket.peer_addr().is_ok_and(|at| plain(at.ip()).is_loopback());
         let shaking = self.shake(near, &target.host, Buffered::new(socket, pool.clone()));
         match timeout(patience, shaking).await {
             Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(why)) => Err(Refusal::new(Code::TargetUnreachable, format!("TLS with {target}: {why}"))),
-            Err(_) => {
-                Err(Refusal::new(Code::TargetTimeout, format!("{target} did not finish its TLS handshake")))
+            Ok(Err(why)) => {
+                Err(SessionError::new(Code::TargetUnreachable, format!("TLS with {target}: {why}")))
             }
+            Err(_) => Err(SessionError::new(
+                Code::TargetTimeout,
+                format!("{target} did not finish its TLS handshake"),
+            )),
         }
     }
 
@@ -206,7 +209,7 @@ pub struct TargetDialer {
     /// What may be dialled; swap it when the config changes, for the sessions to come.
     pub targets: Arc<ArcSwap<Targets>>,
     /// Where this process itself listens: never dialled.
-    pub listening: Listening,
+    pub listening: OwnListeners,
     /// Resolves names.
     pub resolver: Resolver,
 }
@@ -224,9 +227,9 @@ pub enum Place {
 
 /// Why a target was not dialled.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotDialled {
+pub struct TargetDialError {
     /// In words for the client.
-    pub refusal: Refusal,
+    pub refusal: SessionError,
     /// Whether it is, or its name stands for, what no pod ever dials for a client.
     pub off_limits: bool,
 }
@@ -237,7 +240,7 @@ impl TargetDialer {
     /// # Errors
     ///
     /// Why not, in words for the client.
-    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, NotDialled> {
+    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, TargetDialError> {
         let deadline = Instant::now() + patience;
         let mut here = self.own.now();
         if self.node().is_none() {
@@ -260,7 +263,7 @@ impl TargetDialer {
         here: &Addresses,
         lookup: L,
         deadline: Instant,
-    ) -> Result<Vec<SocketAddr>, NotDialled>
+    ) -> Result<Vec<SocketAddr>, TargetDialError>
     where
         L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
     {
@@ -307,12 +310,12 @@ impl TargetDialer {
             return Ok(found);
         }
         let refusal = match (all.first(), &target.host) {
-            (None, _) => Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address")),
+            (None, _) => SessionError::new(Code::TargetUnreachable, format_args!("{target} has no address")),
             (Some(ip), Host::Name(name)) if !self.is_here(name) => self.forbidden(target, Some(plain(*ip))),
             _ => self.forbidden(target, None),
         };
         let off_limits = self.place == Place::ForClients && all.iter().any(|ip| is_off_limits(*ip));
-        Err(NotDialled { refusal, off_limits })
+        Err(TargetDialError { refusal, off_limits })
     }
 
     /// The node at which it stands; `None` at a pod.
@@ -323,7 +326,7 @@ impl TargetDialer {
         }
     }
 
-    fn ours(&self, target: &Target) -> Refusal {
+    fn ours(&self, target: &Target) -> SessionError {
         let why = match self.place {
             Place::Node(_) => {
                 format!(
@@ -332,11 +335,11 @@ impl TargetDialer {
             }
             Place::ForEdges | Place::ForClients => format!("{target} is a port of the cloud's own pod"),
         };
-        Refusal::new(Code::OwnPort, why)
+        SessionError::new(Code::OwnPort, why)
     }
 
     /// `found` is what the target's name stands for, if it is a name.
-    fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> Refusal {
+    fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> SessionError {
         let why = match (&self.place, found) {
             (Place::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
             (Place::Node(_), None) => format!("this edge may not dial {target}"),
@@ -352,7 +355,7 @@ impl TargetDialer {
                 format!("the cloud does not dial {target} for its clients")
             }
         };
-        Refusal::new(Code::NotAllowed, why)
+        SessionError::new(Code::NotAllowed, why)
     }
 
     /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
@@ -361,14 +364,14 @@ impl TargetDialer {
     }
 }
 
-impl From<Refusal> for NotDialled {
-    fn from(refusal: Refusal) -> Self {
+impl From<SessionError> for TargetDialError {
+    fn from(refusal: SessionError) -> Self {
         Self { refusal, off_limits: false }
     }
 }
 
-impl From<NotDialled> for Refusal {
-    fn from(why: NotDialled) -> Self {
+impl From<TargetDialError> for SessionError {
+    fn from(why: TargetDialError) -> Self {
         why.refusal
     }
 }
@@ -377,22 +380,22 @@ async fn resolve(
     target: &Target,
     lookup: impl Future<Output = Result<Vec<IpAddr>, LookupError>>,
     deadline: Instant,
-) -> Result<Vec<IpAddr>, Refusal> {
-    let unresolved = |why: String| Refusal::new(Code::TargetUnreachable, why);
+) -> Result<Vec<IpAddr>, SessionError> {
+    let unresolved = |why: String| SessionError::new(Code::TargetUnreachable, why);
     match timeout_at(deadline, lookup).await {
         Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
         Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
     }
 }
 
-fn refusal(why: &DialError) -> Refusal {
+fn refusal(why: &DialError) -> SessionError {
     let code = match why.first() {
         Some(Failure::Refused(_)) => Code::TargetRefused,
         Some(Failure::Timeout(..)) => Code::TargetTimeout,
         Some(Failure::Local(..)) => Code::Internal,
         Some(Failure::Unreachable(..)) | None => Code::TargetUnreachable,
     };
-    Refusal::new(code, why)
+    SessionError::new(code, why)
 }
 
 /// What a pod dials itself for its clients, of all that is at no node. Cheap to clone.
@@ -423,7 +426,7 @@ impl DirectDialer {
     /// # Errors
     ///
     /// Why not, in words for the client.
-    pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, NotDialled> {
+    pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, TargetDialError> {
         let dialer = if all { &self.all } else { &self.listed };
         dialer.dial(target, self.patience).await
     }
@@ -441,12 +444,12 @@ mod tls_tests {
     use tokio_rustls::TlsAcceptor;
 
     use crate::net::tls::tests::Authority;
-    use crate::net::tls::{ClientCertificates, ClientSettings, ServerSettings, TlsParams, Trust};
+    use crate::net::tls::{ClientCertificates, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 
     use super::*;
 
     fn client(trust: Trust) -> Reload<ClientConfig> {
-        ClientSettings { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
+        TlsClientConfig { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
     }
 
     /// Who shakes hands with a target whose certificate for `edge-1` an authority has signed.
@@ -454,7 +457,7 @@ mod tls_tests {
         let identity = by.issue("target", "edge-1");
         let clients = ClientCertificates::Anonymous;
         let server =
-            ServerSettings { identity, clients, offer: TlsParams::default(), alpn: vec![] }.load().unwrap();
+            TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![] }.load().unwrap();
         let (socket, far) = duplex(1 << 16);
         let accept = TlsAcceptor::from(server.load()).accept(far);
         let host = host.parse().unwrap();

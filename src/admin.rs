@@ -25,19 +25,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tracing::{Span, debug, info, info_span};
 
-use crate::admin::page::{Events, Streams, Viewers, live_page};
+use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
 use crate::admin::readiness::Readiness;
-use crate::admin::status::{Clock, EdgeView, PodView};
+use crate::admin::status::{Clock, EdgeView, ServerView};
 use crate::base::drain::Drain;
 use crate::base::logging::{AUDIT, LogLevel, log_trouble};
 use crate::base::metrics::{Form, Metrics};
 use crate::base::names::NodeName;
 use crate::base::policy::{Networks, plain};
 use crate::invitations::{EnrolError, Enrolment};
-use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
+use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
 use crate::net::fd_limit;
-use crate::net::limiter::{Door, Limits, Slot};
-use crate::net::listen::{Accept, Listener, LocalListener};
+use crate::net::limiter::{FairLimiter, Limits, Permit};
+use crate::net::listen::{Accept, TcpAccept, UnixAccept};
 
 /// Everything the admin ports show. Cheap to clone.
 #[derive(Clone)]
@@ -55,9 +55,9 @@ pub struct Admin {
     /// The time, set at the start.
     pub clock: Clock,
     /// Who may look from other machines.
-    pub viewers: Viewers,
+    pub viewers: AdminUsers,
     /// The live pages that are open.
-    pub streams: Streams,
+    pub streams: EventStreamLimiter,
 }
 
 /// The body of an answer: a text, or events.
@@ -67,7 +67,7 @@ type Reply = Either<Full<Bytes>, Events>;
 #[derive(Debug, Clone)]
 pub enum Program {
     /// A pod, with `/cloud/healthz`.
-    Cloud(PodView),
+    Cloud(ServerView),
     /// An edge, with `/edge/healthz`.
     Edge(EdgeView),
 }
@@ -87,13 +87,13 @@ pub enum Port {
 #[derive(Debug, Default)]
 pub struct Listeners {
     /// Everything.
-    pub log: Option<Listener>,
+    pub log: Option<TcpAccept>,
     /// Metrics and health alone.
-    pub metrics: Option<Listener>,
+    pub metrics: Option<TcpAccept>,
     /// Commands of this machine.
-    pub local: Option<LocalListener>,
+    pub local: Option<UnixAccept>,
     /// gRPC's debugging clients.
-    pub channelz: Option<Listener>,
+    pub channelz: Option<TcpAccept>,
     /// Where edges link, of a pod; not served here.
     pub grpc: Option<SocketAddr>,
 }
@@ -106,9 +106,9 @@ where
     L: Accept,
     Served: ConnectionHandler<L::Stream>,
 {
-    let door = Door::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
+    let door = FairLimiter::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
-    let entrance = Entrance { listener, door, proxies: Networks::default(), refused, refusals };
+    let entrance = AcceptLoop { listener, door, proxies: Networks::default(), refused, refusals };
     entrance.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
 }
 
@@ -177,7 +177,7 @@ async fn connection<S, A>(
     socket: S,
     answer: impl Fn(Request<Incoming>) -> A + Send + Sync,
     drain: &Drain,
-    slot: &Slot,
+    slot: &Permit,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     A: Future<Output = Response<Reply>> + Send,
@@ -380,7 +380,7 @@ pub enum Asker {
 
 /// Why an asker gets no answer, as a sentence with the remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unasked {
+pub(crate) enum AdminAccessError {
     /// It is not on this machine.
     #[error("this is shown on this machine only: ask 127.0.0.1, or use `tunnel status` there")]
     Elsewhere,
@@ -404,14 +404,14 @@ impl Asker {
     /// # Errors
     ///
     /// It may not.
-    pub(crate) fn may_ask(&self, head: &HeaderMap, private: bool) -> Result<(), Unasked> {
+    pub(crate) fn may_ask(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
         match self {
             Self::User(_) => Ok(()),
-            Self::Address(_) if private && !self.is_local() => Err(Unasked::Elsewhere),
+            Self::Address(_) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
             Self::Address(_) if is_plain_host(head) => Ok(()),
             // Scripts and balancers may, in HTTP/1.0; no browser does.
             Self::Address(_) if !private && !head.contains_key(HOST) => Ok(()),
-            Self::Address(_) => Err(Unasked::Host),
+            Self::Address(_) => Err(AdminAccessError::Host),
         }
     }
 }
@@ -582,7 +582,7 @@ mod asker_tests {
             ["127.0.0.1", "127.0.0.1:51010", "[::1]:51010", "localhost", "LocalHost:8080", "10.0.0.7:51010"]
         {
             assert_eq!(near.may_ask(&head(&[host]), true), Ok(()), "{host}");
-            assert_eq!(far.may_ask(&head(&[host]), true), Err(Unasked::Elsewhere), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), true), Err(AdminAccessError::Elsewhere), "{host}");
             assert_eq!(far.may_ask(&head(&[host]), false), Ok(()), "{host}");
         }
         for host in [
@@ -593,12 +593,12 @@ mod asker_tests {
             "",
             ":80",
         ] {
-            assert_eq!(near.may_ask(&head(&[host]), true), Err(Unasked::Host), "{host}");
-            assert_eq!(far.may_ask(&head(&[host]), false), Err(Unasked::Host), "{host}");
+            assert_eq!(near.may_ask(&head(&[host]), true), Err(AdminAccessError::Host), "{host}");
+            assert_eq!(far.may_ask(&head(&[host]), false), Err(AdminAccessError::Host), "{host}");
         }
-        assert_eq!(near.may_ask(&head(&[]), true), Err(Unasked::Host));
+        assert_eq!(near.may_ask(&head(&[]), true), Err(AdminAccessError::Host));
         assert_eq!(near.may_ask(&head(&[]), false), Ok(()), "as HTTP/1.0 has it");
-        assert_eq!(near.may_ask(&head(&["localhost", "localhost"]), true), Err(Unasked::Host));
+        assert_eq!(near.may_ask(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
         assert_eq!(Asker::User(0).may_ask(&head(&[]), true), Ok(()));
         let mapped = Asker::Address("::ffff:127.0.0.1".parse().unwrap());
         assert!(mapped.is_local() && near.is_local() && !far.is_local());

@@ -30,14 +30,14 @@ use crate::command::init::Init;
 use crate::command::invitations::{Invite, Join, Revoke};
 #[cfg(feature = "kubernetes")]
 use crate::command::migrate::Migrate;
-use crate::config::edge::EdgeSettings;
+use crate::config::edge::EdgeConfig;
 use crate::config::live::{ConfigFile, tell_warnings};
 use crate::config::server::Cloud;
 use crate::config::{Environment, Warning};
 use crate::edge::Edge;
 use crate::net::reload::warn_of_readers;
 use crate::server::Pod;
-use crate::startup::{FaultKind, Startup};
+use crate::startup::{Startup, StartupErrorKind};
 
 /// Why a command for people was not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -274,7 +274,7 @@ pub enum Settings {
     /// A pod's.
     Cloud(Box<Cloud>),
     /// An edge's.
-    Edge(Box<EdgeSettings>),
+    Edge(Box<EdgeConfig>),
 }
 
 impl Settings {
@@ -311,7 +311,7 @@ impl Settings {
         let text = std::fs::read_to_string(path).map_err(|cause| {
             format!("cannot read the config {}: {cause}; name it with --c=FILE", path.display())
         });
-        let text = startup.keep(FaultKind::Config, &["--c"], text)?;
+        let text = startup.keep(StartupErrorKind::Config, &["--c"], text)?;
         let environment = Environment { kubeconfig, ..Environment::read(variable) };
         let (settings, warnings) = match mode {
             Mode::Cloud => {
@@ -319,7 +319,7 @@ impl Settings {
                 (Self::Cloud(Box::new(settings)), warnings)
             }
             Mode::Edge => {
-                let (settings, warnings) = startup.settings(EdgeSettings::examine(&text, &environment));
+                let (settings, warnings) = startup.settings(EdgeConfig::examine(&text, &environment));
                 (Self::Edge(Box::new(settings)), warnings)
             }
         };

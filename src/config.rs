@@ -60,7 +60,7 @@ pub struct Secret(String);
 
 /// Where to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Listen {
+pub struct ListenConfig {
     /// Port 0 takes any free port.
     pub at: SocketAddr,
     /// The port is a default that no key names: if it cannot be had, the program warns and goes on without it. If a
@@ -72,7 +72,7 @@ pub struct Listen {
 
 /// The table `admin`: how operators look at the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdminSettings {
+pub struct AdminConfig {
     /// The unix socket for commands of this machine, as `tunnel status`; only its owner may open it.
     pub socket: AdminSocket,
     /// Who may look at the log port from other machines: users, or else nobody.
@@ -115,7 +115,7 @@ pub struct Fault {
 
 /// All that is wrong. Displays as one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults<F = Fault>(Vec<F>);
+pub struct ConfigErrors<F = Fault>(Vec<F>);
 
 /// Something the operator should know of a file that loads nevertheless.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,14 +123,14 @@ pub struct Warning {
     /// The whole key, or the table.
     pub key: String,
     /// Why it matters.
-    pub kind: Concern,
+    pub kind: WarningKind,
     /// What is the matter and what to do about it; does not repeat the key.
     pub text: String,
 }
 
 /// Why a [`Warning`] matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Concern {
+pub enum WarningKind {
     /// A port is open to everybody who can reach it.
     OpenDoor,
     /// SuperEdge's key is understood, but what it asks for is not served yet.
@@ -179,25 +179,29 @@ impl<T> Reading<T> {
     /// # Errors
     ///
     /// Everything that is wrong.
-    pub fn whole(self) -> Result<(T, Vec<Warning>), Faults> {
-        if self.faults.is_empty() { Ok((self.settings, self.warnings)) } else { Err(Faults(self.faults)) }
+    pub fn whole(self) -> Result<(T, Vec<Warning>), ConfigErrors> {
+        if self.faults.is_empty() {
+            Ok((self.settings, self.warnings))
+        } else {
+            Err(ConfigErrors(self.faults))
+        }
     }
 }
 
-impl<F> Faults<F> {
+impl<F> ConfigErrors<F> {
     /// Each of them.
     pub fn iter(&self) -> std::slice::Iter<'_, F> {
         self.0.iter()
     }
 }
 
-impl<F> FromIterator<F> for Faults<F> {
+impl<F> FromIterator<F> for ConfigErrors<F> {
     fn from_iter<I: IntoIterator<Item = F>>(faults: I) -> Self {
         Self(faults.into_iter().collect())
     }
 }
 
-impl<'a, F> IntoIterator for &'a Faults<F> {
+impl<'a, F> IntoIterator for &'a ConfigErrors<F> {
     type Item = &'a F;
     type IntoIter = std::slice::Iter<'a, F>;
 
@@ -206,7 +210,7 @@ impl<'a, F> IntoIterator for &'a Faults<F> {
     }
 }
 
-impl<F: fmt::Debug + fmt::Display> std::error::Error for Faults<F> {}
+impl<F: fmt::Debug + fmt::Display> std::error::Error for ConfigErrors<F> {}
 
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -232,7 +236,7 @@ impl fmt::Display for Fault {
     }
 }
 
-impl<F: fmt::Display> fmt::Display for Faults<F> {
+impl<F: fmt::Display> fmt::Display for ConfigErrors<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, fault) in self.0.iter().enumerate() {
             if i > 0 {
@@ -256,7 +260,11 @@ fn other_mode(mode: &mut Table<'_>, ours: &Table<'_>, other: &'static str, repor
         return;
     }
     if ours.is_present() {
-        report.warn(mode.key(other), Concern::Surprise, "this table is for the other mode and is not read");
+        report.warn(
+            mode.key(other),
+            WarningKind::Surprise,
+            "this table is for the other mode and is not read",
+        );
     } else {
         let found = Some("the only mode in this file".to_owned());
         mode.complain(other, found, format!("start with --m={other}, or give the other file"), report);
@@ -342,7 +350,7 @@ impl Report {
     }
 
     /// Notes what the operator should know.
-    pub(crate) fn warn(&mut self, key: impl Into<String>, kind: Concern, text: impl Into<String>) {
+    pub(crate) fn warn(&mut self, key: impl Into<String>, kind: WarningKind, text: impl Into<String>) {
         self.warnings.push(Warning { key: key.into(), kind, text: text.into() });
     }
 

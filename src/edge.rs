@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, info_span, warn};
 
-use crate::acceptor::{Backend, Place, TargetDialer, TargetTls};
-use crate::admin::page::{Streams, Viewers};
+use crate::acceptor::{Place, SessionAcceptor, TargetDialer, TargetTls};
+use crate::admin::page::{AdminUsers, EventStreamLimiter};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView};
 use crate::admin::{Admin, Listeners, Program};
@@ -30,30 +30,30 @@ use crate::base::names::Instance;
 use crate::base::policy::targets::Targets;
 use crate::base::process::third_of_memory;
 use crate::config::Secret;
-use crate::config::edge::{Client, EdgeSettings as Settings, Https, MEMORY, Token};
+use crate::config::edge::{Client, EdgeConfig as Settings, Https, MEMORY, Token};
 use crate::config::live::ConfigFile;
-use crate::edge::http_proxy::ProxyPort;
+use crate::edge::http_proxy::ProxyListener;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
-use crate::edge::link_dialer::{CloudServer, LinkDialer, OwnCertificate};
+use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::edge::reconnect::{Keeper, give_back};
 use crate::link::grpc::LinkContext;
 use crate::link::table::{SessionLimits, SessionTable};
 use crate::net::http_proxy::{Proxy, ProxyError};
 use crate::net::interfaces::LocalAddresses;
-use crate::net::listen::{Listener, LocalListener};
+use crate::net::listen::{TcpAccept, UnixAccept};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{ClientSettings, Identity, Trust};
-use crate::proto::frame::{Code, Refusal};
+use crate::net::tls::{Identity, TlsClientConfig, Trust};
+use crate::proto::frame::{Code, SessionError};
 use crate::proto::halves::Windows;
 use crate::route::{Route, Uplinks};
-use crate::startup::access::{Doors, Gates};
-use crate::startup::{FaultKind, StartFaults, Startup};
+use crate::startup::access::{AccessPolicies, ListenerPolicies};
+use crate::startup::{StartFaults, Startup, StartupErrorKind};
 
 /// Where an edge listens.
 #[derive(Debug, Clone)]
-pub struct EdgeBound {
+pub struct EdgeAddresses {
     /// Health, log level, metrics; none if the implicit port could not be had.
     pub log: Option<SocketAddr>,
     /// Metrics alone.
@@ -68,7 +68,7 @@ pub struct EdgeBound {
 #[derive(Debug)]
 pub struct Edge {
     /// Where it listens.
-    pub bound: EdgeBound,
+    pub bound: EdgeAddresses,
     /// The numbers.
     pub metrics: Metrics,
     /// The sessions.
@@ -76,7 +76,7 @@ pub struct Edge {
     /// The way to other nodes and to the cloud.
     pub route: Route,
     targets: Arc<ArcSwap<Targets>>,
-    doors: Doors,
+    doors: ListenerPolicies,
     readiness: Readiness,
     uplinks: Arc<Uplinks>,
     sessions: Drain,
@@ -95,7 +95,7 @@ impl Edge {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports, proxy, (viewers, gates)) = startup.finish(prepared)?;
-        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyPort::at));
+        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyListener::at));
         gates.watch(&edge.links);
         let level_from_anywhere = !settings.client.log_listen.is_local();
         let pool = Pool::new();
@@ -164,17 +164,17 @@ impl Edge {
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let uplinks = Uplinks::new(client.node.clone());
         Self {
-            bound: EdgeBound {
-                log: ports.log.as_ref().map(Listener::at),
-                metrics: ports.metrics.as_ref().map(Listener::at),
-                channelz: ports.channelz.as_ref().map(Listener::at),
+            bound: EdgeAddresses {
+                log: ports.log.as_ref().map(TcpAccept::at),
+                metrics: ports.metrics.as_ref().map(TcpAccept::at),
+                channelz: ports.channelz.as_ref().map(TcpAccept::at),
                 proxy,
             },
             route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
             metrics,
             table,
             targets: Arc::new(ArcSwap::from_pointee(targets.clone())),
-            doors: Doors::default(),
+            doors: ListenerPolicies::default(),
             readiness: Readiness::waiting_for(&[LINK]),
             uplinks,
             sessions: Drain::new(),
@@ -213,7 +213,7 @@ impl Edge {
             tokens,
             turn: AtomicUsize::new(0),
             tls,
-            own: csr.map(|csr| OwnCertificate::new(csr.file, client.ca)),
+            own: csr.map(|csr| EdgeCertificate::new(csr.file, client.ca)),
             proxy,
             known: KnownAddresses::new(resolver, session.grace, self.links.clone()),
             pool: pool.clone(),
@@ -222,7 +222,7 @@ impl Edge {
         Arc::new(Keeper {
             dialer: cloud,
             ground,
-            backend: Backend::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
+            backend: SessionAcceptor::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
                 .with_tls(target_tls),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
@@ -245,13 +245,13 @@ impl Edge {
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
     }
 
-    fn admin(&self, viewers: Viewers, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
         Admin {
             side: Program::Edge(view),
             clock: Clock::now(),
             viewers,
-            streams: Streams::default(),
+            streams: EventStreamLimiter::default(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -264,7 +264,7 @@ impl Edge {
         self.readiness.set(RUNNING, Err("stopping".into()));
         info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
-        let why = Refusal::new(Code::Busy, "the edge is stopping");
+        let why = SessionError::new(Code::Busy, "the edge is stopping");
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
@@ -317,7 +317,7 @@ pub(crate) struct EdgeFiles {
     /// Whom the edge believes to be the cloud.
     pub(crate) tls: Reload<ClientConfig>,
     /// Where the cloud is.
-    pub(crate) servers: Vec<CloudServer>,
+    pub(crate) servers: Vec<ServerEndpoint>,
     /// TLS to targets.
     pub(crate) targets: TargetTls,
     /// What proves the node: one token, or two; none where a certificate proves it.
@@ -332,17 +332,17 @@ pub(crate) struct EdgeFiles {
 #[derive(Debug)]
 pub(crate) struct Ports {
     /// Health, log level, metrics; none if the implicit port could not be had.
-    pub(crate) log: Option<Listener>,
+    pub(crate) log: Option<TcpAccept>,
     /// Metrics alone.
-    pub(crate) metrics: Option<Listener>,
+    pub(crate) metrics: Option<TcpAccept>,
     /// For gRPC's debugging clients.
-    pub(crate) channelz: Option<Listener>,
+    pub(crate) channelz: Option<TcpAccept>,
     /// For commands of this machine.
-    pub(crate) admin: Option<LocalListener>,
+    pub(crate) admin: Option<UnixAccept>,
 }
 
 /// What the settings name; who may look from other machines, with the files that say so.
-pub(crate) type Prepared = (EdgeFiles, Ports, Option<ProxyPort>, (Viewers, Gates));
+pub(crate) type Prepared = (EdgeFiles, Ports, Option<ProxyListener>, (AdminUsers, AccessPolicies));
 
 /// What the settings name, had before anything runs; `None`: something is wrong, and noted.
 pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
@@ -351,9 +351,9 @@ pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prep
     // Outer: whether it can be served; inner: whether it is asked for.
     let proxy = match &settings.http_proxy {
         None => Some(None),
-        Some(proxy) => ProxyPort::prepare(proxy, startup).map(Some),
+        Some(proxy) => ProxyListener::prepare(proxy, startup).map(Some),
     };
-    let mut gates = Gates::default();
+    let mut gates = AccessPolicies::default();
     let viewers = gates.viewers(&settings.admin, startup);
     Some((files?, ports?, proxy?, (viewers?, gates)))
 }
@@ -363,14 +363,14 @@ impl EdgeFiles {
     pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Option<Self> {
         let client = &settings.client;
         let trust = Trust::Ca(client.ca.clone());
-        let tls = ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
-        let tls = startup.keep(FaultKind::Config, &["mode.edge.stream.client.cert"], tls);
-        let servers = client.servers.iter().map(CloudServer::new).collect();
-        let servers = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], servers);
+        let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = startup.keep(StartupErrorKind::Config, &["mode.edge.stream.client.cert"], tls);
+        let servers = client.servers.iter().map(ServerEndpoint::new).collect();
+        let servers = startup.keep(StartupErrorKind::Config, &["mode.edge.stream.client.dns"], servers);
         let targets = targets(&settings.https, startup);
         let tokens = tokens(client.token.as_ref(), startup);
-        let proxy = startup.keep(FaultKind::Config, &["HTTPS_PROXY"], proxy(client));
-        let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
+        let proxy = startup.keep(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(client));
+        let resolver = startup.keep(StartupErrorKind::System, &["DNS"], Resolver::system());
         startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
         Some(Self {
             tls: tls?,
@@ -412,7 +412,7 @@ fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Sec
         Some(Token::File(path)) => {
             let file = path.clone();
             let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
-            startup.keep(FaultKind::Config, &["mode.edge.stream.client.token_file"], tokens)
+            startup.keep(StartupErrorKind::Config, &["mode.edge.stream.client.token_file"], tokens)
         }
     }
 }
@@ -421,14 +421,14 @@ fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Sec
 fn targets(https: &Https, startup: &mut Startup) -> Option<TargetTls> {
     let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
     let client =
-        |trust| ClientSettings { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
+        |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["mode.edge.https.cert", "mode.edge.https.key"];
-    let loopback = startup.keep(FaultKind::Config, &keys, client(Trust::Anyone).load());
+    let loopback = startup.keep(StartupErrorKind::Config, &keys, client(Trust::Anyone).load());
     let others = match &https.ca {
         None => Some(None),
         Some(ca) => {
             let others = client(Trust::Ca(ca.clone())).load();
-            startup.keep(FaultKind::Config, &["mode.edge.https.ca"], others).map(Some)
+            startup.keep(StartupErrorKind::Config, &["mode.edge.https.ca"], others).map(Some)
         }
     };
     Some(TargetTls { loopback: loopback?, others: others? })

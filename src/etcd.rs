@@ -27,7 +27,7 @@ use crate::etcd::wire::{
 };
 use crate::net::dial::dial;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{ClientSettings, Identity, Trust, server_name};
+use crate::net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 /// An etcd, and how to be let in.
 #[derive(Debug, Clone)]
@@ -80,13 +80,13 @@ pub trait EtcdCalls: fmt::Debug + Send + Sync {
 
 /// The member that is asked, and the connection to it.
 #[derive(Debug)]
-pub(crate) struct EtcdMembers {
+pub(crate) struct EtcdEndpoints {
     dialer: Arc<dyn EtcdDialer>,
     turn: usize,
     connection: Option<Arc<dyn EtcdCalls>>,
 }
 
-impl EtcdMembers {
+impl EtcdEndpoints {
     /// Nothing is asked yet.
     pub(crate) fn new(dialer: Arc<dyn EtcdDialer>) -> Self {
         Self { dialer, turn: 0, connection: None }
@@ -136,7 +136,7 @@ impl GrpcDialer {
             (false, _) => None,
             (true, None) => return Err(EtcdError::Tls("no authority is named".into())),
             (true, Some(ca)) => {
-                let client = ClientSettings {
+                let client = TlsClientConfig {
                     trust: Trust::Ca(ca.clone()),
                     identity: identity.clone(),
                     alpn: vec![b"h2".to_vec()],

@@ -34,7 +34,7 @@ use crate::net::tcp_info::{self, find, split};
 
 /// What is caught, and where it is led.
 #[derive(Debug, Clone)]
-pub struct Catch {
+pub struct InterceptRules {
     /// The table's name; its family is inet.
     pub table: String,
     /// What connections carry that are never caught, as they are our own.
@@ -52,16 +52,16 @@ pub struct Catch {
 /// The table of this process. Dropped without [`Self::delete`] it stays in the kernel, until its ports are forgotten.
 #[derive(Debug)]
 pub struct InterceptTable {
-    catch: Catch,
+    catch: InterceptRules,
     /// What the kernel has; `None`: that is not known, so all is made anew.
     kept: Option<Sets>,
     /// Shows others that the owner lives.
-    _owner: Owner,
+    _owner: TableOwner,
 }
 
 /// Why nothing can be caught.
 #[derive(Debug, thiserror::Error)]
-pub enum CatchError {
+pub enum InterceptError {
     /// Usual cause: the package is missing.
     #[error("the program nft cannot be run: {0}; install nftables, or take an image that contains it")]
     Program(io::Error),
@@ -97,8 +97,8 @@ impl InterceptTable {
     /// # Errors
     ///
     /// What will not do.
-    pub fn claim(catch: Catch) -> Result<Self, CatchError> {
-        let owner = Owner::of(&catch.table)?;
+    pub fn claim(catch: InterceptRules) -> Result<Self, InterceptError> {
+        let owner = TableOwner::of(&catch.table)?;
         catch.is_free()?;
         wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&Sets::default())))?;
         Ok(Self { catch, kept: None, _owner: owner })
@@ -110,7 +110,7 @@ impl InterceptTable {
     /// # Errors
     ///
     /// The kernel has what it had; the next call makes the whole table anew.
-    pub async fn keep(&mut self, sets: &Sets) -> Result<(), CatchError> {
+    pub async fn keep(&mut self, sets: &Sets) -> Result<(), InterceptError> {
         let (commands, joined) = match &self.kept {
             Some(kept) => {
                 let mut joined = sets.clone();
@@ -143,21 +143,21 @@ impl InterceptTable {
     }
 }
 
-impl Catch {
+impl InterceptRules {
     /// Whether the name is free, or that of a table as we make it, whose owner has died.
-    fn is_free(&self) -> Result<(), CatchError> {
+    fn is_free(&self) -> Result<(), InterceptError> {
         match wait(&["-j", "-t", "list", "table", "inet", &self.table], "") {
             Ok(listed) => {
                 let ours = [NODES4, NODES6, PORTS];
                 let has = |set: &&str| listed.contains(&format!("\"name\": \"{set}\""));
                 if !ours.iter().all(has) {
-                    return Err(CatchError::Foreign(self.table.clone()));
+                    return Err(InterceptError::Foreign(self.table.clone()));
                 }
                 info!(table = self.table, "a table is taken over whose owner has died");
                 Ok(())
             }
             // There is none.
-            Err(CatchError::Failed(_)) => Ok(()),
+            Err(InterceptError::Failed(_)) => Ok(()),
             Err(cause) => Err(cause),
         }
     }
@@ -221,26 +221,26 @@ const NLM_F_REQUEST: u16 = 1;
 // stderr, and that says whether it is not allowed to do as told.
 
 /// Has nft do all of it in one transaction. Cancel safe as far as the process ends then; it may have done so.
-pub(crate) async fn run(commands: &str) -> Result<(), CatchError> {
+pub(crate) async fn run(commands: &str) -> Result<(), InterceptError> {
     let done = async {
         let mut nft = tokio::process::Command::from(command(&["-j", "-f", "-"]));
-        let mut child = nft.kill_on_drop(true).spawn().map_err(CatchError::Program)?;
+        let mut child = nft.kill_on_drop(true).spawn().map_err(InterceptError::Program)?;
         if let Some(mut input) = child.stdin.take() {
             // Where it ends before it has read all, it says why.
             let _ = input.write_all(commands.as_bytes()).await;
         }
-        judge(&child.wait_with_output().await.map_err(CatchError::Program)?)
+        judge(&child.wait_with_output().await.map_err(InterceptError::Program)?)
     };
-    timeout(PATIENCE, done).await.unwrap_or(Err(CatchError::Silent)).map(drop)
+    timeout(PATIENCE, done).await.unwrap_or(Err(InterceptError::Silent)).map(drop)
 }
 
 /// As [`run`], with these arguments: what it prints. Blocks: for start-up.
-pub(crate) fn wait(args: &[&str], commands: &str) -> Result<String, CatchError> {
-    let mut child = command(args).spawn().map_err(CatchError::Program)?;
+pub(crate) fn wait(args: &[&str], commands: &str) -> Result<String, InterceptError> {
+    let mut child = command(args).spawn().map_err(InterceptError::Program)?;
     if let Some(mut input) = child.stdin.take() {
         let _ = input.write_all(commands.as_bytes());
     }
-    judge(&child.wait_with_output().map_err(CatchError::Program)?)
+    judge(&child.wait_with_output().map_err(InterceptError::Program)?)
 }
 
 fn command(args: &[&str]) -> Command {
@@ -249,17 +249,17 @@ fn command(args: &[&str]) -> Command {
     nft
 }
 
-fn judge(output: &Output) -> Result<String, CatchError> {
+fn judge(output: &Output) -> Result<String, InterceptError> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() {
         return Ok(text(&output.stdout));
     }
     let said = text(&output.stderr);
     if said.contains("Operation not permitted") {
-        return Err(CatchError::Denied);
+        return Err(InterceptError::Denied);
     }
     let first = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it has failed without a word");
-    Err(CatchError::Failed(first.to_owned()))
+    Err(InterceptError::Failed(first.to_owned()))
 }
 
 // Who a table belongs to: beside it stands an empty one that the kernel keeps for one socket (`NFT_TABLE_F_OWNER`), lets
@@ -270,18 +270,19 @@ fn judge(output: &Output) -> Result<String, CatchError> {
 
 /// Shows others that the owner of a table lives, as long as this value does.
 #[derive(Debug)]
-pub(crate) struct Owner {
+pub(crate) struct TableOwner {
     _kernel: Socket,
 }
 
-impl Owner {
+impl TableOwner {
     /// Becomes the owner of the table of that name.
     ///
     /// # Errors
     ///
-    /// [`CatchError::Owned`], [`CatchError::Denied`], or the kernel cannot do it.
-    pub(crate) fn of(table: &str) -> Result<Self, CatchError> {
-        let failed = |cause: io::Error| CatchError::Failed(format!("the kernel does not answer: {cause}"));
+    /// [`InterceptError::Owned`], [`InterceptError::Denied`], or the kernel cannot do it.
+    pub(crate) fn of(table: &str) -> Result<Self, InterceptError> {
+        let failed =
+            |cause: io::Error| InterceptError::Failed(format!("the kernel does not answer: {cause}"));
         let mut kernel = tcp_info::netlink(NETLINK_NETFILTER).map_err(failed)?;
         kernel.send(&batch(&format!("{table}-owner"))).map_err(failed)?;
         let mut room = [0; OWNER_ROOM];
@@ -289,9 +290,9 @@ impl Owner {
         let len = kernel.read(&mut room).map_err(failed)?;
         match verdict(room.get(..len).unwrap_or_default()) {
             Verdict::Made => Ok(Self { _kernel: kernel }),
-            Verdict::MayNot => Err(CatchError::Denied),
-            Verdict::Refused(EPERM | EEXIST) => Err(CatchError::Owned(table.to_owned())),
-            Verdict::Refused(EOPNOTSUPP) => Err(CatchError::Old),
+            Verdict::MayNot => Err(InterceptError::Denied),
+            Verdict::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
+            Verdict::Refused(EOPNOTSUPP) => Err(InterceptError::Old),
             Verdict::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
         }
     }
@@ -361,7 +362,7 @@ pub struct Sets {
     pub ports: BTreeSet<u16>,
 }
 
-impl Catch {
+impl InterceptRules {
     /// The whole table with these sets, in place of whatever has its name.
     pub(crate) fn whole(&self, sets: &Sets) -> Nftables<'static> {
         let mut batch = self.without();
@@ -699,8 +700,8 @@ mod rules_tests {
 
     use super::*;
 
-    fn catch() -> Catch {
-        Catch {
+    fn catch() -> InterceptRules {
+        InterceptRules {
             table: "tunnel".to_owned(),
             mark: 0x40,
             mask: 0xf0,
@@ -767,7 +768,7 @@ mod rules_tests {
     #[test]
     fn what_is_for_this_machine_or_our_own_is_let_pass_before_all_else() {
         let forwarded = Some((vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()], 7003));
-        let all = commands(&Catch { forwarded, ..catch() }.whole(&Sets::default()));
+        let all = commands(&InterceptRules { forwarded, ..catch() }.whole(&Sets::default()));
         let local = json!([
             { "match": { "op": "==", "left": { "fib": { "result": "type", "flags": ["daddr"] } }, "right": "local" } },
             { "return": null }
@@ -796,7 +797,7 @@ mod rules_tests {
 
     #[test]
     fn only_families_with_a_listener_are_caught_and_nothing_forwarded_unless_asked() {
-        let all = commands(&Catch { v6: None, ..catch() }.whole(&Sets::default()));
+        let all = commands(&InterceptRules { v6: None, ..catch() }.whole(&Sets::default()));
         assert_eq!((rules(&all, "output").len(), rules(&all, "prerouting").len()), (3, 0));
         assert!(!all.iter().any(|(_, kind, of)| kind == "chain" && of["name"] == "prerouting"));
     }

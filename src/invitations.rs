@@ -21,8 +21,10 @@ use tracing::{info, warn};
 use crate::base::drain::Drain;
 use crate::base::logging::AUDIT;
 use crate::base::names::NodeName;
-use crate::invitations::store::{Cell, CellError, Enrolled, SecretHash, TooMany, Uninvited};
-use crate::net::limiter::{Failures, Source};
+use crate::invitations::store::{
+    CellError, EnrolmentState, SecretHash, SharedState, TooManyInvitations, Uninvited,
+};
+use crate::net::limiter::{LoginThrottle, Source};
 use crate::net::reload::{Reload, ReloadError};
 use crate::net::tls;
 use crate::net::tls::certificate::host_of;
@@ -31,13 +33,13 @@ use crate::net::tls::verify::issuer;
 /// What the pods of a cloud share of nodes that join, as this pod knows it, and the ways to change it.
 #[derive(Debug)]
 pub struct Enrolment {
-    cell: tokio::sync::Mutex<Cell>,
-    known: ArcSwap<Enrolled>,
+    cell: tokio::sync::Mutex<SharedState>,
+    known: ArcSwap<EnrolmentState>,
     changed: watch::Sender<()>,
     /// When the store was last read, well or not.
     looked: Mutex<Option<Instant>>,
-    authority: Reload<CloudAuthority>,
-    wrong: Mutex<Failures>,
+    authority: Reload<ServerCa>,
+    wrong: Mutex<LoginThrottle>,
 }
 
 /// An invitation, as its maker gets it.
@@ -87,19 +89,19 @@ pub enum JoinRefusal {
 
 impl Enrolment {
     /// Nothing is known until [`Self::follow`] runs, or somebody looks.
-    pub fn new(cell: Cell, authority: Reload<CloudAuthority>) -> Arc<Self> {
+    pub fn new(cell: SharedState, authority: Reload<ServerCa>) -> Arc<Self> {
         Arc::new(Self {
             cell: tokio::sync::Mutex::new(cell),
             known: ArcSwap::default(),
             changed: watch::Sender::new(()),
             looked: Mutex::default(),
             authority,
-            wrong: Mutex::new(Failures::new()),
+            wrong: Mutex::new(LoginThrottle::new()),
         })
     }
 
     /// Who has joined, as last read.
-    pub fn known(&self) -> Arc<Enrolled> {
+    pub fn known(&self) -> Arc<EnrolmentState> {
         self.known.load_full()
     }
 
@@ -152,7 +154,7 @@ impl Enrolment {
         node: &NodeName,
         lasting: Duration,
         who: &str,
-    ) -> Result<Invitation, EnrolError<TooMany>> {
+    ) -> Result<Invitation, EnrolError<TooManyInvitations>> {
         let authority = self.authority.load();
         let code = Code::random(authority.pin);
         let (now, hash) = (now(), code.hash());
@@ -220,7 +222,10 @@ impl Enrolment {
 
     /// Changes what all pods share: reads it, applies the change, and writes it unless another pod was quicker; then
     /// once more.
-    async fn change<T, E>(&self, apply: impl Fn(&mut Enrolled) -> Result<T, E>) -> Result<T, EnrolError<E>> {
+    async fn change<T, E>(
+        &self,
+        apply: impl Fn(&mut EnrolmentState) -> Result<T, E>,
+    ) -> Result<T, EnrolError<E>> {
         let mut cell = self.cell.lock().await;
         for _ in 0..MOST_TRIES {
             let seen = cell.read().await?;
@@ -237,14 +242,14 @@ impl Enrolment {
     }
 
     /// A store that has lost what it held, as a disk that is not mounted has, revokes nobody.
-    fn parse(&self, text: &[u8]) -> Result<Enrolled, String> {
-        if text.trim_ascii().is_empty() && **self.known.load() != Enrolled::default() {
+    fn parse(&self, text: &[u8]) -> Result<EnrolmentState, String> {
+        if text.trim_ascii().is_empty() && **self.known.load() != EnrolmentState::default() {
             return Err("they are gone, and what was read before counts on".into());
         }
-        Enrolled::parse(text)
+        EnrolmentState::parse(text)
     }
 
-    fn know(&self, enrolled: Enrolled) {
+    fn know(&self, enrolled: EnrolmentState) {
         if **self.known.load() != enrolled {
             self.known.store(Arc::new(enrolled));
             self.changed.send_replace(());
@@ -282,7 +287,7 @@ const MOST_TOKEN: usize = 128;
 
 /// What those get to know who want to join a cloud.
 #[derive(Debug, Clone)]
-pub struct CloudAuthority {
+pub struct ServerCa {
     /// The certificates of its authorities, PEM: one, or several while they change.
     pub(crate) certificates: String,
     /// Of the one that has signed the pods' certificate.
@@ -291,7 +296,7 @@ pub struct CloudAuthority {
     pub(crate) host: Option<String>,
 }
 
-impl CloudAuthority {
+impl ServerCa {
     /// Reads the authorities' file and that of the pod's certificate, now and when they change.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ use tracing::debug;
 use crate::base::addresses::NotLocated;
 use crate::base::names::{NameError, Target};
 use crate::net::tls::handshake::Fault;
-use crate::proto::frame::{Code, Refusal};
+use crate::proto::frame::{Code, SessionError};
 use crate::registry::NotFound;
 use crate::route::RouteError;
 
@@ -81,7 +81,7 @@ pub enum Denial {
     OffLimits(Target),
     /// The target is at no node, and this process could not dial it.
     #[error("{0}")]
-    Direct(Refusal),
+    Direct(SessionError),
     /// The port leads to whichever node there is, and there is none.
     #[error("no node is linked to this pod, and none is known to be linked to another")]
     NoNodes,
@@ -94,7 +94,7 @@ pub enum Denial {
     Unlinked,
     /// The cloud did not dial the target for this edge.
     #[error("{0}")]
-    Cloud(Refusal),
+    Cloud(SessionError),
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
@@ -386,7 +386,7 @@ fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
 }
 
 /// The same for a refusal by the far end, docs/protocol.md#codes.
-fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
+fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
     let (status, next) = match refusal.code {
         Code::TargetRefused => {
             (StatusCode::BAD_GATEWAY, "check that the service listens on that port of the node")
@@ -444,7 +444,7 @@ fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
 }
 
 /// The same for a target that a pod could not dial; `allow` says how to let it.
-fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static str, &'static str) {
+fn not_dialled(refusal: &SessionError, allow: &'static str) -> (StatusCode, &'static str, &'static str) {
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
         Code::NotAllowed => allow,
@@ -568,7 +568,7 @@ mod tests {
     }
 
     fn refused_with(code: Code, reason: &str) -> Denial {
-        let refusal = Refusal::new(code, reason);
+        let refusal = SessionError::new(code, reason);
         RouteError::Refused { node: "edge7".parse().unwrap(), refusal }.into()
     }
 
@@ -672,8 +672,8 @@ mod statuses_tests {
 
     #[test]
     fn the_next_step_is_whoevers_who_can_take_it() {
-        let refused = |code| refused(&Refusal::new(code, "whatever the sentence says")).2;
-        let cloud = |code| Denial::Cloud(Refusal::new(code, "x")).next_step();
+        let refused = |code| refused(&SessionError::new(code, "whatever the sentence says")).2;
+        let cloud = |code| Denial::Cloud(SessionError::new(code, "x")).next_step();
         for (next, says) in [
             (refused(Code::NotAllowed), "[mode.edge.allow] targets in that node's config"),
             (refused(Code::NodeNotAllowed), "[mode.cloud.allow] nodes"),

@@ -17,7 +17,7 @@ use tunnel::edge::Edge;
 use tunnel::net::fd_limit;
 use tunnel::server::Pod;
 use tunnel::server::kubernetes::Issued;
-use tunnel::startup::{FaultKind, Service, Signals, StartFaults, Startup};
+use tunnel::startup::{Service, Signals, StartFaults, Startup, StartupErrorKind};
 
 use std::io::Write as _;
 use std::path::Path;
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> ExitCode {
     let mut startup = if args.check { Startup::checking() } else { Startup::default() };
-    let Some(logs) = logs(args, &mut startup) else { return ExitCode::from(code(FaultKind::System)) };
+    let Some(logs) = logs(args, &mut startup) else { return ExitCode::from(code(StartupErrorKind::System)) };
     let config = args.config();
     let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
@@ -80,7 +80,7 @@ fn run(args: &Args) -> ExitCode {
             Err(faults) => faults,
         },
         Err(cause) => {
-            startup.fault(FaultKind::System, "", format!("the system gives no threads: {cause}"));
+            startup.fault(StartupErrorKind::System, "", format!("the system gives no threads: {cause}"));
             startup.into_faults()
         }
     };
@@ -109,7 +109,7 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
         verbosity: args.verbosity,
     };
     startup
-        .keep(FaultKind::LogFiles, &["--log-dir"], Logs::start(LogSettings { dir, ..stderr.clone() }))
+        .keep(StartupErrorKind::LogFiles, &["--log-dir"], Logs::start(LogSettings { dir, ..stderr.clone() }))
         .or_else(|| Logs::start(stderr).ok())
 }
 
@@ -124,13 +124,13 @@ fn report(faults: &StartFaults, config: &Path) {
 }
 
 /// As in sysexits.h.
-fn code(gravest: FaultKind) -> u8 {
+fn code(gravest: StartupErrorKind) -> u8 {
     match gravest {
-        FaultKind::Config => 78,
-        FaultKind::Permission => 77,
-        FaultKind::LogFiles => 73,
-        FaultKind::System => 71,
-        FaultKind::Port => 69,
+        StartupErrorKind::Config => 78,
+        StartupErrorKind::Permission => 77,
+        StartupErrorKind::LogFiles => 73,
+        StartupErrorKind::System => 71,
+        StartupErrorKind::Port => 69,
     }
 }
 
@@ -140,7 +140,7 @@ async fn serve(
     mut startup: Startup,
     level: LogLevel,
 ) -> Result<Drained, StartFaults> {
-    let signals = startup.keep(FaultKind::System, &["signals"], Signals::of_a_daemon());
+    let signals = startup.keep(StartupErrorKind::System, &["signals"], Signals::of_a_daemon());
     let ((settings, config), mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
@@ -209,7 +209,7 @@ fn approve(asked: &Approve) -> ExitCode {
         Ok(logs) => logs,
         Err(cause) => {
             print_stderr(&format!("tunnel: {cause}"));
-            return ExitCode::from(code(FaultKind::System));
+            return ExitCode::from(code(StartupErrorKind::System));
         }
     };
     let done = told(in_runtime(approve::approve(asked, &Environment::read(variable), interrupted())));
@@ -244,7 +244,7 @@ fn told(done: Result<String, Failure>) -> ExitCode {
 /// Does a command that waits for something.
 fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let failed = |cause| Failure {
-        code: code(FaultKind::System),
+        code: code(StartupErrorKind::System),
         text: format!("the system gives no threads: {cause}"),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;

@@ -27,7 +27,7 @@ use crate::etcd::EtcdError;
 #[cfg(feature = "kubernetes")]
 use crate::publish::configmap::{ConfigMap, ConfigMapError};
 use crate::publish::etcd::Etcd;
-use crate::publish::record_policy::Vet;
+use crate::publish::record_policy::RecordPolicy;
 use crate::registry::Registry;
 
 /// The task that publishes which nodes are linked here. It never touches a link or a session.
@@ -39,7 +39,7 @@ pub struct Publisher {
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
     /// Asked before a name is published that may belong to somebody else.
-    pub vet: Vet,
+    pub vet: RecordPolicy,
     /// Counts records and failures.
     pub metrics: Metrics,
     /// Called after each try with whether the records stand, and if not, why.

@@ -18,17 +18,17 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::base::addresses::{Claim, Claimant};
+use crate::base::addresses::{Claim, ClaimSource};
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
 use crate::link::sender::LinkSender;
 use crate::link::session::stream::Parked;
 use crate::link::table::SessionTable;
-use crate::proto::frame::{Found, Peer};
-use crate::registry::history::Past;
+use crate::proto::frame::{Found, Remote};
+use crate::registry::history::NodeHistory;
 use crate::registry::location_cache::{Interest, LocationCache};
 use crate::registry::peers::peer::Unreachable;
-use crate::registry::peers::{NodeFound, Siblings};
+use crate::registry::peers::{NodeLocationAnswer, Siblings};
 use crate::registry::replace::Conflicts;
 use crate::registry::search::{Dns, NodeQuery, Searches};
 
@@ -59,7 +59,7 @@ pub struct Registry {
 #[derive(Debug, Clone)]
 pub enum NodeLocation {
     /// Linked to this pod.
-    Here(Linked),
+    Here(LinkedNode),
     /// It is not linked to this pod, perhaps to another. How long ago it last was here; none if never, or forgotten.
     Nowhere(Option<Duration>),
 }
@@ -76,21 +76,21 @@ pub struct Taken {
 
 #[derive(Debug, Default)]
 struct Nodes {
-    linked: HashMap<NodeName, Linked>,
+    linked: HashMap<NodeName, LinkedNode>,
     /// The older link of a process that keeps two for a while: at most one for each node.
-    older: HashMap<NodeName, Linked>,
+    older: HashMap<NodeName, LinkedNode>,
     /// The link of an edge that has said that it has another one, and stays for the sessions that run there: at most one
     /// for each node. Nobody finds the node by it.
-    leaving: HashMap<NodeName, Linked>,
+    leaving: HashMap<NodeName, LinkedNode>,
     /// Links for interactive sessions. Nobody finds a node by its one.
-    interactive: HashMap<NodeName, Linked>,
+    interactive: HashMap<NodeName, LinkedNode>,
     /// When each node that is not linked any more lost its link, and what last went wrong with nodes.
-    past: Past,
+    past: NodeHistory,
 }
 
 impl Nodes {
     /// Every link, the older ones too.
-    fn all(&self) -> Vec<Linked> {
+    fn all(&self) -> Vec<LinkedNode> {
         let aside = self.leaving.values().chain(self.interactive.values());
         self.linked.values().chain(self.older.values()).chain(aside).cloned().collect()
     }
@@ -114,7 +114,7 @@ impl Registry {
     }
 
     /// The link of a node, if it is linked here.
-    pub fn here(&self, node: &NodeName) -> Option<Linked> {
+    pub fn here(&self, node: &NodeName) -> Option<LinkedNode> {
         self.lock().linked.get(node).cloned()
     }
 
@@ -134,7 +134,12 @@ impl Registry {
     }
 
     /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
-    pub async fn wait(&self, node: &NodeName, not: Option<&LinkSender>, until: Instant) -> Option<Linked> {
+    pub async fn wait(
+        &self,
+        node: &NodeName,
+        not: Option<&LinkSender>,
+        until: Instant,
+    ) -> Option<LinkedNode> {
         loop {
             // The waiter is registered before the look: a link that is inserted between the two wakes it. The other way
             // round it would be missed, and this would wait until the deadline.
@@ -176,7 +181,7 @@ impl Registry {
     /// Makes a link its node's current one. The one before is closed, unless the new one is to stand `beside` it and
     /// belongs to the same process: then the older one is returned, which has fallen silent for its edge, so that sessions
     /// had better go on over the new one. At most two stand side by side, so a third one closes the oldest.
-    pub fn insert(&self, linked: Linked, beside: bool) -> Option<Arc<LinkSender>> {
+    pub fn insert(&self, linked: LinkedNode, beside: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let mut nodes = self.lock();
         nodes.past.came(&node);
@@ -337,7 +342,7 @@ impl Drop for Arrival<'_> {
 
 /// A node's link.
 #[derive(Debug, Clone)]
-pub struct Linked {
+pub struct LinkedNode {
     /// The sending side of the link.
     pub sender: Arc<LinkSender>,
     /// The edge's process; none on a plain link, whose edge does not name it.
@@ -348,7 +353,7 @@ pub struct Linked {
     pub ips: Arc<[IpAddr]>,
 }
 
-impl Linked {
+impl LinkedNode {
     /// The answer to another pod's `question` about this node. `own` is this pod's process: it stands for a plain node,
     /// because this pod is the end of that node's sessions.
     pub fn found(&self, question: u64, own: Instance) -> Found {
@@ -478,7 +483,7 @@ impl Finder {
     pub fn knows(&self, node: &NodeName) -> bool {
         let Ok(Path { sender, .. }) = self.at_hand(&NodeQuery::new(node, None, None)) else { return false };
         let heard = || self.others.as_ref().and_then(|others| others.known.age(node));
-        sender.peer != Peer::Pod || heard().is_some_and(|heard| heard <= sender.age())
+        sender.peer != Remote::Pod || heard().is_some_and(|heard| heard <= sender.age())
     }
 
     /// What edges at other pods say of their nodes' addresses, as far as the nodes are known to be there.
@@ -486,7 +491,8 @@ impl Finder {
         let Some(others) = &self.others else { return Vec::new() };
         let mut said = others.known.claims();
         said.retain(|(node, _)| self.knows(node));
-        let claim = |node: &NodeName, ip: &IpAddr| Claim { ip: *ip, node: node.clone(), by: Claimant::Edge };
+        let claim =
+            |node: &NodeName, ip: &IpAddr| Claim { ip: *ip, node: node.clone(), by: ClaimSource::Edge };
         said.iter().flat_map(|(node, ips)| ips.iter().map(move |ip| claim(node, ip))).collect()
     }
 
@@ -523,7 +529,7 @@ impl Finder {
         Err(missing)
     }
 
-    async fn search(&self, wanted: NodeQuery) -> Result<NodeFound, NotFound> {
+    async fn search(&self, wanted: NodeQuery) -> Result<NodeLocationAnswer, NotFound> {
         let Some(others) = &self.others else { return Err(NotFound::default()) };
         let node = wanted.node.clone();
         let any = wanted.is_any();

@@ -11,11 +11,11 @@ use crate::base::backoff::Backoff;
 use crate::base::drain::Drain;
 use crate::base::names::{Instance, NodeName, SessionId, Target};
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::{Answer, Opening, Parked, Session};
+use crate::link::session::stream::{Answer, Parked, PendingOpen, Session};
 use crate::link::table::{SessionTable, TableFull};
-use crate::proto::frame::{Category, Code, Peer, Refusal};
+use crate::proto::frame::{Category, Code, Remote, SessionError};
 use crate::proto::state::LinkId;
-use crate::registry::{Arrival, Awaited, Finder, Linked, MOVE_WINDOW, NotFound, Path};
+use crate::registry::{Arrival, Awaited, Finder, LinkedNode, MOVE_WINDOW, NotFound, Path};
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ pub enum RouteError {
         /// The node that refused.
         node: NodeName,
         /// The edge's reason.
-        refusal: Refusal,
+        refusal: SessionError,
     },
     /// No answer within the time to open.
     #[error("node {node} did not answer within {patience:?}")]
@@ -65,7 +65,7 @@ pub enum RouteError {
 /// Why no session was opened, and the id of the one that was asked for, if it came to that: the far end knows it.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub struct NotOpened {
+pub struct OpenError {
     /// The id that the far end may have logged.
     pub session: Option<SessionId>,
     /// Why.
@@ -73,7 +73,7 @@ pub struct NotOpened {
     pub why: RouteError,
 }
 
-impl From<RouteError> for NotOpened {
+impl From<RouteError> for OpenError {
     fn from(why: RouteError) -> Self {
         Self { session: None, why }
     }
@@ -121,11 +121,11 @@ impl Route {
     /// # Errors
     ///
     /// No session could be opened; the sentence is fit for the client.
-    pub async fn open(&self, request: Request) -> Result<Session, NotOpened> {
+    pub async fn open(&self, request: Request) -> Result<Session, OpenError> {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
-        let mut search = Search::new(&self.paths, &node, None, until, self.chance);
+        let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Pod(_) = self.paths {
             search = search.at_most(MOVING);
         }
@@ -144,7 +144,7 @@ impl Route {
         let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));
         match asked {
             Ok(()) => Ok(opening.into_session()),
-            Err(why) => Err(NotOpened { session: Some(opening.id()), why }),
+            Err(why) => Err(OpenError { session: Some(opening.id()), why }),
         }
     }
 
@@ -175,7 +175,7 @@ impl Route {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
-        let mut search = Search::new(&self.paths, &node, parked.instance(), until, self.chance);
+        let mut search = PathSearch::new(&self.paths, &node, parked.instance(), until, self.chance);
         search.again(parked.again()).await;
         while parked.seeks() {
             if let Err(missing) = search.next().await {
@@ -184,19 +184,19 @@ impl Route {
                 } else {
                     (Code::GivenUp, format!("{far} did not come back within {:?}", self.grace))
                 };
-                return parked.give_up(Refusal::new(code, why));
+                return parked.give_up(SessionError::new(code, why));
             }
             let answered = search.ask(|path| parked.resume(&path.sender), parked.answered());
             if timeout_at(until, answered).await.is_err() {
                 let why = format!("{far} did not resume");
-                return parked.give_up(Refusal::new(Code::GivenUp, why));
+                return parked.give_up(SessionError::new(Code::GivenUp, why));
             }
         }
     }
 }
 
 /// Asks on one path after another until the session is open or refused for good.
-async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteError> {
+async fn ask(opening: &PendingOpen, search: &mut PathSearch<'_>) -> Result<(), RouteError> {
     loop {
         match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
             Answer::Open => return Ok(()),
@@ -222,7 +222,7 @@ pub(crate) const MOVING: Duration = Duration::from_secs(3);
 /// A search belongs to one task, so it needs no lock. Links and nodes change under it at any moment; it notices by a
 /// waiter that is always made before the look it belongs to.
 #[derive(Debug)]
-pub(crate) struct Search<'a> {
+pub(crate) struct PathSearch<'a> {
     paths: &'a PathSource,
     chance: Chance,
     node: &'a NodeName,
@@ -243,7 +243,7 @@ pub(crate) struct Search<'a> {
     another: Option<Instant>,
 }
 
-impl<'a> Search<'a> {
+impl<'a> PathSearch<'a> {
     /// A search among `paths` for a path to `node`, and to its process `instance` if one is given.
     pub(crate) fn new(
         paths: &'a PathSource,
@@ -327,7 +327,7 @@ impl<'a> Search<'a> {
         // The pod that was asked may still answer that it has the node, and sooner than the pod that does. So the first
         // look leaves it out.
         let mut not = before.as_ref().map(|before| before.sender.clone());
-        not.take_if(|link| link.peer != Peer::Pod || link.is_closed());
+        not.take_if(|link| link.peer != Remote::Pod || link.is_closed());
         let mut missing = NotFound::default();
         loop {
             // The waiter is made before the look: a link that comes between the two ends the wait below.
@@ -475,7 +475,7 @@ impl PathSource {
     }
 
     /// The node's link to this pod, if it has one; an edge has no links of other nodes.
-    pub(crate) fn here(&self, node: &NodeName) -> Option<Linked> {
+    pub(crate) fn here(&self, node: &NodeName) -> Option<LinkedNode> {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.registry().here(node),
             Self::Edge(_) => None,

@@ -28,10 +28,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
-use crate::acceptor::{Backend, DirectDialer, Place, TargetDialer};
-use crate::admin::page::{Streams, Viewers};
+use crate::acceptor::{DirectDialer, Place, SessionAcceptor, TargetDialer};
+use crate::admin::page::{AdminUsers, EventStreamLimiter};
 use crate::admin::readiness::Readiness;
-use crate::admin::status::{Clock, PodView};
+use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, Program};
 use crate::base::addresses::AddressBook;
 use crate::base::drain::{Drain, Drained};
@@ -41,37 +41,37 @@ use crate::base::names::Instance;
 use crate::base::policy::ports::ProxyPorts;
 use crate::base::policy::zone::Zone;
 use crate::base::process::third_of_memory;
-use crate::config::Listen;
+use crate::config::ListenConfig;
 use crate::config::live::ConfigFile;
 use crate::config::server::{Cloud, MEMORY};
 use crate::invitations::Enrolment;
 use crate::link::grpc::LinkContext;
 use crate::link::link::Link;
 use crate::link::table::{SessionLimits, SessionTable};
-use crate::listener::admission::{self, ClientKey, FrontContext, FrontEnd, serve};
-use crate::listener::auth::Gate;
+use crate::listener::admission::{self, ClientKey, ListenerContext, ListenerProtocol, serve};
+use crate::listener::auth::AccessPolicy;
 use crate::listener::connect::{Module, Ssh};
 use crate::net::interfaces::LocalAddresses;
-use crate::net::limiter::Door;
-use crate::net::listen::{Accept, Listener, LocalListener};
+use crate::net::limiter::FairLimiter;
+use crate::net::listen::{Accept, TcpAccept, UnixAccept};
 use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
-use crate::proto::frame::{Code, Refusal};
+use crate::proto::frame::{Code, SessionError};
 use crate::proto::halves::Windows;
 use crate::registry::peers::Siblings;
 use crate::registry::{Finder, Registry};
 use crate::route::Route;
-use crate::server::authenticated_links::Proven;
-use crate::server::config_files::{PodFiles, Policies};
-use crate::server::intercept::Interception;
+use crate::server::authenticated_links::AuthenticatedLinks;
+use crate::server::config_files::{LivePolicies, ServerFiles};
+use crate::server::intercept::PreparedIntercept;
 use crate::server::kubernetes::Pods;
 use crate::server::peers::{FinderParts, Joined};
-use crate::startup::access::{Doors, Gates, Guard};
+use crate::startup::access::{AccessPolicies, ListenerAccess, ListenerPolicies};
 use crate::startup::{StartFaults, Startup};
 
 /// Where a pod listens.
 #[derive(Debug, Clone)]
-pub struct PodBound {
+pub struct ServerAddresses {
     /// Address of the port that edges dial.
     pub grpc: SocketAddr,
     /// Names and addresses of all front ends on TCP ports, in the order in which their modules are read.
@@ -88,7 +88,7 @@ pub struct PodBound {
 #[derive(Debug)]
 pub struct Pod {
     /// Where it listens.
-    pub bound: PodBound,
+    pub bound: ServerAddresses,
     /// Its metrics.
     pub metrics: Metrics,
     /// The nodes that are linked here.
@@ -100,22 +100,22 @@ pub struct Pod {
     finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
-    policies: Policies,
-    doors: Doors,
+    policies: LivePolicies,
+    doors: ListenerPolicies,
 }
 
 /// What the settings name, had before anything runs.
 struct Prepared {
-    files: PodFiles,
+    files: ServerFiles,
     ports: Ports,
-    gates: Gates,
-    client_ports: Vec<ClientPort>,
-    interception: Option<Interception>,
-    viewers: Viewers,
+    gates: AccessPolicies,
+    client_ports: Vec<ClientListener>,
+    interception: Option<PreparedIntercept>,
+    viewers: AdminUsers,
 }
 
 /// From the settings of a module to its ports; `None`: something is wrong, and noted.
-type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
+type Prepare = fn(&Cloud, &mut AccessPolicies, &mut Startup) -> Option<Vec<ClientListener>>;
 
 /// The name of the front end for CONNECT.
 const CONNECT: &str = <Ssh as Module>::NAME;
@@ -142,14 +142,14 @@ impl Pod {
         let Prepared { files, ports, gates, client_ports, interception, viewers } =
             startup.finish(prepared)?;
         let port = ports.grpc.at().port();
-        interception.iter().for_each(Interception::mark_own);
-        let mut core = Core::new(&settings, &files, port, ports.own(&client_ports));
-        let bound = PodBound {
+        interception.iter().for_each(PreparedIntercept::mark_own);
+        let mut core = ServerCore::new(&settings, &files, port, ports.own(&client_ports));
+        let bound = ServerAddresses {
             grpc: ports.grpc.at(),
             clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
-            log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
-            metrics: ports.metrics.as_ref().map(Listener::at),
-            channelz: ports.channelz.as_ref().map(Listener::at),
+            log: ports.log.as_ref().map_or(settings.server.log_listen.at, TcpAccept::at),
+            metrics: ports.metrics.as_ref().map(TcpAccept::at),
+            channelz: ports.channelz.as_ref().map(TcpAccept::at),
         };
         let doors = gates.watch(&core.stopping.links);
         for port in client_ports {
@@ -169,7 +169,7 @@ impl Pod {
             policies: core.context.policies.clone(),
             doors,
         };
-        let view = PodView {
+        let view = ServerView {
             registry: pod.registry.clone(),
             table: pod.table.clone(),
             siblings: core.context.siblings.clone(),
@@ -190,7 +190,7 @@ impl Pod {
         registry::spawn_balance(&core.context, &settings);
         let proxies = settings.server.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
-        let PodBound { grpc, log, .. } = &pod.bound;
+        let ServerAddresses { grpc, log, .. } = &pod.bound;
         info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");
         Ok(pod)
     }
@@ -209,8 +209,8 @@ impl Pod {
 
     fn admin(
         &self,
-        view: PodView,
-        viewers: Viewers,
+        view: ServerView,
+        viewers: AdminUsers,
         level: Option<LogLevel>,
         level_from_anywhere: bool,
     ) -> Admin {
@@ -218,7 +218,7 @@ impl Pod {
             side: Program::Cloud(view),
             clock: Clock::now(),
             viewers,
-            streams: Streams::default(),
+            streams: EventStreamLimiter::default(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -227,7 +227,7 @@ impl Pod {
     }
 }
 
-impl PodBound {
+impl ServerAddresses {
     /// Address of the CONNECT front end; `None` if the default port could not be had.
     pub fn connect(&self) -> Option<SocketAddr> {
         self.clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at)
@@ -237,9 +237,9 @@ impl PodBound {
 impl Prepared {
     /// `None`: there are faults, which `startup` has noted.
     fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
-        let files = PodFiles::read(settings, startup);
+        let files = ServerFiles::read(settings, startup);
         let ports = Ports::bind(settings, startup);
-        let mut gates = Gates::default();
+        let mut gates = AccessPolicies::default();
         let viewers = gates.viewers(&settings.admin, startup);
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
         let caught = intercept::prepare(settings, &mut gates, startup);
@@ -254,8 +254,8 @@ impl Prepared {
 
 /// What the tasks of a pod share. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct PodContext {
-    pub(crate) proven: Arc<Proven>,
+pub(crate) struct ServerContext {
+    pub(crate) proven: Arc<AuthenticatedLinks>,
     /// Who joins by invitation; `None`: nobody.
     pub(crate) enrolment: Option<Arc<Enrolment>>,
     pub(crate) registry: Arc<Registry>,
@@ -268,7 +268,7 @@ pub(crate) struct PodContext {
     /// Cancelled when the pod begins to stop: no call is accepted then.
     pub(crate) stopping: CancellationToken,
     /// Dials targets of the cloud for edges.
-    pub(crate) backend: Backend,
+    pub(crate) backend: SessionAcceptor,
     /// Whose an address is.
     pub(crate) addresses: Arc<AddressBook>,
     /// Ports of nodes that are led here, and which of them are those of their loopback.
@@ -276,7 +276,7 @@ pub(crate) struct PodContext {
     /// Dials for clients what is at no node.
     pub(crate) direct: DirectDialer,
     /// Who may reach what through this pod.
-    pub(crate) policies: Policies,
+    pub(crate) policies: LivePolicies,
     /// Permits for searches that run at once for all edges.
     pub(crate) searches: Arc<Semaphore>,
     /// Permits for pinging older links of nodes that have linked anew.
@@ -287,11 +287,11 @@ pub(crate) struct PodContext {
 
 /// The core, to which `cloud.rs` joins ports, front ends and the publisher.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct ServerCore {
     /// Shared by the tasks.
-    pub(crate) context: PodContext,
+    pub(crate) context: ServerContext,
     /// The door to the sessions of all front ends.
-    pub(crate) client_sessions: Door<ClientKey>,
+    pub(crate) client_sessions: FairLimiter<ClientKey>,
     /// The names of nodes outside of this pod.
     pub(crate) zone: Arc<Zone>,
     /// Asks the system's DNS servers.
@@ -309,19 +309,19 @@ pub(crate) struct Core {
     pub(crate) made: Option<mpsc::Receiver<Link>>,
 }
 
-impl Core {
+impl ServerCore {
     /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this pod listens.
-    pub(crate) fn new(settings: &Cloud, files: &PodFiles, port: u16, own: Vec<SocketAddr>) -> Self {
+    pub(crate) fn new(settings: &Cloud, files: &ServerFiles, port: u16, own: Vec<SocketAddr>) -> Self {
         let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
         let mut stopping = stopping(settings);
         let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
         let ground = ground(settings, &metrics, &links);
-        let table = ground.table.clone();
-        let enrolment = registry::start(settings, files, &readiness, &links);
+        let (table, enrolment) = (ground.table.clone(), registry::start(settings, files, &readiness, &links));
         let nodes = (kubernetes::follow_nodes(settings, &links), kubernetes::agents(settings).is_some());
-        let proven = Proven::start(files.tokens.clone(), enrolment.clone(), nodes, table.clone(), &links);
-        let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
-        let zone = zone(settings, proven.clone());
+        let proven =
+            AuthenticatedLinks::start(files.tokens.clone(), enrolment.clone(), nodes, table.clone(), &links);
+        let (registry, pool, zone) =
+            (Registry::new(metrics.clone()), Pool::new(), zone(settings, proven.clone()));
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
         let no_pods = kubernetes::follow_node_names(settings, &readiness, &links);
         let joined = Joined {
@@ -342,11 +342,11 @@ impl Core {
         if let Some(siblings) = &siblings {
             peers::report(siblings.clone(), readiness.clone(), &links);
         }
-        let policies = Policies::new(settings);
+        let policies = LivePolicies::new(settings);
         let ports = kubernetes::follow_ports(settings, &own, &readiness, &links);
         let dialer = dialer(settings, &policies, files, own);
         let session = &settings.session;
-        let context = PodContext {
+        let context = ServerContext {
             proven,
             enrolment,
             registry,
@@ -356,7 +356,7 @@ impl Core {
             ports,
             addresses: kubernetes::follow_addresses(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(for_clients(&dialer, &policies), session.open_timeout),
-            backend: Backend::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
+            backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
             ground,
             pool,
             stopping: stopping.begun.clone(),
@@ -364,8 +364,8 @@ impl Core {
             searches: Arc::new(Semaphore::new(link_events::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(link_events::MOST_MOVES)),
         };
-        let client_sessions = admission::sessions(session.max, session.max_for_client);
-        let resolver = files.resolver.clone();
+        let (client_sessions, resolver) =
+            (admission::sessions(session.max, session.max_for_client), files.resolver.clone());
         let core =
             Self { context, client_sessions, zone, resolver, readiness, stopping, pods, no_pods, made };
         core.spawn_upkeep(files);
@@ -373,9 +373,9 @@ impl Core {
     }
 
     /// The context of a front end with this gate.
-    pub(crate) fn front_context(&self, gate: Arc<ArcSwap<Gate>>) -> FrontContext {
-        let PodContext { pool, route, ground, addresses, direct, .. } = &self.context;
-        FrontContext {
+    pub(crate) fn front_context(&self, gate: Arc<ArcSwap<AccessPolicy>>) -> ListenerContext {
+        let ServerContext { pool, route, ground, addresses, direct, .. } = &self.context;
+        ListenerContext {
             gate,
             sessions: self.client_sessions.clone(),
             pool: pool.clone(),
@@ -389,7 +389,7 @@ impl Core {
     }
 
     /// Spawns the tasks that follow files and remove what has expired.
-    fn spawn_upkeep(&self, files: &PodFiles) {
+    fn spawn_upkeep(&self, files: &ServerFiles) {
         let (drain, LinkContext { table, metrics, .. }) = (&self.stopping.links, &self.context.ground);
         drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
         drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
@@ -432,7 +432,7 @@ fn limits(settings: &Cloud) -> SessionLimits {
     }
 }
 
-fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
+fn zone(settings: &Cloud, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
     let patterns = settings.registry.publish_names.clone();
     Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.names(node)))
 }
@@ -440,8 +440,8 @@ fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
 /// Dials for edges; never one of the addresses in `listening`.
 fn dialer(
     settings: &Cloud,
-    policies: &Policies,
-    files: &PodFiles,
+    policies: &LivePolicies,
+    files: &ServerFiles,
     listening: Vec<SocketAddr>,
 ) -> TargetDialer {
     TargetDialer {
@@ -454,7 +454,7 @@ fn dialer(
 }
 
 /// The same, dialling for clients.
-fn for_clients(dialer: &TargetDialer, policies: &Policies) -> TargetDialer {
+fn for_clients(dialer: &TargetDialer, policies: &LivePolicies) -> TargetDialer {
     TargetDialer { place: Place::ForClients, targets: policies.for_clients.clone(), ..dialer.clone() }
 }
 
@@ -467,36 +467,36 @@ const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };
 #[derive(Debug)]
 pub(crate) struct Ports {
     /// gRPC, for edges and other pods.
-    pub(crate) grpc: Listener,
+    pub(crate) grpc: TcpAccept,
     /// Health, log level, metrics; `None` if the default port could not be had.
-    pub(crate) log: Option<Listener>,
+    pub(crate) log: Option<TcpAccept>,
     /// Metrics alone.
-    pub(crate) metrics: Option<Listener>,
+    pub(crate) metrics: Option<TcpAccept>,
     /// For gRPC's debugging clients.
-    pub(crate) channelz: Option<Listener>,
+    pub(crate) channelz: Option<TcpAccept>,
     /// For commands of this machine.
-    pub(crate) admin: Option<LocalListener>,
+    pub(crate) admin: Option<UnixAccept>,
 }
 
 /// A port for clients, with what its front end needs of settings and files.
-pub(crate) struct ClientPort {
+pub(crate) struct ClientListener {
     /// Its front end's name.
     pub(crate) name: &'static str,
     /// Its address; `None` for a unix socket.
     pub(crate) at: Option<SocketAddr>,
     /// Spawns its front end.
-    pub(crate) spawn: Box<dyn FnOnce(&Core) + Send>,
+    pub(crate) spawn: Box<dyn FnOnce(&ServerCore) + Send>,
 }
 
-impl ClientPort {
+impl ClientListener {
     /// A TCP port behind which `front_end` serves.
     pub(crate) fn tcp<F>(
-        listener: Listener,
-        guard: Guard,
-        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+        listener: TcpAccept,
+        guard: ListenerAccess,
+        front_end: impl FnOnce(&ServerCore) -> F + Send + 'static,
     ) -> Self
     where
-        F: FrontEnd<TcpStream>,
+        F: ListenerProtocol<TcpStream>,
     {
         let at = listener.at();
         Self { at: Some(at), ..Self::new(listener, guard, front_end) }
@@ -505,14 +505,14 @@ impl ClientPort {
     /// A port of any kind behind which `front_end` serves.
     pub(crate) fn new<L, F>(
         listener: L,
-        guard: Guard,
-        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+        guard: ListenerAccess,
+        front_end: impl FnOnce(&ServerCore) -> F + Send + 'static,
     ) -> Self
     where
         L: Accept + 'static,
-        F: FrontEnd<L::Stream>,
+        F: ListenerProtocol<L::Stream>,
     {
-        let spawn = move |core: &Core| {
+        let spawn = move |core: &ServerCore| {
             info!(module = F::NAME, at = %listener.at(), "clients may come in");
             let (proxies, front_end) = (guard.proxies(), front_end(core));
             let serving =
@@ -527,7 +527,7 @@ impl Ports {
     /// Binds all of them; `None`: one cannot be had, which `startup` has noted.
     pub(crate) fn bind(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let server = &settings.server;
-        let mut bind = |Listen { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
+        let mut bind = |ListenConfig { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
         let grpc = bind(server.listen);
         let metrics = server.metrics_listen.map(&mut bind);
         let log = startup.bind_optional_private(TABLE, server.log_listen);
@@ -547,8 +547,8 @@ impl Ports {
 
     /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics
     /// is not among them.
-    pub(crate) fn own(&self, front_ends: &[ClientPort]) -> Vec<SocketAddr> {
-        let more = self.log.iter().chain(&self.channelz).map(Listener::at);
+    pub(crate) fn own(&self, front_ends: &[ClientListener]) -> Vec<SocketAddr> {
+        let more = self.log.iter().chain(&self.channelz).map(TcpAccept::at);
         [self.grpc.at()].into_iter().chain(more).chain(front_ends.iter().filter_map(|end| end.at)).collect()
     }
 }
@@ -601,7 +601,7 @@ impl Pod {
             }
         }
         let left = until.saturating_duration_since(Instant::now());
-        let why = Refusal::new(Code::Busy, "the pod is stopping");
+        let why = SessionError::new(Code::Busy, "the pod is stopping");
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;

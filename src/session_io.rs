@@ -22,16 +22,16 @@ use crate::base::names::SessionId;
 use crate::link::session::stream::Session;
 use crate::net::ByteStream;
 use crate::net::pool::Pool;
-use crate::net::socket::{Connection, Socket, UnderTls};
-use crate::proto::frame::{Code, Refusal};
+use crate::net::socket::{ByteStreamIo, Connection, Socket};
+use crate::proto::frame::{Code, SessionError};
 use crate::session_io::copy::close;
-use crate::session_io::copy::{Counted, Ended, How, Side, Tally, splice};
+use crate::session_io::copy::{ByteCounter, Counted, EndKind, Ended, Side, splice};
 
 /// A session that was opened, with all that counts it.
 #[derive(Debug)]
 pub struct Opened<P> {
     /// This end of it, or the connection that stands for one.
-    pub session: FarEnd,
+    pub session: TargetStream,
     /// What was taken from it and counted already, and not given to who is at this end yet.
     pub early: Bytes,
     /// Its line in the access log.
@@ -45,20 +45,20 @@ pub struct Opened<P> {
 impl<P> Opened<P> {
     /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of
     /// `local`: if that broke off, the session is reset with the cause; otherwise it is given back, to be let go of.
-    pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<FarEnd> {
+    pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<TargetStream> {
         let (result, why) = match (&self.session, ended) {
             (
-                FarEnd::Direct(_),
-                Ended { by: Side::B, how: How::ReadFailed(kind) | How::WriteFailed(kind) },
+                TargetStream::Direct(_),
+                Ended { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) },
             ) => (local.other().failed(), local.other().failure() + &kind.to_string()),
             (session, _) => verdict(ended, local, session.ended().as_ref()),
         };
         let session = self.settle(result, &why);
-        if ended.by == Side::A && ended.how != How::Finished {
-            session.break_off(Refusal::new(Code::GivenUp, why));
+        if ended.by == Side::A && ended.how != EndKind::Finished {
+            session.break_off(SessionError::new(Code::GivenUp, why));
             return None;
         }
-        if ended.how == How::Finished {
+        if ended.how == EndKind::Finished {
             session.is_over();
         }
         Some(session)
@@ -66,10 +66,10 @@ impl<P> Opened<P> {
 
     /// As [`Self::end`], of a session that this end breaks off for a reason of its own: a fixed word, and a sentence.
     pub(crate) fn break_off(self, result: &'static str, why: &str) {
-        self.settle(result, why).break_off(Refusal::new(Code::GivenUp, why));
+        self.settle(result, why).break_off(SessionError::new(Code::GivenUp, why));
     }
 
-    fn settle(self, result: &'static str, why: &str) -> FarEnd {
+    fn settle(self, result: &'static str, why: &str) -> TargetStream {
         let Self { session, mut access, alive, .. } = self;
         access.resumed = session.resumed();
         access.end(result, why);
@@ -117,7 +117,7 @@ impl LocalPeer {
 
     /// The fixed word for a session that the far end reset. Its code for a connection that failed there is the one for
     /// any end that its owner wants; the sentence has the difference, so that both ends use one label for it.
-    fn reset_by_other(self, why: &Refusal) -> &'static str {
+    fn reset_by_other(self, why: &SessionError) -> &'static str {
         let other = self.other();
         let failed = why.code == Code::GivenUp && why.reason.starts_with(&other.failure());
         if failed { other.failed() } else { why.code.name() }
@@ -134,8 +134,8 @@ pub async fn carry<C: Connection, P>(
     metrics: &Metrics,
 ) {
     let Opened { session, early, access, .. } = &mut opened;
-    let up = Tally { one: &mut access.up, all: &metrics.bytes_up };
-    let down = Tally { one: &mut access.down, all: &metrics.bytes_down };
+    let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_up };
+    let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_down };
     let (taken, given) = match local {
         LocalPeer::Client => (down, up),
         LocalPeer::Target => (up, down),
@@ -151,25 +151,25 @@ pub async fn carry<C: Connection, P>(
 /// far end of the other one gets the cause.
 pub async fn join(mut one: Session, mut other: Session, alive: Alive) {
     let ended = splice(&mut one, &mut other).await.ended;
-    if ended.how == How::Finished {
+    if ended.how == EndKind::Finished {
         return alive.end("over");
     }
     let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
-    let why = broken.account().ended.unwrap_or_else(|| Refusal::new(Code::GivenUp, "the session broke"));
+    let why = broken.account().ended.unwrap_or_else(|| SessionError::new(Code::GivenUp, "the session broke"));
     debug!(%why, "a session with a plain node is over");
     alive.end(why.code.name());
     left.break_off(why);
 }
 
 /// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `local`.
-fn verdict(ended: Ended, local: LocalPeer, reset: Option<&Refusal>) -> (&'static str, String) {
+fn verdict(ended: Ended, local: LocalPeer, reset: Option<&SessionError>) -> (&'static str, String) {
     match (ended.by, ended.how) {
-        (Side::A, How::Finished) => ("over", format!("the {} finished first", local.name())),
-        (Side::B, How::Finished) => ("over", format!("the {} finished first", local.other().name())),
-        (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
+        (Side::A, EndKind::Finished) => ("over", format!("the {} finished first", local.name())),
+        (Side::B, EndKind::Finished) => ("over", format!("the {} finished first", local.other().name())),
+        (Side::A, EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind)) => {
             (local.failed(), local.failure() + &kind.to_string())
         }
-        (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
+        (Side::B, EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind)) => match reset {
             Some(refusal) => (local.reset_by_other(refusal), refusal.reason.clone()),
             None => ("session_failed", format!("the session failed: {kind}")),
         },
@@ -180,7 +180,7 @@ fn verdict(ended: Ended, local: LocalPeer, reset: Option<&Refusal>) -> (&'static
 
 /// The far end of what was opened for a client. Dropping it breaks it off, unless it is over in both directions.
 #[derive(Debug)]
-pub enum FarEnd {
+pub enum TargetStream {
     /// A session.
     Session(Session),
     /// A connection that this process has dialled itself.
@@ -190,9 +190,9 @@ pub enum FarEnd {
 }
 
 /// TLS over a far end.
-type Encrypted = Socket<TlsStream<UnderTls<FarEnd>>>;
+type Encrypted = Socket<TlsStream<ByteStreamIo<TargetStream>>>;
 
-impl FarEnd {
+impl TargetStream {
     /// A connection of this process's own, which breaks off when it is dropped.
     pub fn direct(connection: TcpStream, pool: Pool) -> Self {
         connection.breaks_off(true);
@@ -210,7 +210,7 @@ impl FarEnd {
         name: ServerName<'static>,
         pool: Pool,
     ) -> io::Result<Self> {
-        let stream = TlsConnector::from(config).connect(name, UnderTls::new(self)).await?;
+        let stream = TlsConnector::from(config).connect(name, ByteStreamIo::new(self)).await?;
         Ok(Self::Encrypted(Box::new(Socket::new(stream, pool))))
     }
 
@@ -233,7 +233,7 @@ impl FarEnd {
     }
 
     /// Why the session was ended, if it did not end in good order.
-    pub fn ended(&self) -> Option<Refusal> {
+    pub fn ended(&self) -> Option<SessionError> {
         match self {
             Self::Session(session) => session.account().ended,
             Self::Direct(_) => None,
@@ -242,7 +242,7 @@ impl FarEnd {
     }
 
     /// Ends it like a connection that broke off.
-    pub fn break_off(self, why: Refusal) {
+    pub fn break_off(self, why: SessionError) {
         match self {
             Self::Session(session) => session.break_off(why),
             Self::Direct(_) => {}
@@ -261,17 +261,17 @@ impl FarEnd {
 }
 
 /// What TLS sits on.
-fn inside(over: &Encrypted) -> &FarEnd {
+fn inside(over: &Encrypted) -> &TargetStream {
     over.io().get_ref().0.get_ref()
 }
 
-impl From<Session> for FarEnd {
+impl From<Session> for TargetStream {
     fn from(session: Session) -> Self {
         Self::Session(session)
     }
 }
 
-impl ByteStream for FarEnd {
+impl ByteStream for TargetStream {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self {
             Self::Session(session) => session.poll_read_chunk(cx),

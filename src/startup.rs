@@ -14,8 +14,8 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{AdminSocket, Fault, Faults, Listen, Reading, Warning};
-use crate::net::listen::{Accept as _, BindError, Listener, LocalListener, try_congestion};
+use crate::config::{AdminSocket, ConfigErrors, Fault, ListenConfig, Reading, Warning};
+use crate::net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use crate::net::reload;
 use crate::startup::admin_socket::SocketDirs;
 
@@ -23,7 +23,7 @@ use crate::startup::admin_socket::SocketDirs;
 /// it cannot be had.
 #[derive(Debug, Default)]
 pub struct Startup {
-    faults: Vec<StartFault>,
+    faults: Vec<StartupError>,
     /// The keys whose values count; none: all of them do.
     given: Option<BTreeSet<String>>,
     is_check: bool,
@@ -32,20 +32,20 @@ pub struct Startup {
 }
 
 /// How a port is bound.
-type Bind = fn(SocketAddr) -> Result<Listener, BindError>;
+type Bind = fn(SocketAddr) -> Result<TcpAccept, BindError>;
 
 /// One thing that is in the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartFault {
+pub struct StartupError {
     /// Whom to blame.
-    pub kind: FaultKind,
+    pub kind: StartupErrorKind,
     /// The key, or keys; empty if the text names it. What is wrong with the value, and the remedy.
     pub fault: Fault,
 }
 
 /// Whom to blame; the gravest first: what no second try mends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FaultKind {
+pub enum StartupErrorKind {
     /// The config, the environment, or a file that they name.
     Config,
     /// This user may not do what is asked.
@@ -59,7 +59,7 @@ pub enum FaultKind {
 }
 
 /// All that is in the way; displays as one line each.
-pub type StartFaults = Faults<StartFault>;
+pub type StartFaults = ConfigErrors<StartupError>;
 
 impl Startup {
     /// Files are read, those as well that a start leaves for later; no port is tried.
@@ -85,21 +85,21 @@ impl Startup {
             warnings.clear();
             self.given = Some(given);
         }
-        let of_config = |fault| StartFault { kind: FaultKind::Config, fault };
+        let of_config = |fault| StartupError { kind: StartupErrorKind::Config, fault };
         self.faults.extend(faults.into_iter().map(of_config));
         (settings, warnings)
     }
 
     /// Notes a fault.
-    pub fn fault(&mut self, kind: FaultKind, key: impl Into<String>, text: impl Into<String>) {
+    pub fn fault(&mut self, kind: StartupErrorKind, key: impl Into<String>, text: impl Into<String>) {
         let fault = Fault { key: key.into(), line: None, text: text.into() };
-        self.faults.push(StartFault { kind, fault });
+        self.faults.push(StartupError { kind, fault });
     }
 
     /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
     pub fn keep<T>(
         &mut self,
-        kind: FaultKind,
+        kind: StartupErrorKind,
         keys: &[&str],
         result: Result<T, impl fmt::Display>,
     ) -> Option<T> {
@@ -128,25 +128,25 @@ impl Startup {
                 if cause.contains(&path) { cause } else { format!("{path}: {cause}") }
             })
         });
-        self.keep(FaultKind::Config, &[key], held).is_some()
+        self.keep(StartupErrorKind::Config, &[key], held).is_some()
     }
 
     /// Whether the kernel has the congestion control that a key names, if any; if not, that is noted.
     pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Option<()> {
-        self.keep(FaultKind::System, &[key], name.map_or(Ok(()), try_congestion))
+        self.keep(StartupErrorKind::System, &[key], name.map_or(Ok(()), try_congestion))
     }
 
     /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
-    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<Listener> {
-        self.bind_by(key, at, Listener::bind)
+    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<TcpAccept> {
+        self.bind_by(key, at, TcpAccept::bind)
     }
 
     /// As [`Self::bind`], for a port of operators, which no edge of this machine dials.
-    pub fn bind_private(&mut self, key: &str, at: SocketAddr) -> Option<Listener> {
-        self.bind_by(key, at, Listener::bind_private)
+    pub fn bind_private(&mut self, key: &str, at: SocketAddr) -> Option<TcpAccept> {
+        self.bind_by(key, at, TcpAccept::bind_private)
     }
 
-    fn bind_by(&mut self, key: &str, at: SocketAddr, bind: Bind) -> Option<Listener> {
+    fn bind_by(&mut self, key: &str, at: SocketAddr, bind: Bind) -> Option<TcpAccept> {
         if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
             return None;
         }
@@ -154,16 +154,16 @@ impl Startup {
     }
 
     /// As [`Self::bind`], for a unix socket.
-    pub fn bind_local(&mut self, key: &str, path: &Path) -> Option<LocalListener> {
+    pub fn bind_local(&mut self, key: &str, path: &Path) -> Option<UnixAccept> {
         if self.is_check || !self.is_given(key) {
             return None;
         }
-        let bound = LocalListener::bind(path);
-        bound.map_err(|error| self.fault(FaultKind::Port, key, error.to_string())).ok()
+        let bound = UnixAccept::bind(path);
+        bound.map_err(|error| self.fault(StartupErrorKind::Port, key, error.to_string())).ok()
     }
 
     /// As [`Self::bind_local`], for the admin socket; `Some(None)` if no key names it and no directory takes it.
-    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<LocalListener>> {
+    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<UnixAccept>> {
         let bound = match socket {
             AdminSocket::At(path) => Some(self.bind_local(key, path)?),
             AdminSocket::Named(..) if self.is_check || !self.is_given(key) => return None,
@@ -180,21 +180,26 @@ impl Startup {
     }
 
     /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.
-    pub fn bind_optional(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
-        self.bind_optional_by(table, listen, Listener::bind)
+    pub fn bind_optional(&mut self, table: &str, listen: ListenConfig) -> Option<Option<TcpAccept>> {
+        self.bind_optional_by(table, listen, TcpAccept::bind)
     }
 
     /// As [`Self::bind_optional`], for a port of operators, which no edge of this machine dials.
-    pub fn bind_optional_private(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
-        self.bind_optional_by(table, listen, Listener::bind_private)
+    pub fn bind_optional_private(&mut self, table: &str, listen: ListenConfig) -> Option<Option<TcpAccept>> {
+        self.bind_optional_by(table, listen, TcpAccept::bind_private)
     }
 
-    fn bind_optional_by(&mut self, table: &str, listen: Listen, bind: Bind) -> Option<Option<Listener>> {
+    fn bind_optional_by(
+        &mut self,
+        table: &str,
+        listen: ListenConfig,
+        bind: Bind,
+    ) -> Option<Option<TcpAccept>> {
         let key = format!("{table}.{}", listen.key);
         if !self.is_given(&key) || !listen.implicit && !self.is_free(&key, listen.at) || self.is_check {
             return None;
         }
-        let bound = Listener::optional(bind(listen.at), listen.implicit);
+        let bound = TcpAccept::optional(bind(listen.at), listen.implicit);
         bound.map_err(|error| self.unbound(&key, &error)).ok()
     }
 
@@ -212,7 +217,7 @@ impl Startup {
 
     /// All that was noted, each thing once.
     pub fn into_faults(self) -> StartFaults {
-        let mut faults: Vec<StartFault> = Vec::new();
+        let mut faults: Vec<StartupError> = Vec::new();
         for fault in self.faults {
             if !faults.contains(&fault) {
                 faults.push(fault);
@@ -227,7 +232,7 @@ impl Startup {
         let other = self.asked.iter().find(|(_, of)| at.port() != 0 && of.port() == at.port() && one(*of));
         if let Some(other) = other.map(|(other, _)| other.clone()) {
             let text = format!("{at}: {other} asks for that port, too: give each a port of its own");
-            self.fault(FaultKind::Config, key, text);
+            self.fault(StartupErrorKind::Config, key, text);
             return false;
         }
         self.asked.push((key.to_owned(), at));
@@ -240,18 +245,22 @@ impl Startup {
 
     fn unbound(&mut self, key: &str, error: &BindError) {
         let denied = error.cause.kind() == io::ErrorKind::PermissionDenied;
-        self.fault(if denied { FaultKind::Permission } else { FaultKind::Port }, key, error.to_string());
+        self.fault(
+            if denied { StartupErrorKind::Permission } else { StartupErrorKind::Port },
+            key,
+            error.to_string(),
+        );
     }
 }
 
 impl StartFaults {
     /// The gravest kind among them; none if there are none.
-    pub fn gravest(&self) -> Option<FaultKind> {
+    pub fn gravest(&self) -> Option<StartupErrorKind> {
         self.iter().map(|found| found.kind).min()
     }
 }
 
-impl fmt::Display for StartFault {
+impl fmt::Display for StartupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.fault.fmt(f)
     }
@@ -352,15 +361,15 @@ mod tests {
     #[test]
     fn each_fault_is_told_once_and_the_gravest_counts() {
         let mut startup = Startup::default();
-        startup.fault(FaultKind::Port, "", "taken");
+        startup.fault(StartupErrorKind::Port, "", "taken");
         for _ in 0..2 {
-            assert_eq!(startup.keep(FaultKind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
+            assert_eq!(startup.keep(StartupErrorKind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
         }
-        assert_eq!(startup.keep(FaultKind::Config, &["c"], Ok::<_, String>(1)), Some(1));
+        assert_eq!(startup.keep(StartupErrorKind::Config, &["c"], Ok::<_, String>(1)), Some(1));
         let faults = startup.finish(Some(())).unwrap_err();
         assert_eq!(
             (faults.to_string().as_str(), faults.gravest()),
-            ("taken\na, b: no DNS", Some(FaultKind::System))
+            ("taken\na, b: no DNS", Some(StartupErrorKind::System))
         );
     }
 
@@ -403,7 +412,7 @@ mod tests {
         }
         let faults = startup.into_faults();
         let told = "two: 0.0.0.0:7000: one asks for that port, too: give each a port of its own";
-        assert_eq!((faults.to_string().as_str(), faults.gravest()), (told, Some(FaultKind::Config)));
+        assert_eq!((faults.to_string().as_str(), faults.gravest()), (told, Some(StartupErrorKind::Config)));
     }
 
     #[tokio::test]

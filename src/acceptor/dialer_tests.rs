@@ -1,6 +1,6 @@
 use tokio::net::TcpListener;
 
-use crate::base::policy::targets::Listening;
+use crate::base::policy::targets::OwnListeners;
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDiale
         place: Place::Node(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
-        listening: Listening::default(),
+        listening: OwnListeners::default(),
         resolver,
     }
 }
@@ -26,7 +26,7 @@ async fn found(
     target: &str,
     own: &[&str],
     names: &[&str],
-) -> Result<Vec<String>, Refusal> {
+) -> Result<Vec<String>, SessionError> {
     Ok(sought(place, target, own, names).await?)
 }
 
@@ -35,7 +35,7 @@ async fn sought(
     target: &str,
     own: &[&str],
     names: &[&str],
-) -> Result<Vec<String>, NotDialled> {
+) -> Result<Vec<String>, TargetDialError> {
     let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
     among(place, target, &Addresses { all: own.clone(), own }, names).await
 }
@@ -45,7 +45,7 @@ async fn among(
     target: &str,
     here: &Addresses,
     names: &[&str],
-) -> Result<Vec<String>, NotDialled> {
+) -> Result<Vec<String>, TargetDialError> {
     let names: Vec<IpAddr> = names.iter().map(|ip| ip.parse().unwrap()).collect();
     let lookup = async |_| Ok(names.clone());
     let deadline = Instant::now() + Duration::from_secs(1);

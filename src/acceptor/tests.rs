@@ -10,14 +10,14 @@ use tokio::net::TcpListener;
 
 use crate::acceptor::Place;
 use crate::base::names::{Instance, Target};
-use crate::base::policy::targets::{Listening, Targets};
+use crate::base::policy::targets::{OwnListeners, Targets};
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::{Answer, Opening, Session};
+use crate::link::session::stream::{Answer, PendingOpen, Session};
 use crate::link::table::{Event, SessionLimits, SessionTable};
 use crate::net::ByteStream;
 use crate::net::interfaces::{Addresses, LocalAddresses};
 use crate::net::resolver::Resolver;
-use crate::proto::frame::{FrameKind, Peer, SessionKey};
+use crate::proto::frame::{FrameKind, Remote, SessionKey};
 use crate::proto::halves::Windows;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
@@ -49,19 +49,19 @@ impl Pair {
             place: Place::Node(node),
             own: LocalAddresses::new(Addresses::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
-            listening: Listening::default(),
+            listening: OwnListeners::default(),
             resolver: Resolver::system().unwrap(),
         };
-        let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());
+        let backend = SessionAcceptor::new(place, Pool::new(), metrics.clone(), drain.clone());
         let sender =
-            |n| LinkSender::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
+            |n| LinkSender::new(LinkId(n), Remote::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
         let (near, far) = (sender(1), sender(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);
         Self { opener, link: near, metrics, drain }
     }
 
-    async fn ask(&self, target: &str, category: Category) -> (Opening, Answer) {
+    async fn ask(&self, target: &str, category: Category) -> (PendingOpen, Answer) {
         let node = "edge-1".parse().unwrap();
         let target: Target = target.parse().unwrap();
         let opening = self.opener.open(node, target, category, "ops@10.0.0.1:5".into()).unwrap();
@@ -84,7 +84,7 @@ fn pump(
     from: &Arc<LinkSender>,
     back: &Arc<LinkSender>,
     to: &Arc<SessionTable>,
-    backend: Option<Backend>,
+    backend: Option<SessionAcceptor>,
 ) {
     let (from, back, to) = (Arc::clone(from), Arc::clone(back), Arc::clone(to));
     drain.spawn(tracing::Span::none(), async move {
@@ -153,7 +153,7 @@ async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
         ("edge-1:443", Category::Https, Code::NotAllowed, "this end speaks no TLS to targets".into()),
     ] {
         let (_opening, answer) = pair.ask(target, category).await;
-        assert_eq!(answer, Answer::Refused(Refusal::new(code, says)));
+        assert_eq!(answer, Answer::Refused(SessionError::new(code, says)));
     }
     assert_eq!(pair.ended(Code::NotAllowed.name()).await, 2);
 }
@@ -179,7 +179,7 @@ async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
     let (listener, target) = listening().await;
     let (opening, _) = pair.ask(&target, Category::Ssh).await;
     let (mut socket, _) = listener.accept().await.unwrap();
-    opening.into_session().break_off(Refusal::new(Code::GivenUp, "the client went away"));
+    opening.into_session().break_off(SessionError::new(Code::GivenUp, "the client went away"));
     let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
     assert_eq!(pair.ended("given_up").await, 1);

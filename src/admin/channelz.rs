@@ -39,10 +39,10 @@ use crate::base::drain::Drain;
 use crate::base::policy::{Networks, plain};
 use crate::link::sender::LinkSender;
 use crate::link::sender::signals::Traffic;
-use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
+use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
 use crate::net::fd_limit;
-use crate::net::limiter::{Door, Limits};
-use crate::net::listen::Listener;
+use crate::net::limiter::{FairLimiter, Limits};
+use crate::net::listen::TcpAccept;
 
 /// The messages of `proto/channelz.proto`, compiled.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
@@ -51,10 +51,10 @@ pub(crate) mod wire {
 }
 
 /// Serves the port until `drain` begins. `grpc` is the port at which edges link, of a pod.
-pub(crate) async fn serve(listener: Listener, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
-    let door = Door::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
+pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
+    let door = FairLimiter::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
-    let entrance = Entrance { listener, door, proxies: Networks::default(), refused, refusals };
+    let entrance = AcceptLoop { listener, door, proxies: Networks::default(), refused, refusals };
     let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
     entrance.run(Arc::new(handler), drain).await;
 }

@@ -16,9 +16,9 @@ use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, connection, plain_text, ready}
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::base::policy::Networks;
-use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
-use crate::net::limiter::{Door, Limits};
-use crate::net::listen::Listener;
+use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use crate::net::limiter::{FairLimiter, Limits};
+use crate::net::listen::TcpAccept;
 
 /// Whether work that never ends goes on: it says so by itself. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]
@@ -48,11 +48,11 @@ impl Default for Pulse {
 }
 
 /// Answers `/livez`, which is well for as long as `pulse` is felt, and `/readyz`, and nothing else, until draining begins.
-pub async fn health(listener: Listener, readiness: Readiness, pulse: Pulse, drain: Drain) {
+pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Pulse, drain: Drain) {
     let Metrics { connections_refused, refusals, .. } = Metrics::edge();
-    let door = Door::new(Limits::slots(CONNECTIONS));
+    let door = FairLimiter::new(Limits::slots(CONNECTIONS));
     let entrance =
-        Entrance { listener, door, proxies: Networks::default(), refused: connections_refused, refusals };
+        AcceptLoop { listener, door, proxies: Networks::default(), refused: connections_refused, refusals };
     entrance.run(Arc::new(Health { readiness, pulse, drain: drain.clone() }), drain).await;
 }
 

@@ -24,22 +24,22 @@ use tokio::time::sleep;
 use tracing::info_span;
 
 use crate::admin::status::{LinkStatus, Status, Totals};
-use crate::admin::{Admin, Asker, Reply, Unasked, plain_text};
+use crate::admin::{Admin, AdminAccessError, Asker, Reply, plain_text};
 use crate::base::drain::Drain;
-use crate::net::limiter::{Door, Limits, Slot, Source};
+use crate::net::limiter::{FairLimiter, Limits, Permit, Source};
 
 /// Checks the name and password in a request's headers, of a client at that address.
 type Check = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
 
 /// Who may look from other machines, by name and password; by default nobody.
 #[derive(Clone, Default)]
-pub struct Viewers(Option<Arc<Check>>);
+pub struct AdminUsers(Option<Arc<Check>>);
 
 /// The streams of the live page that are open. Clones count together.
 #[derive(Debug, Clone)]
-pub struct Streams(Door);
+pub struct EventStreamLimiter(FairLimiter);
 
-impl Viewers {
+impl AdminUsers {
     /// Those that `check` lets in.
     pub fn new(
         check: impl Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
@@ -48,9 +48,9 @@ impl Viewers {
     }
 }
 
-impl Default for Streams {
+impl Default for EventStreamLimiter {
     fn default() -> Self {
-        Self(Door::new(Limits { for_one: STREAMS_OF_ONE, ..Limits::slots(STREAMS) }))
+        Self(FairLimiter::new(Limits { for_one: STREAMS_OF_ONE, ..Limits::slots(STREAMS) }))
     }
 }
 
@@ -74,8 +74,11 @@ impl Admin {
             answer.headers_mut().insert(WWW_AUTHENTICATE, asks);
             return Some(answer);
         }
-        let remedy =
-            if why == Unasked::Elsewhere { "; or set users in the table admin of its config" } else { "" };
+        let remedy = if why == AdminAccessError::Elsewhere {
+            "; or set users in the table admin of its config"
+        } else {
+            ""
+        };
         Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
     }
 
@@ -114,7 +117,7 @@ pub(crate) fn live_page() -> Response<Full<Bytes>> {
     answer
 }
 
-impl fmt::Debug for Viewers {
+impl fmt::Debug for AdminUsers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Viewers(users)" } else { "Viewers(nobody)" })
     }
@@ -184,7 +187,7 @@ struct Told {
 
 impl Events {
     /// Begins a stream, fed by a task that ends with it.
-    pub(crate) fn begin(admin: Admin, slot: Slot, drain: &Drain) -> Self {
+    pub(crate) fn begin(admin: Admin, slot: Permit, drain: &Drain) -> Self {
         // One event waits for a slow reader; the next one is made when it is taken.
         let (send, events) = mpsc::channel(1);
         let (lost, draining) = (slot.lost(), drain.clone());

@@ -13,7 +13,7 @@ use crate::link::session::SessionView;
 use crate::link::table::SessionTable;
 use crate::registry::Registry;
 use crate::registry::history::{LastError, Overview, Standing};
-use crate::registry::peers::{SiblingPod, Siblings};
+use crate::registry::peers::{PeerHandle, Siblings};
 use crate::route::Uplinks;
 
 /// The answer to `GET /status`. Times are seconds since 1970, each by one and the same clock; durations are seconds.
@@ -42,7 +42,7 @@ pub struct Status {
     pub links: Vec<LinkStatus>,
     /// Nodes that were linked to this pod and are not any more, the last to go first; at most 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gone: Vec<GoneStatus>,
+    pub gone: Vec<DisconnectedStatus>,
     /// The other pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub siblings: Vec<LinkStatus>,
@@ -118,7 +118,7 @@ pub struct ErrorStatus {
 
 /// A node that is not linked here any more.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GoneStatus {
+pub struct DisconnectedStatus {
     /// Which.
     pub name: String,
     /// When it went.
@@ -174,7 +174,7 @@ pub struct SessionStatus {
 
 /// What a pod is looked at by.
 #[derive(Debug, Clone)]
-pub struct PodView {
+pub struct ServerView {
     /// The nodes that are linked here.
     pub registry: Arc<Registry>,
     /// The sessions.
@@ -271,7 +271,7 @@ impl Admin {
         status
     }
 
-    fn show_pod(&self, pod: &PodView, status: &mut Status) {
+    fn show_pod(&self, pod: &ServerView, status: &mut Status) {
         status.mode = "cloud".into();
         let Overview { linked, gone } = pod.registry.overview(MOST_GONE);
         status.links = linked
@@ -291,7 +291,7 @@ impl Admin {
             .collect();
         status.gone = gone
             .into_iter()
-            .map(|(node, at, error)| GoneStatus {
+            .map(|(node, at, error)| DisconnectedStatus {
                 name: node.to_string(),
                 at: self.clock.time(at),
                 error: error.map(|error| self.error(&error)),
@@ -307,7 +307,7 @@ impl Admin {
         });
     }
 
-    fn sibling(&self, pod: &SiblingPod) -> LinkStatus {
+    fn sibling(&self, pod: &PeerHandle) -> LinkStatus {
         let error = pod.trouble().map(|why| ErrorStatus { at: None, text: why.to_string() });
         match pod.up() {
             Some(link) => LinkStatus { error, ..self.link(pod.to_string(), &link) },

@@ -12,11 +12,11 @@ use crate::base::names::{Instance, NodeName};
 use crate::link::sender::LinkSender;
 use crate::link::table::{SessionLimits, SessionTable};
 use crate::net::limiter::Source;
-use crate::proto::frame::Peer;
+use crate::proto::frame::Remote;
 use crate::proto::halves::Windows;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
-use crate::registry::{Linked, Registry};
+use crate::registry::{LinkedNode, Registry};
 use crate::route::Uplinks;
 
 use super::*;
@@ -24,10 +24,10 @@ use super::*;
 fn cloud(nodes: &[&str]) -> Admin {
     let registry = Registry::new(Metrics::cloud("", ""));
     for (number, node) in (1..).zip(nodes) {
-        let peer = Peer::Edge(node.parse().unwrap());
+        let peer = Remote::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(number), peer, None, Dialect::Plain);
         registry.insert(
-            Linked {
+            LinkedNode {
                 sender,
                 instance: None,
                 from: ([10, 0, 0, 1], 5).into(),
@@ -36,7 +36,7 @@ fn cloud(nodes: &[&str]) -> Admin {
             false,
         );
     }
-    admin(Program::Cloud(PodView {
+    admin(Program::Cloud(ServerView {
         registry,
         table: table(),
         siblings: None,
@@ -50,7 +50,7 @@ fn edge(linked: bool) -> Admin {
     let node: NodeName = "node1".parse().unwrap();
     let uplinks = Uplinks::new(node.clone());
     if linked {
-        uplinks.add(LinkSender::new(LinkId(1), Peer::Cloud(node), None, Dialect::NEWEST));
+        uplinks.add(LinkSender::new(LinkId(1), Remote::Cloud(node), None, Dialect::NEWEST));
     }
     admin(Program::Edge(EdgeView { uplinks, table: table() }))
 }
@@ -65,8 +65,8 @@ fn admin(side: Program) -> Admin {
     Admin {
         side,
         clock: Clock::now(),
-        viewers: Viewers::default(),
-        streams: Streams::default(),
+        viewers: AdminUsers::default(),
+        streams: EventStreamLimiter::default(),
         metrics: Metrics::cloud("ns", "pod"),
         readiness: Readiness::waiting_for(&["link"]),
         level: None,
@@ -81,7 +81,7 @@ async fn ask(admin: &Admin, port: Port, request: &str) -> (u16, String) {
 
 /// The same, by that Host.
 async fn ask_as(admin: &Admin, port: Port, host: &str, request: &str) -> (u16, String) {
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.at();
     let drain = Drain::new();
     let client = async {
@@ -187,7 +187,7 @@ async fn the_level_is_set_in_superedges_words() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_the_port_and_idle_connections() {
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.at();
     let drain = Drain::new();
     let admin = cloud(&[]);
@@ -215,7 +215,7 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         (&near, "::ffff:127.0.0.1", "HTTP/1.1 200"),
         (&far, "192.0.2.1", "HTTP/1.1 200"),
     ] {
-        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut client = TcpStream::connect(listener.at()).await.unwrap();
         let request =
             b"PUT /debug/flags/v HTTP/1.1\r\nHost: 10.0.0.7\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
@@ -223,7 +223,7 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let socket = listener.accept().await.0;
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
-        let slot = Door::new(Limits::slots(1)).try_enter(&Source::of(peer)).unwrap();
+        let slot = FairLimiter::new(Limits::slots(1)).try_enter(&Source::of(peer)).unwrap();
         let answer = |request| served.admin.answer(request, served.port, Asker::Address(peer), &served.drain);
         connection(socket, answer, &served.drain, &slot).await;
         let mut answer = String::new();
@@ -298,7 +298,7 @@ async fn the_socket_answers_its_owner_whatever_the_host() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cloud.sock");
     let drain = Drain::new();
-    let listeners = Listeners { local: Some(LocalListener::bind(&path).unwrap()), ..Listeners::default() };
+    let listeners = Listeners { local: Some(UnixAccept::bind(&path).unwrap()), ..Listeners::default() };
     cloud(&["a"]).spawn(listeners, &drain);
     let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
     socket.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
@@ -310,7 +310,7 @@ async fn the_socket_answers_its_owner_whatever_the_host() {
 
 #[tokio::test]
 async fn the_page_loads_nothing_and_runs_only_its_own_script() {
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let (at, drain) = (listener.at(), Drain::new());
     let client = async {
         let mut answers = Vec::new();
@@ -358,7 +358,7 @@ async fn pages_are_for_this_machine_or_for_users_with_their_password() {
     };
     let refused = pod.turned_away(elsewhere, &head("right"), true).await.unwrap();
     assert_eq!(refused.status(), 403, "there are no users");
-    let viewers = Viewers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
+    let viewers = AdminUsers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
     let pod = Admin { viewers, ..pod };
     assert!(pod.turned_away(elsewhere, &head("right"), true).await.is_none());
     let refused = pod.turned_away(elsewhere, &head("wrong"), true).await.unwrap();

@@ -73,7 +73,7 @@ impl Access {
     }
 
     /// As [`Self::end`], for a client at `from` that was refused: no line if there are too many alike.
-    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &Refusals) {
+    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &RefusalLogLimiter) {
         self.written = true;
         if refusals.may_log(result, from) {
             self.write(result, why);
@@ -122,12 +122,12 @@ impl Drop for Access {
 ///
 /// Sources beyond `MOST` in a second share one count for each cause.
 #[derive(Debug, Clone, Default)]
-pub struct Refusals(Arc<Mutex<Second>>);
+pub struct RefusalLogLimiter(Arc<Mutex<Second>>);
 
 /// Refusals in this second, by cause and source; a source of `None` stands for all others.
 type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
-impl Refusals {
+impl RefusalLogLimiter {
     /// Counts a refusal, and returns whether it may be logged. `cause` is a fixed word.
     pub fn may_log(&self, cause: &'static str, from: IpAddr) -> bool {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -222,7 +222,7 @@ mod refusals_tests {
 
     #[test]
     fn each_cause_and_source_has_twenty_lines_a_second_and_the_rest_is_summed_up() {
-        let refusals = Refusals::default();
+        let refusals = RefusalLogLimiter::default();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let told = |cause, from| (0..21_000).filter(|_| refusals.may_log(cause, ip(from))).count();
         let lines = lines_of(true, || {
@@ -241,7 +241,7 @@ mod refusals_tests {
 
     #[test]
     fn a_network_of_ipv6_is_one_source_and_so_is_ipv4_in_its_dress() {
-        let refusals = Refusals::default();
+        let refusals = RefusalLogLimiter::default();
         let told = |from: &str| refusals.may_log("token", from.parse().unwrap());
         for last in 0..20 {
             assert!(told(&format!("2001:db8::{last}")) && told("::ffff:192.0.2.1"));
@@ -251,7 +251,7 @@ mod refusals_tests {
 
     #[test]
     fn sources_without_end_grow_neither_the_log_nor_the_process() {
-        let refusals = Refusals::default();
+        let refusals = RefusalLogLimiter::default();
         let told =
             (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();
         assert_eq!(told, MOST + usize::try_from(EACH).unwrap());

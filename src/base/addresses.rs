@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 
-use crate::base::addresses::cluster_state::{At, Backing, Facts, service_name};
+use crate::base::addresses::cluster_state::{At, Facts, ServiceBackend, service_name};
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::plain;
 
@@ -113,8 +113,8 @@ impl AddressBook {
         }
         match facts.backing(&target, chance, |ip| self.fixed_node(ip).is_some())? {
             None => {}
-            Some(Backing::Outside(target)) => return Ok(Location::Nobody(target)),
-            Some(Backing::Endpoint { at, node }) => {
+            Some(ServiceBackend::Outside(target)) => return Ok(Location::Nobody(target)),
+            Some(ServiceBackend::Endpoint { at, node }) => {
                 let target = Target::from(at);
                 if let Some(location) = self.fixed(&target) {
                     return Ok(location);
@@ -180,18 +180,19 @@ impl AddressBook {
         more: impl IntoIterator<Item = Claim>,
         trust_edges: bool,
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
-    ) -> Holders {
+    ) -> AddressOwners {
         let facts = self.facts();
         let single = self.fixed.iter().filter(|(net, _)| net.prefix_len() == net.max_prefix_len());
         let fixed =
-            single.map(|(net, node)| Claim { ip: net.addr(), node: node.clone(), by: Claimant::Table });
+            single.map(|(net, node)| Claim { ip: net.addr(), node: node.clone(), by: ClaimSource::Table });
         let nodes = facts.nodes.all().filter_map(|(name, node)| Some((name.parse().ok()?, &node.ips)));
         let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
-            ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: Claimant::Kubernetes })
+            ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: ClaimSource::Kubernetes })
         });
         let heard = if self.has_cluster { facts.are_listed() } else { trust_edges };
-        let claims = fixed.chain(nodes).chain(more).filter(|claim| heard || claim.by < Claimant::Kubernetes);
-        Holders::of(claims, |claim| refuses(claim.ip).or_else(|| self.refused(&facts, claim)))
+        let claims =
+            fixed.chain(nodes).chain(more).filter(|claim| heard || claim.by < ClaimSource::Kubernetes);
+        AddressOwners::of(claims, |claim| refuses(claim.ip).or_else(|| self.refused(&facts, claim)))
     }
 
     /// Why a node may not have the address that is claimed for it: it is a Service's, or a pod's that a strong claim does
@@ -206,7 +207,7 @@ impl AddressBook {
     }
 
     fn refused(&self, facts: &Facts, claim: &Claim) -> Option<&'static str> {
-        let is_weak = claim.by >= Claimant::Kubernetes;
+        let is_weak = claim.by >= ClaimSource::Kubernetes;
         let elsewhere = self.fixed_node(claim.ip).is_some_and(|node| *node != claim.node);
         (is_weak && elsewhere).then_some(ELSEWHERE).or_else(|| facts.refusal(claim))
     }
@@ -290,12 +291,12 @@ pub struct Claim {
     /// The node.
     pub node: NodeName,
     /// Who says it.
-    pub by: Claimant,
+    pub by: ClaimSource,
 }
 
 /// Who says whose an address is; who is believed most comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Claimant {
+pub enum ClaimSource {
     /// The fixed table.
     Table,
     /// The node's line in the token file.
@@ -308,50 +309,50 @@ pub enum Claimant {
 
 /// The addresses that have exactly one node, and what stands in the way of the others.
 #[derive(Debug, Default)]
-pub struct Holders {
+pub struct AddressOwners {
     /// The node of each address.
     pub nodes: HashMap<IpAddr, NodeName>,
     /// Claims that count for nothing.
-    pub void: Vec<Void>,
+    pub void: Vec<RejectedClaim>,
 }
 
 /// A claim that counts for nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Void {
+pub struct RejectedClaim {
     /// The address.
     pub ip: IpAddr,
     /// The node that should have it.
     pub node: NodeName,
     /// Who says so.
-    pub by: Claimant,
+    pub by: ClaimSource,
     /// Why it counts for nothing.
-    pub why: Why,
+    pub why: RejectReason,
 }
 
 /// Why a claim counts for nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum RejectReason {
     /// The address is none that a node may have: a sentence's end.
     NotANodes(&'static str),
     /// Somebody who is believed as much says the same of another node.
     Disputed(NodeName),
 }
 
-impl Holders {
+impl AddressOwners {
     /// Of several claims to an address the strongest counts, and of two of the same strength none, whatever the weaker ones
     /// say. `refuses` says of a claim why the node may not have the address.
     pub fn of(
         claims: impl IntoIterator<Item = Claim>,
         refuses: impl Fn(&Claim) -> Option<&'static str>,
     ) -> Self {
-        let mut strongest: HashMap<IpAddr, (Claimant, Vec<NodeName>)> = HashMap::new();
+        let mut strongest: HashMap<IpAddr, (ClaimSource, Vec<NodeName>)> = HashMap::new();
         let mut holders = Self::default();
         for claim in claims {
             let claim = Claim { ip: plain(claim.ip), ..claim };
             let refused = refuses(&claim);
             let Claim { ip, node, by } = claim;
             if let Some(why) = refused {
-                holders.void.push(Void { ip, node, by, why: Why::NotANodes(why) });
+                holders.void.push(RejectedClaim { ip, node, by, why: RejectReason::NotANodes(why) });
                 continue;
             }
             match strongest.entry(ip) {
@@ -378,18 +379,18 @@ impl Holders {
             // A ring, so that each has another one.
             let others = nodes.iter().cycle().skip(1).cloned();
             let voids = nodes.iter().zip(others);
-            holders.void.extend(voids.map(|(node, other)| Void {
+            holders.void.extend(voids.map(|(node, other)| RejectedClaim {
                 ip,
                 node: node.clone(),
                 by,
-                why: Why::Disputed(other),
+                why: RejectReason::Disputed(other),
             }));
         }
         holders
     }
 }
 
-impl std::fmt::Display for Claimant {
+impl std::fmt::Display for ClaimSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Table => "[mode.cloud.addresses]",
@@ -400,7 +401,7 @@ impl std::fmt::Display for Claimant {
     }
 }
 
-impl std::fmt::Display for Why {
+impl std::fmt::Display for RejectReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotANodes(why) => write!(f, "it is {why}"),
@@ -418,14 +419,15 @@ mod holders_tests {
 
     use super::*;
 
-    const RANKS: [Claimant; 4] = [Claimant::Table, Claimant::TokenLine, Claimant::Kubernetes, Claimant::Edge];
+    const RANKS: [ClaimSource; 4] =
+        [ClaimSource::Table, ClaimSource::TokenLine, ClaimSource::Kubernetes, ClaimSource::Edge];
 
-    fn claim(last: u8, node: &str, by: Claimant) -> Claim {
+    fn claim(last: u8, node: &str, by: ClaimSource) -> Claim {
         Claim { ip: [10, 0, 0, last].into(), node: node.parse().unwrap(), by }
     }
 
     fn holder(claims: &[Claim]) -> Option<String> {
-        let holders = Holders::of(claims.iter().cloned(), |_| None);
+        let holders = AddressOwners::of(claims.iter().cloned(), |_| None);
         holders.nodes.get(&IpAddr::from([10, 0, 0, 7])).map(ToString::to_string)
     }
 
@@ -445,9 +447,9 @@ mod holders_tests {
         for by in RANKS {
             let mut claims = vec![claim(7, "a", by), claim(7, "b", by), claim(7, "A", by)];
             // Nor does a weaker one win by their dispute.
-            claims.extend((by != Claimant::Edge).then(|| claim(7, "third", Claimant::Edge)));
+            claims.extend((by != ClaimSource::Edge).then(|| claim(7, "third", ClaimSource::Edge)));
             assert_eq!(holder(&claims), None);
-            let void = Holders::of(claims, |_| None).void;
+            let void = AddressOwners::of(claims, |_| None).void;
             let told: Vec<_> = void.iter().map(|void| format!("{}: {}", void.node, void.why)).collect();
             assert_eq!(told, ["a: the same is said of b", "b: the same is said of a"]);
         }
@@ -456,8 +458,8 @@ mod holders_tests {
     #[test]
     fn who_may_have_no_node_is_refused_in_any_dress() {
         let refuses = |claim: &Claim| (claim.ip == IpAddr::from([10, 0, 0, 7])).then_some("a pod's");
-        let dressed = Claim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", Claimant::Table) };
-        let holders = Holders::of([dressed, claim(8, "a", Claimant::Edge)], refuses);
+        let dressed = Claim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", ClaimSource::Table) };
+        let holders = AddressOwners::of([dressed, claim(8, "a", ClaimSource::Edge)], refuses);
         assert_eq!(holders.nodes.len(), 1);
         assert_eq!(holders.void[0].why.to_string(), "it is a pod's");
     }
@@ -470,11 +472,11 @@ mod holders_tests {
         ) {
             let mut claims: Vec<_> =
                 claims.into_iter().map(|(ip, node, by)| claim(ip, ["a", "b", "c", "d"][node], RANKS[by])).collect();
-            let one = Holders::of(claims.clone(), |_| None).nodes;
+            let one = AddressOwners::of(claims.clone(), |_| None).nodes;
             let len = claims.len().max(1);
             claims.rotate_left(turn % len);
             claims.reverse();
-            prop_assert_eq!(Holders::of(claims, |_| None).nodes, one);
+            prop_assert_eq!(AddressOwners::of(claims, |_| None).nodes, one);
         }
     }
 }

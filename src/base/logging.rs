@@ -246,7 +246,7 @@ where
 
 /// What is lost of one set of log files, or of all logs of the process. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LostLines(Arc<Shared>);
+pub(crate) struct DroppedLines(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -258,7 +258,7 @@ struct Shared {
     queues: Mutex<Vec<ErrorCounter>>,
 }
 
-impl LostLines {
+impl DroppedLines {
     /// Counts the lines as well that this queue has no room for.
     pub(crate) fn count_queue(&self, queue: ErrorCounter) {
         self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
@@ -295,7 +295,7 @@ impl LostLines {
 }
 
 /// Those of the process, whose logs are started once.
-pub(crate) static OF_PROCESS: LazyLock<LostLines> = LazyLock::new(LostLines::default);
+pub(crate) static OF_PROCESS: LazyLock<DroppedLines> = LazyLock::new(DroppedLines::default);
 
 /// Lines of this process's logs that were lost: the disk did not take them, or too many waited for it.
 pub fn lost_lines() -> u64 {

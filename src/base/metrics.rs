@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::base::access_log::Refusals;
+use crate::base::access_log::RefusalLogLimiter;
 use crate::base::process::Process;
 
 /// The metrics of this process: made once by the wiring, passed to every part that counts. Cheap to clone.
@@ -26,25 +26,25 @@ pub struct Metrics {
     /// Links that are alive.
     pub links: Gauge,
     /// Links that ended, by cause.
-    pub links_ended: Causes,
+    pub links_ended: CauseCounter,
     /// Calls that were refused a link, by cause.
-    pub calls_refused: Causes,
+    pub calls_refused: CauseCounter,
     /// How often two living processes had the same name while one of them was linked here.
     pub name_conflicts: Counter,
     /// How often an edge began to dial its cloud again.
     pub reconnects: Counter,
     /// Second links beside one that had fallen silent: `dialled`, and of these `won`, `lost` or `failed`.
-    pub second_links: Causes,
+    pub second_links: CauseCounter,
     /// Edges that were asked to link to a pod that has fewer.
     pub moved: Counter,
     /// Seconds from a ping to its answer, on every link.
-    pub round_trip: Timing,
+    pub round_trip: LatencyHistogram,
     /// How often a plain link was left unread because a session's queue was full.
     pub stalls: Counter,
     /// Sessions of each front end or of the back end.
     pub sessions: Sessions,
     /// Seconds from a session's request to its answer, good or bad.
-    pub opening: Timing,
+    pub opening: LatencyHistogram,
     /// Requests of HTTP that are under way.
     pub requests: Requests,
     /// Bytes from clients towards targets.
@@ -52,9 +52,9 @@ pub struct Metrics {
     /// Bytes from targets towards clients.
     pub bytes_down: Counter,
     /// Sessions that were reset before their end, by cause.
-    pub resets: Causes,
+    pub resets: CauseCounter,
     /// Sessions whose last bytes were dropped before they were delivered, by cause.
-    pub undelivered: Causes,
+    pub undelivered: CauseCounter,
     /// How often a session with an end here was resumed over another path.
     pub resumed: Counter,
     /// Sessions that are relayed by this pod; set every few seconds.
@@ -62,9 +62,9 @@ pub struct Metrics {
     /// Bytes that sessions hold in memory, by budget; set every few seconds.
     pub memory: Memory,
     /// Frames that were dropped (wrong link, role or attempt, or unknown), by cause.
-    pub frames_dropped: Causes,
+    pub frames_dropped: CauseCounter,
     /// Client connections closed without a session, by cause (head too slow, not HTTP, too many, ...).
-    pub connections_refused: Causes,
+    pub connections_refused: CauseCounter,
     /// Records that are published for DNS.
     pub published: Gauge,
     /// How often records could not be written.
@@ -72,13 +72,13 @@ pub struct Metrics {
     /// When certificates end.
     pub certificates: Certificates,
     /// Limits the log lines about refusals that are counted here.
-    pub refusals: Refusals,
+    pub refusals: RefusalLogLimiter,
     registry: Arc<Registry>,
 }
 
 /// A counter for each cause; causes are fixed words.
 #[derive(Debug, Clone, Default)]
-pub struct Causes(Family<CauseLabels, Counter>, Counter);
+pub struct CauseCounter(Family<CauseLabels, Counter>, Counter);
 
 /// Bytes held of each budget, and its bound.
 #[derive(Debug, Clone, Default)]
@@ -90,7 +90,7 @@ pub struct Memory {
 /// Sessions that are alive, and sessions that ended by result, for each front end.
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
-    now: Family<FrontLabels, Gauge>,
+    now: Family<ListenerLabels, Gauge>,
     total: Family<EndedLabels, Counter>,
 }
 
@@ -105,7 +105,7 @@ pub struct Alive {
 
 /// A histogram of times in seconds.
 #[derive(Debug, Clone)]
-pub struct Timing(Histogram);
+pub struct LatencyHistogram(Histogram);
 
 impl Metrics {
     /// The metrics of a pod, whose namespace and name become the labels of `tunnel_cloud_nodes`, unless they are empty.
@@ -147,30 +147,30 @@ impl Metrics {
         let mut metrics = Self {
             nodes,
             links: Gauge::default(),
-            links_ended: Causes::default(),
-            calls_refused: Causes::default(),
+            links_ended: CauseCounter::default(),
+            calls_refused: CauseCounter::default(),
             name_conflicts: Counter::default(),
             reconnects: Counter::default(),
-            second_links: Causes::default(),
+            second_links: CauseCounter::default(),
             moved: Counter::default(),
-            round_trip: Timing::new(&ROUND_TRIP_SECONDS),
+            round_trip: LatencyHistogram::new(&ROUND_TRIP_SECONDS),
             stalls: Counter::default(),
             sessions: Sessions::default(),
-            opening: Timing::new(&OPENING_SECONDS),
+            opening: LatencyHistogram::new(&OPENING_SECONDS),
             requests: Requests::default(),
             bytes_up: Counter::default(),
             bytes_down: Counter::default(),
-            resets: Causes::default(),
-            undelivered: Causes::default(),
+            resets: CauseCounter::default(),
+            undelivered: CauseCounter::default(),
             resumed: Counter::default(),
             passing: Gauge::default(),
             memory: Memory::default(),
-            frames_dropped: Causes::default(),
-            connections_refused: Causes::default(),
+            frames_dropped: CauseCounter::default(),
+            connections_refused: CauseCounter::default(),
             published: Gauge::default(),
             publish_failures: Counter::default(),
             certificates: Certificates::default(),
-            refusals: Refusals::default(),
+            refusals: RefusalLogLimiter::default(),
             registry: Arc::default(),
         };
         metrics.register_links(&mut all);
@@ -185,7 +185,7 @@ impl Metrics {
     }
 }
 
-impl Causes {
+impl CauseCounter {
     /// Counts one more for `cause`.
     pub fn count(&self, cause: &'static str) {
         self.0.get_or_create(&CauseLabels { cause }).inc();
@@ -215,7 +215,7 @@ impl Memory {
 impl Sessions {
     /// Counts a session of `front` as alive until the result is dropped.
     pub fn begin(&self, front: &'static str) -> Alive {
-        self.now.get_or_create(&FrontLabels { front }).inc();
+        self.now.get_or_create(&ListenerLabels { front }).inc();
         Alive { sessions: self.clone(), front, result: "cut", request: None }
     }
 
@@ -226,7 +226,7 @@ impl Sessions {
 
     /// Sessions of `front` that are alive.
     pub fn now(&self, front: &'static str) -> i64 {
-        self.now.get_or_create(&FrontLabels { front }).get()
+        self.now.get_or_create(&ListenerLabels { front }).get()
     }
 
     /// Sessions of `front` that ended with this result.
@@ -249,12 +249,12 @@ impl Alive {
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.sessions.now.get_or_create(&FrontLabels { front: self.front }).dec();
+        self.sessions.now.get_or_create(&ListenerLabels { front: self.front }).dec();
         self.sessions.refused(self.front, self.result);
     }
 }
 
-impl Timing {
+impl LatencyHistogram {
     /// Adds one observation.
     pub fn observe(&self, time: Duration) {
         self.0.observe(time.as_secs_f64());
@@ -377,7 +377,7 @@ pub(crate) struct BudgetLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct FrontLabels {
+pub(crate) struct ListenerLabels {
     pub(crate) front: &'static str,
 }
 

@@ -19,8 +19,8 @@ use crate::command::status::exchange;
 use crate::config::Environment;
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::csr::approver::Approver;
-use crate::kubernetes::csr::names::Reach;
-use crate::net::listen::Listener;
+use crate::kubernetes::csr::names::NameLookup;
+use crate::net::listen::TcpAccept;
 
 /// Whose requests are approved, and for what.
 #[derive(Debug, Clone, clap::Args)]
@@ -74,12 +74,13 @@ pub async fn approve(
         let text = "this process runs outside a cluster: name its kubeconfig with --k";
         return Err(Failure::usage(text));
     }
-    let listener = Listener::bind(asked.health).map_err(|error| Failure::unavailable(error.to_string()))?;
+    let listener = TcpAccept::bind(asked.health).map_err(|error| Failure::unavailable(error.to_string()))?;
     let pods = format!("system:serviceaccount:{}", asked.account);
     let namespace = asked.account.split_once(':').map(|(namespace, _)| namespace.to_owned());
     let cluster = Cluster { kubeconfig: asked.kubeconfig.clone(), namespace };
     let names = asked.names.iter().map(|name| name.to_ascii_lowercase()).collect();
-    let approver = Approver::new(cluster, pods.clone(), Reach { services: asked.services.clone(), names });
+    let approver =
+        Approver::new(cluster, pods.clone(), NameLookup { services: asked.services.clone(), names });
     let (readiness, pulse, drain) = (Readiness::waiting_for(&[REQUESTS]), Pulse::new(), Drain::new());
     let (shown, felt) = (readiness.clone(), pulse.clone());
     let report = move |state| {

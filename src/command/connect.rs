@@ -39,13 +39,13 @@ use crate::base::names::{Host, Target};
 use crate::command::Failure;
 use crate::net::ByteStream;
 use crate::net::dial::dial;
-use crate::net::listen::Listener;
+use crate::net::listen::TcpAccept;
 use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
 use crate::net::socket::{Connection, Socket};
-use crate::net::tls::{self, ClientSettings, Identity, Trust};
+use crate::net::tls::{self, Identity, TlsClientConfig, Trust};
 use crate::session_io::copy::close;
-use crate::session_io::copy::{Ended, How, Side, splice};
+use crate::session_io::copy::{EndKind, Ended, Side, splice};
 
 /// What `tunnel connect` is asked for.
 #[derive(Debug, Clone, Args)]
@@ -125,7 +125,7 @@ async fn listen(
     stop: impl Future<Output = ()>,
     say: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<(), Failure> {
-    let listener = Listener::bind(at).map_err(|cause| Failure::unavailable(cause.to_string()))?;
+    let listener = TcpAccept::bind(at).map_err(|cause| Failure::unavailable(cause.to_string()))?;
     say(&format!("{} leads to {target}; Ctrl-C ends it", listener.at()));
     if !at.ip().is_loopback() {
         say("whoever reaches that address reaches the target, with your rights at the pod");
@@ -161,7 +161,7 @@ async fn serve(mut client: Socket<TcpStream>, pod: &Pod, target: &Target) -> Res
     let ended = session.carry(&mut client).await;
     close(&mut client, Side::A, ended).await;
     match ended {
-        Ended { by: Side::B, how: How::ReadFailed(kind) | How::WriteFailed(kind) } => {
+        Ended { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
             Err(session.broken(kind))
         }
         // A client whose own connection failed knows that.
@@ -358,7 +358,7 @@ fn encryption(asked: &Connect, at: &Target) -> Result<(TlsConnector, ServerName<
         ));
     };
     let identity = asked.cert.clone().zip(asked.key.clone()).map(|(cert, key)| Identity { cert, key });
-    let settings = ClientSettings { trust: Trust::Ca(ca), identity, alpn: vec![b"http/1.1".to_vec()] };
+    let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"http/1.1".to_vec()] };
     let config = settings.load().map_err(|cause| Failure::unusable(cause.to_string()))?;
     let name = tls::server_name(&at.host.to_string()).map_err(|cause| Failure::usage(cause.to_string()))?;
     Ok((TlsConnector::from(config.load()), name))
@@ -435,12 +435,12 @@ async fn copy(stdio: Stdio, mut session: Session) -> Result<(), Failure> {
     // What came before a break is given out all the same.
     let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| unwritten(cause.kind()));
     match ended {
-        Ended { how: How::Finished, .. } => flushed,
-        Ended { by: Side::A, how: How::ReadFailed(kind) } => {
+        Ended { how: EndKind::Finished, .. } => flushed,
+        Ended { by: Side::A, how: EndKind::ReadFailed(kind) } => {
             Err(broken_off(&format!("stdin cannot be read: {kind}")))
         }
-        Ended { by: Side::A, how: How::WriteFailed(kind) } => Err(unwritten(kind)),
-        Ended { by: Side::B, how: How::ReadFailed(kind) | How::WriteFailed(kind) } => {
+        Ended { by: Side::A, how: EndKind::WriteFailed(kind) } => Err(unwritten(kind)),
+        Ended { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
             Err(session.broken(kind))
         }
     }

@@ -22,13 +22,13 @@ use tracing::info_span;
 use crate::base::drain::Drain;
 use crate::base::names::NodeName;
 use crate::config::Environment;
-use crate::config::edge::EdgeSettings as Settings;
+use crate::config::edge::EdgeConfig as Settings;
 use crate::config::server::Cloud;
 use crate::edge::Edge;
-use crate::net::listen::Listener;
+use crate::net::listen::TcpAccept;
 use crate::net::pki::{Authority, Issued, PkiError};
 use crate::net::tls::{
-    ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
+    ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
 use crate::server::Pod;
 
@@ -80,8 +80,8 @@ type Way = (Module, SocketAddr);
 fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<Stage<'a>> {
     let identity = Identity { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
     let (clients, offer) = (ClientCertificates::Anonymous, TlsParams::default());
-    let tls = ServerSettings { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
-    let (plain, encrypted) = (Listener::bind(anywhere())?, Listener::bind(anywhere())?);
+    let tls = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
+    let (plain, encrypted) = (TcpAccept::bind(anywhere())?, TcpAccept::bind(anywhere())?);
     let stage = Stage { dir, page: plain.at(), tls_page: encrypted.at() };
     drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
     let acceptor = TlsAcceptor::from(tls.load());
@@ -379,7 +379,7 @@ impl Module {
 async fn encrypted(socket: TcpStream, name: &str, dir: &Path) -> anyhow::Result<TlsStream<TcpStream>> {
     let identity = Identity { cert: dir.join("client.crt"), key: dir.join("client.key") };
     let trust = Trust::Ca(dir.join("ca.crt"));
-    let tls = ClientSettings { trust, identity: Some(identity), alpn: vec![b"http/1.1".to_vec()] }.load()?;
+    let tls = TlsClientConfig { trust, identity: Some(identity), alpn: vec![b"http/1.1".to_vec()] }.load()?;
     let shaken = TlsConnector::from(tls.load()).connect(server_name(name)?, socket);
     shaken.await.context("the TLS handshake failed")
 }
@@ -390,7 +390,7 @@ const IN_CLOUD: &str = "web.localhost";
 // The page at the demo's edge: served, and asked for.
 
 /// Serves the page for each connection, whatever it asks, until draining begins; `tls`: under TLS.
-pub(crate) async fn serve(listener: Listener, tls: Option<TlsAcceptor>, drain: Drain) {
+pub(crate) async fn serve(listener: TcpAccept, tls: Option<TlsAcceptor>, drain: Drain) {
     loop {
         let (socket, _) = tokio::select! {
             () = drain.draining() => return,

@@ -17,13 +17,13 @@ use crate::acceptor::{Place, TargetDialer};
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::base::names::{Host, Instance, NodeName, Target};
-use crate::base::policy::targets::Listening;
+use crate::base::policy::targets::OwnListeners;
 use crate::command::{Mode, Settings};
-use crate::config::edge::{EdgeSettings, Server, Token};
+use crate::config::edge::{EdgeConfig, Server, Token};
 use crate::config::server::Cloud;
 use crate::config::server::egress::Egress;
 use crate::config::server::https::HttpsMode;
-use crate::config::server::registry::Publish;
+use crate::config::server::registry::PublishConfig;
 use crate::edge::link_dialer::messages::remedy as tls_remedy;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
@@ -36,9 +36,9 @@ use crate::net::interfaces::LocalAddresses;
 use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
-use crate::net::tls::certificate::{self, About, Oddity};
+use crate::net::tls::certificate::{self, About, CertificateWarning};
 use crate::net::tls::handshake::Fault;
-use crate::net::tls::{self, ClientSettings, Identity, Trust};
+use crate::net::tls::{self, Identity, TlsClientConfig, Trust};
 use crate::proto::halves::Windows;
 use crate::proto::hello::{Dialect, Hello};
 use crate::startup::Startup;
@@ -214,7 +214,7 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     if summary.oddities.is_empty() {
         found.good("certificate", format!("{key}: for {names}, until {until}"));
     }
-    for Oddity { about, found: odd, remedy } in summary.oddities {
+    for CertificateWarning { about, found: odd, remedy } in summary.oddities {
         let check = match about {
             About::Kind => "certificate kind",
             About::Dates => "certificate dates",
@@ -353,7 +353,7 @@ async fn siblings(settings: &Cloud, resolver: &Resolver, found: &mut Findings) {
     }
     let server = &settings.server;
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
-    let client = ClientSettings {
+    let client = TlsClientConfig {
         trust: Trust::Ca(server.ca.clone()),
         identity: Some(identity),
         alpn: vec![b"h2".to_vec()],
@@ -396,7 +396,7 @@ async fn siblings(settings: &Cloud, resolver: &Resolver, found: &mut Findings) {
 
 /// Whether this pod's lines stand in the hosts file; of other stores the running pod says in `/readyz` what is wrong.
 fn published(settings: &Cloud, found: &mut Findings) {
-    let Publish::Hosts(file) = &settings.registry.publish else { return };
+    let PublishConfig::Hosts(file) = &settings.registry.publish else { return };
     let own = settings.pod_ip.map(|ip| ip.to_string()).unwrap_or_default();
     match std::fs::read_to_string(file) {
         Ok(text) => {
@@ -443,7 +443,7 @@ async fn answered(settings: &Cloud, node: &NodeName, system: Resolver, found: &m
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
-pub(crate) async fn look_edge(settings: &EdgeSettings, asked: &Doctor, found: &mut Findings) {
+pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &Doctor, found: &mut Findings) {
     let client = &settings.client;
     let linked = running_edge(client.log_listen.at, found).await;
     let resolver = match Resolver::system() {
@@ -467,7 +467,7 @@ pub(crate) async fn look_edge(settings: &EdgeSettings, asked: &Doctor, found: &m
         place: Place::Node(client.node.clone()),
         own: LocalAddresses::of_interfaces(settings.own.clone()),
         targets: Arc::new(ArcSwap::from_pointee(settings.targets.clone())),
-        listening: Listening::default(),
+        listening: OwnListeners::default(),
         resolver,
     };
     for target in &asked.target {
@@ -574,7 +574,7 @@ async fn resolve(
 
 /// TLS as the edge wants it.
 async fn secure(
-    settings: &EdgeSettings,
+    settings: &EdgeConfig,
     server: &Server,
     socket: TcpStream,
     found: &mut Findings,
@@ -594,7 +594,7 @@ async fn secure(
     }
     let identity = certificate.map(|file| Identity { cert: file.clone(), key: file.clone() });
     // What is wrong with the file, or the name, was told of the config.
-    let config = ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
+    let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
     let name = tls::server_name(&server.dns.to_string()).ok()?;
     let shaken = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
     match timeout(PATIENCE, shaken).await {
@@ -620,7 +620,7 @@ async fn secure(
 }
 
 /// A link as the edge makes it, given up at once: only so it shows whether token, name and dialect will do.
-async fn call(settings: &EdgeSettings, server: &Server, io: Secured, found: &mut Findings) {
+async fn call(settings: &EdgeConfig, server: &Server, io: Secured, found: &mut Findings) {
     let client = &settings.client;
     let text = match &client.token {
         None => String::new(),

@@ -9,10 +9,10 @@ use clap::value_parser;
 
 use crate::base::names::{Host, NodeName};
 use crate::command::Failure;
-use crate::command::output_dir::Folder;
-use crate::config::edge::EdgeSettings;
+use crate::command::output_dir::OutputDir;
+use crate::config::edge::EdgeConfig;
 use crate::config::server::Cloud;
-use crate::config::{Environment, Faults, Warning};
+use crate::config::{ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
 use crate::net::pki::{Authority, Issued, PkiError};
 use crate::net::tls::certificate::KUBELET_CLIENT;
@@ -67,8 +67,8 @@ pub fn run(asked: &Init) -> Result<String, Failure> {
     if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
         return Err(Failure::usage(format!("--node {} is given twice", twice.1)));
     }
-    let signs = Signs::of(asked)?;
-    let folder = Folder::begin(&asked.dir, entries(asked, &signs, &clients))?;
+    let signs = Signers::of(asked)?;
+    let folder = OutputDir::begin(&asked.dir, entries(asked, &signs, &clients))?;
     let unfinished = absolute(&folder.unfinished())?;
     write_cloud(asked, &signs, &folder, &unfinished, to)?;
     for (node, token) in asked.nodes.iter().zip(&signs.tokens) {
@@ -82,7 +82,7 @@ pub fn run(asked: &Init) -> Result<String, Failure> {
 }
 
 /// The authorities that sign.
-struct Signs {
+struct Signers {
     ours: Authority,
     /// Whether it was made just now.
     is_new: bool,
@@ -90,7 +90,7 @@ struct Signs {
     tokens: Vec<String>,
 }
 
-impl Signs {
+impl Signers {
     fn of(asked: &Init) -> Result<Self, Failure> {
         let valid = DAY * asked.days;
         let given = asked.ca_cert.as_deref().zip(asked.ca_key.as_deref());
@@ -159,7 +159,7 @@ fn client_folders(clients: &[String]) -> Result<Vec<String>, Failure> {
 }
 
 /// What the folder will hold.
-fn entries(asked: &Init, signs: &Signs, clients: &[String]) -> BTreeSet<String> {
+fn entries(asked: &Init, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
     let authority = if signs.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
     let fixed = authority.iter().copied().chain(["cloud"]).map(str::to_owned);
     fixed.chain(asked.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
@@ -169,7 +169,13 @@ fn edge_folder(node: &NodeName) -> String {
     format!("edge-{node}")
 }
 
-fn write_cloud(asked: &Init, signs: &Signs, folder: &Folder, now_at: &Path, to: &str) -> Result<(), Failure> {
+fn write_cloud(
+    asked: &Init,
+    signs: &Signers,
+    folder: &OutputDir,
+    now_at: &Path,
+    to: &str,
+) -> Result<(), Failure> {
     if signs.is_new {
         folder.write("ca.crt", signs.ours.cert())?;
         folder.write("ca.key", &signs.ours.key())?;
@@ -195,8 +201,8 @@ fn write_cloud(asked: &Init, signs: &Signs, folder: &Folder, now_at: &Path, to: 
 fn write_edge(
     asked: &Init,
     (node, token): (&NodeName, &str),
-    signs: &Signs,
-    folder: &Folder,
+    signs: &Signers,
+    folder: &OutputDir,
     now_at: &Path,
     to: &str,
 ) -> Result<(), Failure> {
@@ -215,7 +221,7 @@ fn write_edge(
         has_kubelet: signs.kubelets.is_some(),
     };
     let here = now_at.join(&dir);
-    checked(EdgeSettings::read(&text.at(&here.to_string_lossy()), &Environment::default()), Edge::check)?;
+    checked(EdgeConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()), Edge::check)?;
     folder.write(&format!("{dir}/edge.toml"), &text.at(to))
 }
 
@@ -224,7 +230,7 @@ fn write_client(
     client: &str,
     dir: &str,
     authority: &Authority,
-    folder: &Folder,
+    folder: &OutputDir,
 ) -> Result<(), Failure> {
     let issued = authority.client(client).map_err(|cause| refused(&cause))?;
     write_issued(folder, &format!("{dir}/client"), &issued)?;
@@ -236,14 +242,14 @@ fn write_client(
     Ok(())
 }
 
-fn write_issued(folder: &Folder, path: &str, issued: &Issued) -> Result<(), Failure> {
+fn write_issued(folder: &OutputDir, path: &str, issued: &Issued) -> Result<(), Failure> {
     folder.write(&format!("{path}.crt"), issued.cert())?;
     folder.write(&format!("{path}.key"), issued.key())
 }
 
 /// Whether the program itself would start with what was written, its files and all.
 pub(crate) fn checked<T>(
-    read: Result<(T, Vec<Warning>), Faults>,
+    read: Result<(T, Vec<Warning>), ConfigErrors>,
     check: impl FnOnce(&T, &mut Startup),
 ) -> Result<(), Failure> {
     let (settings, _) = read.map_err(|faults| Failure::unusable(faults.to_string()))?;

@@ -18,17 +18,17 @@ use crate::base::logging;
 use crate::base::names::{Host, NodeName, Target};
 use crate::command::Failure;
 use crate::command::init::{EdgeText, checked, folder_on_machine, random_token};
-use crate::command::output_dir::Folder;
+use crate::command::output_dir::OutputDir;
 use crate::command::status::{ask, socket};
 use crate::config::Environment;
-use crate::config::edge::EdgeSettings;
+use crate::config::edge::EdgeConfig;
 use crate::edge::Edge;
-use crate::invitations::{CloudAuthority, Code};
-use crate::link::grpc::enrol::{Joining, PetitionError, Wish, petition};
+use crate::invitations::{Code, ServerCa};
+use crate::link::grpc::enrol::{EnrolCallError, JoinParams, Wish, petition};
 use crate::net::dial::dial;
 use crate::net::http_proxy::Proxy;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{ClientSettings, Trust, server_name};
+use crate::net::tls::{TlsClientConfig, Trust, server_name};
 
 /// Whom to invite.
 #[derive(Debug, Clone, clap::Args)]
@@ -156,7 +156,7 @@ pub struct Join {
 pub async fn run(asked: &Join, env: &Environment) -> Result<String, Failure> {
     let to = folder_on_machine("--to", &asked.to)?;
     // Whatever can fail here comes first: an invitation is used once.
-    let folder = Folder::resume(&asked.to, ENTRIES.map(str::to_owned))?;
+    let folder = OutputDir::resume(&asked.to, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
     let (server, dns) = (asked.cloud.to_string(), asked.dns.as_ref());
     let text = EdgeText { node: &asked.node, server: &server, dns, has_kubelet: false };
@@ -165,7 +165,7 @@ pub async fn run(asked: &Join, env: &Environment) -> Result<String, Failure> {
     let asking = Asking::new(asked, token.trim(), &folder, env)?;
     let authority = match asking.ask().await {
         Ok(authority) => authority,
-        Err(NotJoined { failure, is_final }) => {
+        Err(JoinError { failure, is_final }) => {
             if !is_final {
                 // It may have been granted: the same token asks again.
                 folder.keep();
@@ -175,7 +175,7 @@ pub async fn run(asked: &Join, env: &Environment) -> Result<String, Failure> {
     };
     let written = folder.write_anew(AUTHORITY, &authority).and_then(|()| {
         let here = folder.unfinished().to_string_lossy().into_owned();
-        checked(EdgeSettings::read(&text.at(&here), &Environment::default()), Edge::check)
+        checked(EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::check)
     });
     match written {
         Ok(()) => folder.finish()?,
@@ -230,10 +230,10 @@ const UNIT: &str = "tunnel-edge.service";
 /// What is asked, and of whom.
 pub(crate) struct Asking<'a> {
     asked: &'a Join,
-    joining: Joining,
+    joining: JoinParams,
     /// In the cloud's certificate.
     name: ServerName<'static>,
-    folder: &'a Folder,
+    folder: &'a OutputDir,
     /// Where the pinned authority is written.
     pinned: PathBuf,
     proxy: Option<Proxy>,
@@ -241,14 +241,14 @@ pub(crate) struct Asking<'a> {
 }
 
 /// Why nobody has let us in.
-pub(crate) struct NotJoined {
+pub(crate) struct JoinError {
     pub(crate) failure: Failure,
     /// Whether it is certain that no pod has.
     pub(crate) is_final: bool,
 }
 
 /// Why one pod has not.
-enum Miss {
+enum AttemptError {
     /// It said no.
     Refused(String),
     /// It is another cloud, which was told nothing.
@@ -263,7 +263,7 @@ impl<'a> Asking<'a> {
     pub(crate) fn new(
         asked: &'a Join,
         token: &str,
-        folder: &'a Folder,
+        folder: &'a OutputDir,
         env: &Environment,
     ) -> Result<Self, Failure> {
         let name = match asked.dns.as_ref().unwrap_or(&asked.cloud.host) {
@@ -276,7 +276,7 @@ impl<'a> Asking<'a> {
         });
         Ok(Self {
             asked,
-            joining: Joining {
+            joining: JoinParams {
                 secret: asked.code.secret(),
                 node: asked.node.to_string(),
                 token: token.to_owned(),
@@ -290,7 +290,7 @@ impl<'a> Asking<'a> {
     }
 
     /// The authorities (PEM) by which the cloud is to be believed. Each address of it is asked several times.
-    pub(crate) async fn ask(&self) -> Result<String, NotJoined> {
+    pub(crate) async fn ask(&self) -> Result<String, JoinError> {
         let (mut last, mut was_sent) = (String::new(), false);
         let mut pause = FIRST_PAUSE;
         for round in 0..ROUNDS {
@@ -299,15 +299,17 @@ impl<'a> Asking<'a> {
                 pause *= 2;
             }
             let mut may_mend = false;
-            for at in self.addresses().await.map_err(|failure| NotJoined { failure, is_final: !was_sent })? {
+            for at in self.addresses().await.map_err(|failure| JoinError { failure, is_final: !was_sent })? {
                 match self.ask_at(at).await {
                     Ok(authority) => return Ok(authority),
-                    Err(Miss::Refused(text)) => {
-                        return Err(NotJoined { failure: Failure::refused(text), is_final: true });
+                    Err(AttemptError::Refused(text)) => {
+                        return Err(JoinError { failure: Failure::refused(text), is_final: true });
                     }
-                    Err(Miss::Here(failure)) => return Err(NotJoined { failure, is_final: !was_sent }),
-                    Err(Miss::Foreign(text)) => last = text,
-                    Err(Miss::Unanswered { text, sent }) => {
+                    Err(AttemptError::Here(failure)) => {
+                        return Err(JoinError { failure, is_final: !was_sent });
+                    }
+                    Err(AttemptError::Foreign(text)) => last = text,
+                    Err(AttemptError::Unanswered { text, sent }) => {
                         (was_sent, may_mend) = (was_sent | sent, true);
                         last = text;
                     }
@@ -321,12 +323,12 @@ impl<'a> Asking<'a> {
         let hint =
             if was_sent { "; it may have been granted: say the same again, and it goes on" } else { "" };
         let text = format!("{}: {last}{hint}", self.asked.cloud);
-        Err(NotJoined { failure: Failure::unavailable(text), is_final: !was_sent })
+        Err(JoinError { failure: Failure::unavailable(text), is_final: !was_sent })
     }
 
     /// Asks one pod: first for its authority, of which the invitation has a hash; and only once that fits, and the pod has
     /// proved that it is its, with the invitation.
-    async fn ask_at(&self, at: SocketAddr) -> Result<String, Miss> {
+    async fn ask_at(&self, at: SocketAddr) -> Result<String, AttemptError> {
         let authority = self.asked.cloud.to_string();
         let anyone = self.encrypted(at, Trust::Anyone).await?;
         let shown = petition(anyone, &authority, Wish::Authority).await.map_err(|why| miss(why, false))?;
@@ -334,20 +336,19 @@ impl<'a> Asking<'a> {
         let pin = self.asked.code.pin();
         let fits = |block: &&str| {
             let mut block = block.as_bytes();
-            rustls_pemfile::certs(&mut block)
-                .any(|der| der.is_ok_and(|der| CloudAuthority::pin_of(&der) == pin))
+            rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))
         };
         let pinned = shown.split_inclusive(END).find(fits);
-        let pinned = pinned.ok_or_else(|| Miss::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
-        self.folder.write_anew(AUTHORITY, pinned).map_err(Miss::Here)?;
+        let pinned = pinned.ok_or_else(|| AttemptError::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
+        self.folder.write_anew(AUTHORITY, pinned).map_err(AttemptError::Here)?;
         let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
         let wish = Wish::Join(self.joining.clone());
         petition(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }
 
-    async fn encrypted(&self, at: SocketAddr, trust: Trust) -> Result<TlsStream<TcpStream>, Miss> {
-        let failed = |text: String| Miss::Unanswered { text, sent: false };
-        let tls = ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+    async fn encrypted(&self, at: SocketAddr, trust: Trust) -> Result<TlsStream<TcpStream>, AttemptError> {
+        let failed = |text: String| AttemptError::Unanswered { text, sent: false };
+        let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
         let tls = tls.map_err(|cause| failed(cause.to_string()))?;
         let socket = match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud)) {
             Some(proxy) => {
@@ -377,11 +378,11 @@ impl<'a> Asking<'a> {
     }
 }
 
-fn miss(why: PetitionError, sent: bool) -> Miss {
+fn miss(why: EnrolCallError, sent: bool) -> AttemptError {
     match why {
-        PetitionError::Refused(text) => Miss::Refused(text),
-        PetitionError::Unserved => Miss::Refused(why.to_string()),
-        PetitionError::Unanswered(text) => Miss::Unanswered { text, sent },
+        EnrolCallError::Refused(text) => AttemptError::Refused(text),
+        EnrolCallError::Unserved => AttemptError::Refused(why.to_string()),
+        EnrolCallError::Unanswered(text) => AttemptError::Unanswered { text, sent },
     }
 }
 

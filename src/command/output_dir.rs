@@ -11,7 +11,7 @@ use crate::command::Failure;
 /// A folder that is about to get files. They are written beside one another into a folder within it, and moved out of
 /// that at the end, all for this user alone. Dropped before its end, it leaves nothing behind.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct OutputDir {
     dir: PathBuf,
     /// What it will hold: files and folders by their names.
     entries: BTreeSet<String>,
@@ -23,7 +23,7 @@ pub(crate) struct Folder {
     is_kept: bool,
 }
 
-impl Folder {
+impl OutputDir {
     /// Makes the folder, unless it is there. `entries` are the names of what it will hold.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for OutputDir {
     fn drop(&mut self) {
         if self.is_kept {
             return;
@@ -196,8 +196,8 @@ mod tests {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    fn begun(dir: &Path) -> Result<Folder, Failure> {
-        Folder::begin(dir, ["a".to_owned(), "b".to_owned()])
+    fn begun(dir: &Path) -> Result<OutputDir, Failure> {
+        OutputDir::begin(dir, ["a".to_owned(), "b".to_owned()])
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let folder = begun(place.path()).unwrap();
         folder.write("a", "1").unwrap();
         folder.keep();
-        let resumed = Folder::resume(place.path(), ["a".to_owned()]).unwrap();
+        let resumed = OutputDir::resume(place.path(), ["a".to_owned()]).unwrap();
         assert_eq!(resumed.write_once("a", "2").unwrap(), "1");
         resumed.write_anew("a", "3").unwrap();
         assert_eq!(resumed.write_once("a", "2").unwrap(), "3");

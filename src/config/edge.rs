@@ -12,19 +12,20 @@ use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::targets::{TargetEntry, Targets};
 use crate::config::edge::csr::Csr;
 use crate::config::edge::http_proxy::HttpProxy;
-use crate::config::listen::{self, Auth};
+use crate::config::listen::{self, AuthConfig};
 use crate::config::table::Table;
 use crate::config::{
-    self, AdminSettings, Concern, Environment, Faults, Listen, Reading, Report, Secret, Warning, value,
+    self, AdminConfig, ConfigErrors, Environment, ListenConfig, Reading, Report, Secret, Warning,
+    WarningKind, value,
 };
 
 /// All settings of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EdgeSettings {
+pub struct EdgeConfig {
     /// Whom to dial, and as whom.
     pub client: Client,
     /// Where commands of this machine come in.
-    pub admin: AdminSettings,
+    pub admin: AdminConfig,
     /// Limits of sessions.
     pub session: EdgeSessions,
     /// What it may dial for others.
@@ -53,7 +54,7 @@ pub struct Client {
     /// Where the cloud is, tried in turn; at least one.
     pub servers: Vec<Server>,
     /// Health, log level, metrics.
-    pub log_listen: Listen,
+    pub log_listen: ListenConfig,
     /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
     pub metrics_listen: Option<SocketAddr>,
     /// gRPC's debugging port; `None`: there is none.
@@ -98,12 +99,12 @@ pub struct EdgeSessions {
 /// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
 pub const MEMORY: usize = 12 << 20;
 
-impl EdgeSettings {
+impl EdgeConfig {
     /// Reads an edge's settings.
     ///
     /// # Errors
     /// Everything that is wrong with the text and the environment, at once.
-    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), Faults> {
+    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
         Self::examine(text, env).whole()
     }
 
@@ -124,8 +125,8 @@ impl EdgeSettings {
         let proxy = self.http_proxy.iter().map(|proxy| ("mode.edge.http_proxy.users", &proxy.access));
         let all = proxy.chain([("mode.edge.admin.users", &self.admin.access)]);
         let users = all.filter_map(|(key, access)| match &access.auth {
-            Auth::None => None,
-            Auth::Basic { users, .. } => Some((key, users.as_path())),
+            AuthConfig::None => None,
+            AuthConfig::Basic { users, .. } => Some((key, users.as_path())),
         });
         token.chain(key).chain(users).collect()
     }
@@ -220,12 +221,12 @@ fn token(table: &mut Table<'_>, certified: bool, report: &mut Report) -> Option<
         if text.reveal().is_empty() {
             report.warn(
                 key,
-                Concern::OpenDoor,
+                WarningKind::OpenDoor,
                 "it is empty: only a cloud that asks nobody takes it, ours never does",
             );
         } else if text.reveal().contains([' ', ':']) {
             let text = "it holds ' ' or ':', which no token file can: the cloud will refuse it";
-            report.warn(key, Concern::Surprise, text);
+            report.warn(key, WarningKind::Surprise, text);
         }
     });
     text.map(Token::Text).or(file.map(Token::File))
@@ -276,7 +277,7 @@ fn template(text: &str) -> Option<Host> {
 
 fn warn_template(table: &Table<'_>, key: &'static str, report: &mut Report) {
     let text = "it still holds the {{…}} of a template: the cloud cannot be reached until it is filled in";
-    report.warn(table.key(key), Concern::Surprise, text);
+    report.warn(table.key(key), WarningKind::Surprise, text);
 }
 
 fn session(edge: &mut Table<'_>, report: &mut Report) -> EdgeSessions {

@@ -8,9 +8,9 @@ use toml::de::DeValue;
 use crate::base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
 use crate::config::table::Table;
 use crate::config::value::{self, Wrong};
-use crate::config::{AdminSettings, AdminSocket, Concern, Environment, Listen, Report};
+use crate::config::{AdminConfig, AdminSocket, Environment, ListenConfig, Report, WarningKind};
 
-impl Listen {
+impl ListenConfig {
     /// Can only this machine reach it?
     pub fn is_local(&self) -> bool {
         self.at.ip().is_loopback()
@@ -26,7 +26,7 @@ impl Listen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     /// An address with a port.
-    Port(Listen),
+    Port(ListenConfig),
     /// A unix socket.
     Unix(PathBuf),
 }
@@ -37,7 +37,7 @@ pub(crate) fn read(
     listen: &'static str,
     port: &'static str,
     report: &mut Report,
-) -> Option<Listen> {
+) -> Option<ListenConfig> {
     let place = one_of(table, (listen, |value| value::socket(value).map(Err)), &[port], report);
     match place? {
         Place::Port(listen) => Some(listen),
@@ -51,7 +51,7 @@ pub(crate) fn admin(
     name: &'static str,
     env: &Environment,
     report: &mut Report,
-) -> AdminSettings {
+) -> AdminConfig {
     let mut table = parent.table("admin", report);
     let wanted = "want unix:/path, for example unix:/run/tunnel/cloud.sock";
     let reader =
@@ -63,9 +63,9 @@ pub(crate) fn admin(
     };
     let key = table.key("users");
     let users = table.read("users", value::file_path, report);
-    let auth = users.map_or(Auth::None, |users| Auth::Basic { users, key });
+    let auth = users.map_or(AuthConfig::None, |users| AuthConfig::Basic { users, key });
     table.finish(report);
-    AdminSettings { socket, access: Access { auth, ..Access::default() } }
+    AdminConfig { socket, access: Access { auth, ..Access::default() } }
 }
 
 /// The path in `unix:/path`.
@@ -86,7 +86,7 @@ pub(crate) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut 
 
 /// Reads the address of an HTTP proxy, in each of SuperEdge's spellings; at `ip` unless a key has another one. `None`:
 /// no key is set.
-pub(crate) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) -> Option<Listen> {
+pub(crate) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) -> Option<ListenConfig> {
     let mut said = None;
     for key in ["ip", "proxyip"] {
         let found: Option<IpAddr> = table.read(key, value::parsed, report);
@@ -103,7 +103,7 @@ pub(crate) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) ->
     match found? {
         Place::Port(listen) if listen.key == LISTEN => Some(listen),
         Place::Port(listen) => {
-            Some(Listen { at: (said.unwrap_or(ip.into()), listen.at.port()).into(), ..listen })
+            Some(ListenConfig { at: (said.unwrap_or(ip.into()), listen.at.port()).into(), ..listen })
         }
         Place::Unix(_) => None,
     }
@@ -116,7 +116,7 @@ fn one_of(
     ports: &[&'static str],
     report: &mut Report,
 ) -> Option<Place> {
-    let port = |at, key| Place::Port(Listen { at, implicit: false, key });
+    let port = |at, key| Place::Port(ListenConfig { at, implicit: false, key });
     let mut found = table.read(listen, reader, report).map(|place| match place {
         Ok(path) => Place::Unix(path),
         Err(at) => port(at, listen),
@@ -130,7 +130,7 @@ fn one_of(
         }
         if number == Some(0) {
             let text = "0 takes a free port, another one at each start; the log tells which";
-            report.warn(table.key(key), Concern::Surprise, text);
+            report.warn(table.key(key), WarningKind::Surprise, text);
         }
         first = first.or(table.has(key).then_some(key));
         found = found.or(number.map(|number| port((Ipv4Addr::UNSPECIFIED, number).into(), key)));
@@ -139,16 +139,16 @@ fn one_of(
 }
 
 /// Reads where health, log level and metrics are served. Absent: on loopback, where nobody else can turn the log up.
-pub(crate) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
+pub(crate) fn log(table: &mut Table<'_>, report: &mut Report) -> ListenConfig {
     let found = read(table, "log_listen", "log_port", report);
-    let log = found.unwrap_or(Listen::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "log_listen"));
+    let log = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "log_listen"));
     if !log.is_local() {
         let text = format!(
             "whoever reaches {} can read health and metrics and change the log level; log_listen = \"127.0.0.1:{}\" closes it",
             log.at,
             log.at.port()
         );
-        report.warn(table.key(log.key), Concern::OpenDoor, text);
+        report.warn(table.key(log.key), WarningKind::OpenDoor, text);
     }
     log
 }
@@ -165,7 +165,7 @@ pub(crate) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<Soc
             "whoever reaches {at} sees the addresses and names of all links; 127.0.0.1:{} closes it",
             at.port()
         );
-        report.warn(table.key(CHANNELZ), Concern::OpenDoor, text);
+        report.warn(table.key(CHANNELZ), WarningKind::OpenDoor, text);
     }
     Some(at)
 }
@@ -175,7 +175,7 @@ pub(crate) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Netw
     let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
     if proxies.holds_everyone() {
         let text = "whoever connects may say to be anybody: name only the networks of your balancers";
-        report.warn(table.key(PROXIES), Concern::OpenDoor, text);
+        report.warn(table.key(PROXIES), WarningKind::OpenDoor, text);
     }
     Some(proxies)
 }
@@ -203,7 +203,7 @@ pub struct Access {
     /// Where clients may come from; `None`: from anywhere.
     pub allow_from: Option<Networks>,
     /// How they prove who they are.
-    pub auth: Auth,
+    pub auth: AuthConfig,
     /// What they may reach; none: everything.
     pub rules: Rules,
     /// Names (CN or DNS) of the client certificates that are accepted. Empty at ports that ask for none.
@@ -212,7 +212,7 @@ pub struct Access {
 
 /// How a client proves who it is.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Auth {
+pub enum AuthConfig {
     /// Not at all.
     #[default]
     None,
@@ -227,14 +227,14 @@ pub enum Auth {
 
 /// How clients of a port can prove who they are.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Proofs {
+pub(crate) struct AuthMethods {
     /// With name and password.
     pub(crate) password: bool,
     /// With a certificate, and whether one is asked for; `None`: never.
     pub(crate) certificate: Option<bool>,
 }
 
-impl Proofs {
+impl AuthMethods {
     /// Who has to show a certificate needs no password.
     fn certified(self) -> bool {
         self.certificate == Some(true)
@@ -253,10 +253,15 @@ impl Proofs {
 
 impl Access {
     /// Reads the keys of a front end's table; what it leaves out is as in `default`.
-    pub(crate) fn read(table: &mut Table<'_>, proofs: Proofs, default: &Self, report: &mut Report) -> Self {
+    pub(crate) fn read(
+        table: &mut Table<'_>,
+        proofs: AuthMethods,
+        default: &Self,
+        report: &mut Report,
+    ) -> Self {
         let rules = rules(table, proofs, report);
         let auth = auth(table, proofs, &default.auth, report);
-        if let (Some(rules), Some(Auth::None)) = (&rules, &auth)
+        if let (Some(rules), Some(AuthConfig::None)) = (&rules, &auth)
             && rules.name_users()
             && !proofs.certified()
         {
@@ -279,20 +284,20 @@ impl Access {
         &self,
         key: String,
         at: SocketAddr,
-        proofs: Proofs,
+        proofs: AuthMethods,
         reached: &str,
         report: &mut Report,
     ) {
         let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.holds_everyone());
-        if self.auth != Auth::None || proofs.certified() || at.ip().is_loopback() || fenced {
+        if self.auth != AuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
         let text = format!("whoever reaches {at} reaches {reached}, unasked; {}", proofs.remedy());
-        report.warn(key, Concern::OpenDoor, text);
+        report.warn(key, WarningKind::OpenDoor, text);
     }
 }
 
-fn rules(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<Rules> {
+fn rules(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Option<Rules> {
     let tables = table.tables("rules", report);
     let rules: Rules = tables
         .into_iter()
@@ -306,7 +311,12 @@ fn rules(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<R
 }
 
 /// `None`: the table has a fault, which is noted.
-fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Report) -> Option<Auth> {
+fn auth(
+    table: &mut Table<'_>,
+    proofs: AuthMethods,
+    default: &AuthConfig,
+    report: &mut Report,
+) -> Option<AuthConfig> {
     let users = table.read("users", value::file_path, report);
     let basic = table.read(
         "auth",
@@ -322,12 +332,12 @@ fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Repo
     }
     let silent = |found: &str| Some(found.to_owned());
     let auth = match (basic, users, default) {
-        (Some(true), Some(users), _) | (None, Some(users), Auth::Basic { .. }) => {
-            Auth::Basic { users, key: table.key("users") }
+        (Some(true), Some(users), _) | (None, Some(users), AuthConfig::Basic { .. }) => {
+            AuthConfig::Basic { users, key: table.key("users") }
         }
-        (Some(true) | None, None, default @ Auth::Basic { .. }) => default.clone(),
-        (Some(false) | None, None, _) => Auth::None,
-        (Some(true), None, Auth::None) => {
+        (Some(true) | None, None, default @ AuthConfig::Basic { .. }) => default.clone(),
+        (Some(false) | None, None, _) => AuthConfig::None,
+        (Some(true), None, AuthConfig::None) => {
             table.complain("users", None, "auth is \"basic\": name the htpasswd file", report);
             return None;
         }
@@ -335,12 +345,12 @@ fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Repo
             table.complain("users", silent("given, but auth is \"none\""), "say auth = \"basic\"", report);
             return None;
         }
-        (None, Some(_), Auth::None) => {
+        (None, Some(_), AuthConfig::None) => {
             table.complain("users", silent("given, but auth is not"), "say auth = \"basic\"", report);
             return None;
         }
     };
-    if auth != Auth::None && !proofs.password && !proofs.certified() && table.is_present() {
+    if auth != AuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", as [mode.cloud.ssh] has it" };
         let wanted = "whoever comes here cannot give a password, so nobody would get in: say auth = \"none\" in this \
                       table, and with allow_from who may come";
@@ -350,7 +360,7 @@ fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Repo
     Some(auth)
 }
 
-fn names(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Vec<CertificateGlob> {
+fn names(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Vec<CertificateGlob> {
     let Some(asked) = proofs.certificate else { return Vec::new() };
     let names = filled(table, "names", value::parsed::<CertificateGlob>, report);
     if names.is_some() && !asked {
@@ -365,7 +375,7 @@ fn names(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Vec<Cert
     names.unwrap_or_default()
 }
 
-fn rule(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Rule {
+fn rule(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Rule {
     let user = |value: &_| match value::nonempty(value)? {
         // A password's user has no ':' in his name; who is known by a certificate may.
         name if proofs.certified() && !name.contains('*') => Ok(name),
@@ -409,13 +419,13 @@ mod tests {
     const SSH: &str = "[ssh]\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\nauth = \"basic\"\n\
                        users = \"/ssh\"\nrules = [{ ports = [22] }]\n[module]\n";
 
-    const PASSWORD: Proofs = Proofs { password: true, certificate: None };
-    const NOTHING: Proofs = Proofs { password: false, certificate: None };
-    const UNASKED: Proofs = Proofs { password: false, certificate: Some(false) };
-    const CERTIFICATE: Proofs = Proofs { password: false, certificate: Some(true) };
+    const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
+    const NOTHING: AuthMethods = AuthMethods { password: false, certificate: None };
+    const UNASKED: AuthMethods = AuthMethods { password: false, certificate: Some(false) };
+    const CERTIFICATE: AuthMethods = AuthMethods { password: false, certificate: Some(true) };
 
     /// What ssh and another module have, and the faults and warnings of the other one.
-    fn read(text: &str, proofs: Proofs) -> (Access, Access, Vec<String>) {
+    fn read(text: &str, proofs: AuthMethods) -> (Access, Access, Vec<String>) {
         let mut report = Report::default();
         let mut file = Table::parse(text, &mut report);
         let mut table = file.table("ssh", &mut report);
@@ -438,7 +448,7 @@ mod tests {
     fn what_a_module_leaves_out_is_as_ssh_has_it() {
         let (ssh, module, reported) = read(SSH, PASSWORD);
         assert_eq!((&module, reported), (&ssh, vec![]));
-        let Auth::Basic { key, .. } = module.auth else { panic!("{module:?}") };
+        let AuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
         assert_eq!(key, "ssh.users");
     }
 
@@ -451,16 +461,16 @@ mod tests {
         assert!(!ssh.proxy_protocol.is_empty() && module.proxy_protocol.is_empty());
         let from = module.allow_from.unwrap();
         assert!(from.contains("192.0.2.1".parse().unwrap()) && !from.contains("10.0.0.1".parse().unwrap()));
-        assert_eq!(module.auth, Auth::Basic { users: "/own".into(), key: "module.users".into() });
+        assert_eq!(module.auth, AuthConfig::Basic { users: "/own".into(), key: "module.users".into() });
         let (_, module, reported) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
-        assert_eq!((module.auth, reported), (Auth::None, vec![]), "allow_from fences it");
+        assert_eq!((module.auth, reported), (AuthConfig::None, vec![]), "allow_from fences it");
     }
 
     #[test]
     fn where_no_password_can_be_given_one_that_is_asked_for_is_a_fault() {
         for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
             let (_, module, reported) = read(text, NOTHING);
-            assert_eq!(module.auth, Auth::None);
+            assert_eq!(module.auth, AuthConfig::None);
             assert!(
                 reported[0].contains("module.auth: \"basic\"") && reported[0].contains("auth = \"none\""),
                 "{reported:?}"

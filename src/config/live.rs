@@ -9,7 +9,7 @@ use tracing::{error, info, info_span, warn};
 use crate::base::drain::Drain;
 use crate::base::logging::AUDIT;
 use crate::config::table::fold;
-use crate::config::{Concern, Environment, Reading, Warning};
+use crate::config::{Environment, Reading, Warning, WarningKind};
 use crate::net::reload::Reload;
 
 /// The keys in which two texts of a config differ, as they are written there; never their values.
@@ -168,8 +168,8 @@ impl ConfigFile {
 pub fn tell_warnings(warnings: &[Warning]) {
     for Warning { key, kind, text } in warnings {
         match kind {
-            Concern::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
-            Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
+            WarningKind::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
+            WarningKind::NotServed | WarningKind::Surprise => warn!(%key, "{text}"),
         }
     }
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::base::policy::targets::{TargetEntry, Targets};
 use crate::base::policy::{Glob, Networks};
-use crate::config::listen::{self, Access, Auth};
+use crate::config::listen::{self, Access, AuthConfig};
 use crate::config::server::addresses::AddressSettings;
 use crate::config::server::connect::Ssh;
 use crate::config::server::csr::Csr;
@@ -33,11 +33,11 @@ use crate::config::server::intercept::Intercept;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::node_names::NodeNameSettings;
 use crate::config::server::ports::PortSettings;
-use crate::config::server::registry::{EtcdSettings, Publish, RegistrySettings};
-use crate::config::server::tcp::TcpPort;
+use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
+use crate::config::server::tcp::TcpListenerConfig;
 use crate::config::table::Table;
 use crate::config::{
-    self, AdminSettings, Concern, Environment, Faults, Listen, Reading, Report, Warning, value,
+    self, AdminConfig, ConfigErrors, Environment, ListenConfig, Reading, Report, Warning, WarningKind, value,
 };
 
 /// All settings of a pod.
@@ -56,7 +56,7 @@ pub struct Cloud {
     /// Traffic of the host that is caught by its address; `None`: none is.
     pub intercept: Option<Intercept>,
     /// TCP ports, each for one target.
-    pub tcp: Vec<TcpPort>,
+    pub tcp: Vec<TcpListenerConfig>,
     /// TLS ports, each for one port of every node.
     pub https: Https,
     /// HTTP ports, each for one port of every node.
@@ -66,7 +66,7 @@ pub struct Cloud {
     /// Where DNS reads the addresses of every node; `None`: nowhere.
     pub node_names: Option<NodeNameSettings>,
     /// Where commands of this machine come in.
-    pub admin: AdminSettings,
+    pub admin: AdminConfig,
     /// Limits of sessions.
     pub session: PodSessions,
     /// Where others learn which node is at this pod.
@@ -78,7 +78,7 @@ pub struct Cloud {
     /// How clients may name a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may ask for.
-    pub allow: Allow,
+    pub allow: EdgeAccessConfig,
     /// `POD_NAME`, a label of the metrics; may be empty.
     pub pod_name: String,
     /// `POD_NAMESPACE`, a label of the metrics; may be empty.
@@ -91,13 +91,13 @@ pub struct Cloud {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     /// gRPC, always TLS.
-    pub listen: Listen,
+    pub listen: ListenConfig,
     /// Networks of balancers before that port.
     pub proxy_protocol: Networks,
     /// Health, log level, metrics.
-    pub log_listen: Listen,
+    pub log_listen: ListenConfig,
     /// Metrics alone; `None`: only on the log port.
-    pub metrics_listen: Option<Listen>,
+    pub metrics_listen: Option<ListenConfig>,
     /// gRPC's debugging port; `None`: there is none.
     pub channelz: Option<std::net::SocketAddr>,
     /// The kernel's congestion control for links; `None`: the system's default.
@@ -131,7 +131,7 @@ pub struct PodSessions {
 
 /// `[mode.cloud.allow]`: what edges may ask this pod for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Allow {
+pub struct EdgeAccessConfig {
     /// What they may have this pod dial; by default nothing.
     pub targets: Targets,
     /// Which nodes they may reach; none: no node.
@@ -146,7 +146,7 @@ impl Cloud {
     ///
     /// # Errors
     /// Everything that is wrong with the text, at once.
-    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), Faults> {
+    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
         Self::examine(text, env).whole()
     }
 
@@ -205,7 +205,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     let mut table = stream.table("server", report);
     let grpc = listen::read(&mut table, "listen", "grpc_port", report);
     let server = Server {
-        listen: grpc.unwrap_or(Listen::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
+        listen: grpc.unwrap_or(ListenConfig::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
         proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
@@ -237,7 +237,7 @@ fn session(cloud: &mut Table<'_>, report: &mut Report) -> PodSessions {
     session
 }
 
-fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Allow {
+fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> EdgeAccessConfig {
     let mut table = cloud.table("allow", report);
     let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
     let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
@@ -246,9 +246,9 @@ fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Allow
     if listed && !(targets.is_empty() && nodes.is_empty()) {
         let text =
             "SuperEdge's list of what edges may not reach is not read: [mode.cloud.allow] says what they may";
-        report.warn("EDGE_NO_PROXY".to_owned(), Concern::OpenDoor, text);
+        report.warn("EDGE_NO_PROXY".to_owned(), WarningKind::OpenDoor, text);
     }
-    Allow { targets: targets.into_iter().collect(), nodes }
+    EdgeAccessConfig { targets: targets.into_iter().collect(), nodes }
 }
 
 /// What SuperEdge's manifests open for edges.
@@ -290,7 +290,7 @@ impl Cloud {
             [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
         {
             // What several tables take from one is one file.
-            if let Auth::Basic { users, key } = &access.auth
+            if let AuthConfig::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))
             {
                 all.push((key, users));
@@ -323,7 +323,7 @@ impl Cloud {
     /// Each etcd that is asked, with the table that names it.
     pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
         let publish = match &self.registry.publish {
-            Publish::Etcd(etcd) => Some((REGISTRY, etcd)),
+            PublishConfig::Etcd(etcd) => Some((REGISTRY, etcd)),
             _ => None,
         };
         let invitations = match &self.invitations {
@@ -415,7 +415,7 @@ pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
     );
     if let Some((_, Some(old))) = &min_version {
         let text = format!("{old} is broken and not spoken: the oldest version is TLS 1.2");
-        report.warn(table.key("tls_min_version"), Concern::Surprise, text);
+        report.warn(table.key("tls_min_version"), WarningKind::Surprise, text);
     }
     let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();
     let names = suites.split(',').map(str::trim).filter(|name| !name.is_empty());

@@ -6,13 +6,13 @@ mod nodes;
 mod registry;
 mod superedge;
 
-use crate::config::listen::Auth;
+use crate::config::listen::AuthConfig;
 use std::fmt::Write;
 
 use proptest::prelude::*;
 
 use crate::base::policy::targets::Targets;
-use crate::config::edge::{EdgeSettings, Token};
+use crate::config::edge::{EdgeConfig, Token};
 use crate::config::server::{Cloud, TlsVersion};
 
 use super::*;
@@ -27,16 +27,16 @@ fn cloud(text: &str) -> (Cloud, Vec<Warning>) {
     Cloud::read(text, &Environment::default()).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
-fn edge(text: &str) -> (EdgeSettings, Vec<Warning>) {
-    EdgeSettings::read(text, &node1()).unwrap_or_else(|faults| panic!("{faults}"))
+fn edge(text: &str) -> (EdgeConfig, Vec<Warning>) {
+    EdgeConfig::read(text, &node1()).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
-fn cloud_faults(text: &str) -> Faults {
+fn cloud_faults(text: &str) -> ConfigErrors {
     Cloud::read(text, &Environment::default()).unwrap_err()
 }
 
-fn edge_faults(text: &str) -> Faults {
-    EdgeSettings::read(text, &node1()).unwrap_err()
+fn edge_faults(text: &str) -> ConfigErrors {
+    EdgeConfig::read(text, &node1()).unwrap_err()
 }
 
 fn node1() -> Environment {
@@ -44,7 +44,7 @@ fn node1() -> Environment {
 }
 
 /// The keys warned of for one reason, sorted.
-fn warned(warnings: &[Warning], kind: Concern) -> Vec<&str> {
+fn warned(warnings: &[Warning], kind: WarningKind) -> Vec<&str> {
     let mut keys: Vec<_> = warnings.iter().filter(|w| w.kind == kind).map(|w| w.key.as_str()).collect();
     keys.sort_unstable();
     keys
@@ -59,19 +59,22 @@ fn an_empty_file_is_a_pod_as_superedge_would_have_it() {
     let (cloud, warnings) = cloud("");
     assert_eq!(
         cloud.server.listen,
-        Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: true, key: "listen" }
+        ListenConfig { at: "0.0.0.0:9000".parse().unwrap(), implicit: true, key: "listen" }
     );
     assert_eq!(
         cloud.server.log_listen,
-        Listen { at: "127.0.0.1:51010".parse().unwrap(), implicit: true, key: "log_listen" }
+        ListenConfig { at: "127.0.0.1:51010".parse().unwrap(), implicit: true, key: "log_listen" }
     );
     assert_eq!(cloud.server.metrics_listen, None);
     assert_eq!(cloud.server.tokenfile.to_str(), Some("/etc/tunnel/token/token"));
-    assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: true, key: "listen" });
+    assert_eq!(
+        cloud.ssh.listen,
+        ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: true, key: "listen" }
+    );
     assert_eq!(cloud.session.grace, Duration::from_secs(60));
     assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
     assert_eq!((cloud.session.max, cloud.session.memory), (100_000, None));
-    assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.cloud.ssh.auth"]);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.cloud.ssh.auth"]);
     assert_eq!(warnings.len(), 1);
 }
 
@@ -83,7 +86,7 @@ fn the_documented_pod_is_closed_and_says_the_defaults() {
     let (absent, _) = cloud("");
     assert_eq!(documented.session, absent.session);
     assert_eq!(documented.tls, absent.tls);
-    let same = |a: Listen, b: Listen| assert_eq!(a.at, b.at);
+    let same = |a: ListenConfig, b: ListenConfig| assert_eq!(a.at, b.at);
     same(documented.server.listen, absent.server.listen);
     same(documented.server.log_listen, absent.server.log_listen);
     assert_eq!(documented.server.key, absent.server.key);
@@ -161,7 +164,7 @@ fn every_known_key_is_documented_and_every_documented_key_is_known() {
 
     let mut report = Report::default();
     let ruled = "[mode.edge.http_proxy]\nrules = [{}]\n";
-    EdgeSettings::gather(ruled, &Environment::default(), &mut report);
+    EdgeConfig::gather(ruled, &Environment::default(), &mut report);
     let mut keys = (known(report, "mode.edge."), documented(EDGE));
     keys.1.retain(|key| !key.ends_with(".rules"));
     keys.0.sort();
@@ -178,7 +181,7 @@ fn a_ports_owner_may_write_it_as_a_number_a_text_or_an_address() {
         ("listen = \"[::]:9001\"", "[::]:9001"),
     ] {
         let (cloud, _) = cloud(&format!("[mode.cloud.stream.server]\n{line}"));
-        let Listen { at: found, implicit, key } = cloud.server.listen;
+        let ListenConfig { at: found, implicit, key } = cloud.server.listen;
         assert_eq!((found, implicit), (at.parse().unwrap(), false), "{line}");
         let written = line.split(' ').next().unwrap().replace('_', "").to_lowercase();
         assert_eq!(key.replace('_', ""), written);
@@ -190,7 +193,7 @@ fn a_random_port_is_named_in_a_warning() {
     let (cloud, warnings) =
         cloud("[mode.cloud.stream.server]\nmetrics_port = 0\n[mode.cloud.ssh]\nlisten = \"[::1]:0\"");
     assert_eq!(cloud.server.metrics_listen.map(|l| l.at), Some("0.0.0.0:0".parse().unwrap()));
-    assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.stream.server.metrics_port"]);
+    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.cloud.stream.server.metrics_port"]);
 }
 
 #[test]
@@ -200,7 +203,7 @@ fn an_open_door_is_named_and_a_closed_one_is_not() {
         "port = 22\nallow_from = [\"10.0.0.0/8\"]",
         "port = 22\nauth = \"basic\"\nusers = \"users\"",
     ] {
-        assert_eq!(warned(&cloud(&ssh(closed)).1, Concern::OpenDoor), [""; 0], "{closed}");
+        assert_eq!(warned(&cloud(&ssh(closed)).1, WarningKind::OpenDoor), [""; 0], "{closed}");
     }
     for open in [
         "",
@@ -209,10 +212,10 @@ fn an_open_door_is_named_and_a_closed_one_is_not() {
         "port = 22\nauth = \"none\"",
         "allow_from = [\"0.0.0.0/0\"]",
     ] {
-        assert_eq!(warned(&cloud(&ssh(open)).1, Concern::OpenDoor), ["mode.cloud.ssh.auth"], "{open}");
+        assert_eq!(warned(&cloud(&ssh(open)).1, WarningKind::OpenDoor), ["mode.cloud.ssh.auth"], "{open}");
     }
     let (_, warnings) = edge(&format!("{LEAST}log_port = 51010"));
-    assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.edge.stream.client.log_port"]);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.edge.stream.client.log_port"]);
 }
 
 #[test]
@@ -220,7 +223,7 @@ fn who_lets_edges_in_is_told_that_superedges_list_of_exceptions_is_not_read() {
     let env = Environment { edge_no_proxy: Some("*.secret".into()), ..Environment::default() };
     let warned = |text: &str| {
         let (_, warnings) = Cloud::read(text, &env).unwrap();
-        warnings.iter().any(|w| w.key == "EDGE_NO_PROXY" && w.kind == Concern::OpenDoor)
+        warnings.iter().any(|w| w.key == "EDGE_NO_PROXY" && w.kind == WarningKind::OpenDoor)
     };
     assert!(!warned("[mode.cloud.allow]\ntargets = []\nnodes = []"), "nothing is open");
     assert!(warned("[mode.cloud.allow]\ntargets = [\"10.0.0.0/8:*\"]"));
@@ -250,7 +253,7 @@ fn our_own_keys_become_what_they_mean() {
         "#,
     );
     let key = "mode.cloud.ssh.users".to_owned();
-    assert_eq!(cloud.ssh.access.auth, Auth::Basic { users: "/etc/users".into(), key });
+    assert_eq!(cloud.ssh.access.auth, AuthConfig::Basic { users: "/etc/users".into(), key });
     let ask = |user, from: &str, node: &str, port| {
         cloud.ssh.access.rules.allows(user, from.parse().unwrap(), &node.parse().unwrap(), port)
     };
@@ -273,7 +276,7 @@ fn whose_word_is_believed_is_named_narrowly() {
     let (settings, warnings) = cloud("[mode.cloud.stream.server]\nproxy_protocol = [\"0.0.0.0/0\"]");
     assert!(settings.server.proxy_protocol.holds_everyone());
     let key = "mode.cloud.stream.server.proxy_protocol";
-    assert!(warned(&warnings, Concern::OpenDoor).contains(&key), "{warnings:?}");
+    assert!(warned(&warnings, WarningKind::OpenDoor).contains(&key), "{warnings:?}");
     let faults = cloud_faults("[mode.cloud.ssh]\nproxy_protocol = [\"balancer\"]").to_string();
     assert!(faults.contains("mode.cloud.ssh.proxy_protocol[0]"), "{faults}");
 }
@@ -282,14 +285,14 @@ fn whose_word_is_believed_is_named_narrowly() {
 fn an_edge_knows_its_name_from_the_file_or_else_from_the_environment() {
     assert_eq!(edge(LEAST).0.client.node.as_str(), "node1");
     assert_eq!(edge(&format!("{LEAST}node = \"node2\"")).0.client.node.as_str(), "node2");
-    let nobody = EdgeSettings::read(LEAST, &Environment::default()).unwrap_err().to_string();
+    let nobody = EdgeConfig::read(LEAST, &Environment::default()).unwrap_err().to_string();
     assert_eq!(
         nobody,
         "line 1: mode.edge.stream.client.node: missing: name this node, here or by NODE_NAME in the environment"
     );
     let env =
         Environment { node_name: Some("a b".to_owned()), pod_ip: Some("nowhere".to_owned()), ..node1() };
-    let faults = EdgeSettings::read(LEAST, &env).unwrap_err();
+    let faults = EdgeConfig::read(LEAST, &env).unwrap_err();
     assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["NODE_NAME", "POD_IP"]);
 }
 
@@ -302,7 +305,7 @@ fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
         no_proxy: Some(String::new()),
         ..node1()
     };
-    let (edge, _) = EdgeSettings::read(LEAST, &env).unwrap();
+    let (edge, _) = EdgeConfig::read(LEAST, &env).unwrap();
     assert_eq!(edge.own, ["192.0.2.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
     assert!(edge.client.https_proxy.is_some() && edge.client.no_proxy.is_none());
 }
@@ -390,7 +393,7 @@ fn the_wrong_modes_file_is_told_as_such() {
         "line 1: mode.edge: the only mode in this file: start with --m=edge, or give the other file"
     );
     let (_, warnings) = cloud(&format!("{LEAST}[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\""));
-    assert_eq!(warned(&warnings, Concern::Surprise), ["mode.edge"]);
+    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.edge"]);
 }
 
 #[test]
@@ -437,7 +440,7 @@ fn what_only_follows_from_a_line_that_is_not_toml_is_not_told() {
 #[test]
 fn an_empty_token_loads_loudly() {
     let (_, warnings) = edge(&LEAST.replace("t0ken", ""));
-    assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.edge.stream.client.token"]);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.edge.stream.client.token"]);
 }
 
 #[test]
@@ -453,7 +456,7 @@ fn what_nests_deeply_is_a_fault_and_no_crash() {
 proptest! {
     #[test]
     fn no_text_makes_the_reader_panic(text in "(?s).{0,200}") {
-        let _ = (Cloud::read(&text, &node1()), EdgeSettings::read(&text, &node1()));
+        let _ = (Cloud::read(&text, &node1()), EdgeConfig::read(&text, &node1()));
     }
 
     #[test]
@@ -473,7 +476,7 @@ proptest! {
             if let Err(faults) = read {
                 prop_assert!(!faults.to_string().is_empty());
             }
-            if let Err(faults) = EdgeSettings::read(&text, &node1()) {
+            if let Err(faults) = EdgeConfig::read(&text, &node1()) {
                 prop_assert!(!faults.to_string().is_empty());
             }
         }
@@ -520,7 +523,7 @@ fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_lo
     let given: Vec<_> = read.given.iter().collect();
     assert_eq!(given, ["mode.cloud.registry.siblings", "mode.cloud.stream.server.cert"]);
     assert_eq!(read.settings.server.cert.to_str(), Some("/c"));
-    let read = EdgeSettings::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
+    let read = EdgeConfig::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
     assert_eq!((read.settings.client.ca.to_str(), read.faults.len()), (Some("/c"), 3));
     let broken = Cloud::examine(&format!("{text}= ="), &Environment::default());
     assert_eq!(broken.given.len(), 0, "who knows what was meant");

@@ -10,25 +10,25 @@ use crate::base::policy::Glob;
 use crate::config::edge::http_proxy::HttpProxy;
 use crate::edge::{Edge, MOST_SESSIONS};
 use crate::listener::admission::destination::OwnNode;
-use crate::listener::admission::{FrontContext, serve, sessions};
+use crate::listener::admission::{ListenerContext, serve, sessions};
 use crate::listener::http_proxy::Proxy;
-use crate::net::listen::Listener;
+use crate::net::listen::TcpAccept;
 use crate::net::pool::Pool;
 use crate::startup::Startup;
-use crate::startup::access::{Doors, Gates, Guard};
+use crate::startup::access::{AccessPolicies, ListenerAccess, ListenerPolicies};
 
 /// The proxy, bound and not serving yet.
-pub(crate) struct ProxyPort {
-    listener: Listener,
-    guard: Guard,
-    gates: Gates,
+pub(crate) struct ProxyListener {
+    listener: TcpAccept,
+    guard: ListenerAccess,
+    gates: AccessPolicies,
     nodes: Option<Vec<Glob>>,
 }
 
-impl ProxyPort {
+impl ProxyListener {
     /// Reads its files and binds its port; `None`: there are faults, which `startup` has noted.
     pub(crate) fn prepare(settings: &HttpProxy, startup: &mut Startup) -> Option<Self> {
-        let mut gates = Gates::default();
+        let mut gates = AccessPolicies::default();
         let guard = gates.prepare(DOOR, &settings.access, startup);
         let listener =
             startup.bind(&format!("mode.edge.http_proxy.{}", settings.listen.key), settings.listen.at);
@@ -41,12 +41,12 @@ impl ProxyPort {
     }
 
     /// Serves clients until the edge stops; its drain waits for them. Gives the gate, which may follow the settings.
-    pub(crate) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) -> Doors {
+    pub(crate) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) -> ListenerPolicies {
         let Self { listener, guard, gates, nodes } = self;
         info!(at = %listener.at(), "programs may ask the HTTP proxy");
         let doors = gates.watch(&edge.links);
         let proxies = guard.proxies();
-        let context = FrontContext {
+        let context = ListenerContext {
             gate: guard.gate(None),
             sessions: sessions(MOST_SESSIONS, MOST_SESSIONS.div_ceil(CLIENTS)),
             pool,

@@ -45,7 +45,7 @@ use crate::net::reload::{Reload, fingerprint};
 use crate::net::resolver::LookupError;
 use crate::net::socket::Buffered;
 use crate::net::tls::certificate::Ends;
-use crate::net::tls::{self, ClientSettings, Identity, TlsError, Trust};
+use crate::net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
 use crate::proto::hello::{Hello, Older};
 
 /// What a link to the cloud takes.
@@ -55,14 +55,14 @@ pub(crate) struct LinkDialer {
     /// The addresses that the node has, as far as the settings say.
     pub(crate) ips: Vec<IpAddr>,
     /// At least one, the one that is wanted most first.
-    pub(crate) servers: Vec<CloudServer>,
+    pub(crate) servers: Vec<ServerEndpoint>,
     /// What may prove our name, tried in turn.
     pub(crate) tokens: Reload<Vec<Secret>>,
     /// Which of them is tried next: the one that was taken last.
     pub(crate) turn: AtomicUsize,
     pub(crate) tls: Reload<ClientConfig>,
     /// What is shown beside the token, once it has been issued: to a server that seems not to take it at every second try.
-    pub(crate) own: Option<OwnCertificate>,
+    pub(crate) own: Option<EdgeCertificate>,
     pub(crate) proxy: Option<Proxy>,
     pub(crate) known: KnownAddresses,
     pub(crate) pool: Pool,
@@ -71,7 +71,7 @@ pub(crate) struct LinkDialer {
 
 /// Where the cloud is.
 #[derive(Debug)]
-pub(crate) struct CloudServer {
+pub(crate) struct ServerEndpoint {
     at: Target,
     name: ServerName<'static>,
     authority: String,
@@ -97,7 +97,7 @@ pub(crate) struct AddressHint {
     pub(crate) not: Option<SocketAddr>,
 }
 
-impl CloudServer {
+impl ServerEndpoint {
     /// # Errors
     ///
     /// The name in its certificate cannot be one.
@@ -175,7 +175,7 @@ impl LinkDialer {
     /// # Errors
     ///
     /// There is neither a certificate nor a token.
-    async fn certificate(&self, to: &CloudServer) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+    async fn certificate(&self, to: &ServerEndpoint) -> anyhow::Result<Option<Arc<ClientConfig>>> {
         let alone = self.tokens.load().is_empty();
         let shown = match &self.own {
             Some(own) if alone || !to.declined.swap(false, Relaxed) => own.tls().await,
@@ -188,7 +188,7 @@ impl LinkDialer {
     /// Makes a connection a link, with TLS that shows a certificate, if there is one.
     async fn link(
         &self,
-        to: &CloudServer,
+        to: &ServerEndpoint,
         older: Older,
         socket: TcpStream,
         shown: Option<Arc<ClientConfig>>,
@@ -224,7 +224,7 @@ impl LinkDialer {
 
     async fn dial(
         &self,
-        to: &CloudServer,
+        to: &ServerEndpoint,
         hint: AddressHint,
         patience: Duration,
     ) -> anyhow::Result<(TcpStream, Option<SocketAddr>)> {
@@ -288,7 +288,7 @@ const FAIL_OVER: Duration = Duration::from_secs(4);
 
 /// Where it is, and by whom the cloud's own is believed. Cheap to clone; clones share what was read.
 #[derive(Debug, Clone)]
-pub(crate) struct OwnCertificate {
+pub(crate) struct EdgeCertificate {
     /// Certificate and key.
     pub(crate) file: PathBuf,
     /// The file of authorities.
@@ -304,7 +304,7 @@ struct Kept {
     tls: Arc<ClientConfig>,
 }
 
-impl OwnCertificate {
+impl EdgeCertificate {
     pub(crate) fn new(file: PathBuf, ca: PathBuf) -> Self {
         Self { file, ca, kept: Arc::default() }
     }
@@ -325,7 +325,7 @@ impl OwnCertificate {
                 return Ok(kept.tls.clone());
             }
             let identity = Some(Identity { cert: file.clone(), key: file });
-            let settings = ClientSettings { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
+            let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
             let tls = settings.load().map_err(|cause| cause.to_string())?.load();
             *kept = Some(Kept { text, tls: tls.clone() });
             Ok(tls)
@@ -408,7 +408,7 @@ mod csr_tests {
     async fn a_certificate_that_is_over_is_not_shown() {
         let ca = Authority::new("ca");
         for (years, is_shown) in [(2020..2021, false), (2020..4000, true)] {
-            let own = OwnCertificate::new(issue(&ca, years), ca.ca());
+            let own = EdgeCertificate::new(issue(&ca, years), ca.ca());
             assert_eq!(own.tls().await.is_some(), is_shown);
         }
     }
@@ -416,7 +416,7 @@ mod csr_tests {
     #[tokio::test]
     async fn tickets_are_kept_from_link_to_link_until_the_certificate_is_renewed() {
         let ca = Authority::new("ca");
-        let own = OwnCertificate::new(issue(&ca, 2020..4000), ca.ca());
+        let own = EdgeCertificate::new(issue(&ca, 2020..4000), ca.ca());
         let (first, second) = (own.tls().await.unwrap(), own.clone().tls().await.unwrap());
         assert!(Arc::ptr_eq(&first, &second));
         issue(&ca, 2020..4000);

@@ -9,20 +9,20 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
 
-use crate::acceptor::Backend;
+use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::base::backoff::{Backoff, MAX_PAUSE};
 use crate::base::drain::Drain;
 use crate::edge::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
 use crate::edge::{LINK, NAME};
 use crate::link::grpc::LinkContext;
-use crate::link::link::{Link, LinkEnded};
+use crate::link::link::{Link, LinkEnd};
 use crate::link::sender::LinkSender;
-use crate::link::sender::signals::SecondLink;
+use crate::link::sender::signals::BackupLink;
 use crate::link::table::Event;
-use crate::link::table::traffic_class::Sorting;
+use crate::link::table::traffic_class::TrafficClassifier;
 use crate::net::network_monitor::NetworkChanges;
-use crate::proto::frame::{Code, Refusal};
+use crate::proto::frame::{Code, SessionError};
 use crate::proto::hello::{Dialect, Older};
 use crate::route::{Route, Uplinks};
 
@@ -31,7 +31,7 @@ use crate::route::{Route, Uplinks};
 pub(crate) struct Keeper {
     pub(crate) dialer: LinkDialer,
     pub(crate) ground: LinkContext,
-    pub(crate) backend: Backend,
+    pub(crate) backend: SessionAcceptor,
     pub(crate) sessions: Drain,
     pub(crate) readiness: Readiness,
     pub(crate) uplinks: Arc<Uplinks>,
@@ -58,7 +58,7 @@ enum LinkOutcome {
 impl Keeper {
     /// Dials the cloud, serves the link, and dials again, until the edge stops.
     pub(crate) async fn keep(self: Arc<Self>) {
-        let (mut backoff, mut second) = (Backoff::new(), SecondLink::new(self.ground.metrics.clone()));
+        let (mut backoff, mut second) = (Backoff::new(), BackupLink::new(self.ground.metrics.clone()));
         let mut said = Said::default();
         let links = self.ground.drain.clone();
         let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
@@ -133,7 +133,7 @@ impl Keeper {
     }
 
     /// Serves a link until it ends or is to be replaced. With whether it carried a session.
-    async fn run(self: &Arc<Self>, made: NewLink, second: &mut SecondLink) -> (LinkOutcome, bool) {
+    async fn run(self: &Arc<Self>, made: NewLink, second: &mut BackupLink) -> (LinkOutcome, bool) {
         let NewLink { mut link, server, at } = made;
         let pod = link.sender.instance.map(field::debug);
         info!(link = %link.sender.id, cloud = self.dialer.named(server), pod, dialect = %link.sender.dialect, "linked");
@@ -181,7 +181,7 @@ impl Keeper {
         };
         let carried = link.sender.has_carried();
         self.ended(&link, &why);
-        if let LinkEnded::NameTaken(why) = why {
+        if let LinkEnd::NameTaken(why) = why {
             warn!("{why}");
             self.leave_name().await;
         }
@@ -218,7 +218,7 @@ impl Keeper {
     fn take(&self, event: Event) {
         match event {
             Event::Offer(offer) if self.sessions.is_draining() => {
-                offer.refuse(Refusal::new(Code::Busy, "the edge is stopping"));
+                offer.refuse(SessionError::new(Code::Busy, "the edge is stopping"));
             }
             Event::Offer(offer) => self.backend.take(offer),
             Event::Parked(parked) => self.route.mend(parked, &self.ground.drain),
@@ -234,7 +234,7 @@ impl Keeper {
         }
     }
 
-    fn ended(&self, link: &Link, why: &LinkEnded) {
+    fn ended(&self, link: &Link, why: &LinkEnd) {
         self.uplinks.remove(&link.sender);
         if !self.uplinks.is_linked() {
             self.readiness.set(LINK, Err(format!("{why}; dialling again")));
@@ -354,7 +354,7 @@ impl Keeper {
                     sender.drain(None);
                 }
                 // The sessions that have stayed would wait for nothing on a dead link.
-                () = sender.falls_silent(), if moved => break LinkEnded::Outrun,
+                () = sender.falls_silent(), if moved => break LinkEnd::Outrun,
                 // The edge stops: nothing moves any more, and what ran here has ended.
                 () = self.ground.drain.draining(), if !moved => moved = true,
                 _ = look.tick(), if moved => {
@@ -371,7 +371,7 @@ impl Keeper {
     /// Ends a silent link as soon as there is the next one: all that ran here goes on there.
     pub(crate) async fn give_up(&self, link: Link) {
         self.uplinks.newer(link.sender.id).await;
-        self.ended(&link, &LinkEnded::Outrun);
+        self.ended(&link, &LinkEnd::Outrun);
     }
 }
 
@@ -392,7 +392,7 @@ impl Keeper {
         if !busy.dialect.has(Dialect::INTERACTIVE) {
             std::future::pending::<()>().await;
         }
-        let (mut sorting, mut backoff) = (Sorting::default(), Backoff::new());
+        let (mut sorting, mut backoff) = (TrafficClassifier::default(), Backoff::new());
         // After the death of a link the next one is wanted, whatever runs on the busy link: the pod's sessions wait on the
         // dead link until the pod notices, and the next one tells it.
         let mut wanted_until = Instant::now();
@@ -430,9 +430,9 @@ impl Keeper {
 
     /// Looks once at what runs on a link, when anything moves there: whether interactive sessions share a long way with
     /// bulk.
-    async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut Sorting) -> bool {
+    async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> bool {
         busy.moving().await;
-        sleep(Sorting::EVERY).await;
+        sleep(TrafficClassifier::EVERY).await;
         if !is_long(busy.least_round_trip()) || busy.sessions() < 2 {
             return false;
         }
@@ -446,7 +446,7 @@ impl Keeper {
         self: &Arc<Self>,
         busy: &Arc<LinkSender>,
         link: Link,
-        sorting: &mut Sorting,
+        sorting: &mut TrafficClassifier,
     ) -> bool {
         let beside = link.sender.clone();
         info!(link = %beside.id, busy = %busy.id, "an interactive link, beside one that is busy with bulk");
@@ -473,7 +473,7 @@ impl Keeper {
                     beside.close();
                     break true;
                 }
-                () = sleep(Sorting::EVERY) => {
+                () = sleep(TrafficClassifier::EVERY) => {
                     let sorted = self.ground.table.sort(busy, sorting);
                     for parked in sorted.parked {
                         self.route.mend(parked, &self.ground.drain);

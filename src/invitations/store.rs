@@ -14,9 +14,9 @@ use subtle::ConstantTimeEq as _;
 use tracing::debug;
 
 use crate::base::names::NodeName;
-use crate::etcd::{ErrorKind, EtcdAccess, EtcdError, EtcdMembers, GrpcDialer};
+use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError, GrpcDialer};
 #[cfg(feature = "kubernetes")]
-use crate::invitations::store::secret::SecretCell;
+use crate::invitations::store::secret::SecretSharedState;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::ClusterError;
 use crate::net::resolver::Resolver;
@@ -25,7 +25,7 @@ use crate::publish::{self, SharedFileError};
 /// Invitations, and the tokens of those who have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Enrolled {
+pub struct EnrolmentState {
     /// By the hash of their secret.
     invitations: BTreeMap<SecretHash, Invitation>,
     /// By the node's name in small letters.
@@ -70,7 +70,7 @@ pub enum Uninvited {
 /// There are as many open invitations as there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{MOST_OPEN} invitations are open: wait until some have been used or have expired")]
-pub struct TooMany;
+pub struct TooManyInvitations;
 
 impl SecretHash {
     /// Of this secret.
@@ -83,7 +83,7 @@ impl SecretHash {
     }
 }
 
-impl Enrolled {
+impl EnrolmentState {
     /// Reads what [`Self::to_text`] has written; an empty text is one without nodes.
     ///
     /// # Errors
@@ -114,14 +114,14 @@ impl Enrolled {
         node: &NodeName,
         until: u64,
         now: u64,
-    ) -> Result<(), TooMany> {
+    ) -> Result<(), TooManyInvitations> {
         let node = small(node);
         self.invitations.retain(|_, one| {
             one.until.saturating_add(REMEMBERED) > now && (one.used_for.is_some() || one.node != node)
         });
         let open = self.invitations.values().filter(|one| one.used_for.is_none()).count();
         if open >= MOST_OPEN {
-            return Err(TooMany);
+            return Err(TooManyInvitations);
         }
         self.invitations.insert(secret, Invitation { node, until, used_for: None });
         Ok(())
@@ -188,14 +188,14 @@ const MOST_OPEN: usize = 1000;
 
 /// Where the text stands.
 #[derive(Debug)]
-pub enum Cell {
+pub enum SharedState {
     /// In a file, on a disk that the pods share.
-    File(FileCell),
+    File(FileSharedState),
     /// In etcd.
-    Etcd(Box<EtcdCell>),
+    Etcd(Box<EtcdSharedState>),
     /// In a Secret of Kubernetes.
     #[cfg(feature = "kubernetes")]
-    Secret(Box<SecretCell>),
+    Secret(Box<SecretSharedState>),
 }
 
 /// The text at some time.
@@ -237,7 +237,7 @@ pub enum CellError {
     },
 }
 
-impl Cell {
+impl SharedState {
     /// Reads it.
     ///
     /// # Errors
@@ -272,9 +272,9 @@ impl Cell {
 
 /// One file.
 #[derive(Debug, Clone)]
-pub struct FileCell(PathBuf);
+pub struct FileSharedState(PathBuf);
 
-impl FileCell {
+impl FileSharedState {
     /// Nothing is read yet. A lock file and a file being written stand beside it.
     pub fn new(file: PathBuf) -> Self {
         Self(file)
@@ -307,16 +307,16 @@ const OWNER_ONLY: u32 = 0o600;
 
 /// One key of an etcd.
 #[derive(Debug)]
-pub struct EtcdCell {
-    members: EtcdMembers,
+pub struct EtcdSharedState {
+    members: EtcdEndpoints,
     key: Vec<u8>,
 }
 
-impl EtcdCell {
+impl EtcdSharedState {
     /// Nothing is asked yet.
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
         let dialer = GrpcDialer::new(access, resolver);
-        Self { members: EtcdMembers::new(dialer), key: key.as_bytes().to_vec() }
+        Self { members: EtcdEndpoints::new(dialer), key: key.as_bytes().to_vec() }
     }
 
     pub(crate) async fn read(&mut self) -> Result<Seen, CellError> {
@@ -375,8 +375,8 @@ mod tests {
         SecretHash::of(secret)
     }
 
-    fn invited() -> Enrolled {
-        let mut enrolled = Enrolled::default();
+    fn invited() -> EnrolmentState {
+        let mut enrolled = EnrolmentState::default();
         enrolled.invite(of("secret"), &node("edge7"), 1000, 0).unwrap();
         enrolled
     }
@@ -427,7 +427,7 @@ mod tests {
         for n in 1..MOST_OPEN {
             enrolled.invite(of(&n.to_string()), &node(&format!("n{n}")), 1000, 0).unwrap();
         }
-        assert_eq!(enrolled.invite(of("more"), &node("more"), 1000, 0), Err(TooMany));
+        assert_eq!(enrolled.invite(of("more"), &node("more"), 1000, 0), Err(TooManyInvitations));
         enrolled.invite(of("later"), &node("later"), 100_000, 1000 + REMEMBERED).unwrap();
         assert_eq!(enrolled.invitations.len(), 1);
     }
@@ -437,11 +437,11 @@ mod tests {
         let mut enrolled = invited();
         enrolled.join(&of("secret"), &node("edge7"), of("token"), 1).unwrap();
         let text = enrolled.to_text();
-        assert_eq!(Enrolled::parse(&text), Ok(enrolled));
+        assert_eq!(EnrolmentState::parse(&text), Ok(enrolled));
         let text = String::from_utf8(text).unwrap();
         assert!(!text.contains("\"secret\"") && !text.contains("\"token\""), "{text}");
-        assert_eq!(Enrolled::parse(b" \n"), Ok(Enrolled::default()));
-        assert!(Enrolled::parse(b"{\"nodes\":[]}").unwrap_err().contains("what pods have written"));
+        assert_eq!(EnrolmentState::parse(b" \n"), Ok(EnrolmentState::default()));
+        assert!(EnrolmentState::parse(b"{\"nodes\":[]}").unwrap_err().contains("what pods have written"));
     }
 }
 
@@ -456,7 +456,7 @@ mod file_tests {
     async fn of_several_writers_that_have_seen_the_same_one_writes() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("shared");
-        let cells: Vec<_> = (0..8).map(|_| FileCell::new(path.clone())).collect();
+        let cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
         let seen = cells[0].read().await.unwrap();
         assert_eq!(seen, Seen::default());
         let writes = cells.iter().enumerate().map(|(n, cell)| {
@@ -473,11 +473,11 @@ mod file_tests {
     #[tokio::test]
     async fn the_directory_is_made_unless_another_one_is_missing() {
         let place = tempfile::tempdir().unwrap();
-        let cell = FileCell::new(place.path().join("new/shared"));
+        let cell = FileSharedState::new(place.path().join("new/shared"));
         assert!(cell.write(Seen::default(), b"a".to_vec()).await.unwrap());
         let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
-        let cell = FileCell::new(place.path().join("no/such/shared"));
+        let cell = FileSharedState::new(place.path().join("no/such/shared"));
         let told = cell.write(Seen::default(), b"a".to_vec()).await.unwrap_err().to_string();
         assert!(told.contains("check that its directory exists"), "{told}");
     }

@@ -1,4 +1,4 @@
-use crate::invitations::store::FileCell;
+use crate::invitations::store::FileSharedState;
 use crate::net::pki::Authority;
 
 use super::*;
@@ -11,8 +11,8 @@ fn pods(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
     std::fs::write(&ca, format!("{}{}", other.cert(), authority.cert())).unwrap();
     authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
     let pod = || {
-        let authority = CloudAuthority::load(ca.clone(), cert.clone()).unwrap();
-        Enrolment::new(Cell::File(FileCell::new(place.join("enrolled"))), authority)
+        let authority = ServerCa::load(ca.clone(), cert.clone()).unwrap();
+        Enrolment::new(SharedState::File(FileSharedState::new(place.join("enrolled"))), authority)
     };
     (0..count).map(|_| pod()).collect()
 }
@@ -59,8 +59,8 @@ async fn an_invitation_tells_of_the_authority_that_has_signed_and_of_a_name() {
     let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
     let certificates = pods[0].certificates();
     let all: Vec<_> = rustls_pemfile::certs(&mut certificates.as_bytes()).map(Result::unwrap).collect();
-    assert_eq!(invited.code.pin(), CloudAuthority::pin_of(&all[1]));
-    assert_ne!(invited.code.pin(), CloudAuthority::pin_of(&all[0]));
+    assert_eq!(invited.code.pin(), ServerCa::pin_of(&all[1]));
+    assert_ne!(invited.code.pin(), ServerCa::pin_of(&all[0]));
     assert_eq!(invited.host.as_deref(), Some("cloud.test"));
 }
 

@@ -18,14 +18,14 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::base::addresses::cluster_state::{
-    Claims, FactTable, Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide,
-    SliceFacts,
+    EndpointSliceInfo, Facts, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,
+    ServicePort, ServiceSide,
 };
 use crate::base::addresses::{AddressBook, NotLocated};
 use crate::base::drain::Drain;
 use crate::kubernetes::cluster::{Cluster, ClusterError};
 use crate::kubernetes::members::SERVICE_LABEL;
-use crate::kubernetes::watcher::{Followed, NodeStatus, Take, part_of};
+use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, Take, part_of};
 
 /// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
 /// not answer, what was known stands.
@@ -57,9 +57,9 @@ impl AddressWatch {
         let all = async {
             tokio::join!(
                 self.kind::<NodePart>(NODES, Api::all),
-                self.kind::<PodPart>(PODS, Api::all),
-                self.kind::<ServicePart>(SERVICES, Api::all),
-                self.kind::<SlicePart>(ENDPOINTS, Api::all),
+                self.kind::<PartialPod>(PODS, Api::all),
+                self.kind::<PartialService>(SERVICES, Api::all),
+                self.kind::<PartialEndpointSlice>(ENDPOINTS, Api::all),
                 self.by_hand(),
             );
         };
@@ -71,35 +71,37 @@ impl AddressWatch {
 
     async fn kind<K>(&self, what: &'static str, api: fn(Client) -> Api<K>)
     where
-        K: Partial + Resource<DynamicType = ()>,
+        K: PartialObject + Resource<DynamicType = ()>,
     {
-        let taker = KindTaker::<K> { watch: self, what, listed: false, kind: PhantomData };
-        let followed = Followed { cluster: &self.cluster, what, which: watcher::Config::default() };
+        let taker = KindHandler::<K> { watch: self, what, listed: false, kind: PhantomData };
+        let followed = ObjectWatcher { cluster: &self.cluster, what, which: watcher::Config::default() };
         match followed.follow(|client, _| api(client), taker).await {}
     }
 
     async fn by_hand(&self) {
         let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
-        let followed = Followed { cluster: &self.cluster, what: CACHE_WORDS, which };
-        match followed.follow(Api::namespaced, ByHand { watch: self, found: false, listed: false }).await {}
+        let followed = ObjectWatcher { cluster: &self.cluster, what: CACHE_WORDS, which };
+        match followed
+            .follow(Api::namespaced, ManualServices { watch: self, found: false, listed: false })
+            .await {}
     }
 }
 
 /// Objects of one kind.
-struct KindTaker<'a, K> {
+struct KindHandler<'a, K> {
     watch: &'a AddressWatch,
     what: &'static str,
     listed: bool,
     kind: PhantomData<fn(K)>,
 }
 
-impl<K: Partial> KindTaker<'_, K> {
+impl<K: PartialObject> KindHandler<'_, K> {
     fn report(&self, state: Result<(), String>) {
         (self.watch.report)(self.what, state);
     }
 }
 
-impl<K: Partial + Resource<DynamicType = ()>> Take<K> for KindTaker<'_, K> {
+impl<K: PartialObject + Resource<DynamicType = ()>> Take<K> for KindHandler<'_, K> {
     fn take(&mut self, event: Event<K>) -> bool {
         match event {
             Event::Init => {
@@ -140,14 +142,14 @@ impl<K: Partial + Resource<DynamicType = ()>> Take<K> for KindTaker<'_, K> {
 }
 
 /// What people write of Services.
-struct ByHand<'a> {
+struct ManualServices<'a> {
     watch: &'a AddressWatch,
     /// The list under way has it.
     found: bool,
     listed: bool,
 }
 
-impl Take<Cache> for ByHand<'_> {
+impl Take<Cache> for ManualServices<'_> {
     fn take(&mut self, event: Event<Cache>) -> bool {
         let sides = match event {
             Event::Init => {
@@ -183,7 +185,7 @@ impl fmt::Debug for AddressWatch {
 }
 
 /// As the tables have it: `namespace/name`, of a node its name alone.
-fn name<K: Partial + Resource<DynamicType = ()>>(object: &K) -> String {
+fn name<K: PartialObject + Resource<DynamicType = ()>>(object: &K) -> String {
     match object.namespace() {
         Some(namespace) => format!("{namespace}/{}", object.name_any()),
         None => object.name_any(),
@@ -203,21 +205,21 @@ const CACHE_WORDS: &str = "Services in ConfigMap tunnel-cache";
 // The objects of Kubernetes, as far as we read them: the rest of their text is skipped, and never in memory as values.
 
 /// An object of which facts are kept.
-pub(crate) trait Partial:
+pub(crate) trait PartialObject:
     Resource + Clone + for<'de> Deserialize<'de> + Debug + Send + 'static
 {
     /// What is kept of it.
-    type Facts: Claims;
+    type Facts: IndexKeys;
 
     /// Where that is kept.
-    fn table(facts: &mut Facts) -> &mut FactTable<Self::Facts>;
+    fn table(facts: &mut Facts) -> &mut ObjectIndex<Self::Facts>;
 
     /// What is to be kept of it; `None`: it does not count.
     fn facts(self) -> Option<Self::Facts>;
 }
 
 part_of!(NodePart, whole::Node);
-part_of!(PodPart, whole::Pod);
+part_of!(PartialPod, whole::Pod);
 
 /// Of all that it may be labelled with, only whose slice it is.
 #[derive(Deserialize)]
@@ -259,15 +261,15 @@ struct NodeSpec {
     pod_cidrs: Vec<String>,
 }
 
-impl Partial for NodePart {
-    type Facts = NodeFacts;
+impl PartialObject for NodePart {
+    type Facts = NodeInfo;
 
-    fn table(facts: &mut Facts) -> &mut FactTable<NodeFacts> {
+    fn table(facts: &mut Facts) -> &mut ObjectIndex<NodeInfo> {
         &mut facts.nodes
     }
 
-    fn facts(self) -> Option<NodeFacts> {
-        Some(NodeFacts {
+    fn facts(self) -> Option<NodeInfo> {
+        Some(NodeInfo {
             ips: self.status.ips("InternalIP"),
             outside: self.status.ips("ExternalIP"),
             pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
@@ -276,7 +278,7 @@ impl Partial for NodePart {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct PodPart {
+pub(crate) struct PartialPod {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -305,18 +307,18 @@ struct PodIp {
     ip: String,
 }
 
-impl Partial for PodPart {
-    type Facts = PodFacts;
+impl PartialObject for PartialPod {
+    type Facts = PodInfo;
 
-    fn table(facts: &mut Facts) -> &mut FactTable<PodFacts> {
+    fn table(facts: &mut Facts) -> &mut ObjectIndex<PodInfo> {
         &mut facts.pods
     }
 
-    fn facts(self) -> Option<PodFacts> {
+    fn facts(self) -> Option<PodInfo> {
         let node = self.spec.node_name?.parse().ok()?;
         let over = matches!(self.status.phase.as_str(), "Succeeded" | "Failed");
         let own = self.status.pod_ips.iter().filter(|_| !over && !self.spec.host_network);
-        Some(PodFacts { node, ips: addresses(own.map(|own| own.ip.as_str())) })
+        Some(PodInfo { node, ips: addresses(own.map(|own| own.ip.as_str())) })
     }
 }
 
@@ -326,12 +328,12 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Box<[IpAddr]> {
 
 // Services, their endpoints, and what people write of them.
 
-part_of!(ServicePart, whole::Service);
-part_of!(SlicePart, EndpointSlice);
+part_of!(PartialService, whole::Service);
+part_of!(PartialEndpointSlice, EndpointSlice);
 part_of!(Cache, whole::ConfigMap);
 
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct ServicePart {
+pub(crate) struct PartialService {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -380,14 +382,14 @@ struct PortSpec {
     protocol: Option<String>,
 }
 
-impl Partial for ServicePart {
-    type Facts = ServiceFacts;
+impl PartialObject for PartialService {
+    type Facts = ServiceInfo;
 
-    fn table(facts: &mut Facts) -> &mut FactTable<ServiceFacts> {
+    fn table(facts: &mut Facts) -> &mut ObjectIndex<ServiceInfo> {
         &mut facts.services
     }
 
-    fn facts(self) -> Option<ServiceFacts> {
+    fn facts(self) -> Option<ServiceInfo> {
         let ServiceSpec { kind, cluster_ips, external_ips, external_name, ports } = self.spec;
         let external = match (kind.as_str(), external_name) {
             ("ExternalName", name) => Some(name?.parse().ok()?),
@@ -397,13 +399,13 @@ impl Partial for ServicePart {
         let ips = addresses(cluster_ips.iter().map(String::as_str));
         let balanced = self.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
         let outside = addresses(external_ips.iter().map(String::as_str).chain(balanced));
-        Some(ServiceFacts { ips, outside, ports: tcp(ports), external })
+        Some(ServiceInfo { ips, outside, ports: tcp(ports), external })
     }
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct SlicePart {
+pub(crate) struct PartialEndpointSlice {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -427,14 +429,14 @@ struct Conditions {
     ready: Option<bool>,
 }
 
-impl Partial for SlicePart {
-    type Facts = SliceFacts;
+impl PartialObject for PartialEndpointSlice {
+    type Facts = EndpointSliceInfo;
 
-    fn table(facts: &mut Facts) -> &mut FactTable<SliceFacts> {
+    fn table(facts: &mut Facts) -> &mut ObjectIndex<EndpointSliceInfo> {
         &mut facts.slices
     }
 
-    fn facts(self) -> Option<SliceFacts> {
+    fn facts(self) -> Option<EndpointSliceInfo> {
         // Of names Kubernetes does not check what they are, and one that reads as 127.0.0.1 would be the edge itself.
         if self.address_type == "FQDN" {
             return None;
@@ -447,7 +449,11 @@ impl Partial for SlicePart {
             let node = one.node_name.and_then(|name| name.parse().ok());
             Some(ReadyEndpoint { ip: one.addresses.first()?.parse().ok()?, node })
         });
-        Some(SliceFacts { service, ports: tcp(self.ports.unwrap_or_default()), ready: ready.collect() })
+        Some(EndpointSliceInfo {
+            service,
+            ports: tcp(self.ports.unwrap_or_default()),
+            ready: ready.collect(),
+        })
     }
 }
 
@@ -564,7 +570,7 @@ mod tests;
 
 #[cfg(test)]
 mod disputes_tests {
-    use crate::base::addresses::cluster_state::{NodeFacts, PodFacts, ServiceFacts};
+    use crate::base::addresses::cluster_state::{NodeInfo, PodInfo, ServiceInfo};
 
     use super::*;
 
@@ -575,7 +581,7 @@ mod disputes_tests {
     /// 10.0.0.1 is node1's by the table; 10.0.0.2 is a Service's; 10.0.0.3 is node2's; node evil claims all of them.
     fn book() -> AddressBook {
         let book = AddressBook::new(vec![(ip(1).into(), "node1".parse().unwrap())], true);
-        let node = |ips: &[u8]| NodeFacts {
+        let node = |ips: &[u8]| NodeInfo {
             ips: ips.iter().copied().map(ip).collect(),
             outside: Box::default(),
             pods: Box::default(),
@@ -584,9 +590,9 @@ mod disputes_tests {
             facts.nodes.put("node1", node(&[1]));
             facts.nodes.put("node2", node(&[3]));
             facts.nodes.put("evil", node(&[2, 3, 4]));
-            let pod = PodFacts { node: "evil".parse().unwrap(), ips: [ip(1), ip(4)].into() };
+            let pod = PodInfo { node: "evil".parse().unwrap(), ips: [ip(1), ip(4)].into() };
             facts.pods.put("shop/pod", pod);
-            let none = ServiceFacts {
+            let none = ServiceInfo {
                 ips: [ip(2)].into(),
                 outside: Box::default(),
                 ports: Box::default(),

@@ -13,7 +13,7 @@ use tracing::debug;
 
 use crate::base::drain::Drain;
 use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::watcher::{Followed, Take};
+use crate::kubernetes::watcher::{ObjectWatcher, Take};
 
 /// The pods of a Service; `None` until they are known.
 pub type KnownEndpoints = Option<Endpoints>;
@@ -68,8 +68,11 @@ impl EndpointWatch {
     pub async fn follow(self, drain: Drain) {
         let of = format!("{SERVICE_LABEL}={}", self.service);
         let what = format!("the endpoints of Service {}", self.service);
-        let followed =
-            Followed { cluster: &self.cluster, what: &what, which: watcher::Config::default().labels(&of) };
+        let followed = ObjectWatcher {
+            cluster: &self.cluster,
+            what: &what,
+            which: watcher::Config::default().labels(&of),
+        };
         tokio::select! {
             never = followed.follow(Api::namespaced, (&self, Slices::default())) => match never {},
             () = drain.draining() => {}
@@ -179,7 +182,7 @@ impl NodeWatch {
 
     /// Follows them until draining begins.
     pub async fn follow(self, drain: Drain) {
-        let followed = Followed {
+        let followed = ObjectWatcher {
             cluster: &self.cluster,
             what: "names and labels of Nodes",
             which: watcher::Config::default(),

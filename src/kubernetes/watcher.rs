@@ -18,7 +18,7 @@ use crate::kubernetes::cluster::{Cluster, ClusterError};
 
 /// What is followed.
 #[derive(Debug)]
-pub(crate) struct Followed<'a> {
+pub(crate) struct ObjectWatcher<'a> {
     /// Where.
     pub(crate) cluster: &'a Cluster,
     /// What it is called in the log, as the subject of a sentence.
@@ -36,7 +36,7 @@ pub(crate) trait Take<K> {
     fn is_cut_off(&mut self, _cause: &ClusterError) {}
 }
 
-impl Followed<'_> {
+impl ObjectWatcher<'_> {
     /// Gives each event to `taker`, until it is dropped. `api` makes the interface to the objects from a client and our
     /// own namespace. While kube-apiserver does not answer, no events come; after that the whole list comes anew.
     pub(crate) async fn follow<K>(

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::link::congestion::window::{Cap, FIRST_CAP};
+use crate::link::congestion::window::{CongestionWindow, FIRST_CAP};
 use crate::net::socket::CHUNK;
 use crate::net::tcp_info::TcpInfo;
 
@@ -28,10 +28,10 @@ pub(crate) struct Pace {
     next_number: u64,
     latest: Duration,
     /// What pings have shown.
-    pinged: Cap,
+    pinged: CongestionWindow,
     /// What the kernel has shown, if it tells. Boxed, as most links never carry bulk.
-    kernel: Option<Box<Kernel>>,
-    hidden: Hidden,
+    kernel: Option<Box<TcpInfoWindow>>,
+    hidden: ProxyDelay,
     /// Whether an interactive link stands beside this one.
     shared: bool,
     /// When an interactive session last sent something on this one.
@@ -47,7 +47,7 @@ struct Ping {
 
 /// How much of the way the kernel does not see.
 #[derive(Debug, Default)]
-struct Hidden {
+struct ProxyDelay {
     /// By how much pings take longer than the kernel's own round trip, at least.
     least: Option<Duration>,
     answers: u32,
@@ -62,9 +62,9 @@ impl Pace {
             pings: VecDeque::new(),
             next_number: 1,
             latest: FIRST_ROUND_TRIP,
-            pinged: Cap::new(),
+            pinged: CongestionWindow::new(),
             kernel: None,
-            hidden: Hidden::default(),
+            hidden: ProxyDelay::default(),
             shared: false,
             interactive: None,
         }
@@ -102,7 +102,7 @@ impl Pace {
     pub(crate) fn read(&mut self, reading: TcpInfo, now: Instant) {
         match &mut self.kernel {
             Some(kernel) => kernel.read(reading, self.sent, now),
-            none => none.insert(Box::new(Kernel::new(reading, self.sent, now))).share(self.shared),
+            none => none.insert(Box::new(TcpInfoWindow::new(reading, self.sent, now))).share(self.shared),
         }
     }
 
@@ -189,11 +189,11 @@ impl Pace {
     }
 
     /// What the kernel has shown, if that is the whole way.
-    fn seen(&mut self) -> Option<&mut Kernel> {
+    fn seen(&mut self) -> Option<&mut TcpInfoWindow> {
         if self.sees_all() { self.kernel.as_deref_mut() } else { None }
     }
 
-    fn seen_cap(&self) -> &Cap {
+    fn seen_cap(&self) -> &CongestionWindow {
         match &self.kernel {
             Some(kernel) if self.sees_all() => &kernel.cap,
             _ => &self.pinged,
@@ -206,7 +206,7 @@ impl Pace {
     }
 }
 
-impl Hidden {
+impl ProxyDelay {
     fn answered(&mut self, longer: Duration) {
         self.least = Some(self.least.map_or(longer, |least| least.min(longer)));
         self.answers = self.answers.saturating_add(1);
@@ -260,8 +260,8 @@ pub(crate) const LARGEST_FRAME: usize = CHUNK;
 
 /// What the kernel has shown of one line.
 #[derive(Debug)]
-pub(crate) struct Kernel {
-    pub(crate) cap: Cap,
+pub(crate) struct TcpInfoWindow {
+    pub(crate) cap: CongestionWindow,
     /// While an interactive link stands beside this one.
     cruise: Option<Cruise>,
     latest: TcpInfo,
@@ -278,11 +278,11 @@ pub(crate) struct Kernel {
     allowed: Option<i64>,
 }
 
-impl Kernel {
+impl TcpInfoWindow {
     /// After the first reading.
     pub(crate) fn new(reading: TcpInfo, sent: u64, now: Instant) -> Self {
         let mut this = Self {
-            cap: Cap::new(),
+            cap: CongestionWindow::new(),
             cruise: None,
             latest: reading,
             at: now,
@@ -413,13 +413,19 @@ struct Mark {
 
 impl Cruise {
     /// It fills the line from now on, when `sent` bytes have been pulled.
-    pub(crate) fn new(cap: &Cap, sent: u64, now: Instant) -> Self {
+    pub(crate) fn new(cap: &CongestionWindow, sent: u64, now: Instant) -> Self {
         Self { began: Mark { at: now, full: cap.full(), sent }, rates: [0; RATES_KEPT], until: None }
     }
 
     /// The kernel has been read, when `sent` bytes had been pulled. Behind a cruise, the shortest round trip that it met: no
     /// queue of ours was in it.
-    pub(crate) fn read(&mut self, cap: &Cap, trip: Duration, sent: u64, now: Instant) -> Option<Duration> {
+    pub(crate) fn read(
+        &mut self,
+        cap: &CongestionWindow,
+        trip: Duration,
+        sent: u64,
+        now: Instant,
+    ) -> Option<Duration> {
         let (here, began) = (Mark { at: now, full: cap.full(), sent }, self.began);
         self.until = self.until.map(|(until, least)| (until, least.min(trip)));
         if here.full.saturating_sub(began.full) >= ROUNDS_TO_KNOW {

@@ -32,14 +32,14 @@ use tonic::Status;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
-use crate::link::link::{Encoding, Puller};
+use crate::link::link::{Encoding, OutboundStream};
 use crate::link::lock;
 use crate::link::sender::LinkSender;
 use crate::link::sender::signals::Ends;
 use crate::link::table::SessionTable;
 use crate::net::socket::Connection;
-use crate::proto::codec::Chunk;
-use crate::proto::frame::Peer;
+use crate::proto::codec::EncodedMessage;
+use crate::proto::frame::Remote;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
 use crate::proto::superedge::Plain;
@@ -59,12 +59,12 @@ pub struct LinkContext {
 
 /// The pull side of a new link. Its own pings take the place of HTTP/2's, by `alarm`, if its peer answers them.
 fn puller(
-    peer: Peer,
+    peer: Remote,
     instance: Option<Instance>,
     dialect: Dialect,
     table: &Arc<SessionTable>,
-    alarm: &Alarm,
-) -> Puller {
+    alarm: &PingTimer,
+) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
     let voice = match dialect {
         Dialect::Plain => {
@@ -77,7 +77,7 @@ fn puller(
         }
     };
     let sender = LinkSender::new(id, peer, instance, dialect);
-    Puller { sender, table: table.clone(), dialect: voice }
+    OutboundStream { sender, table: table.clone(), dialect: voice }
 }
 
 /// The addresses of a connection.
@@ -119,14 +119,14 @@ pub(crate) enum CallBody {
     /// A heartbeat, until the pod has answered and the dialect is known.
     Greeting {
         /// The heartbeat, until it is sent.
-        first: Option<Chunk>,
+        first: Option<EncodedMessage>,
         /// What to go on with.
-        agreed: oneshot::Receiver<Puller>,
+        agreed: oneshot::Receiver<OutboundStream>,
     },
     /// The link's frames.
     Pull {
         /// The link's pull side.
-        puller: Puller,
+        puller: OutboundStream,
         /// Whether a status follows once the link is closed: a pod's does, an edge's does not.
         trailers: bool,
     },
@@ -135,19 +135,19 @@ pub(crate) enum CallBody {
 }
 
 impl http_body::Body for CallBody {
-    type Data = Chunk;
+    type Data = EncodedMessage;
     type Error = Infallible;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Chunk>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<EncodedMessage>, Infallible>>> {
         loop {
             match &mut *self {
                 Self::Refused => return Poll::Ready(None),
                 Self::Whole(answer) => {
                     let frame = ready!(Pin::new(answer).poll_frame(cx)).and_then(Result::ok);
-                    return Poll::Ready(frame.map(|frame| Ok(frame.map_data(Chunk::from))));
+                    return Poll::Ready(frame.map(|frame| Ok(frame.map_data(EncodedMessage::from))));
                 }
                 Self::Greeting { first, agreed } => {
                     if let Some(first) = first.take() {
@@ -189,18 +189,18 @@ fn status(link: &LinkSender) -> HeaderMap {
 
 /// hyper's timer for one connection. Cheap to clone; clones fall silent together.
 #[derive(Debug, Clone)]
-pub(crate) struct Alarm {
+pub(crate) struct PingTimer {
     timer: TokioTimer,
     off: Arc<AtomicBool>,
 }
 
 /// A sleep that never ends once its alarm is off, and is in no queue of the runtime's then.
-struct Snooze {
+struct PingSleep {
     sleep: Option<Pin<Box<dyn Sleep>>>,
     off: Arc<AtomicBool>,
 }
 
-impl Alarm {
+impl PingTimer {
     /// One that goes off as it is set.
     pub(crate) fn new() -> Self {
         Self { timer: TokioTimer::new(), off: Arc::default() }
@@ -212,12 +212,12 @@ impl Alarm {
     }
 
     fn snooze(&self, sleep: Pin<Box<dyn Sleep>>) -> Pin<Box<dyn Sleep>> {
-        Box::pin(Snooze { sleep: Some(sleep), off: self.off.clone() })
+        Box::pin(PingSleep { sleep: Some(sleep), off: self.off.clone() })
     }
 }
 
 #[expect(clippy::disallowed_types, reason = "as above")]
-impl Timer for Alarm {
+impl Timer for PingTimer {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
         self.snooze(self.timer.sleep(duration))
     }
@@ -231,7 +231,7 @@ impl Timer for Alarm {
     }
 }
 
-impl Future for Snooze {
+impl Future for PingSleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -242,7 +242,7 @@ impl Future for Snooze {
     }
 }
 
-impl Sleep for Snooze {}
+impl Sleep for PingSleep {}
 
 // All that one HTTP/2 connection needs to run, in one task.
 //
@@ -252,28 +252,28 @@ impl Sleep for Snooze {}
 
 /// Takes the futures of one connection, for the task that runs it. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct Crew(Arc<Mutex<Vec<Member>>>);
+pub(crate) struct ConnectionExecutor(Arc<Mutex<Vec<Member>>>);
 
 type Member = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Runs a connection and its crew; ends when all have ended. Who was not woken is not polled: a look at a connection on which
 /// nothing has happened is a good part of what an idle link costs.
-pub(crate) struct Run {
+pub(crate) struct ConnectionTask {
     members: FuturesUnordered<Member>,
-    arrivals: Crew,
-    bell: Arc<Bell>,
+    arrivals: ConnectionExecutor,
+    bell: Arc<WakeFlag>,
     waker: Waker,
 }
 
 /// Remembers that something is to be polled, and wakes the task unless it is at it already.
 #[derive(Default)]
-struct Bell {
+struct WakeFlag {
     rung: AtomicBool,
     polling: AtomicBool,
     task: AtomicWaker,
 }
 
-impl<F> hyper::rt::Executor<F> for Crew
+impl<F> hyper::rt::Executor<F> for ConnectionExecutor
 where
     F: Future + Send + 'static,
 {
@@ -283,16 +283,16 @@ where
     }
 }
 
-impl Crew {
+impl ConnectionExecutor {
     /// Runs the connection `lead` with all that it executes on this crew.
-    pub(crate) fn run(self, lead: Member) -> Run {
-        let bell = Arc::<Bell>::default();
+    pub(crate) fn run(self, lead: Member) -> ConnectionTask {
+        let bell = Arc::<WakeFlag>::default();
         let waker = Waker::from(bell.clone());
-        Run { members: FuturesUnordered::from_iter([lead]), arrivals: self, bell, waker }
+        ConnectionTask { members: FuturesUnordered::from_iter([lead]), arrivals: self, bell, waker }
     }
 }
 
-impl Run {
+impl ConnectionTask {
     /// Polls all that were woken, once.
     fn round(&mut self) -> Poll<()> {
         let cx = &mut Context::from_waker(&self.waker);
@@ -306,7 +306,7 @@ impl Run {
     }
 }
 
-impl Future for Run {
+impl Future for ConnectionTask {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -326,7 +326,7 @@ impl Future for Run {
     }
 }
 
-impl Bell {
+impl WakeFlag {
     fn begin(&self) {
         self.polling.store(true, SeqCst);
         self.rung.store(false, SeqCst);
@@ -339,7 +339,7 @@ impl Bell {
     }
 }
 
-impl Wake for Bell {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -352,7 +352,7 @@ impl Wake for Bell {
     }
 }
 
-impl fmt::Debug for Crew {
+impl fmt::Debug for ConnectionExecutor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Crew")
     }
@@ -390,7 +390,7 @@ mod alarm_tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_alarm_goes_off_until_it_is_turned_off() {
-        let (alarm, nine) = (Alarm::new(), Duration::from_secs(9));
+        let (alarm, nine) = (PingTimer::new(), Duration::from_secs(9));
         let mut sleep = alarm.sleep(nine);
         let minute = Duration::from_secs(60);
         assert!(timeout(minute, sleep.as_mut()).await.is_ok());
@@ -432,9 +432,9 @@ mod crew_tests {
     }
 
     /// A lead and a member that pass a number to and fro, `times` each.
-    fn two(times: u32) -> Run {
+    fn two(times: u32) -> ConnectionTask {
         let (crew, (one, from_one), (other, from_other)) =
-            (Crew::default(), mpsc::channel(1), mpsc::channel(1));
+            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
         one.try_send(0).unwrap();
         crew.execute(pass(from_one, other, times));
         crew.run(Box::pin(pass(from_other, one, times)))
@@ -450,7 +450,8 @@ mod crew_tests {
 
     #[test]
     fn a_lead_is_not_polled_for_what_concerns_a_member_alone() {
-        let (crew, (send, receive), (back, mut came)) = (Crew::default(), mpsc::channel(1), mpsc::channel(1));
+        let (crew, (send, receive), (back, mut came)) =
+            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
         crew.execute(pass(receive, back, u32::MAX));
         let polls = Arc::<AtomicUsize>::default();
         let counted = polls.clone();
@@ -481,7 +482,7 @@ mod crew_tests {
 
     #[test]
     fn what_a_member_executes_runs_at_once_and_the_lead_may_end_first() {
-        let (crew, (done, mut ended)) = (Crew::default(), mpsc::channel(1));
+        let (crew, (done, mut ended)) = (ConnectionExecutor::default(), mpsc::channel(1));
         let inner = crew.clone();
         crew.execute(async move { inner.execute(async move { done.send(7).await }) });
         let mut run = crew.run(Box::pin(std::future::ready(())));
@@ -491,7 +492,8 @@ mod crew_tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn nothing_that_another_thread_wakes_is_lost() {
-        let (crew, (send, receive), (back, mut came)) = (Crew::default(), mpsc::channel(1), mpsc::channel(1));
+        let (crew, (send, receive), (back, mut came)) =
+            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
         crew.execute(pass(receive, back, u32::MAX));
         let drain = Drain::new();
         drain.spawn(tracing::Span::none(), crew.run(Box::pin(std::future::ready(()))));

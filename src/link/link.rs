@@ -16,20 +16,20 @@ use tracing::{Level, enabled, trace};
 use crate::base::logging::FRAMES;
 use crate::base::metrics::Metrics;
 use crate::base::names::SessionId;
-use crate::link::grpc::read_ahead::{ReadAhead, StreamEnded};
+use crate::link::grpc::read_ahead::{ReadAhead, StreamEnd};
 use crate::link::lock;
 use crate::link::sender::LinkSender;
 use crate::link::sender::signals::{
-    Alive, HEARTBEAT_EVERY, Life, Look, PING_AFTER, PING_CALLER_AFTER, SILENT, SILENT_PLAIN_EDGE,
+    Alive, HEARTBEAT_EVERY, Liveness, Look, PING_AFTER, PING_CALLER_AFTER, SILENT, SILENT_PLAIN_EDGE,
 };
 use crate::link::session::SessionCore;
 use crate::link::session::stream::Parked;
 use crate::link::table::{Event, SessionTable};
 use crate::proto::codec::proto::StreamMsg;
-use crate::proto::codec::{BadStream, Chunk, Reader, encode, from_message, to_message};
-use crate::proto::frame::{Code, Frame, FrameKind, Refusal, SessionFrame, SessionKey};
+use crate::proto::codec::{BadStream, EncodedMessage, Reader, encode, from_message, to_message};
+use crate::proto::frame::{Code, Frame, FrameKind, SessionError, SessionFrame, SessionKey};
 use crate::proto::state::LinkId;
-use crate::proto::superedge::{Decoded, Plain, Received};
+use crate::proto::superedge::{Decoded, Plain, PlainEvent};
 
 /// One gRPC stream at work. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub struct Link {
     /// Bytes read since other tasks could last run.
     since_rest: usize,
     pub(crate) alive: Alive,
-    stall: Stall,
+    stall: ReadPause,
     /// The session that got data last.
     fed: Option<SessionId>,
     /// Notified when a plain session has ended at this side.
@@ -68,7 +68,7 @@ pub(crate) struct Far {
 }
 
 impl Link {
-    pub(crate) fn new(puller: &Puller, far: Far, metrics: Metrics) -> Self {
+    pub(crate) fn new(puller: &OutboundStream, far: Far, metrics: Metrics) -> Self {
         let now = Instant::now();
         let silence = match (&puller.dialect, far.answers) {
             (Encoding::Extended, _) => SILENT,
@@ -96,7 +96,7 @@ impl Link {
                 watches: !far.answers,
                 watched: None,
             },
-            stall: Stall::new(now),
+            stall: ReadPause::new(now),
             fed: None,
             more_ending: match &puller.dialect {
                 Encoding::Plain(plain) => lock(plain).more_ending.clone(),
@@ -107,7 +107,7 @@ impl Link {
     }
 
     /// The next thing to be done for the peer. After an error the link is over; call [`Self::end`]. Cancel safe.
-    pub async fn next(&mut self) -> Result<Event, LinkEnded> {
+    pub async fn next(&mut self) -> Result<Event, LinkEnd> {
         loop {
             // Each event is dealt with before the next frame is read: what it does may bear on that.
             if let Some(event) = self.events.pop_front() {
@@ -130,14 +130,14 @@ impl Link {
     }
 
     /// Takes the link out of service. Returns the sessions that need another path.
-    pub fn end(&self, why: &LinkEnded) -> Vec<Parked> {
+    pub fn end(&self, why: &LinkEnd) -> Vec<Parked> {
         let far = self.sender.peer.node().map_or("a pod".into(), |node| format!("node {node}"));
-        let refusal = Refusal::new(Code::GivenUp, format!("the link to {far} is gone: {why}"));
+        let refusal = SessionError::new(Code::GivenUp, format!("the link to {far} is gone: {why}"));
         self.table.link_ended(&self.sender, &refusal, Instant::now())
     }
 
     /// Waits for the next bytes of the stream, pinging a silent peer.
-    async fn piece(&mut self) -> Result<Bytes, LinkEnded> {
+    async fn piece(&mut self) -> Result<Bytes, LinkEnd> {
         loop {
             let next = self.next_look();
             let incoming = Pin::new(&mut self.incoming);
@@ -149,11 +149,11 @@ impl Link {
                     if self.alive.receives(now) {
                         self.check_life()?;
                     }
-                    return piece.map_err(LinkEnded::from);
+                    return piece.map_err(LinkEnd::from);
                 }
                 () = self.sender.stirred() => {
                     if self.sender.is_closed() {
-                        return Err(LinkEnded::ClosedHere);
+                        return Err(LinkEnd::ClosedHere);
                     }
                     if self.alive.watches {
                         self.check_life()?;
@@ -165,16 +165,16 @@ impl Link {
         }
     }
 
-    fn check_life(&mut self) -> Result<(), LinkEnded> {
+    fn check_life(&mut self) -> Result<(), LinkEnd> {
         let now = Instant::now();
         let (silent, unasked) = (now - self.alive.last_received, now - self.alive.last_ping);
         self.alive.looked = now;
         if silent >= self.alive.silence_limit {
-            return Err(LinkEnded::Silent);
+            return Err(LinkEnd::Silent);
         }
         self.check_read(now)?;
         let Encoding::Plain(plain) = &self.dialect else {
-            let life = if self.alive.watches { self.sender.life(now) } else { Life::default() };
+            let life = if self.alive.watches { self.sender.life(now) } else { Liveness::default() };
             match self.alive.look(life, now) {
                 Look::Fine => {}
                 Look::Ask => self.sender.ping(),
@@ -205,9 +205,9 @@ impl Link {
 
     /// A peer of the extended dialect never stops reading. If it did, the last frames that wait for it, and their
     /// sessions, would be kept for ever. A plain peer may stop for as long as one of its targets does.
-    fn check_read(&self, now: Instant) -> Result<(), LinkEnded> {
+    fn check_read(&self, now: Instant) -> Result<(), LinkEnd> {
         let unread = self.sender.resumes && self.sender.unpulled().is_some_and(|since| now - since >= UNREAD);
-        if unread { Err(LinkEnded::Unread) } else { Ok(()) }
+        if unread { Err(LinkEnd::Unread) } else { Ok(()) }
     }
 
     fn on_message(&mut self, message: StreamMsg) {
@@ -225,17 +225,17 @@ impl Link {
         };
         let meaning = lock(plain).on_message(message, now);
         match meaning {
-            Received::Session(decoded) => {
+            PlainEvent::Session(decoded) => {
                 if is_wanted() {
                     let log = |word| log_word(RECEIVED, self.sender.id, decoded.id, word);
                     decoded.frames.iter().for_each(log);
                 }
                 self.deliver(decoded, now);
             }
-            Received::Heartbeat if self.answers => self.sender.pong(None),
-            Received::Heartbeat => {}
-            Received::Answered => self.sender.rouse(),
-            Received::Unknown(cause) => self.metrics.frames_dropped.count(cause),
+            PlainEvent::Heartbeat if self.answers => self.sender.pong(None),
+            PlainEvent::Heartbeat => {}
+            PlainEvent::Answered => self.sender.rouse(),
+            PlainEvent::Unknown(cause) => self.metrics.frames_dropped.count(cause),
         }
     }
 
@@ -296,15 +296,15 @@ pub(crate) enum Encoding {
 
 /// The pull side: what the gRPC stream sends next.
 #[derive(Debug, Clone)]
-pub(crate) struct Puller {
+pub(crate) struct OutboundStream {
     pub(crate) sender: Arc<LinkSender>,
     pub(crate) table: Arc<SessionTable>,
     pub(crate) dialect: Encoding,
 }
 
-impl Puller {
+impl OutboundStream {
     /// The next message to send; none once the link is closed.
-    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<EncodedMessage>> {
         let Encoding::Plain(plain) = &self.dialect else {
             return self
                 .poll_frame(cx, Instant::now())
@@ -336,7 +336,7 @@ impl Puller {
         pulled
     }
 
-    fn counted(&self, message: StreamMsg) -> Chunk {
+    fn counted(&self, message: StreamMsg) -> EncodedMessage {
         self.sender.count_sent(message.data.len());
         encode(message)
     }
@@ -356,7 +356,7 @@ impl Puller {
 
 /// How a link ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LinkEnded {
+pub enum LinkEnd {
     /// The peer ended the stream, or the connection broke.
     #[error("the far end closed the link: {0}")]
     Closed(String),
@@ -380,7 +380,7 @@ pub enum LinkEnded {
     BadStream(#[from] BadStream),
 }
 
-impl LinkEnded {
+impl LinkEnd {
     /// A fixed label for metrics.
     pub fn name(&self) -> &'static str {
         match self {
@@ -395,11 +395,11 @@ impl LinkEnded {
     }
 }
 
-impl From<StreamEnded> for LinkEnded {
-    fn from(ended: StreamEnded) -> Self {
+impl From<StreamEnd> for LinkEnd {
+    fn from(ended: StreamEnd) -> Self {
         match ended {
-            StreamEnded::Closed(why) => Self::Closed(why),
-            StreamEnded::NameTaken(why) => Self::NameTaken(why),
+            StreamEnd::Closed(why) => Self::Closed(why),
+            StreamEnd::NameTaken(why) => Self::NameTaken(why),
         }
     }
 }
@@ -473,7 +473,7 @@ pub(crate) fn log_word(what: &str, link: LinkId, session: SessionId, word: &Sess
 
 /// How long this plain link was left unread in the current ten seconds.
 #[derive(Debug)]
-pub(crate) struct Stall {
+pub(crate) struct ReadPause {
     since: Instant,
     spent: Duration,
 }
@@ -486,7 +486,7 @@ enum Over {
     Process,
 }
 
-impl Stall {
+impl ReadPause {
     pub(crate) fn new(now: Instant) -> Self {
         Self { since: now, spent: Duration::ZERO }
     }
@@ -501,7 +501,7 @@ impl Link {
         while let Some(over) = self.over(fed) {
             let now = Instant::now();
             if now - self.stall.since >= STALL_PERIOD {
-                self.stall = Stall::new(now);
+                self.stall = ReadPause::new(now);
             }
             let left = MOST_STALLED.saturating_sub(self.stall.spent);
             if left.is_zero() {
@@ -561,8 +561,10 @@ impl Link {
             Over::Process => fullest(self.table.all()),
         };
         if let Some(session) = found.or_else(|| self.table.session(fed)) {
-            session
-                .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
+            session.reset_unread(SessionError::new(
+                Code::Busy,
+                "its reader is too slow for a link that cannot wait",
+            ));
         }
     }
 }
@@ -596,7 +598,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use crate::base::logging::LogLevel;
-    use crate::proto::frame::{Category, Code, Refusal};
+    use crate::proto::frame::{Category, Code, SessionError};
 
     use super::*;
 
@@ -632,7 +634,7 @@ mod tests {
 
     #[test]
     fn each_frame_leaves_a_line_with_its_numbers_and_nothing_of_what_it_carries() {
-        let refusal = Refusal::new(Code::TargetRefused, "SECRET");
+        let refusal = SessionError::new(Code::TargetRefused, "SECRET");
         let bodies = [
             word(SessionFrame::Data(Bytes::from_static(b"SECRET"))),
             word(SessionFrame::Credit { received: 10, limit: 20 }),

@@ -19,10 +19,10 @@ use tracing::{Level, debug, enabled};
 use crate::base::names::SessionId;
 use crate::link::lock;
 use crate::link::relay::queue::{QueueFull, RelayQueue};
-use crate::link::schedule::{FrameSource as _, RelaySource as _};
+use crate::link::schedule::{FrameSource as _, RelayFrameSource as _};
 use crate::link::sender::LinkSender;
 use crate::proto::budget::Budget;
-use crate::proto::frame::{Code, Opener, Peer, Refusal, SessionFrame, SessionKey};
+use crate::proto::frame::{Code, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
 
@@ -199,7 +199,7 @@ impl RelayTable {
         log(bound, what, Some(&frame));
         let frame = match frame {
             SessionFrame::Broken { refusal, .. } if unheard => {
-                back.cut(SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
+                back.cut(SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Over, "") });
                 SessionFrame::Reset { epoch, refusal }
             }
             frame => {
@@ -248,7 +248,7 @@ impl RelayTable {
     }
 
     /// Ends a session for good: both of its ends get a Reset with the reason.
-    pub(crate) fn reset(&self, id: SessionId, why: &Refusal) {
+    pub(crate) fn reset(&self, id: SessionId, why: &SessionError) {
         self.cut(id, None, |epoch| SessionFrame::Reset { epoch, refusal: why.clone() });
     }
 
@@ -385,7 +385,7 @@ impl Binding {
     /// Whether another process opened the session. An older pod does not send the opener; then the edge that accepted
     /// the session is foreign.
     pub(crate) fn is_foreign(&self, attempt: &Attempt) -> bool {
-        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
+        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Remote::Pod;
         let unknown = self.by.is_none();
         !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
             || unknown && self.acceptor.as_ref().is_some_and(accepted)

@@ -21,7 +21,7 @@ use crate::proto::state::{Control, LinkId};
 
 /// The turns of everything that waits for one link.
 #[derive(Debug)]
-pub(crate) struct Schedule<K> {
+pub(crate) struct Scheduler<K> {
     clock: u64,
     entered: u64,
     small: BinaryHeap<Turn<K>>,
@@ -52,7 +52,7 @@ pub(crate) struct Turn<K> {
     pub key: K,
 }
 
-impl<K> Schedule<K> {
+impl<K> Scheduler<K> {
     /// No one waits, and the clock stands at 0.
     pub(crate) fn new() -> Self {
         Self { clock: 0, entered: 0, small: BinaryHeap::new(), bulk: BinaryHeap::new() }
@@ -121,7 +121,7 @@ impl<K> Turn<K> {
     }
 }
 
-impl<K> Default for Schedule<K> {
+impl<K> Default for Scheduler<K> {
     fn default() -> Self {
         Self::new()
     }
@@ -170,7 +170,7 @@ const FRAME_OVERHEAD: u64 = 128;
 
 /// When Pongs and credits go out on one link.
 #[derive(Debug, Default)]
-pub(crate) struct Reports {
+pub(crate) struct AckPacing {
     /// When some did last.
     went: Option<Instant>,
     /// From then on others wait so long.
@@ -181,7 +181,7 @@ pub(crate) struct Reports {
     read: Option<Instant>,
 }
 
-impl Reports {
+impl AckPacing {
     /// Whether they may go now.
     pub(crate) fn may_go(&self, now: Instant) -> bool {
         self.hurried || self.next().is_none_or(|next| next <= now)
@@ -258,14 +258,14 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
         longest: usize,
         most: usize,
         now: Instant,
-    ) -> Sent;
+    ) -> SendOutcome;
 
     /// Whether it is relayed and has sent its last frame, so that the link need not count it any more.
     fn is_over(&self) -> bool;
 }
 
 /// One direction of a session that is relayed. Its link keeps it, so that a newer attempt can end an older one there.
-pub(crate) trait RelaySource: FrameSource {
+pub(crate) trait RelayFrameSource: FrameSource {
     /// It sends nothing more.
     fn close(&self);
 
@@ -284,7 +284,7 @@ pub(crate) struct SendIntent {
 
 /// What was sent in a turn.
 #[derive(Debug)]
-pub(crate) struct Sent {
+pub(crate) struct SendOutcome {
     pub(crate) frame: Option<SessionFrame>,
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
@@ -314,7 +314,7 @@ mod tests {
 
     /// Sends everything that `backlogs` hold, frame by frame; returns (session, bytes) in order.
     fn send_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
-        let mut schedule = Schedule::new();
+        let mut schedule = Scheduler::new();
         let mut order: Vec<u32> = backlogs.keys().copied().collect();
         order.sort_unstable();
         for who in order {
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_keystroke_is_next_beside_any_backlog() {
-        let mut schedule = Schedule::new();
+        let mut schedule = Scheduler::new();
         for who in 0..20 {
             schedule.enter(who, new(), 1 << 20, LONGEST);
         }
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_keystroke_is_next_even_beside_sessions_that_wake_together_with_it() {
-        let mut schedule = Schedule::new();
+        let mut schedule = Scheduler::new();
         schedule.sent(at(1 << 30));
         for who in 0..20 {
             schedule.enter(who, new(), 1 << 20, LONGEST);
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn coming_back_with_a_little_gains_nothing() {
-        let mut schedule = Schedule::new();
+        let mut schedule = Scheduler::new();
         schedule.enter("bulk", new(), usize::MAX, LONGEST);
         schedule.enter("sly", new(), 4000, LONGEST);
         let (mut bulk, mut sly) = (0, 0);
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn who_sends_little_each_time_is_interactive_and_bulk_with_a_small_rest_is_not() {
-        let mut schedule = Schedule::new();
+        let mut schedule = Scheduler::new();
         let mut run = |lens: &[usize]| {
             lens.iter().fold(new(), |standing, &len| {
                 schedule.enter("one", standing, len, 1 << 20);
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn the_capped_say_only_little() {
-        let mut schedule = Schedule::new();
+        let mut schedule = Scheduler::new();
         schedule.enter("bulk", new(), SMALL + 1, LONGEST);
         schedule.enter("small", at(u64::MAX / 8), SMALL, LONGEST);
         assert_eq!(schedule.next(true).unwrap().key, "small");
@@ -444,9 +444,9 @@ pub(crate) mod reports_tests {
 
     use crate::base::names::{NodeName, SessionId};
     use crate::link::lock;
-    use crate::link::schedule::{FrameSource, SendIntent, Sent, Turn};
+    use crate::link::schedule::{FrameSource, SendIntent, SendOutcome, Turn};
     use crate::link::sender::LinkSender;
-    use crate::proto::frame::{Category, FrameKind, Peer, SessionFrame, SessionKey};
+    use crate::proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
     use crate::proto::hello::Dialect;
     use crate::proto::state::{Control, LinkId};
 
@@ -476,8 +476,8 @@ pub(crate) mod reports_tests {
             _: usize,
             _: usize,
             _: Instant,
-        ) -> Sent {
-            Sent { frame: None, bytes: 0, standing: turn.standing(), backlog: None }
+        ) -> SendOutcome {
+            SendOutcome { frame: None, bytes: 0, standing: turn.standing(), backlog: None }
         }
 
         fn is_over(&self) -> bool {
@@ -487,7 +487,7 @@ pub(crate) mod reports_tests {
 
     /// A link of which the kernel says that it is so long.
     fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
-        let link = LinkSender::new(LinkId(1), Peer::Cloud(NodeName::none()), None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Cloud(NodeName::none()), None, Dialect::NEWEST);
         let trip = Duration::from_millis(millis);
         link.lock().reports.read(&reading(trip), Instant::now());
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
@@ -570,7 +570,7 @@ pub(crate) mod reports_tests {
 
     #[tokio::test(start_paused = true)]
     async fn on_a_short_way_or_an_unknown_one_nothing_waits() {
-        let unknown = LinkSender::new(LinkId(2), Peer::Pod, None, Dialect::NEWEST);
+        let unknown = LinkSender::new(LinkId(2), Remote::Pod, None, Dialect::NEWEST);
         for link in [link(4).0, unknown] {
             for number in 0..10 {
                 link.pong(Some(number));
@@ -581,7 +581,7 @@ pub(crate) mod reports_tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_kernel_is_read_only_for_what_comes_often_and_a_queue_of_others_counts_little() {
-        let (mut reports, trip) = (Reports::default(), Duration::from_millis(100));
+        let (mut reports, trip) = (AckPacing::default(), Duration::from_millis(100));
         let mut now = Instant::now();
         for _ in 0..5 {
             assert!(!reports.wants_reading(now));

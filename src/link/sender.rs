@@ -28,11 +28,13 @@ use tokio_util::sync::CancellationToken;
 use crate::base::names::{Instance, NodeName, SessionId};
 use crate::link::congestion::Pace;
 use crate::link::lock;
-use crate::link::schedule::{FrameSource, RelaySource, Reports, SMALL, Schedule, SendIntent, Standing, Turn};
+use crate::link::schedule::{
+    AckPacing, FrameSource, RelayFrameSource, SMALL, Scheduler, SendIntent, Standing, Turn,
+};
 use crate::link::sender::signals::{Seen, Trips, Watch};
 use crate::net::tcp_info::{TcpInfo, TcpInfoReader};
-use crate::proto::budget::{Budget, Share};
-use crate::proto::frame::{Frame, FrameKind, Peer, SessionFrame, SessionKey};
+use crate::proto::budget::{Budget, Reservation};
+use crate::proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
 use crate::proto::hello::Dialect;
 use crate::proto::state::{Control, LinkId};
 
@@ -42,7 +44,7 @@ pub struct LinkSender {
     /// The link's number within this process; logs show it as `link`.
     pub id: LinkId,
     /// The peer at its other end.
-    pub peer: Peer,
+    pub peer: Remote,
     /// The process at its other end; `None` on a plain link.
     pub instance: Option<Instance>,
     /// Whether its sessions can be resumed over another link; not on a plain one.
@@ -58,7 +60,7 @@ pub struct LinkSender {
     drained: AtomicBool,
     /// Why it was closed, if another process has the peer's name.
     dismissed: OnceLock<String>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<SendQueue>,
     /// The sessions whose path this is; none once the link has ended.
     members: Mutex<Option<Members>>,
     /// The link for interactive sessions beside this one.
@@ -79,7 +81,7 @@ pub struct LinkSender {
 
 impl LinkSender {
     /// The sending side of a new link to `peer`. An extended one is paced.
-    pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
+    pub fn new(id: LinkId, peer: Remote, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
         let resumes = dialect != Dialect::Plain;
         Arc::new(Self {
             id,
@@ -92,7 +94,7 @@ impl LinkSender {
             closed: CancellationToken::new(),
             drained: AtomicBool::new(false),
             dismissed: OnceLock::new(),
-            waiting: Mutex::new(Waiting::new(resumes)),
+            waiting: Mutex::new(SendQueue::new(resumes)),
             members: Mutex::new(Some(Members::default())),
             interactive: Mutex::default(),
             room: OnceLock::new(),
@@ -171,7 +173,7 @@ impl LinkSender {
         let mut waiting = self.lock();
         waiting.closed = true;
         (waiting.answers, waiting.credits) = Default::default();
-        waiting.turns = Schedule::new();
+        waiting.turns = Scheduler::new();
         waiting.replies.clear();
         waiting.wake();
         drop(waiting);
@@ -242,7 +244,7 @@ impl LinkSender {
         })
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Waiting> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SendQueue> {
         lock(&self.waiting)
     }
 }
@@ -256,20 +258,20 @@ const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;
 
 /// Everything that waits for one link, under the link sender's lock.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct SendQueue {
     pub(crate) closed: bool,
     pub(crate) pong: Option<Option<u64>>,
     /// Since when a ping is to be sent.
     pub(crate) ping: Option<Instant>,
     pub(crate) trips: Trips,
-    pub(crate) reports: Reports,
+    pub(crate) reports: AckPacing,
     /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the
     /// frames of own sessions.
     pub(crate) replies: VecDeque<Frame>,
     pub(crate) answers: VecDeque<Arc<dyn FrameSource>>,
     /// Sessions that have a credit to send and no answer.
     pub(crate) credits: VecDeque<Arc<dyn FrameSource>>,
-    pub(crate) turns: Schedule<Arc<dyn FrameSource>>,
+    pub(crate) turns: Scheduler<Arc<dyn FrameSource>>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(crate) pace: Option<Pace>,
     /// Reads the kernel for the pace; none where it cannot.
@@ -291,7 +293,7 @@ pub(crate) enum Next {
     Turn { turn: Turn<Arc<dyn FrameSource>>, longest: usize, small_only: bool },
 }
 
-impl Waiting {
+impl SendQueue {
     /// No session waits; `paced` if the peer answers pings.
     pub(crate) fn new(paced: bool) -> Self {
         Self {
@@ -299,11 +301,11 @@ impl Waiting {
             pong: None,
             ping: None,
             trips: Trips::default(),
-            reports: Reports::default(),
+            reports: AckPacing::default(),
             replies: VecDeque::new(),
             answers: VecDeque::new(),
             credits: VecDeque::new(),
-            turns: Schedule::new(),
+            turns: Scheduler::new(),
             pace: paced.then(Pace::new),
             tcp_info: None,
             look: None,
@@ -474,14 +476,14 @@ pub(crate) struct Members {
 #[derive(Debug)]
 struct Relayed {
     came: u64,
-    source: Arc<dyn RelaySource>,
+    source: Arc<dyn RelayFrameSource>,
     /// The attempt that it belongs to.
     epoch: u64,
 }
 
 /// What ran on a link that has ended, in the order in which it came.
 #[derive(Debug, Default)]
-pub(crate) struct Disbanded {
+pub(crate) struct DetachedSessions {
     /// Sessions with an end in this process.
     pub(crate) own: Vec<SessionId>,
     /// Sessions that were relayed.
@@ -520,7 +522,7 @@ impl LinkSender {
     /// Lost of an attempt that is newer still. False if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
-    pub(crate) fn pass<S: RelaySource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
+    pub(crate) fn pass<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
         let id = source.key().id;
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
@@ -546,13 +548,13 @@ impl LinkSender {
     }
 
     /// An empty share of what may wait here for all sessions that are relayed: `most` bytes.
-    pub(crate) fn room_for_relays(&self, most: usize) -> Share {
+    pub(crate) fn room_for_relays(&self, most: usize) -> Reservation {
         self.room.get_or_init(|| Budget::new(most)).share()
     }
 
     /// An empty share of what may wait here for readers of a plain peer's sessions, which the table of sessions bounds
     /// in all.
-    pub(crate) fn room_unread(&self, most: usize) -> Share {
+    pub(crate) fn room_unread(&self, most: usize) -> Reservation {
         self.unread.get_or_init(|| Budget::new(most)).share()
     }
 
@@ -591,12 +593,12 @@ impl LinkSender {
     }
 
     /// Closes the link for good and returns all that ran on it.
-    pub(crate) fn disband(&self) -> Disbanded {
+    pub(crate) fn disband(&self) -> DetachedSessions {
         self.close();
         let Some(Members { own, relayed, .. }) = lock(&self.members).take() else {
-            return Disbanded::default();
+            return DetachedSessions::default();
         };
-        Disbanded {
+        DetachedSessions {
             own: in_order(own.into_iter().map(|(id, came)| (came, id))),
             relayed: in_order(relayed.into_iter().map(|(id, relayed)| (relayed.came, id))),
         }
@@ -629,7 +631,7 @@ impl LinkSender {
 
     /// Locks what waits. First the kernel is asked, if someone waits for a turn and what is known is old; no lock is held
     /// meanwhile.
-    pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, Waiting> {
+    pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, SendQueue> {
         let waiting = self.lock();
         let Some(reader) = waiting.wants_reading(now) else { return waiting };
         drop(waiting);
@@ -713,7 +715,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
-        let (mut waiting, mut now) = (Waiting::new(true), Instant::now());
+        let (mut waiting, mut now) = (SendQueue::new(true), Instant::now());
         let cap = waiting.pace.as_ref().map(Pace::cap);
         for round in 0..300u64 {
             now += Duration::from_millis(20);
@@ -750,7 +752,7 @@ mod tests {
         };
         let mut bytes = [0, 0];
         for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
-            let (mut waiting, now) = (Waiting::new(true), Instant::now());
+            let (mut waiting, now) = (SendQueue::new(true), Instant::now());
             waiting.pace.as_mut().unwrap().read(neighbour, now);
             let mut standing = Standing::default();
             for _ in 0..5 {
@@ -770,7 +772,7 @@ mod tests {
 
     /// The turn of a session that stands there and is to send so many bytes, with all that goes out before it.
     fn turn(
-        waiting: &mut Waiting,
+        waiting: &mut SendQueue,
         standing: Standing,
         backlog: usize,
         now: Instant,
@@ -791,7 +793,7 @@ mod tcp_info_tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use crate::base::names::NodeName;
-    use crate::proto::frame::Peer;
+    use crate::proto::frame::Remote;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
@@ -804,7 +806,7 @@ mod tcp_info_tests {
         let (_far, near) = tokio::join!(far, listener.accept());
         let (near, _) = near.unwrap();
         let reader = TcpInfoReader::of(&near).unwrap();
-        let link = LinkSender::new(LinkId(1), Peer::Edge(NodeName::none()), None, Dialect::Plain);
+        let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None, Dialect::Plain);
         let assumed = link.round_trip();
         link.reads_tcp_info(Some(reader));
         assert!(link.round_trip() < assumed, "{:?}", link.round_trip());
@@ -814,7 +816,7 @@ mod tcp_info_tests {
 #[cfg(test)]
 mod interactive_tests {
     use crate::base::names::NodeName;
-    use crate::proto::frame::Peer;
+    use crate::proto::frame::Remote;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
@@ -823,7 +825,7 @@ mod interactive_tests {
     #[tokio::test]
     async fn a_session_that_is_meant_for_the_link_beside_goes_there_while_that_lives() {
         let [busy, first, second] = [1, 2, 3].map(|number| {
-            LinkSender::new(LinkId(number), Peer::Cloud(NodeName::none()), None, Dialect::NEWEST)
+            LinkSender::new(LinkId(number), Remote::Cloud(NodeName::none()), None, Dialect::NEWEST)
         });
         let [meant, other] = [(); 2].map(|()| SessionId::random());
         busy.divert(meant, true);

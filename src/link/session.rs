@@ -11,11 +11,11 @@ use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::base::names::{Instance, NodeName, SessionId, Target};
-use crate::link::schedule::{FrameSource, SendIntent, Sent, Standing, Turn};
+use crate::link::schedule::{FrameSource, SendIntent, SendOutcome, Standing, Turn};
 use crate::link::sender::LinkSender;
 use crate::link::session::stream::Parked;
-use crate::proto::budget::Share;
-use crate::proto::frame::{Code, Opener, Peer, Refusal, SessionFrame, SessionKey};
+use crate::proto::budget::Reservation;
+use crate::proto::frame::{Code, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use crate::proto::hello::Dialect;
 use crate::proto::state::{Control, LinkId};
 use crate::proto::state::{Effects, Phase, SessionState};
@@ -144,7 +144,7 @@ impl SessionCore {
     }
 
     /// Resets the session from this side; bytes that were not delivered are dropped.
-    pub(crate) fn reset(self: &Arc<Self>, why: Refusal) {
+    pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
         self.act(|inner| {
             // A plain peer answers nothing, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
@@ -154,7 +154,7 @@ impl SessionCore {
     }
 
     /// Resets the session behind all that was written.
-    fn break_off(self: &Arc<Self>, why: Refusal) {
+    fn break_off(self: &Arc<Self>, why: SessionError) {
         self.act(|inner| inner.state.break_off(why, Instant::now()));
         self.depart();
     }
@@ -179,7 +179,7 @@ impl SessionCore {
     }
 
     /// Resets the session at once and drops unread bytes, to free its memory.
-    pub(crate) fn reset_unread(self: &Arc<Self>, why: Refusal) {
+    pub(crate) fn reset_unread(self: &Arc<Self>, why: SessionError) {
         self.act(|inner| {
             if inner.state.recv.queued() > 0 {
                 inner.state.drop_unread(&why);
@@ -269,7 +269,7 @@ impl SessionCore {
 
 impl Inner {
     /// Gives the session up; `at_once`: nothing of it is kept until the far end has heard of that.
-    fn abandon(&mut self, why: Refusal, at_once: bool) -> Effects {
+    fn abandon(&mut self, why: SessionError, at_once: bool) -> Effects {
         let effects = self.state.abandon(why, Instant::now());
         let (gone, last) = if at_once { self.state.give_way() } else { (false, effects) };
         if gone { last } else { effects }
@@ -320,7 +320,7 @@ impl FrameSource for SessionCore {
         longest: usize,
         most: usize,
         now: Instant,
-    ) -> Sent {
+    ) -> SendOutcome {
         let mut inner = self.lock();
         let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
         let (mut frame, mut effects) =
@@ -344,7 +344,7 @@ impl FrameSource for SessionCore {
             inner.in_turns = None;
         }
         self.settle(inner, effects);
-        Sent { frame, bytes, standing, backlog }
+        SendOutcome { frame, bytes, standing, backlog }
     }
 }
 
@@ -388,7 +388,7 @@ impl Inner {
     }
 
     fn speaks_to_cloud(&self) -> bool {
-        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Peer::Cloud(_)))
+        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Cloud(_)))
     }
 
     /// Records when a credit is sent, and discards a measurement when the session moves to another path.
@@ -412,7 +412,7 @@ impl SessionCore {
             Some(Opener::Node(_)) | None => inner.state.instance(),
         };
         // An edge relays nothing. A pod may, so there the far end's process is compared with the link's.
-        let ends_there = matches!(sender.peer, Peer::Edge(_)) || (far.is_some() && far == sender.instance);
+        let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);
         Way { latest: sender.round_trip(), least: sender.least_round_trip().filter(|_| ends_there) }
     }
 
@@ -474,7 +474,7 @@ impl SessionCore {
     }
 
     /// The link has ended; `why` is given if its peer cannot resume.
-    pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<Refusal>, now: Instant) {
+    pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
         self.act(|inner| inner.state.link_ended(link, why, now));
     }
 
@@ -511,7 +511,7 @@ impl SessionCore {
 
     /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,
     /// for its bytes to be delivered. True if it is given up.
-    pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &Refusal) -> bool {
+    pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
         let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
         let mut undelivered = false;
         self.act(|inner| {
@@ -534,7 +534,7 @@ impl SessionCore {
         let mut yields = false;
         self.act(|inner| {
             yields = !inner.state.is_opener();
-            let why = Refusal::new(Code::Unknown, "its opener went to another process");
+            let why = SessionError::new(Code::Unknown, "its opener went to another process");
             if yields { inner.state.give_up(why) } else { Effects::default() }
         });
         yields
@@ -553,7 +553,7 @@ pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
 
     /// Two empty shares for the bytes that a plain peer sends over that link: one of the process's budget, one of a
     /// quarter of it, to which the link is limited once half of the budget is taken.
-    fn room_unread(&self, link: &LinkSender) -> (Share, Share);
+    fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation);
 
     /// Takes over a session whose owner has left and whose bytes are still to be delivered.
     fn departed(&self, id: SessionId);
@@ -581,7 +581,7 @@ pub(crate) struct Stage {
 pub(crate) struct Change {
     before: Stage,
     now: Stage,
-    why: Option<Refusal>,
+    why: Option<SessionError>,
 }
 
 impl Stage {

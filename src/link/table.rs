@@ -18,13 +18,13 @@ use crate::base::names::{Instance, NodeName, SessionId, Target};
 use crate::link::lock;
 use crate::link::relay::{Attempt, Claim, RelayTable, Stand};
 use crate::link::sender::signals::{UNKNOWN, unknown};
-use crate::link::sender::{Disbanded, LinkSender};
-use crate::link::session::stream::{Offer, Opening, Parked};
+use crate::link::sender::{DetachedSessions, LinkSender};
+use crate::link::session::stream::{Offer, Parked, PendingOpen};
 use crate::link::session::{SessionCore, SessionHost, SessionView};
-use crate::link::table::closed::{Clients, EndedSessions, source};
-use crate::proto::budget::{Budget, Share};
+use crate::link::table::closed::{Clients, Tombstones, source};
+use crate::proto::budget::{Budget, Reservation};
 use crate::proto::frame::{
-    Category, Code, Conflict, Found, Load, Opener, Peer, Refusal, SessionFrame, SessionKey,
+    Category, Code, Conflict, Found, Load, Opener, Remote, SessionError, SessionFrame, SessionKey,
 };
 use crate::proto::halves::{RecvHalf, SendHalf, Windows};
 use crate::proto::state::SessionState;
@@ -56,7 +56,7 @@ pub struct SessionTable {
     count: AtomicUsize,
     /// Whether a session or a link has ended since free memory was given back, or the process has just started.
     freed: AtomicBool,
-    ended: Mutex<EndedSessions>,
+    ended: Mutex<Tombstones>,
     clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
@@ -157,14 +157,14 @@ impl SessionTable {
         target: Target,
         category: Category,
         client: String,
-    ) -> Result<Opening, TableFull> {
+    ) -> Result<PendingOpen, TableFull> {
         let halves = if self.has_place() { self.halves() } else { None };
         let (send, recv) = halves.ok_or(TableFull)?;
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
         let shared = SessionCore::new(key, self.host(), end, None);
         self.insert(&shared);
-        Ok(Opening::new(shared))
+        Ok(PendingOpen::new(shared))
     }
 
     /// Number of sessions that are relayed, or for which a path is sought, and the bytes that wait for them.
@@ -173,7 +173,7 @@ impl SessionTable {
     }
 
     /// Resets every session, with a reason for all far ends.
-    pub fn reset_all(&self, why: &Refusal) {
+    pub fn reset_all(&self, why: &SessionError) {
         for shard in &self.shards {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
             for session in sessions {
@@ -267,11 +267,11 @@ impl SessionTable {
         mut frame: SessionFrame,
     ) -> Option<Event> {
         let edge = match &sender.peer {
-            Peer::Edge(edge) => Some(edge),
-            Peer::Cloud(_) | Peer::Pod => None,
+            Remote::Edge(edge) => Some(edge),
+            Remote::Cloud(_) | Remote::Pod => None,
         };
         // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
-        let elsewhere = !matches!(sender.peer, Peer::Cloud(_));
+        let elsewhere = !matches!(sender.peer, Remote::Cloud(_));
         match &mut frame {
             SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
                 // An edge must never borrow another front end's rights, nor another's name.
@@ -290,7 +290,7 @@ impl SessionTable {
             }
             SessionFrame::Open { .. } => {
                 let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
-                let open = ReceivedOpen { key, target, client, opener, limit, epoch };
+                let open = OpenFrame { key, target, client, opener, limit, epoch };
                 self.offered(sender, open).map(Event::Offer)
             }
             SessionFrame::Resume { epoch, opener, .. } => {
@@ -317,7 +317,7 @@ impl SessionTable {
             None
         };
         if let Some(why) = too_many {
-            let refusal = Refusal::new(Code::Busy, why);
+            let refusal = SessionError::new(Code::Busy, why);
             from.reply(&attempt.key, refused(&frame, refusal));
             return None;
         }
@@ -334,7 +334,7 @@ impl SessionTable {
     /// A peer that tries to resume another opener's session gets the same answer as for a session that does not exist.
     fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("not_the_opener");
-        from.reply(session, refused(frame, Refusal::new(Code::Unknown, UNKNOWN)));
+        from.reply(session, refused(frame, SessionError::new(Code::Unknown, UNKNOWN)));
     }
 }
 
@@ -342,7 +342,7 @@ impl SessionTable {
 
 /// What an Open asks for, as it came over a link.
 #[derive(Debug)]
-pub(crate) struct ReceivedOpen {
+pub(crate) struct OpenFrame {
     pub(crate) key: SessionKey,
     /// The target to dial.
     pub(crate) target: Target,
@@ -358,14 +358,14 @@ pub(crate) struct ReceivedOpen {
 
 impl SessionTable {
     /// The offer of a session that ends here; `None` if it was refused, and then the opener gets Refused.
-    pub(crate) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: ReceivedOpen) -> Option<Offer> {
-        let ReceivedOpen { key, target, client, opener, limit, epoch } = open;
+    pub(crate) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: OpenFrame) -> Option<Offer> {
+        let OpenFrame { key, target, client, opener, limit, epoch } = open;
         let source = source(&client);
         let ended = lock(&self.ended).refusal(key.id);
         let halves = if let Some(refusal) = ended {
             Err(refusal)
         } else if sender.is_behind() {
-            Err(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
+            Err(SessionError::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {
             self.halves_for(&source).ok_or_else(|| self.spent(&sender.peer))
         };
@@ -410,10 +410,10 @@ impl SessionTable {
 
     /// A refusal for want of room, and which key of which program makes more: a cloud asks an edge, any other asks a
     /// pod.
-    fn spent(&self, peer: &Peer) -> Refusal {
+    fn spent(&self, peer: &Remote) -> SessionError {
         let (program, file) = match peer {
-            Peer::Cloud(_) => ("edge", "the node's edge.toml"),
-            Peer::Edge(_) | Peer::Pod => ("cloud", "that pod's cloud.toml"),
+            Remote::Cloud(_) => ("edge", "the node's edge.toml"),
+            Remote::Edge(_) | Remote::Pod => ("cloud", "that pod's cloud.toml"),
         };
         let most = self.limits.sessions;
         let why = match (self.len() >= most, program) {
@@ -423,7 +423,7 @@ impl SessionTable {
                 "no memory left there for another session: see [mode.{program}.session] memory in {file}"
             ),
         };
-        Refusal::new(Code::Busy, why)
+        SessionError::new(Code::Busy, why)
     }
 }
 
@@ -441,7 +441,7 @@ impl SessionHost for SessionTable {
         self.instance
     }
 
-    fn room_unread(&self, link: &LinkSender) -> (Share, Share) {
+    fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation) {
         (self.unpromised.share(), link.room_unread(self.unpromised.limit() / 4))
     }
 
@@ -474,10 +474,10 @@ impl SessionTable {
 impl SessionTable {
     /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and sends Lost to the
     /// other side of what passed through. Returns the sessions for which a new path is to be sought.
-    pub fn link_ended(&self, sender: &LinkSender, why: &Refusal, now: Instant) -> Vec<Parked> {
+    pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> Vec<Parked> {
         let why = (!sender.resumes).then(|| why.clone());
         let mut parked = Vec::new();
-        let Disbanded { own, relayed } = sender.disband();
+        let DetachedSessions { own, relayed } = sender.disband();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(sender.id, why.clone(), now);
             parked.extend(shared.parked());
@@ -520,7 +520,7 @@ impl SessionTable {
     }
 
     /// Resets every session that runs on that link or passes through it, with a reason for all of their ends.
-    pub fn reset_on(&self, sender: &LinkSender, why: &Refusal) {
+    pub fn reset_on(&self, sender: &LinkSender, why: &SessionError) {
         for session in self.on_link(sender) {
             session.reset(why.clone());
         }
@@ -637,7 +637,7 @@ impl RelayRequest {
 
     fn leads(&self, to: &LinkSender) -> bool {
         let from = &self.attempt.from;
-        let second_hop = from.peer == Peer::Pod && to.peer == Peer::Pod;
+        let second_hop = from.peer == Remote::Pod && to.peer == Remote::Pod;
         let back = from.id == to.id || to.instance.is_some() && to.instance == from.instance;
         !second_hop && !back && to.resumes
     }
@@ -647,7 +647,7 @@ impl RelayRequest {
     pub fn pass(mut self, to: &Arc<LinkSender>) {
         let to = &to.carrier(self.attempt.key.id);
         if !self.leads(to) {
-            return self.refuse(Refusal::new(Code::NotHere, "the node is not linked to this pod"));
+            return self.refuse(SessionError::new(Code::NotHere, "the node is not linked to this pod"));
         }
         if let Some(frame) = self.frame.take() {
             self.table.relays.pass(&self.attempt, to, frame, false);
@@ -655,7 +655,7 @@ impl RelayRequest {
     }
 
     /// Answers the opener that it goes no further: [`Code::NotHere`] lets it look elsewhere.
-    pub fn refuse(mut self, why: Refusal) {
+    pub fn refuse(mut self, why: SessionError) {
         self.answer(why);
     }
 
@@ -673,10 +673,10 @@ impl RelayRequest {
             return None;
         };
         self.table.relays.end(&self.attempt, None);
-        self.table.offered(&from, ReceivedOpen { key, target, client, opener, limit, epoch })
+        self.table.offered(&from, OpenFrame { key, target, client, opener, limit, epoch })
     }
 
-    fn answer(&mut self, refusal: Refusal) {
+    fn answer(&mut self, refusal: SessionError) {
         if let Some(frame) = self.frame.take() {
             self.table.relays.end(&self.attempt, Some(refused(&frame, refusal)));
         }
@@ -685,12 +685,12 @@ impl RelayRequest {
 
 impl Drop for RelayRequest {
     fn drop(&mut self) {
-        self.answer(Refusal::new(Code::Busy, "this pod is stopping"));
+        self.answer(SessionError::new(Code::Busy, "this pod is stopping"));
     }
 }
 
 /// The answer that refuses an Open or a Resume.
-pub(crate) fn refused(frame: &SessionFrame, refusal: Refusal) -> SessionFrame {
+pub(crate) fn refused(frame: &SessionFrame, refusal: SessionError) -> SessionFrame {
     let epoch = frame.epoch().unwrap_or(0);
     match frame {
         SessionFrame::Open { .. } => SessionFrame::Refused { epoch, refusal },

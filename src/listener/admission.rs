@@ -1,7 +1,7 @@
 //! What all front ends share: access checks, shares of slots, the time for a head, opening a session,
 //! carrying it, and what is counted and logged of it.
 //!
-//! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
+//! A front end itself ([`ListenerProtocol`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
 
 pub mod destination;
 
@@ -25,11 +25,11 @@ use crate::base::names::{NodeName, Target};
 use crate::base::policy::Networks;
 use crate::base::process::third_of_memory;
 use crate::listener::admission::destination::{Destination, OwnNode};
-use crate::listener::auth::Gate;
+use crate::listener::auth::AccessPolicy;
 use crate::listener::{self, Denial};
-use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance, Rejection};
+use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler, Rejection};
 use crate::net::fd_limit;
-use crate::net::limiter::{Door, Limits, NoSlot, Slot, Source};
+use crate::net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
 use crate::net::listen::Accept;
 use crate::net::pool::Pool;
 use crate::net::socket::{Connection, Socket};
@@ -39,7 +39,7 @@ use crate::session_io::copy::linger;
 use crate::session_io::{LocalPeer, Opened, carry};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
-pub trait FrontEnd<S>: Send + Sync + 'static {
+pub trait ListenerProtocol<S>: Send + Sync + 'static {
     /// Its name in metrics and the access log.
     const NAME: &'static str;
 
@@ -58,25 +58,25 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
         Bytes::new()
     }
 
-    /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many
-    /// requests over one connection passes each to [`Visit::judge`] instead.
+    /// Reads the head, passes the request to [`Admission::open`], and answers the client. A front end that serves many
+    /// requests over one connection passes each to [`Admission::judge`] instead.
     ///
     /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is
     /// given to another source, or at the end of draining.
     fn handshake(
         &self,
         socket: S,
-        visit: &mut Visit<'_>,
-    ) -> impl Future<Output = Handshake<Self::Connection>> + Send;
+        visit: &mut Admission<'_>,
+    ) -> impl Future<Output = HandshakeOutcome<Self::Connection>> + Send;
 }
 
 /// What a front end serves with. All but the gate is shared by those of a process. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct FrontContext {
+pub struct ListenerContext {
     /// The access checks. They follow the config: clients that connect later are checked by the new one.
-    pub gate: Arc<ArcSwap<Gate>>,
+    pub gate: Arc<ArcSwap<AccessPolicy>>,
     /// The door to the sessions of all front ends of this process.
-    pub sessions: Door<ClientKey>,
+    pub sessions: FairLimiter<ClientKey>,
     /// Read buffers.
     pub pool: Pool,
     /// Opens the sessions.
@@ -93,7 +93,7 @@ pub struct FrontContext {
     pub drain: Drain,
 }
 
-impl FrontContext {
+impl ListenerContext {
     /// What dials a target at this port without a node; `None`: it may dial none at all. `all`: for a client who may
     /// have all that is not off limits.
     fn direct_dialer(&self, port: u16, all: bool) -> Option<&DirectDialer> {
@@ -106,24 +106,26 @@ impl FrontContext {
     }
 
     /// There is no slot for another session.
-    fn full(&self, why: NoSlot) -> Denial {
+    fn full(&self, why: AcquireError) -> Denial {
         Denial::Busy(match (why, &self.own_node) {
-            (NoSlot::ForOne, None) => {
+            (AcquireError::ForOne, None) => {
                 "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
             }
-            (NoSlot::ForAll, None) => "this pod is full: [mode.cloud.session] max of the pod is reached",
-            (NoSlot::ForOne, Some(_)) => "you have as many sessions as one client of this edge may",
-            (NoSlot::ForAll, Some(_)) => "this edge is full: it has as many sessions as it may",
+            (AcquireError::ForAll, None) => {
+                "this pod is full: [mode.cloud.session] max of the pod is reached"
+            }
+            (AcquireError::ForOne, Some(_)) => "you have as many sessions as one client of this edge may",
+            (AcquireError::ForAll, Some(_)) => "this edge is full: it has as many sessions as it may",
         })
     }
 }
 
 /// A session that was opened for a client.
-pub type Granted = Opened<Slot<ClientKey>>;
+pub type Granted = Opened<Permit<ClientKey>>;
 
 /// How a client's handshake ended; `C` is its connection.
 #[derive(Debug)]
-pub enum Handshake<C, T = Granted> {
+pub enum HandshakeOutcome<C, T = Granted> {
     /// The client has its answer; from now on its connection carries the session's bytes.
     Opened {
         /// What was opened for it.
@@ -147,43 +149,43 @@ pub enum Handshake<C, T = Granted> {
     },
 }
 
-impl<C, T> Handshake<C, T> {
+impl<C, T> HandshakeOutcome<C, T> {
     /// The same of another connection, made of this one.
-    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> Handshake<D, T> {
+    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> HandshakeOutcome<D, T> {
         match self {
             Self::Opened { session, socket, early } => {
-                Handshake::Opened { session, socket: change(socket), early }
+                HandshakeOutcome::Opened { session, socket: change(socket), early }
             }
-            Self::Served(socket) => Handshake::Served(socket.map(change)),
-            Self::Denied(socket) => Handshake::Denied(change(socket)),
-            Self::Failed { cause, socket } => Handshake::Failed { cause, socket: socket.map(change) },
+            Self::Served(socket) => HandshakeOutcome::Served(socket.map(change)),
+            Self::Denied(socket) => HandshakeOutcome::Denied(change(socket)),
+            Self::Failed { cause, socket } => HandshakeOutcome::Failed { cause, socket: socket.map(change) },
         }
     }
 }
 
 /// Serves clients until draining begins; the drain then waits for those that are connected. A connection from a network
 /// of `proxies` must begin with a PROXY header.
-pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: FrontContext)
+pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: ListenerContext)
 where
     L: Accept,
-    F: FrontEnd<L::Stream>,
+    F: ListenerProtocol<L::Stream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = Door::new(Limits::slots(slots(context.own_node.is_some())));
-    let entrance = Entrance { listener, door, proxies, refused, refusals };
+    let door = FairLimiter::new(Limits::slots(slots(context.own_node.is_some())));
+    let entrance = AcceptLoop { listener, door, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
 }
 
 struct Front<F> {
     front_end: F,
-    context: Arc<FrontContext>,
+    context: Arc<ListenerContext>,
 }
 
 impl<S, F> ConnectionHandler<S> for Front<F>
 where
     S: Connection + 'static,
-    F: FrontEnd<S>,
+    F: ListenerProtocol<S>,
 {
     fn span(&self, from: SocketAddr) -> Span {
         self.front_end.span(from)
@@ -217,26 +219,26 @@ where
     async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, slot } = accepted;
         let (head_done, head_is_done) = oneshot::channel();
-        let mut visit = Visit::new::<S, F>(&self.context, from, slot, head_done);
+        let mut visit = Admission::new::<S, F>(&self.context, from, slot, head_done);
         let head = {
             // Boxed, so that a session does not keep the memory of the handshake.
             let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = too_slow(head_is_done) => Handshake::Failed { cause: "slow_head", socket: None },
+                () = too_slow(head_is_done) => HandshakeOutcome::Failed { cause: "slow_head", socket: None },
             }
         };
         let socket = match head {
-            Handshake::Opened { session, socket, early } => {
+            HandshakeOutcome::Opened { session, socket, early } => {
                 // The session has a slot of its own: strangers who fill the door must not end it.
                 drop(visit);
                 let client = Socket::with_early(socket, self.context.pool.clone(), early);
                 return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
-            Handshake::Served(socket) => socket,
-            Handshake::Denied(socket) => Some(socket),
-            Handshake::Failed { cause, socket } => {
+            HandshakeOutcome::Served(socket) => socket,
+            HandshakeOutcome::Denied(socket) => Some(socket),
+            HandshakeOutcome::Failed { cause, socket } => {
                 debug!(cause, "no session");
                 self.context.metrics.connections_refused.count(cause);
                 socket
@@ -315,12 +317,12 @@ pub struct Denied {
 /// denied request the one among the sessions.
 ///
 /// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that
-/// serves many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`],
+/// serves many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`AuthorizedRequest::open`],
 /// and calls [`Self::waits`] after each answer. Its clients keep their slots at the door, but step aside from there for
 /// a request that is permitted: a slot among the sessions bounds it, and strangers who fill the door must not end it.
 #[derive(Debug)]
-pub struct Visit<'a> {
-    context: &'a Arc<FrontContext>,
+pub struct Admission<'a> {
+    context: &'a Arc<ListenerContext>,
     front: &'static str,
     category: Category,
     from: SocketAddr,
@@ -329,26 +331,26 @@ pub struct Visit<'a> {
     pub proof: Proof,
     /// Dropped once the head is read.
     head_done: Option<oneshot::Sender<()>>,
-    door: Option<Slot>,
-    session: Option<Slot<ClientKey>>,
+    door: Option<Permit>,
+    session: Option<Permit<ClientKey>>,
 }
 
 /// What a client asked for and may have. It owns what it needs, so that it can outlive the visit.
 #[derive(Debug)]
 #[must_use = "dropping it says in the access log that the client went away"]
-pub struct Permitted {
-    context: Arc<FrontContext>,
+pub struct AuthorizedRequest {
+    context: Arc<ListenerContext>,
     category: Category,
     from: SocketAddr,
     destination: Destination,
     access: Access,
 }
 
-impl<'a> Visit<'a> {
-    pub(crate) fn new<S, F: FrontEnd<S>>(
-        context: &'a Arc<FrontContext>,
+impl<'a> Admission<'a> {
+    pub(crate) fn new<S, F: ListenerProtocol<S>>(
+        context: &'a Arc<ListenerContext>,
         from: SocketAddr,
-        door: Slot,
+        door: Permit,
         head_done: oneshot::Sender<()>,
     ) -> Self {
         Self {
@@ -364,7 +366,7 @@ impl<'a> Visit<'a> {
     }
 
     /// Its slot at the door, until its session is opened.
-    pub(crate) fn slot(&self) -> Option<&Slot> {
+    pub(crate) fn slot(&self) -> Option<&Permit> {
         self.door.as_ref()
     }
 
@@ -374,7 +376,7 @@ impl<'a> Visit<'a> {
     }
 
     /// What the front end serves with.
-    pub fn context(&self) -> &'a FrontContext {
+    pub fn context(&self) -> &'a ListenerContext {
         self.context
     }
 
@@ -425,7 +427,7 @@ impl<'a> Visit<'a> {
         &mut self,
         request: Result<OpenRequest, Denial>,
         trace: String,
-    ) -> Result<Permitted, Denied> {
+    ) -> Result<AuthorizedRequest, Denied> {
         self.head_done = None;
         if let Some(slot) = &self.door {
             slot.busy();
@@ -435,7 +437,7 @@ impl<'a> Visit<'a> {
         Span::current().record("trace", access.trace.as_str());
         let (context, category, from) = (Arc::clone(self.context), self.category, self.from);
         match self.check(request, &mut access).await {
-            Ok(destination) => Ok(Permitted { context, category, from, destination, access }),
+            Ok(destination) => Ok(AuthorizedRequest { context, category, from, destination, access }),
             Err(denial) => Err(Denied::new(denial, access, &context, from)),
         }
     }
@@ -477,7 +479,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-impl Permitted {
+impl AuthorizedRequest {
     /// The node, by its own name; [`NodeName::outside`] if this process dials.
     pub fn node(&self) -> &NodeName {
         &self.destination.node
@@ -514,7 +516,7 @@ impl Permitted {
     }
 
     /// Takes a slot among the sessions.
-    fn enter(self) -> Result<(Self, Slot<ClientKey>), Box<Denied>> {
+    fn enter(self) -> Result<(Self, Permit<ClientKey>), Box<Denied>> {
         let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
         match self.context.sessions.try_enter(&key).map_err(|why| self.context.full(why)) {
             Ok(slot) => Ok((self, slot)),
@@ -523,7 +525,7 @@ impl Permitted {
     }
 
     /// Opens it in that slot, which comes back with a denial.
-    async fn open_in(self, slot: Slot<ClientKey>) -> Result<Granted, (Denied, Slot<ClientKey>)> {
+    async fn open_in(self, slot: Permit<ClientKey>) -> Result<Granted, (Denied, Permit<ClientKey>)> {
         let Self { context, category, from, destination, mut access } = self;
         let client = access.user.as_ref().map_or_else(|| from.to_string(), |user| format!("{user}@{from}"));
         let begun = Instant::now();
@@ -546,7 +548,7 @@ impl Permitted {
 
 impl Denied {
     /// Counts and logs it.
-    fn new(denial: Denial, mut access: Access, context: &FrontContext, from: SocketAddr) -> Self {
+    fn new(denial: Denial, mut access: Access, context: &ListenerContext, from: SocketAddr) -> Self {
         let metrics = &context.metrics;
         metrics.sessions.refused(access.front, denial.name());
         access.status = Some(denial.status().as_u16());
@@ -576,8 +578,8 @@ impl ClientKey {
 }
 
 /// The door to the sessions of all front ends of a pod: at once `most` in all, and `for_one` for one client.
-pub fn sessions(most: usize, for_one: usize) -> Door<ClientKey> {
-    Door::new(Limits { slots: most, for_one, waiting: 0, patience: None })
+pub fn sessions(most: usize, for_one: usize) -> FairLimiter<ClientKey> {
+    FairLimiter::new(Limits { slots: most, for_one, waiting: 0, patience: None })
 }
 
 #[cfg(test)]

@@ -19,16 +19,16 @@ use crate::base::names::NodeName;
 use crate::base::policy::zone::Zone;
 use crate::base::policy::{CertificateGlob, Networks, Rules, plain};
 use crate::listener::{Denial, NAME_CHARS};
-use crate::net::limiter::{Door, Failures, Limits, Source, Who};
+use crate::net::limiter::{FairLimiter, Limits, LoginThrottle, Source, Who};
 use crate::net::reload::Reload;
 
 /// The access checks of one front end: every client passes them before anything is opened for it.
 #[derive(Debug, Clone, Default)]
-pub struct Gate {
+pub struct AccessPolicy {
     /// Networks that clients may come from; `None`: any address.
     pub allow_from: Option<Networks>,
     /// Users and their passwords; `None`: no client is asked for one.
-    pub logins: Option<Arc<Logins>>,
+    pub logins: Option<Arc<PasswordChecker>>,
     /// Names of client certificates that are accepted.
     pub names: Vec<CertificateGlob>,
     /// Which users and networks may reach which nodes and ports.
@@ -55,16 +55,16 @@ pub enum UsersError {
 }
 
 /// Checks passwords: a few at once, the sources in turn. A right one is remembered for a minute.
-pub struct Logins {
+pub struct PasswordChecker {
     users: Reload<Users>,
-    recent: Mutex<Recent>,
-    failures: Mutex<Failures>,
+    recent: Mutex<LoginCache>,
+    failures: Mutex<LoginThrottle>,
     /// Two random keys of this process for the fingerprints in [`Self::recent`].
     keys: (RandomState, RandomState),
-    turns: Door,
+    turns: FairLimiter,
 }
 
-impl Gate {
+impl AccessPolicy {
     /// Checks the client's address against [`Self::allow_from`].
     ///
     /// # Errors
@@ -163,15 +163,15 @@ impl Users {
     }
 }
 
-impl Logins {
+impl PasswordChecker {
     /// Each check reads the users that the file holds at that moment.
     pub fn new(users: Reload<Users>) -> Self {
         Self {
             users,
             recent: Mutex::default(),
-            failures: Mutex::new(Failures::new()),
+            failures: Mutex::new(LoginThrottle::new()),
             keys: (RandomState::new(), RandomState::new()),
-            turns: Door::new(Limits {
+            turns: FairLimiter::new(Limits {
                 slots: at_work(),
                 for_one: usize::MAX,
                 waiting: WAITING,
@@ -220,7 +220,7 @@ impl Logins {
         if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
     }
 
-    fn failures(&self) -> MutexGuard<'_, Failures> {
+    fn failures(&self) -> MutexGuard<'_, LoginThrottle> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,7 +230,7 @@ impl Logins {
         u128::from(self.keys.0.hash_one(all)) << 64 | u128::from(self.keys.1.hash_one(all))
     }
 
-    fn recent(&self) -> MutexGuard<'_, Recent> {
+    fn recent(&self) -> MutexGuard<'_, LoginCache> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -241,7 +241,7 @@ impl fmt::Debug for Users {
     }
 }
 
-impl fmt::Debug for Logins {
+impl fmt::Debug for PasswordChecker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Logins({:?})", self.users.load())
     }
@@ -291,12 +291,12 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Fingerprints of logins that succeeded, each with its time, the oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Recent {
+pub(crate) struct LoginCache {
     since: HashMap<u128, Instant>,
     order: VecDeque<(Instant, u128)>,
 }
 
-impl Recent {
+impl LoginCache {
     pub(crate) fn holds(&self, print: u128, now: Instant) -> bool {
         self.since.get(&print).is_some_and(|since| now.saturating_duration_since(*since) < LOGIN_TTL)
     }
@@ -332,7 +332,7 @@ mod recent_tests {
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let (mut recent, now) = (Recent::default(), Instant::now());
+        let (mut recent, now) = (LoginCache::default(), Instant::now());
         for print in 0..3 * RECENT as u128 {
             recent.add(print, now);
             recent.add(print, now);

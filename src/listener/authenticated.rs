@@ -8,11 +8,11 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, info};
 
 use crate::listener::Denial;
-use crate::listener::admission::{FrontEnd, Handshake, Proof, Visit, WAITING};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, Proof, WAITING};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Socket;
-use crate::net::tls::handshake::{Acceptor, Shaken, TlsSocket};
+use crate::net::tls::handshake::{Acceptor, TlsAccepted, TlsSocket};
 use crate::proto::frame::Category;
 use crate::session_io::copy::linger;
 
@@ -35,7 +35,7 @@ impl<F> Tls<F> {
     }
 }
 
-impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
+impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for Tls<F> {
     const NAME: &'static str = F::NAME;
     const CATEGORY: Category = F::CATEGORY;
     type Connection = F::Connection;
@@ -49,8 +49,12 @@ impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
         denial.alert()
     }
 
-    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<F::Connection> {
-        let Some(slot) = visit.slot() else { return Handshake::Failed { cause: "tls", socket: None } };
+    async fn handshake(
+        &self,
+        socket: TcpStream,
+        visit: &mut Admission<'_>,
+    ) -> HandshakeOutcome<F::Connection> {
+        let Some(slot) = visit.slot() else { return HandshakeOutcome::Failed { cause: "tls", socket: None } };
         let unshaken = match self.acceptor.accept(socket, visit.from(), slot).await {
             Ok(shaken) => {
                 // From now on this process waits for the client.
@@ -58,7 +62,7 @@ impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
                 if let Some(names) = shaken.names() {
                     visit.proof = Proof::Certificate(names);
                 }
-                let Shaken { stream, turn, .. } = shaken;
+                let TlsAccepted { stream, turn, .. } = shaken;
                 drop(turn);
                 return self.front_end.handshake(stream, visit).await;
             }
@@ -72,11 +76,11 @@ impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
             // Closed with care, so that the alert arrives.
             linger(&mut Socket::new(socket, self.pool.clone())).await;
         }
-        Handshake::Failed { cause: unshaken.cause, socket: None }
+        HandshakeOutcome::Failed { cause: unshaken.cause, socket: None }
     }
 }
 
-impl<F: FrontEnd<UnixStream>> FrontEnd<UnixStream> for Local<F> {
+impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for Local<F> {
     const NAME: &'static str = F::NAME;
     const CATEGORY: Category = F::CATEGORY;
     type Connection = F::Connection;
@@ -89,7 +93,11 @@ impl<F: FrontEnd<UnixStream>> FrontEnd<UnixStream> for Local<F> {
         self.0.rejection_bytes(denial, trace)
     }
 
-    async fn handshake(&self, socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<F::Connection> {
+    async fn handshake(
+        &self,
+        socket: UnixStream,
+        visit: &mut Admission<'_>,
+    ) -> HandshakeOutcome<F::Connection> {
         if let Ok(user) = socket.peer_cred() {
             visit.proof = Proof::User(format!("uid={}", user.uid()));
         }

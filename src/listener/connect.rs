@@ -20,7 +20,7 @@ use tokio::io::AsyncWriteExt;
 use tracing::{Span, field, info_span, warn};
 
 use crate::base::names::{NameError, Target};
-use crate::listener::admission::{FrontEnd, Granted, Handshake, OpenRequest, Visit};
+use crate::listener::admission::{Admission, Granted, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::{self, Denial, NO_SSH, SSH, no_head, turn_away_http_2, turn_away_ssh, written};
 use crate::net::socket::Connection;
 use crate::proto::frame::Category;
@@ -56,7 +56,7 @@ impl Module for Egress {
     const CATEGORY: Category = Category::Egress;
 }
 
-impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
+impl<C: Connection + 'static, M: Module> ListenerProtocol<C> for Connect<M> {
     const NAME: &'static str = M::NAME;
     const CATEGORY: Category = M::CATEGORY;
     type Connection = C;
@@ -69,15 +69,15 @@ impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+    async fn handshake(&self, socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
         serve(socket, visit).await
     }
 }
 
 /// Serves one CONNECT.
-pub(crate) async fn serve<C: Connection>(socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+pub(crate) async fn serve<C: Connection>(socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
     let done = handshake(socket, |head| open(head, visit)).await;
-    if matches!(done, Handshake::Failed { cause: SSH, .. })
+    if matches!(done, HandshakeOutcome::Failed { cause: SSH, .. })
         && visit.context().metrics.refusals.may_log(SSH, visit.from().ip())
     {
         warn!("an ssh client has come here by itself: {NO_SSH}");
@@ -85,7 +85,7 @@ pub(crate) async fn serve<C: Connection>(socket: C, visit: &mut Visit<'_>) -> Ha
     done
 }
 
-async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Bytes>> {
+async fn open(head: Parts, visit: &mut Admission<'_>) -> Result<Granted, Response<Bytes>> {
     let trace = listener::of(&head.headers);
     let opened = visit.open(parse(head), trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
@@ -98,7 +98,7 @@ async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<By
 /// The answer is one write, which over TLS is one record: kube-apiserver treats a byte that it reads together with the
 /// 200 as an error. A client that finishes its direction early is still served, as `nc` and its like do so; `open` is
 /// dropped when the client goes away, as far as [`Connection::gone`] sees that. Not cancel safe.
-pub(crate) async fn handshake<C, T, F, O>(socket: C, open: F) -> Handshake<C, T>
+pub(crate) async fn handshake<C, T, F, O>(socket: C, open: F) -> HandshakeOutcome<C, T>
 where
     C: Connection,
     F: FnOnce(Parts) -> O,
@@ -106,24 +106,24 @@ where
 {
     let Asked { request, mut socket, early } = match read(socket).await {
         Ok(asked) => asked,
-        Err((cause, socket)) => return Handshake::Failed { cause, socket: Some(socket) },
+        Err((cause, socket)) => return HandshakeOutcome::Failed { cause, socket: Some(socket) },
     };
     let version = request.version;
     let opened = tokio::select! {
         biased;
         opened = open(request) => opened,
-        () = socket.gone() => return Handshake::Failed { cause: "reset_while_opening", socket: Some(socket) },
+        () = socket.gone() => return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: Some(socket) },
     };
     let answer = match &opened {
         Ok(_) => established(version),
         Err(denied) => written(version, denied),
     };
     if send(&mut socket, &answer).await.is_err() {
-        return Handshake::Failed { cause: "reset", socket: Some(socket) };
+        return HandshakeOutcome::Failed { cause: "reset", socket: Some(socket) };
     }
     match opened {
-        Ok(session) => Handshake::Opened { session, socket, early },
-        Err(_) => Handshake::Denied(socket),
+        Ok(session) => HandshakeOutcome::Opened { session, socket, early },
+        Err(_) => HandshakeOutcome::Denied(socket),
     }
 }
 

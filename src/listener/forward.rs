@@ -31,8 +31,8 @@ use tracing::debug;
 
 use crate::base::drain::Drain;
 use crate::base::metrics::{Metrics, Requests, UnderWay};
-use crate::listener::admission::{Denied, FrontContext, Granted, HEAD_BYTES, HEAD_TIME, Handshake};
-use crate::listener::forward::message::{AnswerBody, Content, Upload, Wanted};
+use crate::listener::admission::{Denied, Granted, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext};
+use crate::listener::forward::message::{Content, ResponseBody, Upload, Wanted};
 use crate::listener::forward::upstream::{Unanswered, Upstream};
 use crate::listener::{Denial, no_head, turn_away_http_2};
 use crate::net::socket::{Connection, Socket};
@@ -71,7 +71,7 @@ pub trait Router: Send {
 /// Serves a client's requests until it goes, or has nothing more to ask for a while, or draining begins, or it and the
 /// target have agreed on another protocol: then the session is given back. Not cancel safe: a dropped call breaks off
 /// what is under way.
-pub async fn forward<C, R>(socket: C, router: R, context: &FrontContext) -> Handshake<C>
+pub async fn forward<C, R>(socket: C, router: R, context: &ListenerContext) -> HandshakeOutcome<C>
 where
     C: Connection,
     R: Router,
@@ -79,7 +79,7 @@ where
     socket.breaks_off(true);
     let clock = Arc::new(Clock::new());
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
-    let io = TokioIo::new(Watched::new(socket, Arc::clone(&clock)));
+    let io = TokioIo::new(ClientIo::new(socket, Arc::clone(&clock)));
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
     let mut connection = server().serve_connection(io, service_fn(answer));
     let mut draining = pin!(context.drain.draining());
@@ -117,7 +117,7 @@ where
     finish(ended, socket, early, exchange.end(), context).await
 }
 
-type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + 'a>>;
+type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
 
 /// Returns what is left of a client's connection.
 async fn finish<C: Connection>(
@@ -125,10 +125,10 @@ async fn finish<C: Connection>(
     mut socket: C,
     early: Bytes,
     switched: Option<Granted>,
-    context: &FrontContext,
-) -> Handshake<C> {
+    context: &ListenerContext,
+) -> HandshakeOutcome<C> {
     let error = match (ended, switched) {
-        (End::Hyper(Ok(())), Some(session)) => return Handshake::Opened { session, socket, early },
+        (End::Hyper(Ok(())), Some(session)) => return HandshakeOutcome::Opened { session, socket, early },
         (ended, switched) => {
             if let Some(opened) = switched {
                 opened.break_off("client_failed", "the client's connection failed: it took no answer");
@@ -137,22 +137,22 @@ async fn finish<C: Connection>(
                 End::Hyper(ended) => ended.err(),
                 End::TooSlow => {
                     socket.breaks_off(false);
-                    return Handshake::Failed { cause: "slow_head", socket: Some(socket) };
+                    return HandshakeOutcome::Failed { cause: "slow_head", socket: Some(socket) };
                 }
-                End::Gone => return Handshake::Failed { cause: "reset", socket: None },
+                End::Gone => return HandshakeOutcome::Failed { cause: "reset", socket: None },
             }
         }
     };
     if error.as_ref().is_some_and(hyper::Error::is_user) {
         // An answer was cut short, and must not look complete.
         deliver(&mut Socket::new(socket, context.pool.clone())).await;
-        return Handshake::Served(None);
+        return HandshakeOutcome::Served(None);
     }
     turn_away_http_2(&mut socket, &early).await;
     socket.breaks_off(false);
     match error {
-        Some(error) => Handshake::Failed { cause: no_head(&error), socket: Some(socket) },
-        None => Handshake::Served(Some(socket)),
+        Some(error) => HandshakeOutcome::Failed { cause: no_head(&error), socket: Some(socket) },
+        None => HandshakeOutcome::Served(Some(socket)),
     }
 }
 
@@ -220,7 +220,7 @@ impl<R: Router> Exchange<R> {
     pub(crate) async fn answer(
         &self,
         request: Request<Incoming>,
-    ) -> Result<Response<AnswerBody>, Infallible> {
+    ) -> Result<Response<ResponseBody>, Infallible> {
         let (head, body) = request.into_parts();
         // Else hyper would have to read it to its end before the next request.
         let has_body = !body.is_end_stream();
@@ -233,7 +233,7 @@ impl<R: Router> Exchange<R> {
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
                 }
-                answer.map(|body| AnswerBody::new(Content::Own(body.into()), Arc::clone(&self.clock)))
+                answer.map(|body| ResponseBody::new(Content::Own(body.into()), Arc::clone(&self.clock)))
             }
         };
         self.clock.passed();
@@ -246,7 +246,7 @@ impl<R: Router> Exchange<R> {
         mut head: Parts,
         body: Incoming,
         under_way: UnderWay,
-    ) -> Result<Response<AnswerBody>, Denied> {
+    ) -> Result<Response<ResponseBody>, Denied> {
         let mut router = self.router.lock().await;
         let way = match message::check(&mut head) {
             Ok(()) => router.judge(Ok(&head)).await?,
@@ -282,7 +282,7 @@ impl<R: Router> Exchange<R> {
         if last {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let body = AnswerBody::of_target(body, Arc::clone(&self.clock), wanted, under_way);
+        let body = ResponseBody::of_target(body, Arc::clone(&self.clock), wanted, under_way);
         Ok(Response::from_parts(head, body))
     }
 
@@ -335,7 +335,7 @@ impl<R: Router> Exchange<R> {
         answer: Response<Incoming>,
         requested: bool,
         request: UnderWay,
-    ) -> Result<Response<AnswerBody>, Denial> {
+    ) -> Result<Response<ResponseBody>, Denial> {
         let (mut head, body) = answer.into_parts();
         let opened = self.upstream.switch().await;
         let Some(mut opened) = opened else {
@@ -350,7 +350,7 @@ impl<R: Router> Exchange<R> {
             .map_err(|why| Denial::Unanswered(why.to_owned()))?;
         opened.alive.carries(request);
         *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
-        let body = AnswerBody::new(Content::Own(Full::default()), Arc::clone(&self.clock));
+        let body = ResponseBody::new(Content::Own(Full::default()), Arc::clone(&self.clock));
         Ok(Response::from_parts(head, body))
     }
 
@@ -375,7 +375,7 @@ impl<R: Router> Exchange<R> {
 /// A client's connection, which sets the clock. hyper, which reads nothing while it answers, flushes it then each time
 /// that it is polled: so that is when it is read ahead.
 #[derive(Debug)]
-pub(crate) struct Watched<C> {
+pub(crate) struct ClientIo<C> {
     io: C,
     clock: Arc<Clock>,
     /// Read ahead. While hyper has not taken it, nothing more is read.
@@ -384,7 +384,7 @@ pub(crate) struct Watched<C> {
     ended: Option<bool>,
 }
 
-impl<C: Connection> Watched<C> {
+impl<C: Connection> ClientIo<C> {
     pub(crate) fn new(io: C, clock: Arc<Clock>) -> Self {
         Self { io, clock, ahead: Bytes::new(), ended: None }
     }
@@ -418,7 +418,7 @@ impl<C: Connection> Watched<C> {
     }
 }
 
-impl<C: Connection> AsyncRead for Watched<C> {
+impl<C: Connection> AsyncRead for ClientIo<C> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -438,7 +438,7 @@ impl<C: Connection> AsyncRead for Watched<C> {
     }
 }
 
-impl<C: Connection> AsyncWrite for Watched<C> {
+impl<C: Connection> AsyncWrite for ClientIo<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
         self.note(written)

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info_span};
 
 use crate::base::names::{NameError, Target};
-use crate::listener::admission::{FrontEnd, Handshake, OpenRequest, Visit};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::forward::forward;
 use crate::listener::requests::{Requests, credentials};
 use crate::listener::{Denial, connect};
@@ -23,7 +23,7 @@ use crate::proto::frame::Category;
 #[derive(Debug)]
 pub struct Proxy;
 
-impl<C: Connection + 'static> FrontEnd<C> for Proxy {
+impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
     const NAME: &'static str = "http_proxy";
     const CATEGORY: Category = Category::HttpProxy;
     type Connection = C;
@@ -36,9 +36,9 @@ impl<C: Connection + 'static> FrontEnd<C> for Proxy {
         denial.text(trace)
     }
 
-    async fn handshake(&self, mut socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+    async fn handshake(&self, mut socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
         let Ok(begin) = begin(&mut socket).await else {
-            return Handshake::Failed { cause: "no_head", socket: Some(socket) };
+            return HandshakeOutcome::Failed { cause: "no_head", socket: Some(socket) };
         };
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: Begun(begin) };

@@ -16,9 +16,9 @@ use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::{Span, debug, field, info_span};
 
 use crate::base::names::{NodeName, Target};
-use crate::base::policy::ports::{ProxyPorts, StandsFor};
+use crate::base::policy::ports::{PortTarget, ProxyPorts};
 use crate::listener::Denial;
-use crate::listener::admission::{FrontEnd, Handshake, OpenRequest, Proof, Visit};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest, Proof};
 use crate::listener::forward::forward;
 use crate::listener::https::routing::Asker;
 use crate::listener::requests::{Requests, credentials};
@@ -32,7 +32,7 @@ use crate::registry::Finder;
 #[derive(Debug, Clone)]
 pub struct NodePort {
     /// What the node dials.
-    pub stands_for: StandsFor,
+    pub stands_for: PortTarget,
     /// Knows which nodes there are.
     pub finder: Arc<Finder>,
     /// Which ports of nodes are those of their loopback.
@@ -50,14 +50,14 @@ pub struct Https(pub NodePort);
 /// A node port behind TLS, where this pod uses TLS to the target as well, with a certificate of its own that no edge has:
 /// only for clients that have shown one.
 #[derive(Debug)]
-pub struct Reencrypted {
+pub struct HttpsReencrypt {
     /// The port.
     pub port: NodePort,
     /// What is shown to targets, and which of them are believed.
     pub tls: Reload<ClientConfig>,
 }
 
-impl FrontEnd<TcpStream> for Http {
+impl ListenerProtocol<TcpStream> for Http {
     const NAME: &'static str = "http";
     /// Not `Https`, with which the edge would use TLS to the target.
     const CATEGORY: Category = Category::HttpProxy;
@@ -71,12 +71,12 @@ impl FrontEnd<TcpStream> for Http {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, visit: &mut Admission<'_>) -> HandshakeOutcome<TcpStream> {
         self.0.serve(socket, (None, 80), (None, || Denial::NoHost), visit).await
     }
 }
 
-impl FrontEnd<TlsSocket> for Https {
+impl ListenerProtocol<TlsSocket> for Https {
     const NAME: &'static str = "https";
     const CATEGORY: Category = Category::Https;
     type Connection = TlsSocket;
@@ -89,13 +89,13 @@ impl FrontEnd<TlsSocket> for Https {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
+    async fn handshake(&self, socket: TlsSocket, visit: &mut Admission<'_>) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
         self.0.serve(socket, (name, 443), (None, || Denial::Unnamed), visit).await
     }
 }
 
-impl FrontEnd<TlsSocket> for Reencrypted {
+impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
     const NAME: &'static str = Https::NAME;
     /// Not `Https`, with which the edge would use TLS to the target.
     const CATEGORY: Category = Category::HttpProxy;
@@ -109,7 +109,7 @@ impl FrontEnd<TlsSocket> for Reencrypted {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
+    async fn handshake(&self, socket: TlsSocket, visit: &mut Admission<'_>) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
         self.port.serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::Unnamed), visit).await
     }
@@ -121,8 +121,8 @@ impl NodePort {
         socket: C,
         (server_name, default_port): (Option<String>, u16),
         (tls, unnamed): (Option<Reload<ClientConfig>>, fn() -> Denial),
-        visit: &mut Visit<'_>,
-    ) -> Handshake<C> {
+        visit: &mut Admission<'_>,
+    ) -> HandshakeOutcome<C> {
         let (context, proof, from) = (visit.context(), visit.proof.clone(), visit.from().ip());
         let shown = tls.is_none() || matches!(proof, Proof::Certificate(_));
         let parse = |head: &Parts| {
@@ -154,7 +154,7 @@ pub struct Passthrough {
     pub target: Target,
 }
 
-impl FrontEnd<TcpStream> for Passthrough {
+impl ListenerProtocol<TcpStream> for Passthrough {
     const NAME: &'static str = "https";
     /// Not `Https`, with which the edge would use TLS to the target itself.
     const CATEGORY: Category = Category::Tcp;
@@ -168,22 +168,26 @@ impl FrontEnd<TcpStream> for Passthrough {
         denial.alert()
     }
 
-    async fn handshake(&self, mut socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+    async fn handshake(
+        &self,
+        mut socket: TcpStream,
+        visit: &mut Admission<'_>,
+    ) -> HandshakeOutcome<TcpStream> {
         let hello = match Hello::read(&mut socket).await {
             Ok(hello) => hello,
-            Err(NoHello { cause, why }) => {
+            Err(ClientHelloError { cause, why }) => {
                 debug!(%why, "no TLS ClientHello");
-                return Handshake::Failed { cause, socket: Some(socket) };
+                return HandshakeOutcome::Failed { cause, socket: Some(socket) };
             }
         };
         let Some(opened) = visit.open_at(hello.node(), &self.target, &socket).await else {
-            return Handshake::Failed { cause: "reset_while_opening", socket: None };
+            return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None };
         };
         match opened {
-            Ok(session) => Handshake::Opened { session, socket, early: hello.bytes },
+            Ok(session) => HandshakeOutcome::Opened { session, socket, early: hello.bytes },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
-                Ok(()) => Handshake::Denied(socket),
-                Err(_) => Handshake::Failed { cause: "reset", socket: None },
+                Ok(()) => HandshakeOutcome::Denied(socket),
+                Err(_) => HandshakeOutcome::Failed { cause: "reset", socket: None },
             },
         }
     }
@@ -201,7 +205,7 @@ struct Hello {
 /// Why a ClientHello could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-struct NoHello {
+struct ClientHelloError {
     /// A fixed label for metrics.
     cause: &'static str,
     why: String,
@@ -209,7 +213,7 @@ struct NoHello {
 
 impl Hello {
     /// Reads until the ClientHello is there.
-    async fn read(socket: &mut TcpStream) -> Result<Self, NoHello> {
+    async fn read(socket: &mut TcpStream) -> Result<Self, ClientHelloError> {
         let mut acceptor = Acceptor::default();
         let mut bytes = BytesMut::with_capacity(FIRST_READ);
         loop {
@@ -219,13 +223,18 @@ impl Hello {
                 Ok(n) if n > 0 => {}
                 Ok(_) if before == HELLO_BYTES => {
                     let why = format!("it is longer than {HELLO_BYTES} bytes");
-                    return Err(NoHello { cause: "long_hello", why });
+                    return Err(ClientHelloError { cause: "long_hello", why });
                 }
                 Ok(_) if before == 0 => {
-                    return Err(NoHello { cause: "no_hello", why: "nothing came".into() });
+                    return Err(ClientHelloError { cause: "no_hello", why: "nothing came".into() });
                 }
-                Ok(_) => return Err(NoHello { cause: "no_hello", why: "the connection ended in it".into() }),
-                Err(error) => return Err(NoHello { cause: "reset", why: error.to_string() }),
+                Ok(_) => {
+                    return Err(ClientHelloError {
+                        cause: "no_hello",
+                        why: "the connection ended in it".into(),
+                    });
+                }
+                Err(error) => return Err(ClientHelloError { cause: "reset", why: error.to_string() }),
             }
             if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
                 return Ok(Self { name, bytes: bytes.freeze() });
@@ -252,8 +261,8 @@ fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Option<Strin
     Ok(None)
 }
 
-fn no_tls(error: &rustls::Error) -> NoHello {
-    NoHello { cause: "no_tls", why: error.to_string() }
+fn no_tls(error: &rustls::Error) -> ClientHelloError {
+    ClientHelloError { cause: "no_tls", why: error.to_string() }
 }
 
 /// Longest ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with a client's many tickets fits.
@@ -285,7 +294,7 @@ mod tests {
     }
 
     /// What is read of these bytes, sent piece by piece before the connection's end.
-    async fn read(bytes: &[u8], piece: usize) -> Result<Hello, NoHello> {
+    async fn read(bytes: &[u8], piece: usize) -> Result<Hello, ClientHelloError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (client, accepted) =
             tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());

@@ -17,7 +17,7 @@ use crate::base::policy::plain;
 use crate::base::policy::ports::ProxyPorts;
 use crate::intercept::meant_for;
 use crate::listener::Denial;
-use crate::listener::admission::{FrontEnd, Handshake, Visit};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::net::socket::Connection;
 use crate::proto::frame::Category;
 use crate::registry::NotFound;
@@ -34,11 +34,11 @@ pub struct Intercept {
 
 /// The addresses that are caught, as of now.
 #[derive(Debug, Default)]
-pub struct Caught(ArcSwap<HashMap<IpAddr, CaughtNode>>);
+pub struct Caught(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
 
 /// The node of an address that is caught.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CaughtNode {
+pub struct InterceptedNode {
     /// The node.
     pub node: NodeName,
     /// Since when it is at no pod, if so: what is caught then is refused at once.
@@ -47,16 +47,16 @@ pub struct CaughtNode {
 
 impl Caught {
     /// From now on these are caught.
-    pub fn set(&self, nodes: HashMap<IpAddr, CaughtNode>) {
+    pub fn set(&self, nodes: HashMap<IpAddr, InterceptedNode>) {
         self.0.store(Arc::new(nodes));
     }
 
-    fn node(&self, ip: IpAddr) -> Option<CaughtNode> {
+    fn node(&self, ip: IpAddr) -> Option<InterceptedNode> {
         self.0.load().get(&ip).cloned()
     }
 }
 
-impl CaughtNode {
+impl InterceptedNode {
     /// The node, if it can be reached now.
     fn reachable(self) -> Result<NodeName, Denial> {
         let Some(left) = self.left else { return Ok(self.node) };
@@ -67,7 +67,7 @@ impl CaughtNode {
 
 impl Intercept {
     /// The node that the client means, and where there; else a fixed word for why it is none that is caught.
-    fn asked(&self, socket: &TcpStream, client: IpAddr) -> Result<(CaughtNode, Target), &'static str> {
+    fn asked(&self, socket: &TcpStream, client: IpAddr) -> Result<(InterceptedNode, Target), &'static str> {
         let meant = meant_for(socket, client).map_err(|cause| {
             debug!(%cause, "the kernel does not know where a connection was meant to go");
             "not_redirected"
@@ -92,7 +92,7 @@ fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
     }
 }
 
-impl FrontEnd<TcpStream> for Intercept {
+impl ListenerProtocol<TcpStream> for Intercept {
     const NAME: &'static str = "intercept";
     const CATEGORY: Category = Category::Tcp;
     type Connection = TcpStream;
@@ -101,17 +101,17 @@ impl FrontEnd<TcpStream> for Intercept {
         info_span!("intercept", client = %from, trace = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, visit: &mut Admission<'_>) -> HandshakeOutcome<TcpStream> {
         // Whatever comes of it: TCP has no answer for a denial, and an end in good order would look like an empty one.
         socket.breaks_off(true);
         let (node, target) = match self.asked(&socket, visit.from().ip()) {
             Ok(asked) => asked,
-            Err(cause) => return Handshake::Failed { cause, socket: None },
+            Err(cause) => return HandshakeOutcome::Failed { cause, socket: None },
         };
         match visit.open_at(node.reachable(), &target, &socket).await {
-            None => Handshake::Failed { cause: "reset_while_opening", socket: None },
-            Some(Err(_)) => Handshake::Served(None),
-            Some(Ok(session)) => Handshake::Opened { session, socket, early: Bytes::new() },
+            None => HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None },
+            Some(Err(_)) => HandshakeOutcome::Served(None),
+            Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, early: Bytes::new() },
         }
     }
 }
@@ -145,11 +145,12 @@ mod tests {
     async fn a_node_that_has_left_is_refused_with_the_time_that_it_is_gone() {
         let caught = Caught::default();
         let ip = IpAddr::from([10, 0, 0, 7]);
-        caught.set(HashMap::from([(ip, CaughtNode { node: node("edge7"), left: Some(Instant::now()) })]));
+        caught
+            .set(HashMap::from([(ip, InterceptedNode { node: node("edge7"), left: Some(Instant::now()) })]));
         tokio::time::advance(Duration::from_secs(3)).await;
         let denial = caught.node(ip).unwrap().reachable().unwrap_err();
         assert_eq!(denial.to_string(), "node edge7 is not connected, last seen 3s ago");
-        assert_eq!(CaughtNode { node: node("edge7"), left: None }.reachable().unwrap(), node("edge7"));
+        assert_eq!(InterceptedNode { node: node("edge7"), left: None }.reachable().unwrap(), node("edge7"));
         assert_eq!(caught.node([10, 0, 0, 8].into()), None);
     }
 }

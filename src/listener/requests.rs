@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::base::names::{NodeName, Target};
-use crate::listener::admission::{Denied, Granted, OpenRequest, Permitted, Visit};
+use crate::listener::admission::{Admission, AuthorizedRequest, Denied, Granted, OpenRequest};
 use crate::listener::forward::Router;
 use crate::listener::{self, Denial};
 use crate::net::pool::Pool;
@@ -22,11 +22,11 @@ use crate::session_io::Opened;
 /// Checks each request of one client, and finds its destination.
 pub(crate) struct Requests<'a, 'v, P> {
     parse: P,
-    visit: &'a mut Visit<'v>,
+    visit: &'a mut Admission<'v>,
     /// The TLS that this process speaks with targets; `None`: whoever dials them does, if anybody.
     tls: Option<Reload<ClientConfig>>,
     /// The request that was judged last, until a session is opened for it.
-    permitted: Option<Permitted>,
+    permitted: Option<AuthorizedRequest>,
     /// Whether its client may be shown addresses and times.
     trusted: bool,
     trace: String,
@@ -34,12 +34,12 @@ pub(crate) struct Requests<'a, 'v, P> {
 
 impl<'a, 'v, P> Requests<'a, 'v, P> {
     /// Those of a visitor; `parse` reads a head.
-    pub(crate) fn new(visit: &'a mut Visit<'v>, parse: P) -> Self {
+    pub(crate) fn new(visit: &'a mut Admission<'v>, parse: P) -> Self {
         Self::over(None, visit, parse)
     }
 
     /// As [`Self::new`], over TLS that this process speaks with the targets, which are to have their nodes' names.
-    pub(crate) fn over(tls: Option<Reload<ClientConfig>>, visit: &'a mut Visit<'v>, parse: P) -> Self {
+    pub(crate) fn over(tls: Option<Reload<ClientConfig>>, visit: &'a mut Admission<'v>, parse: P) -> Self {
         Self { parse, visit, tls, permitted: None, trusted: false, trace: String::new() }
     }
 

@@ -12,7 +12,7 @@ use tracing::{Span, field, info_span, warn};
 use crate::base::names::{NodeName, Target};
 use crate::base::policy::plain;
 use crate::listener::Denial;
-use crate::listener::admission::{FrontEnd, Handshake, Visit};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::net::accept_loop;
 use crate::net::socket::Connection;
 use crate::proto::frame::Category;
@@ -63,7 +63,7 @@ impl Tcp {
     }
 }
 
-impl FrontEnd<TcpStream> for Tcp {
+impl ListenerProtocol<TcpStream> for Tcp {
     const NAME: &'static str = "tcp";
     const CATEGORY: Category = Category::Tcp;
     type Connection = TcpStream;
@@ -72,20 +72,20 @@ impl FrontEnd<TcpStream> for Tcp {
         info_span!("tcp", client = %from, trace = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, visit: &mut Admission<'_>) -> HandshakeOutcome<TcpStream> {
         let client = visit.from();
         let Some(opened) = visit.open_at(self.node(), &self.target, &socket).await else {
-            return Handshake::Failed { cause: "reset_while_opening", socket: None };
+            return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None };
         };
         match opened {
             Ok(session) => {
                 let early = self.preface(&socket, client);
-                Handshake::Opened { session, socket, early }
+                HandshakeOutcome::Opened { session, socket, early }
             }
             Err(_) => {
                 // TCP has no answer for a denial; a connection that ends in good order would look like an empty answer.
                 socket.breaks_off(true);
-                Handshake::Served(None)
+                HandshakeOutcome::Served(None)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The accept loop, the same for every front end: it accepts, reads a balancer's header, finds a slot, and hands the
 //! connection on or rejects it.
 //!
-//! A front end implements [`ConnectionHandler`] and calls [`Entrance::run`]; slots, sources, balancers and the lack of
+//! A front end implements [`ConnectionHandler`] and calls [`AcceptLoop::run`]; slots, sources, balancers and the lack of
 //! files are not its concern. A connection holds a slot until [`Accepted::slot`] is dropped, which the handler does
 //! once the client has proved who it is.
 
@@ -19,28 +19,28 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, Span, debug, info_span, warn};
 
-use crate::base::access_log::Refusals;
+use crate::base::access_log::RefusalLogLimiter;
 use crate::base::drain::Drain;
-use crate::base::metrics::Causes;
+use crate::base::metrics::CauseCounter;
 use crate::base::policy::{Networks, plain};
 use crate::net::fd_limit;
-use crate::net::limiter::{Door, Limits, NoSlot, Slot, Source};
-use crate::net::listen::{Accept, Listener};
+use crate::net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
+use crate::net::listen::{Accept, TcpAccept};
 use crate::net::socket::Connection;
 
 /// A listening socket with its limits and counters.
 #[derive(Debug)]
-pub struct Entrance<L = Listener> {
+pub struct AcceptLoop<L = TcpAccept> {
     /// The listening socket.
     pub listener: L,
     /// Slots for connections that have not proved anything yet.
-    pub door: Door,
+    pub door: FairLimiter,
     /// Networks of balancers: TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
     /// Counts rejected connections, by cause.
-    pub refused: Causes,
+    pub refused: CauseCounter,
     /// Limits the log lines about them.
-    pub refusals: Refusals,
+    pub refusals: RefusalLogLimiter,
 }
 
 /// An accepted connection.
@@ -51,7 +51,7 @@ pub struct Accepted<S = TcpStream> {
     /// The client's address: from the balancer's header if there is one, else the socket's. IPv4 is never in IPv6 form.
     pub from: SocketAddr,
     /// Its slot. When that is lost, the handler's future is dropped where it stands.
-    pub slot: Slot,
+    pub slot: Permit,
 }
 
 /// Why a connection is rejected before it is served.
@@ -65,7 +65,7 @@ pub enum Rejection {
     Files,
 }
 
-/// Serves the connections that an [`Entrance`] accepts.
+/// Serves the connections that an [`AcceptLoop`] accepts.
 pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
     /// The span of the connection's log lines.
     fn span(&self, from: SocketAddr) -> Span;
@@ -96,11 +96,11 @@ impl Rejection {
     }
 }
 
-impl<L: Accept> Entrance<L> {
+impl<L: Accept> AcceptLoop<L> {
     /// Accepts connections until draining begins. Each is served in a task of its own, for which the drain waits.
     pub async fn run<H: ConnectionHandler<L::Stream>>(self, handler: Arc<H>, drain: Drain) {
         let Self { listener, door, proxies, refused, refusals } = self;
-        let leaving = Door::new(Limits::slots(fd_limit::at_most(LEAVING, 16)));
+        let leaving = FairLimiter::new(Limits::slots(fd_limit::at_most(LEAVING, 16)));
         let limit = fd_limit::limit();
         let dispatcher =
             Dispatcher { handler, door, refused, refusals, leaving, limit, drain: drain.clone() };
@@ -132,11 +132,11 @@ impl<L: Accept> Entrance<L> {
 #[derive(Debug)]
 struct Dispatcher<H> {
     handler: Arc<H>,
-    door: Door,
-    refused: Causes,
-    refusals: Refusals,
+    door: FairLimiter,
+    refused: CauseCounter,
+    refusals: RefusalLogLimiter,
     /// Slots for rejected connections that have been sent bytes and are not closed yet.
-    leaving: Door,
+    leaving: FairLimiter,
     /// Files that this process may have open.
     limit: u64,
     drain: Drain,
@@ -172,7 +172,7 @@ impl<H> Dispatcher<H> {
 
     /// While files are plenty, connections may wait in as many slots as there are; once they are scarce, newcomers take the
     /// slots of those who hold more than a quarter of all files.
-    fn enter(&self, socket: &impl AsFd, from: SocketAddr) -> Result<Slot, NoSlot> {
+    fn enter(&self, socket: &impl AsFd, from: SocketAddr) -> Result<Permit, AcquireError> {
         let scarce = fd_limit::are_scarce(socket, self.limit);
         let most =
             if scarce { usize::try_from(self.limit / 4).unwrap_or(usize::MAX).max(1) } else { usize::MAX };
@@ -256,7 +256,7 @@ impl<H> Clone for Dispatcher<H> {
 }
 
 /// The client in a balancer's header; `None` if the header names none, or the stream is not TCP.
-async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>, ProxiedError> {
+async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>, ProxyProtocolError> {
     match socket {
         Some(socket) => read(socket).await,
         None => Ok(None),
@@ -293,7 +293,7 @@ const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Why a balancer's connection is closed.
 #[derive(Debug, thiserror::Error)]
-pub enum ProxiedError {
+pub enum ProxyProtocolError {
     /// The connection ended or broke before its header was complete.
     #[error("the connection ended before its PROXY header: {0}")]
     Io(#[from] io::Error),
@@ -308,7 +308,7 @@ pub enum ProxiedError {
 /// # Errors
 ///
 /// The header is missing or malformed. Not cancel safe.
-pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxiedError> {
+pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxyProtocolError> {
     let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
     fill(socket, &mut header).await?;
     if header == v2::PROTOCOL_PREFIX {
@@ -334,13 +334,13 @@ pub fn header(from: SocketAddr, to: SocketAddr) -> Bytes {
 }
 
 /// Reads the rest of a v2 header, whose length stands in its first part.
-async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
+async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError> {
     let mut rest = [0; 4];
     fill(socket, &mut rest).await?;
     header.extend_from_slice(&rest);
     let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
     if length > LONGEST {
-        return Err(ProxiedError::Header(format!("it is {length} bytes long, {LONGEST} are read")));
+        return Err(ProxyProtocolError::Header(format!("it is {length} bytes long, {LONGEST} are read")));
     }
     let read = header.len();
     header.resize(read + length, 0);
@@ -349,12 +349,12 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedE
 }
 
 /// Reads the rest of a v1 header, which is a line. The bytes behind it are the client's, so it peeks before it reads.
-async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
+async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError> {
     let mut ahead = [0; LONGEST_LINE];
     while !header.ends_with(b"\r\n") {
         let room = LONGEST_LINE.saturating_sub(header.len());
         if room == 0 {
-            return Err(ProxiedError::Header("its line does not end".into()));
+            return Err(ProxyProtocolError::Header("its line does not end".into()));
         }
         let seen = socket.peek(&mut ahead[..room]).await?;
         if seen == 0 {
@@ -382,7 +382,7 @@ async fn fill(socket: &TcpStream, mut space: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxiedError> {
+fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxyProtocolError> {
     let source = match HeaderResult::parse(header) {
         HeaderResult::V1(Ok(header)) => match header.addresses {
             v1::Addresses::Unknown => None,
@@ -394,11 +394,11 @@ fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxiedError> {
             (_, v2::Addresses::IPv4(a)) => Some((a.source_address, a.source_port).into()),
             (_, v2::Addresses::IPv6(a)) => Some((a.source_address, a.source_port).into()),
             (_, v2::Addresses::Unix(_)) => {
-                return Err(ProxiedError::Header("it names a Unix socket, want TCP".into()));
+                return Err(ProxyProtocolError::Header("it names a Unix socket, want TCP".into()));
             }
         },
-        HeaderResult::V1(Err(error)) => return Err(ProxiedError::Header(error.to_string())),
-        HeaderResult::V2(Err(error)) => return Err(ProxiedError::Header(error.to_string())),
+        HeaderResult::V1(Err(error)) => return Err(ProxyProtocolError::Header(error.to_string())),
+        HeaderResult::V2(Err(error)) => return Err(ProxyProtocolError::Header(error.to_string())),
     };
     Ok(source.map(|at: SocketAddr| SocketAddr::new(plain(at.ip()), at.port())))
 }
@@ -423,7 +423,7 @@ mod tests {
         let (socket, metrics) = (File::open("/dev/null").unwrap(), Metrics::edge());
         let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&socket)).unwrap();
         let waiting = |limit, count| {
-            let door = Door::new(Limits::slots(1000));
+            let door = FairLimiter::new(Limits::slots(1000));
             let dispatcher = Dispatcher {
                 handler: Arc::new(()),
                 leaving: door.clone(),
@@ -434,7 +434,7 @@ mod tests {
                 drain: Drain::new(),
             };
             let from = "192.0.2.1:1".parse().unwrap();
-            let slots: Vec<Slot> = (0..count).map(|_| dispatcher.enter(&socket, from).unwrap()).collect();
+            let slots: Vec<Permit> = (0..count).map(|_| dispatcher.enter(&socket, from).unwrap()).collect();
             slots.iter().filter(|slot| !slot.lost().is_cancelled()).count()
         };
         assert_eq!(waiting(100 * (number + 1), 50), 50);
@@ -468,7 +468,7 @@ mod proxied_tests {
     }
 
     /// What is read of these bytes, sent in pieces, and what is left of them.
-    async fn reads(bytes: &[u8], piece: usize) -> (Result<Option<SocketAddr>, ProxiedError>, Vec<u8>) {
+    async fn reads(bytes: &[u8], piece: usize) -> (Result<Option<SocketAddr>, ProxyProtocolError>, Vec<u8>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         far.set_nodelay(true).unwrap();

@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Limits of open files before and after [`raise`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Raised {
+pub struct FdLimits {
     /// The soft limit at start.
     pub from: u64,
     /// The soft limit now: the hard one, unless the system refused that.
@@ -16,7 +16,7 @@ pub struct Raised {
     pub hard: u64,
 }
 
-impl fmt::Display for Raised {
+impl fmt::Display for FdLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, hard } = self;
         write!(f, "limit of open files: {to}, was {from}; the hard limit is {hard}")
@@ -24,11 +24,11 @@ impl fmt::Display for Raised {
 }
 
 /// Raises the soft limit to the hard one. It stays as it is if the system refuses.
-pub fn raise() -> Raised {
+pub fn raise() -> FdLimits {
     let found = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: found.maximum, maximum: found.maximum });
     let hard = found.maximum.unwrap_or(u64::MAX);
-    Raised { from: found.current.unwrap_or(u64::MAX), to: limit(), hard }
+    FdLimits { from: found.current.unwrap_or(u64::MAX), to: limit(), hard }
 }
 
 /// Files that may be open at most.

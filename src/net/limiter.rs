@@ -4,7 +4,7 @@
 //! honest peers behind one NAT or balancer are one address. When all slots are taken and a source with fewer of them
 //! wants one, the source with most loses a slot: the one whose holder has been silent for longest.
 //!
-//! [`Shares`] decides, and reads no clock; [`Door`] carries it out for tasks, [`FairMap`] for what is remembered of
+//! [`FairShares`] decides, and reads no clock; [`FairLimiter`] carries it out for tasks, [`FairMap`] for what is remembered of
 //! sources. Code that serves a listening socket uses [`crate::net::accept_loop`], which has a door and its shares.
 
 use std::collections::{BTreeSet, HashMap};
@@ -28,19 +28,19 @@ use crate::net::socket::{Hooked, ReadHook};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
-/// [`Shares`] whose slots are held by tasks. Cheap to clone; clones are one door.
+/// [`FairShares`] whose slots are held by tasks. Cheap to clone; clones are one door.
 #[derive(Debug)]
-pub struct Door<K: Clone + Ord + Hash = Source>(Arc<Mutex<Inside<K>>>);
+pub struct FairLimiter<K: Clone + Ord + Hash = Source>(Arc<Mutex<LimiterState<K>>>);
 
 #[derive(Debug)]
-struct Inside<K> {
-    shares: Shares<K>,
-    holders: HashMap<u64, HolderSignals>,
+struct LimiterState<K> {
+    shares: FairShares<K>,
+    holders: HashMap<u64, HolderChannels>,
 }
 
 /// The channels to the task of an entrant.
 #[derive(Debug)]
-struct HolderSignals {
+struct HolderChannels {
     /// Sent when the slot is granted; dropped unsent if the entrant is lost while it waits.
     granted: Option<oneshot::Sender<()>>,
     lost: CancellationToken,
@@ -49,8 +49,8 @@ struct HolderSignals {
 /// A slot, held until it is dropped, unless it is lost before to another source.
 #[derive(Debug)]
 #[must_use = "dropping it gives it back"]
-pub struct Slot<K: Clone + Ord + Hash = Source> {
-    door: Door<K>,
+pub struct Permit<K: Clone + Ord + Hash = Source> {
+    door: FairLimiter<K>,
     id: u64,
     lost: CancellationToken,
 }
@@ -65,10 +65,10 @@ impl Source {
     }
 }
 
-impl<K: Clone + Ord + Hash> Door<K> {
+impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// A door with these limits and no holders.
     pub fn new(limits: Limits) -> Self {
-        Self(Arc::new(Mutex::new(Inside { shares: Shares::new(limits), holders: HashMap::new() })))
+        Self(Arc::new(Mutex::new(LimiterState { shares: FairShares::new(limits), holders: HashMap::new() })))
     }
 
     /// Takes a slot without waiting.
@@ -76,7 +76,7 @@ impl<K: Clone + Ord + Hash> Door<K> {
     /// # Errors
     ///
     /// No slot is free, and no holder has to give way.
-    pub fn try_enter(&self, who: &K) -> Result<Slot<K>, NoSlot> {
+    pub fn try_enter(&self, who: &K) -> Result<Permit<K>, AcquireError> {
         self.try_enter_within(who, usize::MAX)
     }
 
@@ -85,9 +85,9 @@ impl<K: Clone + Ord + Hash> Door<K> {
     /// # Errors
     ///
     /// As [`Self::try_enter`].
-    pub fn try_enter_within(&self, who: &K, most: usize) -> Result<Slot<K>, NoSlot> {
+    pub fn try_enter_within(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
         let (slot, mut granted) = self.join(who, most)?;
-        granted.try_recv().map(|()| slot).map_err(|_| NoSlot::ForAll)
+        granted.try_recv().map(|()| slot).map_err(|_| AcquireError::ForAll)
     }
 
     /// Waits for a slot until it is this source's turn. Cancel safe: a dropped call leaves the queue.
@@ -95,30 +95,30 @@ impl<K: Clone + Ord + Hash> Door<K> {
     /// # Errors
     ///
     /// Too many wait, and most of them are of this source.
-    pub async fn enter(&self, who: &K) -> Result<Slot<K>, NoSlot> {
+    pub async fn enter(&self, who: &K) -> Result<Permit<K>, AcquireError> {
         let (slot, mut granted) = self.join(who, usize::MAX)?;
         loop {
             match timeout(SETTLE_EVERY, &mut granted).await {
-                Ok(granted) => return granted.map(|()| slot).map_err(|_| NoSlot::ForAll),
+                Ok(granted) => return granted.map(|()| slot).map_err(|_| AcquireError::ForAll),
                 Err(_) => self.apply(|shares| shares.settle(Instant::now())),
             }
         }
     }
 
-    fn join(&self, who: &K, most: usize) -> Result<(Slot<K>, oneshot::Receiver<()>), NoSlot> {
+    fn join(&self, who: &K, most: usize) -> Result<(Permit<K>, oneshot::Receiver<()>), AcquireError> {
         let (granted, receiver) = oneshot::channel();
         let lost = CancellationToken::new();
         let (id, notices) = {
             let mut inside = self.inside();
             let (id, effects) = inside.shares.enter_within(who, most, Instant::now())?;
-            inside.holders.insert(id, HolderSignals { granted: Some(granted), lost: lost.clone() });
+            inside.holders.insert(id, HolderChannels { granted: Some(granted), lost: lost.clone() });
             (id, inside.notices(effects))
         };
         notices.send();
-        Ok((Slot { door: self.clone(), id, lost }, receiver))
+        Ok((Permit { door: self.clone(), id, lost }, receiver))
     }
 
-    fn apply(&self, change: impl FnOnce(&mut Shares<K>) -> Effects) {
+    fn apply(&self, change: impl FnOnce(&mut FairShares<K>) -> Effects) {
         let notices = {
             let mut inside = self.inside();
             let effects = change(&mut inside.shares);
@@ -128,21 +128,21 @@ impl<K: Clone + Ord + Hash> Door<K> {
         notices.send();
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside<K>> {
+    fn inside(&self) -> MutexGuard<'_, LimiterState<K>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<K: Clone + Ord + Hash> Clone for Door<K> {
+impl<K: Clone + Ord + Hash> Clone for FairLimiter<K> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
 /// The tasks to notify, once the lock is released.
-struct Notices(Option<oneshot::Sender<()>>, Option<HolderSignals>);
+struct Notices(Option<oneshot::Sender<()>>, Option<HolderChannels>);
 
-impl<K> Inside<K> {
+impl<K> LimiterState<K> {
     fn notices(&mut self, effects: Effects) -> Notices {
         let granted = effects.granted.and_then(|id| self.holders.get_mut(&id)?.granted.take());
         Notices(granted, effects.lost.and_then(|id| self.holders.remove(&id)))
@@ -162,7 +162,7 @@ impl Notices {
     }
 }
 
-impl<K: Clone + Ord + Hash> Slot<K> {
+impl<K: Clone + Ord + Hash> Permit<K> {
     /// Marks the holder as active: it has sent something, and this process works on it until [`Self::waits`].
     pub fn busy(&self) {
         self.door.inside().shares.mark(self.id, true, Instant::now());
@@ -182,7 +182,7 @@ impl<K: Clone + Ord + Hash> Slot<K> {
 
     /// Wraps the holder's connection so that its reads mark the slot as active or silent.
     pub fn attend<T>(&self, io: T) -> Attended<T, K> {
-        Hooked { io, hook: Attendance { slot: Some((self.door.clone(), self.id)), silent: true } }
+        Hooked { io, hook: ActivityHook { slot: Some((self.door.clone(), self.id)), silent: true } }
     }
 
     /// Cancelled when the slot is lost: the holder must close its connection at once.
@@ -191,7 +191,7 @@ impl<K: Clone + Ord + Hash> Slot<K> {
     }
 }
 
-impl<K: Clone + Ord + Hash> Drop for Slot<K> {
+impl<K: Clone + Ord + Hash> Drop for Permit<K> {
     fn drop(&mut self) {
         let (notices, gone) = {
             let mut inside = self.door.inside();
@@ -206,16 +206,16 @@ impl<K: Clone + Ord + Hash> Drop for Slot<K> {
 
 /// A connection that marks its slot: a read that finds nothing marks the holder as silent, any other as active. Once
 /// the slot is given back it is a plain wrapper.
-pub type Attended<T, K = Source> = Hooked<T, Attendance<K>>;
+pub type Attended<T, K = Source> = Hooked<T, ActivityHook<K>>;
 
 /// The slot that an [`Attended`] connection marks, and how it last did.
 #[derive(Debug)]
-pub struct Attendance<K: Clone + Ord + Hash = Source> {
-    slot: Option<(Door<K>, u64)>,
+pub struct ActivityHook<K: Clone + Ord + Hash = Source> {
+    slot: Option<(FairLimiter<K>, u64)>,
     silent: bool,
 }
 
-impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for Attendance<K> {
+impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K> {
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,
@@ -256,7 +256,7 @@ pub struct Limits {
 
 /// Why an entrant gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NoSlot {
+pub enum AcquireError {
     /// This source holds [`Limits::for_one`] slots.
     #[error("one client has all it may have")]
     ForOne,
@@ -268,7 +268,7 @@ pub enum NoSlot {
 /// Slots and their holders, as a pure data structure: each call costs a few steps in ordered sets, whatever their
 /// size. Only entrants that hold a slot or wait take memory.
 #[derive(Debug)]
-pub struct Shares<K> {
+pub struct FairShares<K> {
     limits: Limits,
     next: u64,
     /// Counts the slots that were granted.
@@ -285,7 +285,7 @@ pub struct Shares<K> {
     waiting: usize,
 }
 
-/// What a call to [`Shares`] changed, as numbers of entrants.
+/// What a call to [`FairShares`] changed, as numbers of entrants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effects {
     /// This entrant has a slot now.
@@ -302,7 +302,7 @@ enum State {
         busy: bool,
         since: Instant,
     },
-    /// It holds none, and comes back by [`Shares::waits`].
+    /// It holds none, and comes back by [`FairShares::waits`].
     Aside,
 }
 
@@ -321,7 +321,7 @@ impl Limits {
     }
 }
 
-impl<K: Clone + Ord + Hash> Shares<K> {
+impl<K: Clone + Ord + Hash> FairShares<K> {
     /// No entrants.
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -343,7 +343,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     /// # Errors
     ///
     /// Its source may have no more.
-    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), NoSlot> {
+    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), AcquireError> {
         self.enter_within(who, usize::MAX, now)
     }
 
@@ -352,12 +352,17 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     /// # Errors
     ///
     /// As [`Self::enter`].
-    pub fn enter_within(&mut self, who: &K, most: usize, now: Instant) -> Result<(u64, Effects), NoSlot> {
+    pub fn enter_within(
+        &mut self,
+        who: &K,
+        most: usize,
+        now: Instant,
+    ) -> Result<(u64, Effects), AcquireError> {
         let Limits { slots, for_one, .. } = self.limits;
         if for_one < slots
             && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
         {
-            return Err(NoSlot::ForOne);
+            return Err(AcquireError::ForOne);
         }
         self.next += 1;
         let id = self.next;
@@ -527,7 +532,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
 /// that fills it does not push out what is known of others. An entry costs about 300 bytes.
 #[derive(Debug)]
 pub struct FairMap<S, K, V> {
-    shares: Shares<S>,
+    shares: FairShares<S>,
     entries: HashMap<K, Entry<V>>,
     /// The key that holds each slot of [`Self::shares`], by the slot's number.
     keys: HashMap<u64, K>,
@@ -542,7 +547,7 @@ struct Entry<V> {
 impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
     /// No entries, and at most `most`.
     pub fn new(most: usize) -> Self {
-        Self { shares: Shares::new(Limits::slots(most)), entries: HashMap::new(), keys: HashMap::new() }
+        Self { shares: FairShares::new(Limits::slots(most)), entries: HashMap::new(), keys: HashMap::new() }
     }
 
     /// The value of a key.
@@ -594,7 +599,7 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
 /// Wrong passwords of the last minute, by source and user. A source that tries many names does not push out the
 /// failures of others.
 #[derive(Debug)]
-pub struct Failures(FairMap<Source, Who, Count>);
+pub struct LoginThrottle(FairMap<Source, Who, Count>);
 
 /// A source, and a keyed hash of a user's name.
 pub type Who = (Source, u64);
@@ -605,13 +610,13 @@ struct Count {
     since: Instant,
 }
 
-impl Default for Failures {
+impl Default for LoginThrottle {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Failures {
+impl LoginThrottle {
     /// None so far.
     pub fn new() -> Self {
         Self(FairMap::new(MOST))
@@ -714,7 +719,7 @@ mod failures_tests {
 
     #[test]
     fn one_source_drives_out_its_own_failures_only() {
-        let (mut failures, now) = (Failures::new(), Instant::now());
+        let (mut failures, now) = (LoginThrottle::new(), Instant::now());
         for _ in 0..ALLOWED {
             failures.add((source(1), 0), now);
         }

@@ -30,7 +30,7 @@ pub trait Accept: Send + Sync {
 
 /// A listening TCP socket whose accepting goes on whatever the system lacks for a while.
 #[derive(Debug)]
-pub struct Listener {
+pub struct TcpAccept {
     socket: TcpListener,
     at: SocketAddr,
     /// Tells edges of this machine not to dial it.
@@ -48,7 +48,7 @@ pub struct BindError {
     pub cause: io::Error,
 }
 
-impl Listener {
+impl TcpAccept {
     /// Listens on an address; port 0 takes a free one. `[::]` takes IPv4 too.
     ///
     /// Accepted sockets inherit the listener's options (Linux copies them), so they cost nothing for each connection.
@@ -139,7 +139,7 @@ where
     }
 }
 
-impl Accept for Listener {
+impl Accept for TcpAccept {
     type Stream = TcpStream;
 
     fn at(&self) -> impl fmt::Display {
@@ -272,7 +272,7 @@ const FIRST_FREE_PORT: u16 = 1024;
 
 /// A listening unix socket, whose file goes with it.
 #[derive(Debug)]
-pub struct LocalListener {
+pub struct UnixAccept {
     socket: UnixListener,
     path: PathBuf,
     /// Device and inode of the file, by which it is known to be ours.
@@ -298,7 +298,7 @@ pub enum LocalBindError {
     },
 }
 
-impl LocalListener {
+impl UnixAccept {
     /// Listens on a path, whose file nobody but its owner may open. The file of a process that is gone is replaced. Waits
     /// a moment for another program that begins to listen in the same directory: for start-up.
     ///
@@ -329,7 +329,7 @@ impl LocalListener {
     }
 }
 
-impl Accept for LocalListener {
+impl Accept for UnixAccept {
     type Stream = UnixStream;
 
     fn at(&self) -> impl fmt::Display {
@@ -342,7 +342,7 @@ impl Accept for LocalListener {
     }
 }
 
-impl Drop for LocalListener {
+impl Drop for UnixAccept {
     fn drop(&mut self) {
         // A newer process may have put its own there.
         if identity(&self.path).is_ok_and(|file| file == self.file) {
@@ -506,7 +506,7 @@ mod tests {
 
     #[tokio::test]
     async fn accepted_sockets_have_the_options_of_their_listener() {
-        let listener = Listener::bind(any_port("127.0.0.1")).unwrap();
+        let listener = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
         let (_far, (near, _)) = tokio::join!(TcpStream::connect(listener.at()), listener.accept());
         let socket = SockRef::from(&near);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
@@ -535,8 +535,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_taken_port_is_told_with_the_remedy() {
-        let first = Listener::bind(any_port("127.0.0.1")).unwrap();
-        let failed = Listener::bind(first.at()).unwrap_err().to_string();
+        let first = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
+        let failed = TcpAccept::bind(first.at()).unwrap_err().to_string();
         assert!(
             failed.contains(&first.at().to_string()) && failed.contains("another program has"),
             "{failed}"
@@ -545,7 +545,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_of_another_machine_is_told_with_the_remedy() {
-        let failed = Listener::bind(any_port("192.0.2.1")).unwrap_err().to_string();
+        let failed = TcpAccept::bind(any_port("192.0.2.1")).unwrap_err().to_string();
         assert!(failed.contains("no such address"), "{failed}");
     }
 
@@ -565,7 +565,7 @@ mod unix_tests {
     async fn a_socket_is_its_owners_and_its_file_goes_with_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("egress.sock");
-        let listener = LocalListener::bind(&path).unwrap();
+        let listener = UnixAccept::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let (_client, (_, from)) =
             tokio::join!(async { UnixStream::connect(&path).await.unwrap() }, listener.accept());
@@ -580,12 +580,12 @@ mod unix_tests {
         let path = dir.path().join("egress.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "left behind");
-        let first = LocalListener::bind(&path).unwrap();
-        let taken = LocalListener::bind(&path).unwrap_err().to_string();
+        let first = UnixAccept::bind(&path).unwrap();
+        let taken = UnixAccept::bind(&path).unwrap_err().to_string();
         assert!(taken.contains("another program listens on") && taken.contains("egress.sock"), "{taken}");
         // What the first one leaves behind at its end is the second one's file.
         fs::remove_file(&path).unwrap();
-        let _second = LocalListener::bind(&path).unwrap();
+        let _second = UnixAccept::bind(&path).unwrap();
         drop(first);
         assert!(path.exists());
     }
@@ -608,7 +608,7 @@ mod unix_tests {
             let bind = || {
                 let _inside = runtime.enter();
                 start.wait();
-                LocalListener::bind(&path)
+                UnixAccept::bind(&path)
             };
             let both = thread::scope(|scope| {
                 let both = [scope.spawn(bind), scope.spawn(bind)];
@@ -628,7 +628,7 @@ mod unix_tests {
         fs::write(&file, "precious").unwrap();
         for at in [&file, &dir.path().join("nothing")] {
             std::os::unix::fs::symlink(at, &link).unwrap();
-            let refused = LocalListener::bind(&link).unwrap_err().to_string();
+            let refused = UnixAccept::bind(&link).unwrap_err().to_string();
             assert!(refused.contains("is no socket"), "{refused}");
             fs::remove_file(&link).unwrap();
         }
@@ -640,11 +640,11 @@ mod unix_tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "precious").unwrap();
-        let refused = LocalListener::bind(&file).unwrap_err().to_string();
+        let refused = UnixAccept::bind(&file).unwrap_err().to_string();
         assert!(refused.contains("is no socket") && file.exists(), "{refused}");
-        let nowhere = LocalListener::bind(&dir.path().join("a/b")).unwrap_err().to_string();
+        let nowhere = UnixAccept::bind(&dir.path().join("a/b")).unwrap_err().to_string();
         assert!(nowhere.contains("check the directory"), "{nowhere}");
-        let long = LocalListener::bind(&dir.path().join("x".repeat(120))).unwrap_err().to_string();
+        let long = UnixAccept::bind(&dir.path().join("x".repeat(120))).unwrap_err().to_string();
         assert!(long.contains("cannot listen on"), "{long}");
     }
 }
@@ -653,7 +653,7 @@ mod unix_tests {
 mod private_tests {
     use tokio::net::TcpListener;
 
-    use crate::net::listen::Listener;
+    use crate::net::listen::TcpAccept;
 
     use super::*;
 
@@ -666,7 +666,7 @@ mod private_tests {
             ("[::1]:0", &["::1"], &["127.0.0.1"]),
             ("[::ffff:127.0.0.1]:0", &["127.0.0.1"], &["::1"]),
         ] {
-            let listener = Listener::bind_private(at.parse().unwrap()).unwrap();
+            let listener = TcpAccept::bind_private(at.parse().unwrap()).unwrap();
             let (port, own) =
                 (listener.at().port(), ["192.0.2.7", "2001:db8::7"].map(|ip| ip.parse().unwrap()));
             let leads = |ip: &str| is_private(SocketAddr::new(ip.parse().unwrap(), port), &own);
@@ -693,7 +693,7 @@ mod private_tests {
 
     #[tokio::test]
     async fn one_that_is_announced_goes_on_accepting_and_can_be_looked_for_without_end() {
-        let port = Listener::bind_private("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = TcpAccept::bind_private("127.0.0.1:0".parse().unwrap()).unwrap();
         let looks = async {
             for _ in 0..4 * WAITING {
                 assert!(is_private(port.at(), &[]));

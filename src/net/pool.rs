@@ -17,7 +17,7 @@ pub struct Pool(Arc<Shared>);
 /// One read buffer of [`BUFFER`] bytes, which goes back to its pool when dropped.
 ///
 /// It still holds whatever was last read into it: only bytes that a read has just filled mean anything.
-pub struct Buffer {
+pub struct PooledBuffer {
     bytes: Pages,
     home: Arc<Shared>,
 }
@@ -29,7 +29,7 @@ impl Pool {
     }
 
     /// Takes a kept buffer, or makes one.
-    pub fn take(&self) -> Buffer {
+    pub fn take(&self) -> PooledBuffer {
         let kept = {
             let mut idle = self.0.lock();
             let kept = idle.buffers.pop();
@@ -37,7 +37,7 @@ impl Pool {
             kept
         };
         let bytes = kept.unwrap_or_else(Pages::new);
-        Buffer { bytes, home: Arc::clone(&self.0) }
+        PooledBuffer { bytes, home: Arc::clone(&self.0) }
     }
 
     /// Frees the buffers that were not needed since the last call. Meant to be called every few seconds.
@@ -59,7 +59,7 @@ impl Pool {
     }
 }
 
-impl Buffer {
+impl PooledBuffer {
     /// The first `n` bytes as a value to pass on, without copying them unless they are few.
     ///
     /// Few bytes are copied and the buffer goes back at once, because a kept slice of one byte would pin all of it.
@@ -70,7 +70,7 @@ impl Buffer {
     }
 }
 
-impl Deref for Buffer {
+impl Deref for PooledBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -78,13 +78,13 @@ impl Deref for Buffer {
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for PooledBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 }
 
-impl Drop for Buffer {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let bytes = mem::take(&mut self.bytes);
         let mut idle = self.home.lock();
@@ -100,7 +100,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-impl fmt::Debug for Buffer {
+impl fmt::Debug for PooledBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({})", self.bytes.len())
     }
@@ -157,7 +157,7 @@ struct Idle {
 }
 
 struct Filled {
-    buffer: Buffer,
+    buffer: PooledBuffer,
     len: usize,
 }
 

@@ -129,7 +129,7 @@ impl Resolver {
 #[derive(Debug)]
 struct Names {
     hosts: Hosts,
-    dns: hickory_resolver::Resolver<Marked>,
+    dns: hickory_resolver::Resolver<MarkedRuntime>,
 }
 
 impl Names {
@@ -144,7 +144,7 @@ impl Names {
 
 /// The resolver gets no hosts file: it would query servers for each family that the file lacks.
 fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<Names, NetError> {
-    let mut builder = hickory_resolver::Resolver::builder_with_config(config, Marked::default());
+    let mut builder = hickory_resolver::Resolver::builder_with_config(config, MarkedRuntime::default());
     let to_set = builder.options_mut();
     *to_set = options;
     to_set.use_hosts_file = ResolveHosts::Never;
@@ -211,9 +211,9 @@ const HOSTS: &str = "/etc/hosts";
 
 /// Runs a resolver on tokio, as its own way to do so does, but for the mark.
 #[derive(Clone, Default)]
-pub(crate) struct Marked(TokioRuntimeProvider);
+pub(crate) struct MarkedRuntime(TokioRuntimeProvider);
 
-impl RuntimeProvider for Marked {
+impl RuntimeProvider for MarkedRuntime {
     type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
     type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
     type Udp = UdpSocket;

@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{client, server};
 
 use crate::net::ByteStream;
-use crate::net::pool::{Buffer, Pool};
+use crate::net::pool::{Pool, PooledBuffer};
 
 /// The stream of a client or a target: TCP, TLS over it, or another kind.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
@@ -221,7 +221,7 @@ impl fmt::Debug for ReadBuffer {
 
 /// A buffer with bytes that were read and not yet handed out: `taken..filled`.
 struct Arrived {
-    buffer: Buffer,
+    buffer: PooledBuffer,
     taken: usize,
     filled: usize,
 }
@@ -231,7 +231,7 @@ impl Arrived {
     fn poll<T: AsyncRead + Unpin>(
         io: Pin<&mut T>,
         cx: &mut Context<'_>,
-        mut buffer: Buffer,
+        mut buffer: PooledBuffer,
     ) -> Poll<io::Result<Self>> {
         let mut unfilled = ReadBuf::new(&mut buffer);
         ready!(io.poll_read(cx, &mut unfilled))?;
@@ -316,13 +316,13 @@ impl<T: AsyncWrite + Unpin, H: Unpin> AsyncWrite for Hooked<T, H> {
 /// Wraps a [`ByteStream`]. It holds what was read and does not fit, and what was written and has no room yet: at most one
 /// piece of each.
 #[derive(Debug)]
-pub struct UnderTls<D> {
+pub struct ByteStreamIo<D> {
     inner: D,
     unread: Bytes,
     unsent: Bytes,
 }
 
-impl<D> UnderTls<D> {
+impl<D> ByteStreamIo<D> {
     /// Wraps a stream.
     pub fn new(inner: D) -> Self {
         Self { inner, unread: Bytes::new(), unsent: Bytes::new() }
@@ -339,7 +339,7 @@ impl<D> UnderTls<D> {
     }
 }
 
-impl<D: ByteStream> UnderTls<D> {
+impl<D: ByteStream> ByteStreamIo<D> {
     fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.unsent.is_empty() {
             ready!(self.inner.poll_write_chunk(cx, &mut self.unsent))?;
@@ -348,7 +348,7 @@ impl<D: ByteStream> UnderTls<D> {
     }
 }
 
-impl<D: ByteStream> AsyncRead for UnderTls<D> {
+impl<D: ByteStream> AsyncRead for ByteStreamIo<D> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -364,7 +364,7 @@ impl<D: ByteStream> AsyncRead for UnderTls<D> {
     }
 }
 
-impl<D: ByteStream> AsyncWrite for UnderTls<D> {
+impl<D: ByteStream> AsyncWrite for ByteStreamIo<D> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_push(cx))?;
         let taken = bytes.get(..CHUNK).unwrap_or(bytes);
@@ -508,7 +508,7 @@ mod under_tls_tests {
     #[tokio::test]
     async fn every_byte_passes_both_ways_through_a_stream_with_little_room() {
         let (near, far) = duplex(1000);
-        let mut ours = UnderTls::new(Socket::new(near, Pool::new()));
+        let mut ours = ByteStreamIo::new(Socket::new(near, Pool::new()));
         let (mut read, mut write) = tokio::io::split(far);
         let content: Vec<u8> = (0..300_000_u32).map(|n| n.to_be_bytes()[3]).collect();
         let echo = async {

@@ -21,11 +21,11 @@ use tracing::warn;
 
 use crate::net::reload::{Reload, ReloadError};
 use crate::net::tls::certificate::Shown;
-use crate::net::tls::verify::{AgentVerifier, Agents, Anyone, ClientVerifier, SiblingVerifier};
+use crate::net::tls::verify::{Agents, Anyone, ClientVerifier, EdgeCertVerifier, PeerCertVerifier};
 
 /// What a server's TLS is made from.
 #[derive(Debug, Clone)]
-pub struct ServerSettings {
+pub struct TlsServerConfig {
     /// Certificate and key to show.
     pub identity: Identity,
     /// Whether clients show certificates too.
@@ -38,7 +38,7 @@ pub struct ServerSettings {
 
 /// What a client's TLS is made from.
 #[derive(Debug, Clone)]
-pub struct ClientSettings {
+pub struct TlsClientConfig {
     /// Which servers it trusts.
     pub trust: Trust,
     /// Certificate and key to show to servers that ask.
@@ -98,7 +98,7 @@ pub enum TlsError {
     Name(String),
 }
 
-impl ServerSettings {
+impl TlsServerConfig {
     /// Reads the files now. Warnings about the certificate are logged, here and whenever it changes.
     ///
     /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]; established connections are not affected.
@@ -137,7 +137,7 @@ impl ServerSettings {
     }
 }
 
-impl ClientSettings {
+impl TlsClientConfig {
     /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
     pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
         let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
@@ -229,7 +229,7 @@ impl ClientCertificates {
                 let issuers = Arc::new(issuers);
                 let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
                 let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
-                Ok(Some(Arc::new(AgentVerifier::new(issued, others))))
+                Ok(Some(Arc::new(EdgeCertVerifier::new(issued, others))))
             }
             Self::Required(path) => {
                 let issued =
@@ -237,7 +237,7 @@ impl ClientCertificates {
                 Ok(Some(Arc::new(ClientVerifier(issued.build().map_err(text)?))))
             }
             Self::Siblings(path, name) => {
-                let siblings = SiblingVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
+                let siblings = PeerCertVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
                 Ok(siblings
                     .inspect_err(|cause| warn!("no other pod can link to this one: {cause}"))
                     .ok()
@@ -368,7 +368,7 @@ const NEWEST: &[&SupportedProtocolVersion] = &[&version::TLS13];
 
 /// The files of a pod that dials other pods.
 #[derive(Debug, Clone)]
-pub struct Mutual {
+pub struct PeerTlsConfig {
     /// Its own certificate and key, the same as on its port.
     pub identity: Identity,
     /// The file of CAs that issue pods' certificates.
@@ -379,23 +379,23 @@ pub struct Mutual {
 
 /// TLS for dialling another pod.
 #[derive(Debug)]
-pub struct Dialer {
+pub struct PeerTls {
     /// Shows this pod's certificate, and trusts the CAs.
     pub config: Arc<ClientConfig>,
     /// The name that the other pod's certificate must carry.
     pub name: ServerName<'static>,
 }
 
-impl Mutual {
+impl PeerTlsConfig {
     /// Reads the files now. Take [`Reload::load`] for each handshake, and run [`Reload::watch`].
     ///
     /// # Errors
     ///
     /// A file that cannot be read, or our own certificate would be refused by other pods: why, with the remedy. Dates
     /// are not checked here; the server's side warns of them.
-    pub fn load(self) -> Result<Reload<Dialer>, ReloadError> {
+    pub fn load(self) -> Result<Reload<PeerTls>, ReloadError> {
         let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
-        let client = ClientSettings {
+        let client = TlsClientConfig {
             trust: Trust::Ca(self.ca.clone()),
             identity: Some(self.identity),
             alpn: vec![b"h2".to_vec()],
@@ -407,9 +407,9 @@ impl Mutual {
             };
             let own = certs(&identity.cert, cert).map_err(text)?;
             let provider = TlsParams::default().provider();
-            let siblings = SiblingVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
+            let siblings = PeerCertVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
             let config = client.config(Some((identity, cert, key)), Some(ca))?;
-            Ok(Dialer { config: Arc::new(config), name: siblings.name().clone() })
+            Ok(PeerTls { config: Arc::new(config), name: siblings.name().clone() })
         })
     }
 }

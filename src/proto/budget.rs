@@ -13,7 +13,7 @@ pub(crate) struct Budget {
 
 /// What one session holds of a [`Budget`]; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct Reservation {
     budget: Arc<Budget>,
     held: usize,
 }
@@ -24,7 +24,7 @@ impl Budget {
         Arc::new(Self { limit, used: AtomicUsize::new(0) })
     }
 
-    /// Bytes held by all shares. May pass the limit by what [`Share::set`] forced.
+    /// Bytes held by all shares. May pass the limit by what [`Reservation::set`] forced.
     pub(crate) fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
@@ -50,18 +50,18 @@ impl Budget {
     }
 
     /// A share of `bytes`, or none if that much is not left.
-    pub(crate) fn claim(self: &Arc<Self>, bytes: usize) -> Option<Share> {
+    pub(crate) fn claim(self: &Arc<Self>, bytes: usize) -> Option<Reservation> {
         let mut share = self.share();
         share.grow(bytes).then_some(share)
     }
 
     /// An empty share.
-    pub(crate) fn share(self: &Arc<Self>) -> Share {
-        Share { budget: self.clone(), held: 0 }
+    pub(crate) fn share(self: &Arc<Self>) -> Reservation {
+        Reservation { budget: self.clone(), held: 0 }
     }
 }
 
-impl Share {
+impl Reservation {
     /// Holds `bytes` more if the budget has them.
     pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.budget.limit);
@@ -104,7 +104,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.set(0);
     }
@@ -120,10 +120,10 @@ mod tests {
         #[test]
         fn shares_never_claim_more_than_there_is_and_give_all_back(steps in prop::collection::vec((0usize..4, 0usize..90), 0..60)) {
             let budget = Budget::new(100);
-            let mut shares: Vec<Share> = (0..4).map(|_| budget.share()).collect();
+            let mut shares: Vec<Reservation> = (0..4).map(|_| budget.share()).collect();
             for (who, bytes) in steps {
                 if bytes < 60 { shares[who].grow(bytes); } else { let held = shares[who].held(); shares[who].set(held / 2); }
-                prop_assert_eq!(budget.used(), shares.iter().map(Share::held).sum::<usize>());
+                prop_assert_eq!(budget.used(), shares.iter().map(Reservation::held).sum::<usize>());
                 prop_assert!(budget.used() <= 100);
             }
             drop(shares);
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_thousand_sessions_fit_where_two_hundred_whole_windows_would() {
         let budget = Budget::new(6 << 20);
-        let shares: Vec<Share> =
+        let shares: Vec<Reservation> =
             std::iter::from_fn(|| budget.claim((32 * 1024) >> budget.scarcity())).collect();
         assert_eq!(shares.len(), 96 + 192 + 768);
         assert_eq!((shares[0].held(), shares[1000].held()), (32 * 1024, 2 * 1024));

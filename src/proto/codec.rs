@@ -12,7 +12,8 @@ use crate::base::logging::printable;
 use crate::base::names::{Instance, NodeName, SessionId};
 use crate::proto::codec::proto::{Control, StreamMsg};
 use crate::proto::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Load, MOST_IPS, Opener, Peer, Refusal, SessionFrame,
+    Category, Code, Conflict, Found, Frame, FrameKind, Load, MOST_IPS, Opener, Remote, SessionError,
+    SessionFrame,
 };
 
 /// The messages of `proto/`, compiled.
@@ -23,12 +24,12 @@ pub mod proto {
 
 /// One encoded message: all but the data, then the data as the caller passed it.
 #[derive(Debug, Clone, Default)]
-pub struct Chunk {
+pub struct EncodedMessage {
     head: Bytes,
     data: Bytes,
 }
 
-impl From<Bytes> for Chunk {
+impl From<Bytes> for EncodedMessage {
     fn from(data: Bytes) -> Self {
         Self { head: data, data: Bytes::new() }
     }
@@ -60,7 +61,7 @@ pub enum BadStream {
 }
 
 /// Encodes a message without copying its `data`.
-pub fn encode(mut message: StreamMsg) -> Chunk {
+pub fn encode(mut message: StreamMsg) -> EncodedMessage {
     let data = std::mem::take(&mut message.data);
     let fields = message.encoded_len();
     let tail = if data.is_empty() { 0 } else { 1 + prost::length_delimiter_len(data.len()) };
@@ -74,7 +75,7 @@ pub fn encode(mut message: StreamMsg) -> Chunk {
         head.put_u8(DATA_TAG);
         let _ = prost::encode_length_delimiter(data.len(), &mut head);
     }
-    Chunk { head: head.freeze(), data }
+    EncodedMessage { head: head.freeze(), data }
 }
 
 impl Reader {
@@ -136,14 +137,14 @@ impl Reader {
     }
 }
 
-impl Chunk {
+impl EncodedMessage {
     /// The whole message in one piece.
     pub fn to_bytes(mut self) -> Bytes {
         self.copy_to_bytes(self.remaining())
     }
 }
 
-impl Buf for Chunk {
+impl Buf for EncodedMessage {
     fn remaining(&self) -> usize {
         self.head.len() + self.data.len()
     }
@@ -205,7 +206,7 @@ const MOST_RESERVED: usize = 64 * 1024 + 1024;
 
 /// Why a message is not a frame. The message is counted and dropped; the link goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotAFrame {
+pub enum FrameError {
     /// This version does not know its type or category.
     #[error("unknown_type")]
     UnknownType,
@@ -220,7 +221,7 @@ pub enum NotAFrame {
     WrongNode,
 }
 
-impl NotAFrame {
+impl FrameError {
     /// A fixed label for metrics.
     pub fn cause(self) -> &'static str {
         match self {
@@ -271,15 +272,15 @@ pub fn to_message(frame: Frame) -> StreamMsg {
 }
 
 /// Decodes a message that came over a link to `peer`.
-pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame> {
-    let pods = *peer == Peer::Pod;
+pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameError> {
+    let pods = *peer == Remote::Pod;
     let body = match (message.category.as_str(), message.r#type.as_str()) {
         (STREAM, HEARTBEAT) => FrameKind::Ping(number(&message.data)),
         (STREAM, PONG) => FrameKind::Pong(number(&message.data)),
         (STREAM, DRAIN) if !pods => FrameKind::Drain(message.addr.parse().ok()),
-        (STREAM, CONFLICT) if !matches!(peer, Peer::Edge(_)) => {
+        (STREAM, CONFLICT) if !matches!(peer, Remote::Edge(_)) => {
             let said = control(&message)?;
-            let reason = Refusal::new(Code::Busy, said.reason).reason;
+            let reason = SessionError::new(Code::Busy, said.reason).reason;
             FrameKind::Conflict(Conflict { instance: Instance::from_bytes(&said.instance), reason })
         }
         (STREAM, FIND) if pods => FrameKind::Find(control(&message)?.epoch),
@@ -289,11 +290,11 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
             let stopping = Code::from_wire(said.code) != Code::Over;
             FrameKind::Load(Load { nodes: said.nodes, stopping, catches: said.catches })
         }
-        (STREAM, _) => return Err(NotAFrame::UnknownType),
+        (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
-            let names_acceptor = matches!(kind, OPEN | RESUME) && matches!(peer, Peer::Edge(_));
-            let category = Category::from_name(category).ok_or(NotAFrame::UnknownType)?;
-            let id: SessionId = message.topic.parse().map_err(|_| NotAFrame::BadSession)?;
+            let names_acceptor = matches!(kind, OPEN | RESUME) && matches!(peer, Remote::Edge(_));
+            let category = Category::from_name(category).ok_or(FrameError::UnknownType)?;
+            let id: SessionId = message.topic.parse().map_err(|_| FrameError::BadSession)?;
             let node = named(&message, peer, names_acceptor)?;
             return Ok(Frame { node, body: FrameKind::Session(id, category, session_frame(message)?) });
         }
@@ -307,13 +308,13 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
 }
 
 /// The node that a message names. On an edge's link it must be the edge itself, unless `any` node is allowed.
-fn named(message: &StreamMsg, peer: &Peer, any: bool) -> Result<NodeName, NotAFrame> {
+fn named(message: &StreamMsg, peer: &Remote, any: bool) -> Result<NodeName, FrameError> {
     match peer {
-        Peer::Edge(node) | Peer::Cloud(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
+        Remote::Edge(node) | Remote::Cloud(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
             Ok(node.clone())
         }
-        Peer::Edge(_) | Peer::Cloud(_) if !any => Err(NotAFrame::WrongNode),
-        _ => message.node.parse().map_err(|_| NotAFrame::BadField),
+        Remote::Edge(_) | Remote::Cloud(_) if !any => Err(FrameError::WrongNode),
+        _ => message.node.parse().map_err(|_| FrameError::BadField),
     }
 }
 
@@ -345,15 +346,15 @@ fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
     (kind, String::new(), pack(&control))
 }
 
-fn session_frame(message: StreamMsg) -> Result<SessionFrame, NotAFrame> {
+fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
     if message.r#type == "tcp-forward" {
         return Ok(SessionFrame::Data(message.data));
     }
     let c = control(&message)?;
-    let refusal = || Refusal::new(Code::from_wire(c.code), &c.reason);
+    let refusal = || SessionError::new(Code::from_wire(c.code), &c.reason);
     Ok(match message.r#type.as_str() {
         OPEN => SessionFrame::Open {
-            target: message.addr.parse().map_err(|_| NotAFrame::BadField)?,
+            target: message.addr.parse().map_err(|_| FrameError::BadField)?,
             limit: c.limit,
             epoch: c.epoch,
             client: printable(&c.client),
@@ -378,7 +379,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, NotAFrame> {
         },
         "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
         "lost" => SessionFrame::Lost { epoch: c.epoch },
-        _ => return Err(NotAFrame::UnknownType),
+        _ => return Err(FrameError::UnknownType),
     })
 }
 
@@ -418,8 +419,8 @@ fn ip(bytes: &Bytes) -> Option<IpAddr> {
     v4.or_else(|_| <[u8; 16]>::try_from(&bytes[..]).map(IpAddr::from)).ok()
 }
 
-fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
-    Control::decode(message.data.clone()).map_err(|_| NotAFrame::BadField)
+fn control(message: &StreamMsg) -> Result<Control, FrameError> {
+    Control::decode(message.data.clone()).map_err(|_| FrameError::BadField)
 }
 
 fn signal(node: String, kind: &str, number: Option<u64>) -> StreamMsg {
@@ -432,7 +433,7 @@ fn number(data: &Bytes) -> Option<u64> {
     (data.len() == 8).then(|| data.clone().get_u64())
 }
 
-fn why(epoch: u64, refusal: Refusal) -> Control {
+fn why(epoch: u64, refusal: SessionError) -> Control {
     Control { epoch, code: u32::from(refusal.code as u8), reason: refusal.reason, ..Control::default() }
 }
 
@@ -575,8 +576,9 @@ mod extension_tests {
     use super::*;
 
     fn any_word() -> impl Strategy<Value = SessionFrame> {
-        let refusal =
-            || (0u32..11, "[ -~]{0,100}").prop_map(|(code, text)| Refusal::new(Code::from_wire(code), text));
+        let refusal = || {
+            (0u32..11, "[ -~]{0,100}").prop_map(|(code, text)| SessionError::new(Code::from_wire(code), text))
+        };
         let instance = || prop::option::of(any::<u128>().prop_map(Instance::from_bits));
         let opener = || {
             prop::option::of(prop_oneof![
@@ -625,7 +627,7 @@ mod extension_tests {
         fn every_frame_survives_the_wire(word in any_word(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
             let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, word) };
-            for peer in [Peer::Edge(node.clone()), Peer::Cloud(node), Peer::Pod] {
+            for peer in [Remote::Edge(node.clone()), Remote::Cloud(node), Remote::Pod] {
                 prop_assert_eq!(from_message(to_message(frame.clone()), &peer), Ok(frame.clone()));
             }
         }
@@ -633,7 +635,7 @@ mod extension_tests {
         #[test]
         fn no_message_makes_us_panic(kind in "[a-z-]{0,15}", topic in ".{0,40}", addr in ".{0,40}", data in prop::collection::vec(any::<u8>(), 0..80)) {
             let message = StreamMsg { node: "n".into(), category: "ssh".into(), r#type: kind, topic, data: data.into(), addr };
-            for peer in [Peer::Edge("n".parse().unwrap()), Peer::Pod] {
+            for peer in [Remote::Edge("n".parse().unwrap()), Remote::Pod] {
                 let _ = from_message(message.clone(), &peer);
             }
         }
@@ -652,12 +654,12 @@ mod extension_tests {
             client: "c".into(),
             opener: None,
         };
-        let (edge, cloud) = (Peer::Edge("b".parse().unwrap()), Peer::Cloud("b".parse().unwrap()));
+        let (edge, cloud) = (Remote::Edge("b".parse().unwrap()), Remote::Cloud("b".parse().unwrap()));
         let finish = frame(SessionFrame::Finish { total: 1 });
-        assert_eq!(from_message(to_message(finish.clone()), &edge), Err(NotAFrame::WrongNode));
-        assert_eq!(from_message(to_message(finish), &cloud), Err(NotAFrame::WrongNode));
+        assert_eq!(from_message(to_message(finish.clone()), &edge), Err(FrameError::WrongNode));
+        assert_eq!(from_message(to_message(finish), &cloud), Err(FrameError::WrongNode));
         let open = frame(open);
-        assert_eq!(from_message(to_message(open.clone()), &cloud), Err(NotAFrame::WrongNode));
+        assert_eq!(from_message(to_message(open.clone()), &cloud), Err(FrameError::WrongNode));
         assert_eq!(from_message(to_message(open.clone()), &edge), Ok(open));
     }
 
@@ -669,7 +671,7 @@ mod extension_tests {
         let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
         let found = Found { here: true, silence, instance, age, ips, ..Found::away(3) };
         let away = Found { question: 0, at: instance, authoritative: true, ..Found::away(0) };
-        let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
+        let (edge, pod) = ([Remote::Edge(node.clone()), Remote::Cloud(node.clone())], [Remote::Pod]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
         let load = |nodes| Load { nodes, stopping: false, catches: false };
         for (body, theirs, others) in [
@@ -683,14 +685,14 @@ mod extension_tests {
             (FrameKind::Find(5), pod.to_vec(), edge.to_vec()),
             (FrameKind::Found(found), pod.to_vec(), edge.to_vec()),
             (FrameKind::Found(away), pod.to_vec(), edge.to_vec()),
-            (conflict, vec![edge[1].clone(), Peer::Pod], edge[..1].to_vec()),
+            (conflict, vec![edge[1].clone(), Remote::Pod], edge[..1].to_vec()),
         ] {
             let frame = Frame { node: node.clone(), body };
             for peer in &theirs {
                 assert_eq!(from_message(to_message(frame.clone()), peer), Ok(frame.clone()));
             }
             for peer in &others {
-                assert_eq!(from_message(to_message(frame.clone()), peer), Err(NotAFrame::UnknownType));
+                assert_eq!(from_message(to_message(frame.clone()), peer), Err(FrameError::UnknownType));
             }
         }
     }

@@ -110,7 +110,7 @@ pub enum SessionFrame {
     /// The target answered; comes before data of that direction.
     Opened { limit: u64, epoch: u64, instance: Option<Instance> },
     /// The target cannot be reached; comes instead of [`SessionFrame::Opened`].
-    Refused { epoch: u64, refusal: Refusal },
+    Refused { epoch: u64, refusal: SessionError },
     /// Bytes, in order.
     Data(Bytes),
     /// End of this direction, which had `total` bytes, its end counted as one.
@@ -118,9 +118,9 @@ pub enum SessionFrame {
     /// The owner of this end is gone. All that it wrote, `total` bytes with an end counted as one, comes before this
     /// frame; with 0 the rest is forgotten. The other direction is dropped. The peer answers with a Reset; until then
     /// the frame is sent again on each new path.
-    Broken { total: u64, refusal: Refusal },
+    Broken { total: u64, refusal: SessionError },
     /// The session is over, in both directions.
-    Reset { epoch: u64, refusal: Refusal },
+    Reset { epoch: u64, refusal: SessionError },
     /// Acknowledges bytes and raises the limit.
     Credit { received: u64, limit: u64 },
     /// From the opener, first on a new path.
@@ -189,7 +189,7 @@ impl SessionFrame {
 /// Why a session was refused or reset: a code for programs, a sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
-pub struct Refusal {
+pub struct SessionError {
     /// The cause, for programs.
     pub code: Code,
     /// A sentence for people; at most 200 bytes, printable.
@@ -228,7 +228,7 @@ pub enum Code {
     OwnPort = 12,
 }
 
-impl Refusal {
+impl SessionError {
     /// A refusal whose reason is made printable and cut to 200 bytes.
     pub fn new(code: Code, reason: impl fmt::Display) -> Self {
         Self { code, reason: printable(&reason.to_string()) }
@@ -303,7 +303,7 @@ pub const MOST_IPS: usize = 8;
 
 /// The peer at the other end of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Peer {
+pub enum Remote {
     /// At a pod: an edge, by the node that it has proved to be.
     Edge(NodeName),
     /// At an edge: the cloud. The name is the edge's own node.
@@ -312,7 +312,7 @@ pub enum Peer {
     Pod,
 }
 
-impl Peer {
+impl Remote {
     /// The node whose link it is; `None` between pods.
     pub fn node(&self) -> Option<&NodeName> {
         match self {
@@ -336,17 +336,17 @@ pub enum Opener {
 /// The text is neither `node/NAME` nor `pod/INSTANCE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an opener: want node/NAME or pod/INSTANCE")]
-pub struct NotAnOpener;
+pub struct ParseOpenerError;
 
 impl Opener {
     /// The opener of a request that came over a link to process `instance` of `peer` whose frame has the opener `sent`.
     /// An edge is the node that it has proved to be, whatever its frame has. A pod vouches for its edges, and opens for
     /// its clients as itself. An edge trusts its pod. `None`: a pod on the path is too old to send it.
-    pub(crate) fn vouched(sent: Option<Self>, peer: &Peer, instance: Option<Instance>) -> Option<Self> {
+    pub(crate) fn vouched(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
         match (peer, sent) {
-            (Peer::Edge(node), _) => Some(Self::Node(node.clone())),
-            (Peer::Pod, Some(Self::Pod(_))) => instance.map(Self::Pod),
-            (Peer::Pod | Peer::Cloud(_), sent) => sent,
+            (Remote::Edge(node), _) => Some(Self::Node(node.clone())),
+            (Remote::Pod, Some(Self::Pod(_))) => instance.map(Self::Pod),
+            (Remote::Pod | Remote::Cloud(_), sent) => sent,
         }
     }
 
@@ -370,14 +370,14 @@ impl fmt::Display for Opener {
 }
 
 impl FromStr for Opener {
-    type Err = NotAnOpener;
+    type Err = ParseOpenerError;
 
-    fn from_str(text: &str) -> Result<Self, NotAnOpener> {
-        let (kind, name) = text.split_once('/').ok_or(NotAnOpener)?;
+    fn from_str(text: &str) -> Result<Self, ParseOpenerError> {
+        let (kind, name) = text.split_once('/').ok_or(ParseOpenerError)?;
         match kind {
-            "node" => name.parse().map(Self::Node).map_err(|_| NotAnOpener),
-            "pod" => name.parse().map(Self::Pod).map_err(|_| NotAnOpener),
-            _ => Err(NotAnOpener),
+            "node" => name.parse().map(Self::Node).map_err(|_| ParseOpenerError),
+            "pod" => name.parse().map(Self::Pod).map_err(|_| ParseOpenerError),
+            _ => Err(ParseOpenerError),
         }
     }
 }
@@ -389,8 +389,8 @@ mod tests {
     #[test]
     fn an_edge_is_its_proven_name_and_a_pod_vouches_for_others() {
         let (node, pod) = ("node/edge-1", "pod/0000000000000000000000000000000a");
-        let edge = Peer::Edge("edge-1".parse().unwrap());
-        let (other, cloud) = (Peer::Pod, Peer::Cloud("edge-2".parse().unwrap()));
+        let edge = Remote::Edge("edge-1".parse().unwrap());
+        let (other, cloud) = (Remote::Pod, Remote::Cloud("edge-2".parse().unwrap()));
         let forged = "pod/0000000000000000000000000000000b";
         for (peer, said, counts) in [
             (&edge, None, Some(node)),
@@ -409,7 +409,7 @@ mod tests {
             assert_eq!(counted.as_deref(), counts, "{said:?} from {peer:?}");
         }
         for bad in ["", "edge-1", "node/", "node/a b", "pod/12", "user/root"] {
-            assert_eq!(bad.parse::<Opener>(), Err(NotAnOpener), "{bad}");
+            assert_eq!(bad.parse::<Opener>(), Err(ParseOpenerError), "{bad}");
         }
     }
 }

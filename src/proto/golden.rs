@@ -14,10 +14,10 @@ use crate::base::names::{Instance, NodeName, SessionId};
 use crate::proto::codec::proto::StreamMsg;
 use crate::proto::codec::{Reader, encode, from_message, to_message};
 use crate::proto::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Load, Peer, Refusal, SessionFrame,
+    Category, Code, Conflict, Found, Frame, FrameKind, Load, Remote, SessionError, SessionFrame,
 };
 use crate::proto::hello::{Caller, Hello, Older};
-use crate::proto::superedge::{self, Plain, Received};
+use crate::proto::superedge::{self, Plain, PlainEvent};
 
 fn node() -> NodeName {
     "Edge-1".parse().unwrap()
@@ -31,8 +31,8 @@ fn instance() -> Instance {
     Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)
 }
 
-fn refusal(code: Code) -> Refusal {
-    Refusal::new(code, "because")
+fn refusal(code: Code) -> SessionError {
+    SessionError::new(code, "because")
 }
 
 fn open(opener: Option<&str>) -> SessionFrame {
@@ -66,7 +66,7 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
         ("finish", SessionFrame::Finish { total: 6 }),
         ("broken", SessionFrame::Broken { total: 6, refusal: refusal(Code::GivenUp) }),
         ("reset", SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) }),
-        ("reset, over", SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }),
+        ("reset, over", SessionFrame::Reset { epoch: 1, refusal: SessionError::new(Code::Over, "") }),
         ("credit", SessionFrame::Credit { received: 5, limit: 131_072 }),
         ("resume, version 1", resume(None)),
         ("resume, of an edge", resume(Some("node/Edge-2"))),
@@ -77,8 +77,8 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
 }
 
 /// Every other frame of it, with the peer that gets it.
-fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
-    let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
+fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
+    let (edge, cloud) = (Remote::Edge(node()), Remote::Cloud(node()));
     let found = |age: Option<u64>| {
         let (silence, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
         let instance = Some(instance());
@@ -93,26 +93,26 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
         ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
         ("drain", FrameKind::Drain(None), cloud.clone()),
         ("drain, elsewhere", FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), cloud.clone()),
-        ("find", FrameKind::Find(7), Peer::Pod),
-        ("found, version 1", found(None), Peer::Pod),
-        ("found", found(Some(60_000)), Peer::Pod),
-        ("found, with addresses", FrameKind::Found(Found { here: true, ips, ..Found::away(7) }), Peer::Pod),
-        ("found, away", FrameKind::Found(Found::away(7)), Peer::Pod),
+        ("find", FrameKind::Find(7), Remote::Pod),
+        ("found, version 1", found(None), Remote::Pod),
+        ("found", found(Some(60_000)), Remote::Pod),
+        ("found, with addresses", FrameKind::Found(Found { here: true, ips, ..Found::away(7) }), Remote::Pod),
+        ("found, away", FrameKind::Found(Found::away(7)), Remote::Pod),
         (
             "found, authoritative",
             FrameKind::Found(Found { authoritative: true, ..Found::away(7) }),
-            Peer::Pod,
+            Remote::Pod,
         ),
-        ("found, elsewhere", FrameKind::Found(Found { at: Some(instance()), ..Found::away(7) }), Peer::Pod),
+        ("found, elsewhere", FrameKind::Found(Found { at: Some(instance()), ..Found::away(7) }), Remote::Pod),
         ("conflict", conflict, cloud),
         (
             "conflict, between pods",
             FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
-            Peer::Pod,
+            Remote::Pod,
         ),
-        ("load", FrameKind::Load(load), Peer::Pod),
-        ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Peer::Pod),
-        ("load, of a pod that catches", FrameKind::Load(Load { catches: true, ..load }), Peer::Pod),
+        ("load", FrameKind::Load(load), Remote::Pod),
+        ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Remote::Pod),
+        ("load, of a pod that catches", FrameKind::Load(Load { catches: true, ..load }), Remote::Pod),
     ]
 }
 
@@ -131,7 +131,7 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
-        let Received::Session(message) = plain.on_message(message, now) else { panic!("an Open") };
+        let PlainEvent::Session(message) = plain.on_message(message, now) else { panic!("an Open") };
         let body = FrameKind::Session(message.id, Category::Ssh, frame);
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         said.push((name, plain.next_message().unwrap()));
@@ -212,7 +212,7 @@ fn every_recorded_frame_is_still_understood() {
     };
     for (name, frame) in session_frames() {
         let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, frame) };
-        assert_eq!(from_message(read(name), &Peer::Pod), Ok(frame), "{name}");
+        assert_eq!(from_message(read(name), &Remote::Pod), Ok(frame), "{name}");
     }
     for (name, body, peer) in signals() {
         assert_eq!(from_message(read(name), &peer), Ok(Frame { node: node(), body }), "{name}");

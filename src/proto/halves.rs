@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::time::Instant;
 
-use crate::proto::budget::Share;
+use crate::proto::budget::Reservation;
 use crate::proto::window::{Rounds, Trips, Way};
 
 /// See the module's picture.
@@ -24,7 +24,7 @@ pub(crate) struct SendHalf {
     /// Bytes from `base` on, in the pieces in which they were written.
     kept: VecDeque<Bytes>,
     /// What [`Self::kept`] costs: bytes, and an overhead for each piece.
-    cost: Share,
+    cost: Reservation,
     base: u64,
     next: u64,
     /// Highest `next` ever, end included: the peer may have received this much.
@@ -41,7 +41,7 @@ pub(crate) struct SendHalf {
 /// The peer acknowledges bytes that were never sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer acknowledged offset {received}, sent were {base} to {reached}")]
-pub(crate) struct BadOffset {
+pub(crate) struct AckError {
     received: u64,
     base: u64,
     reached: u64,
@@ -49,7 +49,7 @@ pub(crate) struct BadOffset {
 
 impl SendHalf {
     /// An empty half that may not send yet; `cost` counts the bytes that it keeps.
-    pub(crate) fn new(cost: Share) -> Self {
+    pub(crate) fn new(cost: Reservation) -> Self {
         Self {
             kept: VecDeque::new(),
             cost,
@@ -159,9 +159,9 @@ impl SendHalf {
 
     /// Handles an acknowledgement: the peer has all before `received`, and accepts bytes below `limit`. Neither goes
     /// back.
-    pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
+    pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if received > self.reached {
-            return Err(BadOffset { received, base: self.base, reached: self.reached });
+            return Err(AckError { received, base: self.base, reached: self.reached });
         }
         self.limit = self.limit.max(limit);
         self.drop_before(received);
@@ -169,9 +169,9 @@ impl SendHalf {
     }
 
     /// Goes on from what the peer has received, on a new path. What it has not received is sent again.
-    pub(crate) fn put_back(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
+    pub(crate) fn put_back(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if received < self.base || received > self.reached {
-            return Err(BadOffset { received, base: self.base, reached: self.reached });
+            return Err(AckError { received, base: self.base, reached: self.reached });
         }
         self.acknowledge(received, limit)?;
         self.next = self.base;
@@ -300,7 +300,7 @@ pub(crate) struct RecvHalf {
     window: u64,
     windows: Windows,
     /// The budget for bytes below the limit.
-    promised: Share,
+    promised: Reservation,
     rounds: Rounds,
     last_data: Option<Instant>,
     /// The limit before the last credit.
@@ -310,7 +310,7 @@ pub(crate) struct RecvHalf {
 
 /// How the peer violated the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadData {
+pub(crate) enum FlowControlError {
     /// It sent data beyond the limit.
     #[error("the peer sent data up to offset {0}, allowed was {1}")]
     PastLimit(u64, u64),
@@ -324,7 +324,7 @@ pub(crate) enum BadData {
 
 impl RecvHalf {
     /// A half with the first window; `promised` already holds its bytes.
-    pub(crate) fn new(windows: Windows, promised: Share) -> Self {
+    pub(crate) fn new(windows: Windows, promised: Reservation) -> Self {
         Self {
             queue: Queue::new(promised.another()),
             received: 0,
@@ -344,7 +344,7 @@ impl RecvHalf {
 
     /// Lifts the limit for a plain peer, which knows none. Instead its queued bytes are counted for the process and for
     /// the link, whose reading pauses when they are too many.
-    pub(crate) fn lift_limit(&mut self, in_all: Share, of_link: Share) {
+    pub(crate) fn lift_limit(&mut self, in_all: Reservation, of_link: Reservation) {
         self.limit = u64::MAX;
         self.queue.count_in(in_all, Some(of_link));
     }
@@ -363,13 +363,13 @@ impl RecvHalf {
     }
 
     /// Stores bytes that arrived.
-    pub(crate) fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), BadData> {
+    pub(crate) fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), FlowControlError> {
         let end = self.received.saturating_add(as_u64(bytes.len()));
         if self.total.is_some() {
-            return Err(BadData::PastEnd);
+            return Err(FlowControlError::PastEnd);
         }
         if end > self.limit {
-            return Err(BadData::PastLimit(end, self.limit));
+            return Err(FlowControlError::PastLimit(end, self.limit));
         }
         if bytes.is_empty() {
             return Ok(());
@@ -392,12 +392,12 @@ impl RecvHalf {
     }
 
     /// Stores the end of the peer's direction, which had `total` bytes with its end.
-    pub(crate) fn finish(&mut self, total: u64) -> Result<(), BadData> {
+    pub(crate) fn finish(&mut self, total: u64) -> Result<(), FlowControlError> {
         if self.total == Some(total) {
             return Ok(());
         }
         if self.total.is_some() || total != self.received.saturating_add(1) {
-            return Err(BadData::WrongEnd(total, self.received));
+            return Err(FlowControlError::WrongEnd(total, self.received));
         }
         self.total = Some(total);
         self.received = total;
@@ -406,9 +406,13 @@ impl RecvHalf {
 
     /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
     /// forgotten the rest.
-    pub(crate) fn breaks(&self, total: u64) -> Result<(), BadData> {
+    pub(crate) fn breaks(&self, total: u64) -> Result<(), FlowControlError> {
         let here = self.total.unwrap_or(self.received.saturating_add(1));
-        if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
+        if total == 0 || here == total {
+            Ok(())
+        } else {
+            Err(FlowControlError::WrongEnd(total, self.received))
+        }
     }
 
     /// Returns the next bytes for the reader, and widens the window if it takes them fast.
@@ -555,20 +559,20 @@ pub(crate) struct Queue {
     pieces: VecDeque<Bytes>,
     bytes: usize,
     /// The overhead of the pieces; without a limit, their bytes too.
-    cost: Share,
+    cost: Reservation,
     /// Without a limit: the same, counted against the budget of the peer's link.
-    of_link: Option<Share>,
+    of_link: Option<Reservation>,
 }
 
 impl Queue {
     /// An empty queue for a peer that keeps to a limit.
-    pub(crate) fn new(cost: Share) -> Self {
+    pub(crate) fn new(cost: Reservation) -> Self {
         Self { pieces: VecDeque::new(), bytes: 0, cost, of_link: None }
     }
 
     /// From now on all is counted, in one budget for the process and one for the link; or, without the latter, only
     /// what pieces cost beside their bytes.
-    pub(crate) fn count_in(&mut self, cost: Share, of_link: Option<Share>) {
+    pub(crate) fn count_in(&mut self, cost: Reservation, of_link: Option<Reservation>) {
         (self.cost, self.of_link) = (cost, of_link);
         self.count();
     }
@@ -874,7 +878,7 @@ mod recv_tests {
     async fn data_past_the_limit_is_a_violation() {
         let mut half = half(1 << 20);
         half.data(bytes(1000), Instant::now()).unwrap();
-        assert_eq!(half.data(bytes(1), Instant::now()), Err(BadData::PastLimit(1001, 1000)));
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(FlowControlError::PastLimit(1001, 1000)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -882,13 +886,13 @@ mod recv_tests {
         let mut half = half(1 << 20);
         half.data(bytes(10), Instant::now()).unwrap();
         assert!(!half.credit_due());
-        assert_eq!(half.finish(10), Err(BadData::WrongEnd(10, 10)));
+        assert_eq!(half.finish(10), Err(FlowControlError::WrongEnd(10, 10)));
         half.finish(11).unwrap();
         half.finish(11).unwrap();
         assert!(half.credit_due() && !half.is_done());
         assert_eq!(half.credit().0, 11);
         assert!(half.is_done() && !half.credit_due());
-        assert_eq!(half.data(bytes(1), Instant::now()), Err(BadData::PastEnd));
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(FlowControlError::PastEnd));
     }
 
     /// How wide the window is after two seconds in which the reader took `per_trip` bytes in each round trip of 10 ms.

@@ -7,8 +7,8 @@ use std::fmt;
 use tokio::time::Instant;
 
 use crate::base::names::{Instance, Target};
-use crate::proto::frame::{Code, Refusal, SessionFrame};
-use crate::proto::halves::{BadOffset, RecvHalf, SendHalf};
+use crate::proto::frame::{Code, SessionError, SessionFrame};
+use crate::proto::halves::{AckError, RecvHalf, SendHalf};
 
 /// Which link of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,12 +45,12 @@ pub(crate) struct SessionState {
     /// Opener: an Open was sent whose answer cannot come any more, so there may be an acceptor.
     astray: bool,
     /// What must be sent before anything else.
-    answer: Option<DueFrame>,
+    answer: Option<PendingFrame>,
     /// Why it ended, if it did not end in good order.
-    ended: Option<Refusal>,
+    ended: Option<SessionError>,
     /// Bytes that its owner has not read may have been dropped.
     cut: bool,
-    departed: Option<Departed>,
+    departed: Option<Orphan>,
     parked_since: Option<Instant>,
     resumed: u32,
     /// The direction from this end.
@@ -60,13 +60,13 @@ pub(crate) struct SessionState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum DueFrame {
+enum PendingFrame {
     Open,
     Opened,
-    Refused(Refusal),
+    Refused(SessionError),
     Resume,
     Resumed,
-    Reset(Refusal),
+    Reset(SessionError),
 }
 
 impl SessionState {
@@ -129,7 +129,7 @@ impl SessionState {
     }
 
     /// Why it ended, if it did not end in good order.
-    pub(crate) fn ended(&self) -> Option<&Refusal> {
+    pub(crate) fn ended(&self) -> Option<&SessionError> {
         self.ended.as_ref()
     }
 
@@ -181,12 +181,12 @@ impl SessionState {
     /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
     pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
         let answer = match self.phase {
-            Phase::Asking => DueFrame::Open,
-            Phase::Parked | Phase::Resuming if self.is_opener() => DueFrame::Resume,
+            Phase::Asking => PendingFrame::Open,
+            Phase::Parked | Phase::Resuming if self.is_opener() => PendingFrame::Resume,
             _ => return Effects::default(),
         };
         self.note_astray();
-        self.phase = if answer == DueFrame::Open { Phase::Asking } else { Phase::Resuming };
+        self.phase = if answer == PendingFrame::Open { Phase::Asking } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
         self.parked_since = None;
@@ -199,7 +199,7 @@ impl SessionState {
         if self.phase == Phase::Dialling {
             if self.path.is_some() {
                 self.phase = Phase::Open;
-                self.answer = Some(DueFrame::Opened);
+                self.answer = Some(PendingFrame::Opened);
             } else {
                 self.phase = Phase::Parked;
                 self.parked_since.get_or_insert(now);
@@ -209,7 +209,7 @@ impl SessionState {
     }
 
     /// Handles the loss of the path. The session ends with it if the link's peer cannot resume.
-    pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
+    pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Effects {
         if self.path != Some(link) {
             return Effects::default();
         }
@@ -260,29 +260,31 @@ impl SessionState {
         (frame, Effects { write: self.send.has_room(), ..Effects::default() })
     }
 
-    fn send_answer(&mut self, answer: DueFrame) -> (Option<SessionFrame>, Effects) {
+    fn send_answer(&mut self, answer: PendingFrame) -> (Option<SessionFrame>, Effects) {
         let epoch = self.epoch;
         let frame = match (answer, &self.role) {
-            (DueFrame::Open, Role::Opener { target, client }) => {
+            (PendingFrame::Open, Role::Opener { target, client }) => {
                 let (target, client) = (target.clone(), client.clone());
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
-            (DueFrame::Open, Role::Acceptor) => return (None, Effects::default()),
-            (DueFrame::Opened, _) => SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None },
-            (DueFrame::Resume, _) => {
+            (PendingFrame::Open, Role::Acceptor) => return (None, Effects::default()),
+            (PendingFrame::Opened, _) => {
+                SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None }
+            }
+            (PendingFrame::Resume, _) => {
                 let (received, limit) = self.recv.credit();
                 SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None }
             }
-            (DueFrame::Resumed, _) => {
+            (PendingFrame::Resumed, _) => {
                 let (received, limit) = self.recv.credit();
                 SessionFrame::Resumed { received, limit, epoch }
             }
-            (DueFrame::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
-            (DueFrame::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
+            (PendingFrame::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
+            (PendingFrame::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
         };
         if self.phase == Phase::Resuming && matches!(frame, SessionFrame::Reset { .. }) {
             self.epoch += 1;
-            self.answer = Some(DueFrame::Resume);
+            self.answer = Some(PendingFrame::Resume);
         }
         if self.phase == Phase::Leaving {
             self.phase = Phase::Gone;
@@ -431,7 +433,7 @@ impl SessionState {
         }
     }
 
-    fn refused(&mut self, epoch: u64, refusal: Refusal, now: Instant) -> Effects {
+    fn refused(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Effects {
         if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
@@ -440,7 +442,7 @@ impl SessionState {
             return Effects { state: true, ..Effects::default() };
         }
         // A Resume that is refused has found the acceptor, wherever that was.
-        let answers_open = self.phase == Phase::Asking || matches!(self.answer, Some(DueFrame::Reset(_)));
+        let answers_open = self.phase == Phase::Asking || matches!(self.answer, Some(PendingFrame::Reset(_)));
         if answers_open && self.astray && !self.recv.is_endless() {
             return self.refused_elsewhere(refusal, now);
         }
@@ -464,7 +466,7 @@ impl SessionState {
         }
     }
 
-    fn reset(&mut self, epoch: u64, refusal: Refusal, now: Instant) -> Effects {
+    fn reset(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Effects {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
@@ -492,8 +494,8 @@ impl SessionState {
         let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
-            (Phase::Open | Phase::Parked, None) if fresh => Some(DueFrame::Opened),
-            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(DueFrame::Resumed),
+            (Phase::Open | Phase::Parked, None) if fresh => Some(PendingFrame::Opened),
+            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(PendingFrame::Resumed),
             _ => return DROPPED,
         };
         self.epoch = epoch;
@@ -505,7 +507,7 @@ impl SessionState {
         if answer.is_some() && self.phase != Phase::Delivered {
             self.phase = Phase::Open;
         }
-        self.resumed += u32::from(answer == Some(DueFrame::Resumed));
+        self.resumed += u32::from(answer == Some(PendingFrame::Resumed));
         self.answer = answer;
         self.settle(Effects { write: true, ..Effects::default() })
     }
@@ -535,7 +537,7 @@ impl SessionState {
         }
         if self.is_opener() && self.recv.is_ended() {
             self.phase = Phase::Leaving;
-            self.answer = Some(DueFrame::Reset(Refusal::new(Code::Over, "")));
+            self.answer = Some(PendingFrame::Reset(SessionError::new(Code::Over, "")));
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
             self.phase = Phase::Delivered;
         }
@@ -549,8 +551,8 @@ const DROPPED: Effects = Effects { read: false, write: false, state: false, forg
 
 /// An owner that has left before its session was over.
 #[derive(Debug)]
-pub(crate) struct Departed {
-    why: Refusal,
+pub(crate) struct Orphan {
+    why: SessionError,
     since: Instant,
     /// Broken is to be sent, behind all that was accepted.
     due: bool,
@@ -561,7 +563,7 @@ pub(crate) struct Departed {
 impl SessionState {
     /// The owner drops the session: its bytes are dropped, and the peer gets `why`, on the next path if there is none
     /// now. If both directions were ended before, the rest is delivered instead.
-    pub(crate) fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
+    pub(crate) fn abandon(&mut self, why: SessionError, now: Instant) -> Effects {
         match self.phase {
             Phase::Delivered | Phase::Leaving | Phase::Gone => return Effects::default(),
             Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Effects::default(),
@@ -570,7 +572,7 @@ impl SessionState {
                 return self.depart(why, now, true);
             }
             Phase::Asking => return self.take_back(why, now),
-            Phase::Dialling => self.answer = Some(DueFrame::Refused(why.clone())),
+            Phase::Dialling => self.answer = Some(PendingFrame::Refused(why.clone())),
         }
         self.leave(why)
     }
@@ -578,30 +580,30 @@ impl SessionState {
     /// Gives up an opening. If its Open may have reached an acceptor, it stays until that is sure to have heard of it: a
     /// Reset may be lost with its path, so a Resume follows, which opens nothing where the Open never came, and is answered
     /// by *unknown* where the Reset did.
-    fn take_back(&mut self, why: Refusal, now: Instant) -> Effects {
+    fn take_back(&mut self, why: SessionError, now: Instant) -> Effects {
         let sent = self.path.is_some() && self.answer.is_none();
         if !sent && !self.astray {
-            self.answer = Some(DueFrame::Reset(why.clone()));
+            self.answer = Some(PendingFrame::Reset(why.clone()));
             return self.leave(why);
         }
         self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
-        let due = if sent { DueFrame::Reset(why.clone()) } else { DueFrame::Resume };
+        let due = if sent { PendingFrame::Reset(why.clone()) } else { PendingFrame::Resume };
         self.answer = self.path.map(|_| due);
         self.depart(why, now, true)
     }
 
     /// The newest Open of an opening is refused, while an older one may come to an acceptor over a path that was left: as
     /// one that is given up, it stays until that is sure to have heard of it.
-    pub(crate) fn refused_elsewhere(&mut self, why: Refusal, now: Instant) -> Effects {
+    pub(crate) fn refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Effects {
         self.phase = Phase::Resuming;
         self.epoch += 1;
-        self.answer = Some(DueFrame::Resume);
+        self.answer = Some(PendingFrame::Resume);
         self.depart(why, now, true)
     }
 
     /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has
     /// sent and goes on sending is dropped.
-    pub(crate) fn break_off(&mut self, why: Refusal, now: Instant) -> Effects {
+    pub(crate) fn break_off(&mut self, why: SessionError, now: Instant) -> Effects {
         let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
         if !open || self.departed.is_some() || self.is_complete() {
             return self.abandon(why, now);
@@ -609,17 +611,17 @@ impl SessionState {
         self.depart(why, now, false)
     }
 
-    fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
+    fn depart(&mut self, why: SessionError, now: Instant, empty: bool) -> Effects {
         // A reason that was recorded before stays.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.drop_unread(&why);
         self.recv.close();
-        self.departed = Some(Departed { why, since, due: true, empty });
+        self.departed = Some(Orphan { why, since, due: true, empty });
         Effects { read: true, write: true, state: true, ..Effects::default() }
     }
 
     /// Drops the bytes that its owner has not read, who is told why, in whatever phase the session is.
-    pub(crate) fn drop_unread(&mut self, why: &Refusal) {
+    pub(crate) fn drop_unread(&mut self, why: &SessionError) {
         self.recv.discard();
         self.ended.get_or_insert_with(|| why.clone());
         self.cut = true;
@@ -641,10 +643,10 @@ impl SessionState {
 
     /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
     pub(crate) fn give_way(&mut self) -> (bool, Effects) {
-        let Some(Departed { why, .. }) = self.departed.take() else { return (false, Effects::default()) };
+        let Some(Orphan { why, .. }) = self.departed.take() else { return (false, Effects::default()) };
         let effects = match self.phase {
             Phase::Open | Phase::Resuming => {
-                self.answer = Some(DueFrame::Reset(why.clone()));
+                self.answer = Some(PendingFrame::Reset(why.clone()));
                 self.leave(why)
             }
             Phase::Parked => self.gone(why),
@@ -655,17 +657,17 @@ impl SessionState {
 
     /// Its opener has given it up while the target was being dialled: that is answered, and nothing more.
     pub(crate) fn taken_back(&mut self) -> Effects {
-        let why = Refusal::new(Code::GivenUp, "given up by its opener");
-        self.answer = Some(DueFrame::Reset(why.clone()));
+        let why = SessionError::new(Code::GivenUp, "given up by its opener");
+        self.answer = Some(PendingFrame::Reset(why.clone()));
         self.leave(why)
     }
 
     /// Ends the session after the grace time without a path. An opener whose Resume is not answered yet sends the
     /// reason, as the acceptor may have resumed; one that was answered just now goes on.
-    pub(crate) fn give_up(&mut self, why: Refusal) -> Effects {
+    pub(crate) fn give_up(&mut self, why: SessionError) -> Effects {
         match self.phase {
             Phase::Resuming => {
-                self.answer = Some(DueFrame::Reset(why.clone()));
+                self.answer = Some(PendingFrame::Reset(why.clone()));
                 self.leave(why)
             }
             Phase::Parked => self.gone(why),
@@ -696,15 +698,15 @@ impl SessionState {
     }
 
     /// On a path whose peer does not know Broken: sends Reset in its place, and nothing more.
-    pub(crate) fn reset_instead(&mut self, why: Refusal) -> (SessionFrame, Effects) {
+    pub(crate) fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Effects) {
         (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
     }
 
     /// Answers Broken once all bytes of the peer's departed owner are here, so that the peer need not keep them.
-    pub(crate) fn broken(&mut self, total: u64, why: Refusal) -> Effects {
+    pub(crate) fn broken(&mut self, total: u64, why: SessionError) -> Effects {
         match self.recv.breaks(total) {
             Ok(()) => {
-                self.answer = Some(DueFrame::Reset(Refusal::new(Code::Over, "")));
+                self.answer = Some(PendingFrame::Reset(SessionError::new(Code::Over, "")));
                 self.leave(why)
             }
             Err(bad) => self.violated(bad),
@@ -717,7 +719,7 @@ impl SessionState {
     }
 
     /// Goes on on another path: bytes that were not acknowledged are sent again.
-    pub(crate) fn say_again(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
+    pub(crate) fn say_again(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if let Some(departed) = &mut self.departed {
             departed.due = true;
         }
@@ -725,13 +727,13 @@ impl SessionState {
     }
 
     pub(crate) fn violated(&mut self, bad: impl std::error::Error) -> Effects {
-        let why = Refusal::new(Code::Violation, bad);
-        self.answer = Some(DueFrame::Reset(why.clone()));
+        let why = SessionError::new(Code::Violation, bad);
+        self.answer = Some(PendingFrame::Reset(why.clone()));
         self.leave(why)
     }
 
     /// Makes the waiting answer the last frame, if there is a path to send it on.
-    pub(crate) fn leave(&mut self, why: Refusal) -> Effects {
+    pub(crate) fn leave(&mut self, why: SessionError) -> Effects {
         if self.path.is_none() {
             return self.gone(why);
         }
@@ -742,7 +744,7 @@ impl SessionState {
         Effects { read: true, write: true, state: true, ..Effects::default() }
     }
 
-    pub(crate) fn gone(&mut self, why: Refusal) -> Effects {
+    pub(crate) fn gone(&mut self, why: SessionError) -> Effects {
         self.phase = Phase::Gone;
         self.path = None;
         self.answer = None;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::base::names::{Host, NodeName, SessionId, Target};
 use crate::proto::codec::proto::StreamMsg;
 use crate::proto::codec::{HEARTBEAT, STREAM};
-use crate::proto::frame::{Category, Code, Frame, FrameKind, Refusal, SessionFrame};
+use crate::proto::frame::{Category, Code, Frame, FrameKind, SessionError, SessionFrame};
 
 /// The sessions of one plain link, with the state of each.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub struct Decoded {
 
 /// The result of a message from the peer.
 #[derive(Debug, PartialEq)]
-pub enum Received {
+pub enum PlainEvent {
     /// Frames for one session.
     Session(Decoded),
     /// A ping; a pod answers with the same message.
@@ -284,7 +284,7 @@ fn over(id: SessionId, session: &PlainSession) -> Decoded {
         SessionFrame::Finish { total: session.received + 1 },
         SessionFrame::Reset {
             epoch: session.epoch,
-            refusal: Refusal::new(Code::Over, "closed by the far end"),
+            refusal: SessionError::new(Code::Over, "closed by the far end"),
         },
     ];
     Decoded { id, category: session.category, frames }
@@ -299,32 +299,32 @@ const AFTER_TARGET: Duration = Duration::from_secs(1);
 
 impl Plain {
     /// Handles a message from the peer.
-    pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> Received {
+    pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         if message.category == STREAM {
             return if message.r#type == HEARTBEAT {
-                Received::Heartbeat
+                PlainEvent::Heartbeat
             } else {
-                Received::Unknown("unknown_type")
+                PlainEvent::Unknown("unknown_type")
             };
         }
         let Some(category) = Category::from_name(&message.category) else {
-            return Received::Unknown("unknown_type");
+            return PlainEvent::Unknown("unknown_type");
         };
         if !message.node.eq_ignore_ascii_case(self.node.as_str()) {
-            return Received::Unknown("wrong_node");
+            return PlainEvent::Unknown("wrong_node");
         }
         let known = self.by_topic.get(&message.topic).copied();
         match (known, message.r#type.as_str()) {
             (None, "connecting") => self.asked(category, message, now),
-            (None, "closed") => Received::Unknown("unknown_session"),
+            (None, "closed") => PlainEvent::Unknown("unknown_session"),
             // The id is checked first: long ones, repeated in a thousand answers, would take gigabytes.
-            (None, _) if message.topic.len() > LONGEST_TOPIC => Received::Unknown("bad_session_id"),
+            (None, _) if message.topic.len() > LONGEST_TOPIC => PlainEvent::Unknown("bad_session_id"),
             (None, _) => self.answer("closed", category, message.topic, GONE.into()),
             (Some(id), _) => self.on_session_message(id, message, now),
         }
     }
 
-    fn asked(&mut self, category: Category, message: StreamMsg, now: Instant) -> Received {
+    fn asked(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
         let target: Result<Target, _> = message.addr.parse();
         let fits = message.topic.len() <= LONGEST_TOPIC && self.sessions.len() < MOST_SESSIONS;
         let (Ok(target), true) = (target, fits) else {
@@ -355,11 +355,11 @@ impl Plain {
             client: "a plain peer".into(),
             opener: None,
         };
-        Received::Session(Decoded { id, category, frames: vec![open] })
+        PlainEvent::Session(Decoded { id, category, frames: vec![open] })
     }
 
-    fn on_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> Received {
-        let Some(session) = self.sessions.get_mut(&id) else { return Received::Unknown("unknown_session") };
+    fn on_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> PlainEvent {
+        let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
         session.last = now;
         let (category, epoch) = (session.category, session.epoch);
         let frames = match message.r#type.as_str() {
@@ -378,29 +378,29 @@ impl Plain {
                 self.drop_session(id);
                 decoded.frames
             }
-            _ => return Received::Unknown("unknown_type"),
+            _ => return PlainEvent::Unknown("unknown_type"),
         };
-        Received::Session(Decoded { id, category, frames })
+        PlainEvent::Session(Decoded { id, category, frames })
     }
 
     /// Answers a message about an unknown session; beyond [`MOST_WAITING`] waiting answers the peer gets none.
-    fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> Received {
+    fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> PlainEvent {
         if self.waiting.len() < MOST_WAITING {
             self.send(category, kind, topic, data);
         }
-        Received::Answered
+        PlainEvent::Answered
     }
 }
 
 /// The answer to a session of an HTTPS front end, given in the peer's place: no generation of SuperEdge that links here
 /// uses TLS to targets.
 pub(crate) fn speaks_no_tls(id: SessionId, epoch: u64) -> Decoded {
-    let refusal = Refusal::new(Code::TargetUnreachable, NO_TLS);
+    let refusal = SessionError::new(Code::TargetUnreachable, NO_TLS);
     Decoded { id, category: Category::Https, frames: vec![SessionFrame::Refused { refusal, epoch }] }
 }
 
 /// The code for Go's text of a failed dial.
-fn refusal(text: &Bytes) -> Refusal {
+fn refusal(text: &Bytes) -> SessionError {
     let text = String::from_utf8_lossy(text);
     let code = if text.contains("refused") {
         Code::TargetRefused
@@ -409,7 +409,7 @@ fn refusal(text: &Bytes) -> Refusal {
     } else {
         Code::TargetUnreachable
     };
-    Refusal::new(code, text)
+    SessionError::new(code, text)
 }
 
 /// Longest topic of a plain peer in bytes; it may be any text.

@@ -40,11 +40,11 @@ pub struct ConfigMapParams {
     /// The pods that there are; `None`: they are not known, and lines of dead pods stay.
     pub endpoints: Option<watch::Receiver<KnownEndpoints>>,
     /// Asked whether a pod that is not ready is alive all the same.
-    pub lives: Lives,
+    pub lives: LivenessProbe,
 }
 
 /// Finds out whether a pod is alive.
-pub struct Lives(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
+pub struct LivenessProbe(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
 
 /// Why the ConfigMap could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -78,14 +78,14 @@ pub enum ConfigMapError {
     },
 }
 
-impl Lives {
+impl LivenessProbe {
     /// To be true only of a pod that has answered: one that is not asked, or not reached, is taken for dead.
     pub fn new(ask: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
         Self(Box::new(ask))
     }
 }
 
-impl fmt::Debug for Lives {
+impl fmt::Debug for LivenessProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Lives")
     }

@@ -9,13 +9,13 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdError, EtcdMembers, GrpcDialer};
+use crate::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdEndpoints, EtcdError, GrpcDialer};
 use crate::net::resolver::Resolver;
 
 /// Our records in an etcd.
 #[derive(Debug)]
 pub struct Etcd {
-    members: EtcdMembers,
+    members: EtcdEndpoints,
     prefix: String,
     address: IpAddr,
     /// Part of our keys, so that pods do not overwrite one another.
@@ -58,7 +58,14 @@ impl Etcd {
     /// The same, with members that are reached by other means.
     pub fn by(dialer: Arc<dyn EtcdDialer>, prefix: String, address: IpAddr) -> Self {
         let pod = format!("{:016x}", rand::random::<u64>());
-        Self { members: EtcdMembers::new(dialer), prefix, address, pod, lease: None, at_once: FIRST_AT_ONCE }
+        Self {
+            members: EtcdEndpoints::new(dialer),
+            prefix,
+            address,
+            pod,
+            lease: None,
+            at_once: FIRST_AT_ONCE,
+        }
     }
 
     /// Makes these our only records, and keeps the lease alive. Each member is tried once.

@@ -10,11 +10,11 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::base::names::NodeName;
-use crate::base::policy::zone::{Nameless, Zone};
+use crate::base::policy::zone::{DnsNameError, Zone};
 use crate::net::resolver::{LookupError, Resolver};
 
 /// Decides which nodes may have a record; DNS has the addresses that a name has already.
-pub struct Vet {
+pub struct RecordPolicy {
     /// For the addresses that a name has already.
     resolver: Resolver,
     is_pod: Box<IsPod>,
@@ -36,7 +36,7 @@ struct Verdict {
     at: Instant,
 }
 
-impl Vet {
+impl RecordPolicy {
     /// Asks `resolver` what names stand for, and `is_pod` whether one of the addresses takes links; within a few
     /// seconds.
     pub fn new(
@@ -74,7 +74,7 @@ impl Vet {
         for node in nodes {
             match zone.name(&node) {
                 Ok(name) => named.push((node, name)),
-                Err(Nameless::Foreign) if self.is_of_cluster(&node).await => {
+                Err(DnsNameError::Foreign) if self.is_of_cluster(&node).await => {
                     named.push((node.clone(), node.as_str().to_ascii_lowercase()));
                 }
                 Err(why) => self.warn_once(&node, &why),
@@ -162,7 +162,7 @@ impl Vet {
     }
 }
 
-impl fmt::Debug for Vet {
+impl fmt::Debug for RecordPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Vet")
     }
@@ -191,7 +191,7 @@ mod tests {
     async fn a_node_of_the_cluster_may_have_dots_in_its_name_and_strangers_cost_few_questions() {
         let nobody = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let dns = Resolver::of_servers(&[nobody.local_addr().unwrap()]).unwrap();
-        let mut vet = Vet::new(dns, |_| Box::pin(async { false }));
+        let mut vet = RecordPolicy::new(dns, |_| Box::pin(async { false }));
         let (zone, asked) = (Zone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
         let count = asked.clone();
         vet.set_nodes(move || {

@@ -33,7 +33,7 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
         registry: Registry::new(metrics.clone()),
         store: Store::Hosts(Hosts::new(file.clone(), IpAddr::from([10, 0, 0, 1]))),
         zone: Arc::new(Zone::new(String::new(), Vec::new(), |_| false)),
-        vet: Vet::new(Resolver::system().unwrap(), |_| Box::pin(std::future::ready(true))),
+        vet: RecordPolicy::new(Resolver::system().unwrap(), |_| Box::pin(std::future::ready(true))),
         metrics: metrics.clone(),
         report: Box::new(move |state| drop(told.try_send(state))),
     };

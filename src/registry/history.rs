@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::base::names::NodeName;
 use crate::link::sender::LinkSender;
-use crate::registry::{Linked, Registry};
+use crate::registry::{LinkedNode, Registry};
 
 /// What last went wrong with a node: its link ended, or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,22 +26,22 @@ pub struct LastError {
 /// Their names and errors stand in one text. A block of memory for each, taken where a link has just begun or ended,
 /// would keep a page of its own, and so most of the memory of a pod that thousands of edges have left.
 #[derive(Debug, Default)]
-pub(crate) struct Past {
+pub(crate) struct NodeHistory {
     /// By the hash of their name. Of two nodes with one hash only the newer is remembered.
-    nodes: HashMap<u64, Was>,
+    nodes: HashMap<u64, HistoryEntry>,
     texts: String,
     hashes: RandomState,
 }
 
 /// One node. The ranges are places in the text.
 #[derive(Debug, Default)]
-struct Was {
+struct HistoryEntry {
     name: Range<usize>,
     gone: Option<Instant>,
     error: Option<(Instant, Range<usize>)>,
 }
 
-impl Past {
+impl NodeHistory {
     /// The node has just lost its link.
     pub(crate) fn left(&mut self, node: &NodeName) {
         self.enter(node, 0).gone = Some(Instant::now());
@@ -85,23 +85,23 @@ impl Past {
     pub(crate) fn all_gone(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
         let mut gone: Vec<_> = self.nodes.values().filter_map(|was| Some((was.gone?, was))).collect();
         gone.sort_unstable_by_key(|(at, _)| Reverse(*at));
-        let told = |(at, was): (Instant, &Was)| {
+        let told = |(at, was): (Instant, &HistoryEntry)| {
             Some((text(&self.texts, &was.name).parse().ok()?, at, self.told(was)))
         };
         gone.into_iter().take(most).filter_map(told).collect()
     }
 
-    fn told(&self, was: &Was) -> Option<LastError> {
+    fn told(&self, was: &HistoryEntry) -> Option<LastError> {
         let (at, why) = was.error.as_ref()?;
         Some(LastError { at: *at, why: text(&self.texts, why).into() })
     }
 
-    fn get(&self, node: &NodeName) -> Option<&Was> {
+    fn get(&self, node: &NodeName) -> Option<&HistoryEntry> {
         self.nodes.get(&self.hashes.hash_one(node)).filter(|was| was.is(&self.texts, node))
     }
 
     /// The node's entry, with room for so many bytes in the text.
-    fn enter(&mut self, node: &NodeName, more: usize) -> &mut Was {
+    fn enter(&mut self, node: &NodeName, more: usize) -> &mut HistoryEntry {
         let name = node.as_str();
         if self.get(node).is_some() {
             self.make_room(more);
@@ -113,14 +113,14 @@ impl Past {
         }
         let was = self.nodes.entry(self.hashes.hash_one(node)).or_default();
         if !was.is(&self.texts, node) {
-            *was = Was { name: put(&mut self.texts, name), ..Was::default() };
+            *was = HistoryEntry { name: put(&mut self.texts, name), ..HistoryEntry::default() };
         }
         was
     }
 
     /// Forgets those to which nothing has happened for longest.
     fn forget_half(&mut self) {
-        let mut times: Vec<_> = self.nodes.values().map(Was::last).collect();
+        let mut times: Vec<_> = self.nodes.values().map(HistoryEntry::last).collect();
         let middle = times.len() / 2;
         let (_, middle, _) = times.select_nth_unstable(middle);
         self.nodes.retain(|_, was| was.last() > *middle);
@@ -131,15 +131,15 @@ impl Past {
         if self.texts.len() + more <= self.texts.capacity() {
             return;
         }
-        let used: usize = self.nodes.values().flat_map(Was::ranges).map(Range::len).sum();
+        let used: usize = self.nodes.values().flat_map(HistoryEntry::ranges).map(Range::len).sum();
         let before = std::mem::replace(&mut self.texts, String::with_capacity(2 * (used + more)));
-        for range in self.nodes.values_mut().flat_map(Was::ranges_mut) {
+        for range in self.nodes.values_mut().flat_map(HistoryEntry::ranges_mut) {
             *range = put(&mut self.texts, text(&before, range));
         }
     }
 }
 
-impl Was {
+impl HistoryEntry {
     fn is(&self, texts: &str, node: &NodeName) -> bool {
         text(texts, &self.name).eq_ignore_ascii_case(node.as_str())
     }
@@ -190,7 +190,7 @@ pub enum Standing {
 #[derive(Debug, Default)]
 pub struct Overview {
     /// The links, by node's name; the current one of a node first.
-    pub linked: Vec<(NodeName, Standing, Linked, Option<LastError>)>,
+    pub linked: Vec<(NodeName, Standing, LinkedNode, Option<LastError>)>,
     /// The nodes that are not linked here any more, and since when; the last to go first.
     pub gone: Vec<(NodeName, Instant, Option<LastError>)>,
 }
@@ -215,7 +215,7 @@ impl Registry {
     /// All links, and up to `most` of the nodes that have gone.
     pub fn overview(&self, most: usize) -> Overview {
         let nodes = self.lock();
-        let links = |map: &HashMap<NodeName, Linked>, standing| -> Vec<_> {
+        let links = |map: &HashMap<NodeName, LinkedNode>, standing| -> Vec<_> {
             let error = |node| nodes.past.error(node);
             map.iter().map(|(node, linked)| (node.clone(), standing, linked.clone(), error(node))).collect()
         };
@@ -277,7 +277,7 @@ mod tests {
         /// Whatever happens to nodes, what last happened is remembered, and no more than twice the room is taken.
         #[test]
         fn what_last_happened_is_remembered(steps in prop::collection::vec((0u8..20, step()), 1..300)) {
-            let mut past = Past::default();
+            let mut past = NodeHistory::default();
             let mut model = HashMap::<u8, (bool, Option<String>)>::new();
             for (n, (node, step)) in steps.into_iter().enumerate() {
                 // A name counts in any case.
@@ -308,7 +308,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nodes_without_end_push_out_those_that_went_first() {
-        let mut past = Past::default();
+        let mut past = NodeHistory::default();
         let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
         for n in 0..3 * MOST {
             past.failed(&node(n), "the far end has closed it");
@@ -335,7 +335,7 @@ mod overview_tests {
 
     use crate::base::metrics::Metrics;
     use crate::base::names::Instance;
-    use crate::proto::frame::Peer;
+    use crate::proto::frame::Remote;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
@@ -343,10 +343,14 @@ mod overview_tests {
 
     fn link(registry: &Registry, id: u64, node: &str) -> Arc<LinkSender> {
         let instance = Some(Instance::from_bits(1));
-        let peer = Peer::Edge(node.parse().unwrap());
+        let peer = Remote::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(id), peer, instance, Dialect::NEWEST);
-        let linked =
-            Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() };
+        let linked = LinkedNode {
+            sender: sender.clone(),
+            instance,
+            from: ([10, 0, 0, 1], 1).into(),
+            ips: Arc::default(),
+        };
         registry.insert(linked, true);
         sender
     }

@@ -12,7 +12,7 @@ use crate::base::names::{Instance, NodeName};
 use crate::link::sender::LinkSender;
 use crate::proto::frame::Found;
 use crate::proto::hello::Dialect;
-use crate::registry::peers::SiblingPod;
+use crate::registry::peers::PeerHandle;
 use crate::registry::{Finder, NodeLocation, NotFound};
 
 /// Nodes at other pods, and nodes that were just looked for in vain.
@@ -39,7 +39,7 @@ struct Locations {
 #[derive(Debug)]
 struct At {
     /// None: it is not there any more.
-    pod: Option<SiblingPod>,
+    pod: Option<PeerHandle>,
     instance: Option<Instance>,
     /// The process of that pod, if this is kept: for other pods, as this one is a home of the node, or as this one catches.
     kept: Option<Instance>,
@@ -55,13 +55,13 @@ struct At {
 
 impl LocationCache {
     /// The pod at which the node is without a doubt, and the node's process.
-    pub(crate) fn of(&self, node: &NodeName) -> Option<(SiblingPod, Option<Instance>)> {
+    pub(crate) fn of(&self, node: &NodeName) -> Option<(PeerHandle, Option<Instance>)> {
         let nodes = self.lock();
         nodes.all.get(node).filter(|at| !at.doubted).and_then(|at| Some((at.pod.clone()?, at.instance)))
     }
 
     /// The last known pod of the node.
-    pub(crate) fn last_pod(&self, node: &NodeName) -> Option<SiblingPod> {
+    pub(crate) fn last_pod(&self, node: &NodeName) -> Option<PeerHandle> {
         self.lock().all.get(node)?.pod.clone()
     }
 
@@ -81,7 +81,7 @@ impl LocationCache {
     }
 
     /// Notes that a pod has the node. `keep`: whatever else is looked for, as long as there is room for all and for that pod.
-    pub(crate) fn learn(&self, node: &NodeName, pod: SiblingPod, instance: Option<Instance>, keep: bool) {
+    pub(crate) fn learn(&self, node: &NodeName, pod: PeerHandle, instance: Option<Instance>, keep: bool) {
         let process = if keep { pod.process() } else { None };
         let mut nodes = self.lock();
         let ips = nodes.all.get(node).filter(|at| at.instance == instance).map(|at| at.ips.clone());
@@ -183,10 +183,10 @@ impl LocationCache {
     /// Notes that the node is not at that pod, if it is remembered there; an entry that another thread has made for a
     /// newer pod stays. What is kept for other pods is only doubted: it is the link there that may have been wrong, and
     /// the pod does not announce the node again.
-    pub(crate) fn forget(&self, node: &NodeName, pod: &SiblingPod) {
+    pub(crate) fn forget(&self, node: &NodeName, pod: &PeerHandle) {
         let mut nodes = self.lock();
         let process = pod.process();
-        let is = |at: &SiblingPod| at.is(pod) || process.is_some() && at.process() == process;
+        let is = |at: &PeerHandle| at.is(pod) || process.is_some() && at.process() == process;
         if let Some(at) = nodes.all.get_mut(node)
             && at.pod.as_ref().is_some_and(is)
         {
@@ -521,11 +521,11 @@ mod announce_tests {
     use crate::base::metrics::Metrics;
     use crate::base::policy::zone::Zone;
     use crate::net::resolver::Resolver;
-    use crate::proto::frame::{FrameKind, Peer};
+    use crate::proto::frame::{FrameKind, Remote};
     use crate::proto::state::LinkId;
     use crate::registry::peers::tests::{settled, siblings};
     use crate::registry::search::Dns;
-    use crate::registry::{Linked, Registry};
+    use crate::registry::{LinkedNode, Registry};
 
     use super::*;
 
@@ -553,7 +553,7 @@ mod announce_tests {
         let own = Instance::from_bits(1);
         let finder = Finder::new(Registry::new(Metrics::cloud("", "")), own, siblings.clone(), nowhere(), 1);
         let pod = |id| Instance::from_bits(u128::from(id));
-        let link = |id, dialect| LinkSender::new(LinkId(id), Peer::Pod, Some(pod(id)), dialect);
+        let link = |id, dialect| LinkSender::new(LinkId(id), Remote::Pod, Some(pod(id)), dialect);
         let [first, second, asker] = [7, 8, 9].map(|id| link(id, Dialect::NEWEST));
         let older = link(10, Dialect::Extended(2));
         for link in [&first, &second, &asker, &older] {
@@ -591,15 +591,15 @@ mod announce_tests {
         let link = |id, peer| {
             LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
         };
-        let (asker, other) = (link(9, Peer::Pod), link(8, Peer::Pod));
+        let (asker, other) = (link(9, Remote::Pod), link(8, Remote::Pod));
         siblings.joined(&asker, false);
         siblings.joined(&other, false);
         settled().await;
         finder.answer(&asker, node, 5);
         assert_eq!(told(&asker), [Found::away(5)], "it was never anywhere");
-        let edge = link(7, Peer::Edge(node.clone()));
+        let edge = link(7, Remote::Edge(node.clone()));
         registry.insert(
-            Linked {
+            LinkedNode {
                 sender: edge.clone(),
                 instance: None,
                 from: ([127, 0, 0, 1], 1).into(),
@@ -630,7 +630,7 @@ mod announce_tests {
         let finder = Finder::new(registry, Instance::from_bits(1), siblings.clone(), nowhere(), 1);
         let node: &NodeName = &"node1".parse().unwrap();
         let pod = |id| Instance::from_bits(u128::from(id));
-        let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(pod(id)), Dialect::NEWEST);
+        let link = |id| LinkSender::new(LinkId(id), Remote::Pod, Some(pod(id)), Dialect::NEWEST);
         let links @ [first, second] = &[7, 8].map(link);
         links.iter().for_each(|link| drop(siblings.joined(link, false)));
         settled().await;

@@ -28,7 +28,7 @@ use crate::net::resolver::Lookup;
 use crate::proto::frame::{Found, Load};
 use crate::proto::state::LinkId;
 use crate::registry::Registry;
-use crate::registry::peers::peer::{Announcements, DialContext, PodDialer, Sibling, UNASKED, Unreachable};
+use crate::registry::peers::peer::{Announcements, DialContext, PeerDialer, Sibling, UNASKED, Unreachable};
 use crate::registry::peers::replicas::Membership;
 
 /// Links to the other pods, made when needed, and those that they have made to us.
@@ -65,7 +65,7 @@ impl Siblings {
     pub fn new(
         addresses: watch::Receiver<Vec<SocketAddr>>,
         registry: Arc<Registry>,
-        dialer: Arc<dyn PodDialer>,
+        dialer: Arc<dyn PeerDialer>,
         own: Instance,
         drain: Drain,
     ) -> Arc<Self> {
@@ -135,7 +135,7 @@ impl Siblings {
     }
 
     /// All other pods that can be asked for a node, each once.
-    pub fn all(&self) -> Vec<SiblingPod> {
+    pub fn all(&self) -> Vec<PeerHandle> {
         let (mut known, incoming) = self.pods();
         known.retain(|sibling| {
             !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
@@ -143,13 +143,13 @@ impl Siblings {
         let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
         let more = incoming.into_iter().map(|incoming| incoming.sender);
         let more = more.filter(|sender| sender.instance.is_none_or(|pod| !linked.contains(&pod)));
-        known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(SiblingPod).collect()
+        known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(PeerHandle).collect()
     }
 
     /// The pod at the other end of a link; notes that the link has just been used.
-    pub fn behind(&self, sender: &Arc<LinkSender>) -> SiblingPod {
+    pub fn behind(&self, sender: &Arc<LinkSender>) -> PeerHandle {
         let known = self.lock().known.values().find(|sibling| sibling.has_link(sender.id)).cloned();
-        SiblingPod(known.map_or_else(
+        PeerHandle(known.map_or_else(
             || Which::Incoming(sender.clone()),
             |sibling| {
                 sibling.touch();
@@ -168,7 +168,7 @@ impl Siblings {
     }
 
     /// Asks one pod whether a node is linked to it. Takes at most 2 s. Cancel safe.
-    pub async fn ask(&self, pod: &SiblingPod, node: &NodeName) -> Result<FindAnswer, Unreachable> {
+    pub async fn ask(&self, pod: &PeerHandle, node: &NodeName) -> Result<FindAnswer, Unreachable> {
         let sender = pod.link().await?;
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
@@ -188,7 +188,7 @@ impl Siblings {
         let from = sender.instance;
         Ok(FindAnswer {
             pod: from,
-            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, silence, ips }),
+            yes: here.then(|| NodeLocationAnswer { pod: pod.clone(), sender, instance, silence, ips }),
             seen: (!here && !silence.is_zero()).then_some(silence),
             at: at.filter(|_| !here),
             authoritative,
@@ -253,7 +253,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 impl Siblings {
     /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
     /// ourselves.
-    pub fn at(&self, ip: IpAddr, port: u16) -> Vec<SiblingPod> {
+    pub fn at(&self, ip: IpAddr, port: u16) -> Vec<PeerHandle> {
         let (mut found, over) = split(self.known());
         found.retain(|sibling| sibling.at.ip() == ip);
         if found.is_empty() {
@@ -261,7 +261,7 @@ impl Siblings {
             found.extend(self.add(SocketAddr::new(ip, port), false));
         }
         found.retain(|sibling| !sibling.is_ourselves());
-        found.into_iter().map(|sibling| SiblingPod(Which::Known(sibling))).collect()
+        found.into_iter().map(|sibling| PeerHandle(Which::Known(sibling))).collect()
     }
 
     /// The addresses of those of which one is known.
@@ -364,7 +364,7 @@ pub(crate) const MOST_KNOWN: usize = 1000;
 
 /// How pods are named; all ways together.
 #[derive(Debug, Clone, Default)]
-pub struct PodAddresses {
+pub struct PeerAddressSource {
     /// Once and for all.
     pub list: Vec<SocketAddr>,
     /// By a name whose addresses they are, and their port.
@@ -373,7 +373,7 @@ pub struct PodAddresses {
     pub cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
-impl PodAddresses {
+impl PeerAddressSource {
     /// All of them, followed until draining begins. A name that DNS does not answer for keeps its addresses.
     pub fn follow(self, resolver: Arc<dyn Lookup>, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
         let (sender, receiver) = watch::channel(self.all(&[]));
@@ -413,7 +413,7 @@ impl PodAddresses {
 }
 
 async fn look(
-    mut named: PodAddresses,
+    mut named: PeerAddressSource,
     resolver: Arc<dyn Lookup>,
     sender: watch::Sender<Vec<SocketAddr>>,
     drain: Drain,
@@ -454,7 +454,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// One other pod that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
-pub struct SiblingPod(pub(crate) Which);
+pub struct PeerHandle(pub(crate) Which);
 
 #[derive(Debug, Clone)]
 pub(crate) enum Which {
@@ -464,9 +464,9 @@ pub(crate) enum Which {
 
 /// A pod has a node.
 #[derive(Debug, Clone)]
-pub struct NodeFound {
+pub struct NodeLocationAnswer {
     /// Which pod.
-    pub pod: SiblingPod,
+    pub pod: PeerHandle,
     /// The link to it.
     pub sender: Arc<LinkSender>,
     /// The process that is a session's other end: the node's, or that pod's own if the node's link is plain.
@@ -483,7 +483,7 @@ pub struct FindAnswer {
     /// Which process it is.
     pub pod: Option<Instance>,
     /// Where the node is, if it has it.
-    pub yes: Option<NodeFound>,
+    pub yes: Option<NodeLocationAnswer>,
     /// How long ago it had the node, or knew of a pod that had it, if it did.
     pub seen: Option<Duration>,
     /// The process of the pod at which the node is instead, as far as this one knows.
@@ -492,7 +492,7 @@ pub struct FindAnswer {
     pub authoritative: bool,
 }
 
-impl SiblingPod {
+impl PeerHandle {
     /// A link to it, made if need be. Waits at most 1 s.
     pub async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
         match &self.0 {
@@ -541,7 +541,7 @@ impl SiblingPod {
     }
 }
 
-impl fmt::Display for SiblingPod {
+impl fmt::Display for PeerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Which::Known(sibling) => sibling.at.fmt(f),
@@ -598,7 +598,7 @@ impl Siblings {
 
 /// Another pod, and how many nodes it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PodLoad {
+pub struct PeerLoad {
     /// Its gRPC port, as this pod dials it; none if only it dials this one.
     pub at: Option<SocketAddr>,
     /// Nodes that are linked to it.
@@ -651,7 +651,7 @@ impl Siblings {
     }
 
     /// Every other pod with its nodes. `None`: one of them has said nothing for a while, is not linked, or is stopping.
-    pub fn loads(&self) -> Option<Vec<PodLoad>> {
+    pub fn loads(&self) -> Option<Vec<PeerLoad>> {
         let (known, incoming) = self.pods();
         let mut pods = Vec::new();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
@@ -671,7 +671,7 @@ impl Siblings {
         let loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
         let load = |(at, pod): (Option<SocketAddr>, _)| {
             let (load, heard) = loads.get(&pod)?;
-            (!load.stopping && heard.elapsed() < FRESH).then_some(PodLoad { at, nodes: load.nodes })
+            (!load.stopping && heard.elapsed() < FRESH).then_some(PeerLoad { at, nodes: load.nodes })
         };
         pods.into_iter().map(load).collect()
     }
@@ -696,7 +696,7 @@ mod addresses_tests {
         let drain = Drain::new();
         let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
         let (sender, cluster) = watch::channel(Vec::new());
-        let named = PodAddresses {
+        let named = PeerAddressSource {
             list: vec!["192.0.2.1:9000".parse().unwrap()],
             service: Some(("localhost".into(), 9001)),
             cluster: Some(cluster),

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::base::names::{Instance, NodeName};
 use crate::link::sender::LinkSender;
 use crate::proto::frame::{Conflict, Found};
-use crate::registry::{self, CONTEST_PONG_TIMEOUT, Finder, Linked, Nodes, Registry, Taken};
+use crate::registry::{self, CONTEST_PONG_TIMEOUT, Finder, LinkedNode, Nodes, Registry, Taken};
 
 /// Names with a recent conflict; at most [`MOST`] of them.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ struct NameConflict {
 impl Registry {
     /// A node that is linked here is alive and keeps its name; another process of that name came at `place`. Logs that,
     /// and sends the node a Conflict. Returns the sentence for the other process.
-    pub(crate) fn keeps(&self, node: &NodeName, linked: &Linked, place: &str) -> Taken {
+    pub(crate) fn keeps(&self, node: &NodeName, linked: &LinkedNode, place: &str) -> Taken {
         let why = format!(
             "another process came as node {node}, {place}, and is kept out while this one is alive: two machines with \
              one name? Give each its own"
@@ -42,7 +42,7 @@ impl Registry {
     }
 
     /// A node that is linked here loses its name to another process: its link is closed with that reason.
-    pub(crate) fn loses(&self, node: &NodeName, linked: &Linked, why: String) {
+    pub(crate) fn loses(&self, node: &NodeName, linked: &LinkedNode, why: String) {
         self.log_conflict(node, &why);
         linked.sender.dismiss(why);
     }
@@ -195,7 +195,7 @@ impl Nodes {
     }
 
     /// Takes out the interactive link of another process than the one that has linked now.
-    pub(crate) fn take_foreign(&mut self, node: &NodeName, instance: Option<Instance>) -> Option<Linked> {
+    pub(crate) fn take_foreign(&mut self, node: &NodeName, instance: Option<Instance>) -> Option<LinkedNode> {
         let foreign = self.interactive.get(node).is_some_and(|beside| beside.instance != instance);
         if foreign { self.interactive.remove(node) } else { None }
     }
@@ -217,7 +217,7 @@ impl Registry {
 
     /// Takes an interactive link to its node's current one, which is returned; one that it had before is closed. None, if
     /// it may not stand there.
-    pub fn stand_beside(&self, linked: Linked) -> Option<Arc<LinkSender>> {
+    pub fn stand_beside(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let (busy, before) = {
             let mut nodes = self.lock();
@@ -235,9 +235,10 @@ impl Registry {
 impl Nodes {
     /// Takes out the link by which a node is found, or the older one beside it; that becomes the node's current one
     /// again. `None`: neither is that link.
-    pub(crate) fn take(&mut self, node: &NodeName, sender: &LinkSender) -> Option<Linked> {
-        let is =
-            |of: &HashMap<NodeName, Linked>| of.get(node).is_some_and(|known| known.sender.id == sender.id);
+    pub(crate) fn take(&mut self, node: &NodeName, sender: &LinkSender) -> Option<LinkedNode> {
+        let is = |of: &HashMap<NodeName, LinkedNode>| {
+            of.get(node).is_some_and(|known| known.sender.id == sender.id)
+        };
         if is(&self.older) {
             return self.older.remove(node);
         }
@@ -316,16 +317,16 @@ mod tests {
 #[cfg(test)]
 mod interactive_tests {
     use crate::base::metrics::Metrics;
-    use crate::proto::frame::Peer;
+    use crate::proto::frame::Remote;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
     use super::*;
 
-    fn linked(number: u64, instance: u128) -> Linked {
-        let (peer, instance) = (Peer::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
+    fn linked(number: u64, instance: u128) -> LinkedNode {
+        let (peer, instance) = (Remote::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
         let sender = LinkSender::new(LinkId(number), peer, instance, Dialect::NEWEST);
-        Linked { sender, instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+        LinkedNode { sender, instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
     }
 
     #[tokio::test]
@@ -367,7 +368,7 @@ mod moves_tests {
 
     use crate::base::metrics::Metrics;
     use crate::base::names::Instance;
-    use crate::proto::frame::Peer;
+    use crate::proto::frame::Remote;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
@@ -376,11 +377,11 @@ mod moves_tests {
     /// A new link of the node with that number.
     fn linked(registry: &Registry, number: u64, dialect: Dialect) -> Arc<LinkSender> {
         static LINKS: AtomicU64 = AtomicU64::new(0);
-        let peer = Peer::Edge(format!("node{number}").parse().unwrap());
+        let peer = Remote::Edge(format!("node{number}").parse().unwrap());
         let instance = (dialect != Dialect::Plain).then(|| Instance::from_bits(number.into()));
         let sender = LinkSender::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance, dialect);
         let from = ([10, 0, 0, 1], 1).into();
-        registry.insert(Linked { sender: sender.clone(), instance, from, ips: Arc::default() }, false);
+        registry.insert(LinkedNode { sender: sender.clone(), instance, from, ips: Arc::default() }, false);
         sender
     }
 

@@ -16,12 +16,12 @@ use crate::base::names::{Instance, NodeName};
 use crate::base::policy::zone::Zone;
 use crate::link::sender::LinkSender;
 use crate::net::resolver::{Lookup, LookupError};
-use crate::proto::frame::Peer;
+use crate::proto::frame::Remote;
 use crate::proto::state::LinkId;
 use crate::registry::NotFound;
 use crate::registry::location_cache::LocationCache;
 use crate::registry::peers::peer::Unreachable;
-use crate::registry::peers::{FindAnswer, NodeFound, SiblingPod, Siblings};
+use crate::registry::peers::{FindAnswer, NodeLocationAnswer, PeerHandle, Siblings};
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -56,12 +56,12 @@ pub(crate) struct SearchContext {
     port: u16,
 }
 
-type Outcome = Result<NodeFound, NotFound>;
+type Outcome = Result<NodeLocationAnswer, NotFound>;
 type Running = BoxFuture<'static, Outcome>;
 
 impl NodeQuery {
     pub(crate) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&LinkSender>) -> Self {
-        let not_pod = not.filter(|not| not.peer == Peer::Pod).and_then(|not| not.instance);
+        let not_pod = not.filter(|not| not.peer == Remote::Pod).and_then(|not| not.instance);
         Self { node: node.clone(), instance, not: not.map(|not| not.id), not_pod }
     }
 
@@ -78,13 +78,13 @@ impl NodeQuery {
     /// Whether that link, which leads to that process of the node, may be used.
     pub(crate) fn suits(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
         let is_not = self.not == Some(sender.id)
-            || sender.peer == Peer::Pod && self.not_pod.is_some() && self.not_pod == sender.instance;
+            || sender.peer == Remote::Pod && self.not_pod.is_some() && self.not_pod == sender.instance;
         self.is_of(instance) && !is_not
     }
 }
 
 impl SearchContext {
-    fn learn(&self, node: &NodeName, yes: &NodeFound) {
+    fn learn(&self, node: &NodeName, yes: &NodeLocationAnswer) {
         self.known.learn(node, yes.pod.clone(), yes.instance, self.siblings.kept()(node));
         self.known.claim(node, yes.ips.clone());
     }
@@ -142,7 +142,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
     let (dns, node) = (means.dns.clone(), wanted.node.clone());
     let mut lookup = pin!(Fuse::terminated());
     let mut asking = Asking::new(&means, &wanted);
-    let mut best = None::<NodeFound>;
+    let mut best = None::<NodeLocationAnswer>;
     // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped
     // for want of use, or has just ended.
     let last = means.known.last_pod(&wanted.node).and_then(|pod| means.siblings.current(pod));
@@ -205,7 +205,7 @@ enum Stage {
 }
 
 /// The pods at the addresses that DNS named.
-fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<SiblingPod> {
+fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<PeerHandle> {
     let first = addresses.into_iter().take(MOST_NAMED);
     first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
 }
@@ -229,7 +229,7 @@ const MOST_NAMED: usize = 8;
 pub(crate) struct Asking<'a> {
     means: &'a SearchContext,
     wanted: &'a NodeQuery,
-    asked: Vec<SiblingPod>,
+    asked: Vec<PeerHandle>,
     pub(crate) answers: FuturesUnordered<BoxFuture<'static, Answered>>,
     /// What those have said that do not have the node.
     pub(crate) said: NotFound,
@@ -249,7 +249,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Asks those of these pods that were not asked yet and can be reached.
-    pub(crate) fn ask(&mut self, pods: Vec<SiblingPod>) {
+    pub(crate) fn ask(&mut self, pods: Vec<PeerHandle>) {
         for pod in pods {
             if pod.is_gone() || self.asked.iter().any(|asked| asked.is(&pod)) {
                 continue;
@@ -265,7 +265,7 @@ impl<'a> Asking<'a> {
         let homes = self.means.siblings.homes_of(&self.wanted.node);
         // Only pods whose members have been the same for long agree on who they are.
         let agreed = self.means.siblings.has_converged();
-        self.silent_homes = agreed.then(|| homes.iter().filter_map(SiblingPod::process).collect());
+        self.silent_homes = agreed.then(|| homes.iter().filter_map(PeerHandle::process).collect());
         self.ask(homes);
     }
 
@@ -289,7 +289,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Takes an answer. Returns where the node is, if it suits.
-    pub(crate) fn take(&mut self, answer: Answered) -> Option<NodeFound> {
+    pub(crate) fn take(&mut self, answer: Answered) -> Option<NodeLocationAnswer> {
         match answer {
             Ok(FindAnswer { yes: Some(yes), .. }) if self.wanted.suits(yes.instance, &yes.sender) => {
                 return Some(yes);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     fn link(id: u64, pod: u64) -> Arc<LinkSender> {
-        LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(pod.into())), Dialect::NEWEST)
+        LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(pod.into())), Dialect::NEWEST)
     }
 
     /// Nothing is known yet, and DNS does not answer.

@@ -13,24 +13,24 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, info_span, warn};
 
-use crate::base::addresses::{Claim, Claimant};
+use crate::base::addresses::{Claim, ClaimSource};
 use crate::base::drain::Drain;
 use crate::base::logging::AUDIT;
 use crate::base::names::NodeName;
-use crate::base::policy::tokens::{Tokens, Unproven};
+use crate::base::policy::tokens::{TokenError, Tokens};
 use crate::invitations::Enrolment;
 use crate::link::sender::LinkSender;
 use crate::link::table::SessionTable;
 use crate::net::reload::Reload;
 use crate::net::tls::verify::Agents;
-use crate::proto::frame::{Code, Refusal};
+use crate::proto::frame::{Code, SessionError};
 use crate::proto::hello::Hello;
 use crate::proto::state::LinkId;
-use crate::startup::{FaultKind, Startup};
+use crate::startup::{Startup, StartupErrorKind};
 
 /// The links that were accepted for a token.
 #[derive(Debug)]
-pub(crate) struct Proven {
+pub(crate) struct AuthenticatedLinks {
     tokens: Reload<Tokens>,
     /// Who has joined by invitation; `None`: nobody.
     enrolment: Option<Arc<Enrolment>>,
@@ -46,7 +46,7 @@ pub(crate) type Nodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
 
 /// What an edge says, and the node of the certificate that it has shown, if any.
 #[derive(Debug, Clone)]
-pub(crate) struct Evidence {
+pub(crate) struct EdgeCredentials {
     pub(crate) hello: Hello,
     pub(crate) agent: Option<NodeName>,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Evidence {
 #[derive(Debug, Clone)]
 struct Proof {
     sender: Arc<LinkSender>,
-    evidence: Evidence,
+    evidence: EdgeCredentials,
 }
 
 /// Reads the token file; `None`: it cannot be read, which `startup` has noted. `certificates`: edges may prove themselves by
@@ -84,7 +84,7 @@ pub(crate) fn read(
         }
         Ok(tokens)
     });
-    let tokens = startup.keep(FaultKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
+    let tokens = startup.keep(StartupErrorKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
     if tokens.load().is_empty() {
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
         warn!(file = %file.display(), "the token file holds no token: {who} is refused until it has one");
@@ -98,7 +98,7 @@ fn is_meant(tokens: &Tokens, certificates: bool) -> bool {
     certificates && tokens.shut_some_out()
 }
 
-impl Proven {
+impl AuthenticatedLinks {
     /// Follows the token file.
     pub(crate) fn start(
         tokens: Reload<Tokens>,
@@ -128,16 +128,16 @@ impl Proven {
     pub(crate) fn claims(&self) -> Vec<Claim> {
         let tokens = self.tokens.load();
         let lines = tokens.ips().iter();
-        let lines = lines.map(|(ip, node)| Claim { ip: *ip, node: node.clone(), by: Claimant::TokenLine });
+        let lines = lines.map(|(ip, node)| Claim { ip: *ip, node: node.clone(), by: ClaimSource::TokenLine });
         let links = self.lock();
-        let edges = links.values().flat_map(|Proof { evidence: Evidence { hello, .. }, .. }| {
-            hello.ips.iter().map(|ip| Claim { ip: *ip, node: hello.node.clone(), by: Claimant::Edge })
+        let edges = links.values().flat_map(|Proof { evidence: EdgeCredentials { hello, .. }, .. }| {
+            hello.ips.iter().map(|ip| Claim { ip: *ip, node: hello.node.clone(), by: ClaimSource::Edge })
         });
         lines.chain(edges).collect()
     }
 
     /// As [`Self::check`], for who may have joined at another pod a moment ago.
-    pub(crate) async fn judge(&self, evidence: &Evidence) -> Result<(), Unproven> {
+    pub(crate) async fn judge(&self, evidence: &EdgeCredentials) -> Result<(), TokenError> {
         match (self.check(evidence), &self.enrolment) {
             (Err(_), Some(enrolment)) => {
                 enrolment.look_soon().await;
@@ -156,31 +156,31 @@ impl Proven {
     /// # Errors
     ///
     /// The reason, for the log alone.
-    pub(crate) fn check(&self, Evidence { hello, agent }: &Evidence) -> Result<(), Unproven> {
+    pub(crate) fn check(&self, EdgeCredentials { hello, agent }: &EdgeCredentials) -> Result<(), TokenError> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
         if tokens.shut_out(node) {
-            return Err(Unproven::ShutOut(node.clone()));
+            return Err(TokenError::ShutOut(node.clone()));
         }
         if let Some(nodes) = &self.nodes {
             let nodes = nodes.borrow();
             let is_edge = nodes.as_ref().map(|nodes| nodes.get(&node.as_str().to_ascii_lowercase()).copied());
             match is_edge {
-                Some(Some(false)) => return Err(Unproven::NoEdge(node.clone())),
+                Some(Some(false)) => return Err(TokenError::NoEdge(node.clone())),
                 _ if agent.as_ref() != Some(node) => {}
                 Some(Some(true)) => return Ok(()),
-                Some(None) => return Err(Unproven::NoNode(node.clone())),
-                None => return Err(Unproven::NodesUnknown),
+                Some(None) => return Err(TokenError::NoNode(node.clone())),
+                None => return Err(TokenError::NodesUnknown),
             }
         }
         match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
             Some(true) => Ok(()),
-            Some(false) if !tokens.names(node) => Err(Unproven::Joined),
+            Some(false) if !tokens.names(node) => Err(TokenError::Joined),
             _ => tokens.prove(node, &hello.token),
         }
     }
 
     /// Records the link of an edge that was checked, so that it ends with the token.
-    pub(crate) fn begin(&self, sender: &Arc<LinkSender>, evidence: &Evidence) {
+    pub(crate) fn begin(&self, sender: &Arc<LinkSender>, evidence: &EdgeCredentials) {
         let proof = Proof { sender: sender.clone(), evidence: evidence.clone() };
         self.lock().insert(sender.id, proof);
         // The file may have changed in between.
@@ -242,16 +242,16 @@ impl Proven {
 }
 
 /// Ends links, after their sessions were told why.
-async fn end_all(revoked: Vec<(Unproven, Proof)>, table: &SessionTable) {
+async fn end_all(revoked: Vec<(TokenError, Proof)>, table: &SessionTable) {
     for (why, Proof { sender, evidence }) in &revoked {
         let node = &evidence.hello.node;
         let why = match why {
-            Unproven::NoNode(_) => format!("Node {node} was deleted"),
-            Unproven::NoEdge(_) => format!("Node {node} has no edge label"),
-            Unproven::ShutOut(_) => format!("node {node} was shut out"),
+            TokenError::NoNode(_) => format!("Node {node} was deleted"),
+            TokenError::NoEdge(_) => format!("Node {node} has no edge label"),
+            TokenError::ShutOut(_) => format!("node {node} was shut out"),
             _ => format!("the token of node {node} was revoked"),
         };
-        table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
+        table.reset_on(sender, &SessionError::new(Code::NotAllowed, why));
     }
     // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
     let said = async {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     /// What the edge of node1 says, with that token and the certificate of that node.
-    fn evidence(token: &str, agent: Option<&str>) -> Evidence {
+    fn evidence(token: &str, agent: Option<&str>) -> EdgeCredentials {
         let hello = Hello {
             node: node("node1"),
             token: token.to_owned(),
@@ -309,12 +309,12 @@ mod tests {
             older: Older::Closed,
             ips: Box::default(),
         };
-        Evidence { hello, agent: agent.map(node) }
+        EdgeCredentials { hello, agent: agent.map(node) }
     }
 
-    fn proven(nodes: Option<Nodes>) -> Proven {
+    fn proven(nodes: Option<Nodes>) -> AuthenticatedLinks {
         let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
-        Proven { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
+        AuthenticatedLinks { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
     }
 
     /// These Nodes, each with whether it has an edge's label.
@@ -326,7 +326,7 @@ mod tests {
     fn a_node_without_an_edges_label_is_refused_and_a_name_that_is_no_node_passes() {
         let nodes = watch::Sender::new(None);
         let tokens = Reload::fixed(Tokens::parse("default:shared\ncp2:own\n"));
-        let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };
+        let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
         let says = |name: &str, token: &str, agent: Option<&str>| {
             let mut evidence = evidence(token, agent);
             evidence.hello.node = node(name);
@@ -338,7 +338,7 @@ mod tests {
             [("cp1", "shared", None), ("CP1", "shared", None), ("cp2", "own", None), ("cp1", "", Some("cp1"))]
         {
             let judged = says(name, token, agent);
-            assert_eq!(judged, Err(Unproven::NoEdge(node(name))), "{name}");
+            assert_eq!(judged, Err(TokenError::NoEdge(node(name))), "{name}");
             let why = judged.unwrap_err().to_string();
             assert!(
                 why.contains(&format!(
@@ -361,7 +361,7 @@ mod tests {
         let says = |token: &str, agent: Option<&str>| proven.check(&evidence(token, agent));
         // kube-apiserver has not answered since the start: who shows a certificate waits, and tokens alone are as ever.
         for token in ["right", "wrong"] {
-            assert!(matches!(says(token, Some("node1")), Err(Unproven::NodesUnknown)), "{token}");
+            assert!(matches!(says(token, Some("node1")), Err(TokenError::NodesUnknown)), "{token}");
         }
         assert!(says("right", None).is_ok() && says("wrong", None).is_err());
         nodes.send_replace(known([("node1", true)]));
@@ -369,7 +369,7 @@ mod tests {
         // Another node's proves nothing, and the token is asked for.
         assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
         nodes.send_replace(known([("node2", true)]));
-        assert!(matches!(says("right", Some("node1")), Err(Unproven::NoNode(_))));
+        assert!(matches!(says("right", Some("node1")), Err(TokenError::NoNode(_))));
         assert!(says("right", None).is_ok());
     }
 
@@ -386,10 +386,10 @@ mod tests {
         let nodes = watch::Sender::new(known([("node1", true)]));
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
             let tokens = Reload::fixed(Tokens::parse(text));
-            let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };
+            let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
             let judged = proven.check(&evidence("a", Some("node1")));
             assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
-            assert!(is_in || judged == Err(Unproven::ShutOut(node("node1"))), "{judged:?}");
+            assert!(is_in || judged == Err(TokenError::ShutOut(node("node1"))), "{judged:?}");
         }
     }
 

@@ -9,25 +9,25 @@ use tracing::warn;
 use crate::base::policy::Glob;
 use crate::base::policy::targets::Targets;
 use crate::base::policy::tokens::Tokens;
-use crate::config::server::registry::Publish;
+use crate::config::server::registry::PublishConfig;
 use crate::config::server::{Cloud, TlsVersion};
-use crate::invitations::CloudAuthority;
+use crate::invitations::ServerCa;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{self, ClientCertificates, Dialer, Identity, ServerSettings, TlsParams};
+use crate::net::tls::{self, ClientCertificates, Identity, PeerTls, TlsParams, TlsServerConfig};
 use crate::server::{authenticated_links, kubernetes, peers};
-use crate::startup::access::Doors;
-use crate::startup::{FaultKind, Startup};
+use crate::startup::access::ListenerPolicies;
+use crate::startup::{Startup, StartupErrorKind};
 
 /// The contents of the files; a [`Reload`] follows its file.
 #[derive(Debug)]
-pub(crate) struct PodFiles {
+pub(crate) struct ServerFiles {
     /// TLS of the gRPC port.
     pub(crate) tls: Reload<ServerConfig>,
     /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
-    pub(crate) siblings: Option<Reload<Dialer>>,
+    pub(crate) siblings: Option<Reload<PeerTls>>,
     /// What is told to who joins; `None`: nobody does.
-    pub(crate) authority: Option<Reload<CloudAuthority>>,
+    pub(crate) authority: Option<Reload<ServerCa>>,
     /// Proves edges.
     pub(crate) tokens: Reload<Tokens>,
     /// Asks the system's DNS servers.
@@ -36,7 +36,7 @@ pub(crate) struct PodFiles {
     pub(crate) dns: Resolver,
 }
 
-impl PodFiles {
+impl ServerFiles {
     /// Reads all of them; `None`: there are faults, which `startup` has noted.
     pub(crate) fn read(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let tls = tls(settings, startup);
@@ -45,12 +45,14 @@ impl PodFiles {
         let authority = tls.as_ref().and_then(|_| authority(settings, startup));
         let (certificates, egress) = (kubernetes::agents(settings).is_some(), settings.egress.is_some());
         let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
-        let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
+        let resolver = startup.keep(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.siblings.dns.as_slice() {
             [] => resolver.clone(),
-            servers => {
-                startup.keep(FaultKind::Config, &["mode.cloud.registry.dns"], Resolver::of_servers(servers))
-            }
+            servers => startup.keep(
+                StartupErrorKind::Config,
+                &["mode.cloud.registry.dns"],
+                Resolver::of_servers(servers),
+            ),
         };
         publisher(settings, startup);
         let congestion = settings.server.congestion.as_deref();
@@ -74,7 +76,7 @@ pub(crate) fn offer(settings: &Cloud, startup: &mut Startup) -> Option<(TlsParam
         TlsVersion::V13 => "VersionTLS13",
     };
     let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
-    startup.keep(FaultKind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
+    startup.keep(StartupErrorKind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
 }
 
 fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> {
@@ -88,7 +90,7 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     // Without the file no other pod can link here, so no caller is asked for a certificate.
     let clients = if has_ca {
         let name = settings.registry.siblings.name.as_deref().map(tls::server_name).transpose();
-        let name = startup.keep(FaultKind::Config, &["mode.cloud.registry.name"], name)?;
+        let name = startup.keep(StartupErrorKind::Config, &["mode.cloud.registry.name"], name)?;
         ClientCertificates::Siblings(server.ca.clone(), name)
     } else {
         ClientCertificates::Anonymous
@@ -105,27 +107,27 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
         warn!("{warning}");
     }
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
-    let server = ServerSettings { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
-    startup.keep(FaultKind::Config, &[CERT, KEY], server.load())
+    let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
+    startup.keep(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 
 /// Reads what is told to who joins, if anybody may; outer `None`: it has faults, which `startup` has noted.
-fn authority(settings: &Cloud, startup: &mut Startup) -> Option<Option<Reload<CloudAuthority>>> {
+fn authority(settings: &Cloud, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
     if settings.invitations.is_none() {
         return Some(None);
     }
     let server = &settings.server;
-    let authority = CloudAuthority::load(server.ca.clone(), server.cert.clone());
-    startup.keep(FaultKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
+    let authority = ServerCa::load(server.ca.clone(), server.cert.clone());
+    startup.keep(StartupErrorKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
 }
 
 /// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being
 /// reached; `--check` reads them here.
 fn publisher(settings: &Cloud, startup: &mut Startup) {
     let registry = &settings.registry;
-    if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, Publish::ConfigMap(_)) {
+    if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, PublishConfig::ConfigMap(_)) {
         let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
-        startup.fault(FaultKind::Config, "mode.cloud.registry.publish", text);
+        startup.fault(StartupErrorKind::Config, "mode.cloud.registry.publish", text);
     }
     if !startup.is_check() {
         return;
@@ -162,7 +164,7 @@ const CA: &str = "mode.cloud.stream.server.ca";
 
 /// What a pod lets others reach; each user of a part loads it anew for whoever comes. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Policies {
+pub(crate) struct LivePolicies {
     /// What edges may have this pod dial.
     pub(crate) for_edges: Arc<ArcSwap<Targets>>,
     /// What clients may have it dial that is at no node.
@@ -171,7 +173,7 @@ pub(crate) struct Policies {
     pub(crate) nodes: Arc<ArcSwap<Vec<Glob>>>,
 }
 
-impl Policies {
+impl LivePolicies {
     pub(crate) fn new(settings: &Cloud) -> Self {
         Self {
             for_edges: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
@@ -181,7 +183,7 @@ impl Policies {
     }
 
     /// What these settings say counts for whoever comes next, here and at the doors.
-    pub(crate) fn apply(&self, settings: &Cloud, doors: &Doors) {
+    pub(crate) fn apply(&self, settings: &Cloud, doors: &ListenerPolicies) {
         self.for_edges.store(Arc::new(settings.allow.targets.clone()));
         self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
         self.nodes.store(Arc::new(settings.allow.nodes.clone()));

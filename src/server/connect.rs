@@ -2,16 +2,20 @@
 
 use crate::config::server::Cloud;
 use crate::listener::connect::{Connect, Ssh};
-use crate::server::ClientPort;
+use crate::server::ClientListener;
 use crate::startup::Startup;
-use crate::startup::access::Gates;
+use crate::startup::access::AccessPolicies;
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
-pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+pub(crate) fn prepare(
+    settings: &Cloud,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
     let ssh = &settings.ssh;
     let guard = gates.prepare("mode.cloud.ssh", &ssh.access, startup);
     let listener = startup.bind_optional("mode.cloud.ssh", ssh.listen);
     let (guard, listener) = (guard?, listener?);
-    let port = |listener| ClientPort::tcp(listener, guard.clone(), |_| Connect::<Ssh>::default());
+    let port = |listener| ClientListener::tcp(listener, guard.clone(), |_| Connect::<Ssh>::default());
     Some(listener.into_iter().map(port).collect())
 }

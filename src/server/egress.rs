@@ -6,12 +6,16 @@ use crate::config::server::Cloud;
 use crate::config::server::egress::Egress;
 use crate::listener::authenticated::{Local, Tls};
 use crate::listener::connect::{Connect, Egress as Module};
-use crate::server::{ClientPort, Core, https};
+use crate::server::{ClientListener, ServerCore, https};
 use crate::startup::Startup;
-use crate::startup::access::Gates;
+use crate::startup::access::AccessPolicies;
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
-pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+pub(crate) fn prepare(
+    settings: &Cloud,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
     let Some(egress) = &settings.egress else { return Some(Vec::new()) };
     let guard = gates.prepare("mode.cloud.egress", egress.access(), startup);
     let connect = Connect::<Module>::default();
@@ -20,7 +24,7 @@ pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
             let tls = https::read(settings, certificates, startup);
             let listener = startup.bind(&format!("mode.cloud.egress.{}", listen.key), listen.at);
             let (guard, tls, listener) = (guard?, tls?, listener?);
-            ClientPort::tcp(listener, guard, move |core: &Core| {
+            ClientListener::tcp(listener, guard, move |core: &ServerCore| {
                 let links = &core.stopping.links;
                 links.spawn(info_span!("tls"), tls.clone().watch(links.clone()));
                 Tls::new(connect, tls, core.context.pool.clone())
@@ -29,7 +33,7 @@ pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
         Egress::Unix { path, .. } => {
             let listener = startup.bind_local("mode.cloud.egress.listen", path);
             let (guard, listener) = (guard?, listener?);
-            ClientPort::new(listener, guard, |_| Local(connect))
+            ClientListener::new(listener, guard, |_| Local(connect))
         }
     };
     Some(vec![port])

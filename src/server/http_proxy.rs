@@ -2,14 +2,18 @@
 
 use crate::config::server::Cloud;
 use crate::listener::http_proxy::Proxy;
-use crate::server::ClientPort;
+use crate::server::ClientListener;
 use crate::startup::Startup;
-use crate::startup::access::Gates;
+use crate::startup::access::AccessPolicies;
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
-pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+pub(crate) fn prepare(
+    settings: &Cloud,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
     let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
     let guard = gates.prepare("mode.cloud.http_proxy", &proxy.access, startup);
     let listener = startup.bind(&format!("mode.cloud.http_proxy.{}", proxy.listen.key), proxy.listen.at);
-    Some(vec![ClientPort::tcp(listener?, guard?, |_| Proxy)])
+    Some(vec![ClientListener::tcp(listener?, guard?, |_| Proxy)])
 }

@@ -3,20 +3,24 @@
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 use tracing::info_span;
 
-use crate::base::policy::ports::StandsFor;
+use crate::base::policy::ports::PortTarget;
 use crate::config::server::Cloud;
 use crate::config::server::https::{Certificates, HttpsMode, NodePort, TargetIdentity};
 use crate::listener::authenticated::Tls;
-use crate::listener::https::{self, Http, Https, Passthrough, Reencrypted};
-use crate::net::listen::Listener;
+use crate::listener::https::{self, Http, Https, HttpsReencrypt, Passthrough};
+use crate::net::listen::TcpAccept;
 use crate::net::reload::Reload;
-use crate::net::tls::{self, ClientCertificates, ClientSettings, Identity, ServerSettings, Trust};
-use crate::server::{ClientPort, Core, config_files};
-use crate::startup::access::{Gates, Guard};
-use crate::startup::{FaultKind, Startup};
+use crate::net::tls::{self, ClientCertificates, Identity, TlsClientConfig, TlsServerConfig, Trust};
+use crate::server::{ClientListener, ServerCore, config_files};
+use crate::startup::access::{AccessPolicies, ListenerAccess};
+use crate::startup::{Startup, StartupErrorKind};
 
 /// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
-pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+pub(crate) fn prepare(
+    settings: &Cloud,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
     let https = &settings.https;
     if https.ports.is_empty() {
         return Some(Vec::new());
@@ -33,33 +37,33 @@ pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
     };
     let ports = bind(&https.ports, startup);
     let (guard, clients, targets, ports) = (guard?, tls?, targets?, ports?);
-    let sides = clients.map(|clients| Sides { clients, targets });
+    let sides = clients.map(|clients| HttpsTls { clients, targets });
     // One port follows the files for all.
     let mut watched = sides.clone();
     let port = |(listener, stands_for)| match (sides.clone(), stands_for) {
         (Some(sides), stands_for) => {
             Some(terminating((listener, stands_for), guard.clone(), sides, watched.take()))
         }
-        (None, StandsFor::Target(target)) => {
-            Some(ClientPort::tcp(listener, guard.clone(), |_| Passthrough { target }))
+        (None, PortTarget::Target(target)) => {
+            Some(ClientListener::tcp(listener, guard.clone(), |_| Passthrough { target }))
         }
         // The settings do not have it: no Host is read there.
-        (None, StandsFor::Host) => None,
+        (None, PortTarget::Host) => None,
     };
     Some(ports.into_iter().filter_map(port).collect())
 }
 
 /// The TLS of a port that ends the clients'.
 #[derive(Clone)]
-struct Sides {
+struct HttpsTls {
     clients: Reload<ServerConfig>,
     /// Towards targets; `None`: edges speak it.
     targets: Option<Reload<ClientConfig>>,
 }
 
-impl Sides {
+impl HttpsTls {
     /// Follows the files until links end.
-    fn watch(self, core: &Core) {
+    fn watch(self, core: &ServerCore) {
         let links = &core.stopping.links;
         links.spawn(info_span!("tls"), self.clients.watch(links.clone()));
         if let Some(targets) = self.targets {
@@ -71,9 +75,9 @@ impl Sides {
 /// Binds all ports without TLS; `None`: there are faults, which `startup` has noted.
 pub(crate) fn prepare_plain(
     settings: &Cloud,
-    gates: &mut Gates,
+    gates: &mut AccessPolicies,
     startup: &mut Startup,
-) -> Option<Vec<ClientPort>> {
+) -> Option<Vec<ClientListener>> {
     let http = &settings.http;
     if http.ports.is_empty() {
         return Some(Vec::new());
@@ -82,43 +86,43 @@ pub(crate) fn prepare_plain(
         (gates.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
     let (guard, ports) = (guard?, ports?);
     let port = |(listener, stands_for)| {
-        ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(stands_for, core)))
+        ClientListener::tcp(listener, guard.clone(), |core: &ServerCore| Http(node_port(stands_for, core)))
     };
     Some(ports.into_iter().map(port).collect())
 }
 
 /// A port that ends the clients' TLS. It follows the files of what is `watched`.
 fn terminating(
-    (listener, stands_for): (Listener, StandsFor),
-    guard: Guard,
-    Sides { clients, targets }: Sides,
-    watched: Option<Sides>,
-) -> ClientPort {
-    let follow = |core: &Core| {
+    (listener, stands_for): (TcpAccept, PortTarget),
+    guard: ListenerAccess,
+    HttpsTls { clients, targets }: HttpsTls,
+    watched: Option<HttpsTls>,
+) -> ClientListener {
+    let follow = |core: &ServerCore| {
         if let Some(watched) = watched {
             watched.watch(core);
         }
     };
     match targets {
-        None => ClientPort::tcp(listener, guard, move |core: &Core| {
+        None => ClientListener::tcp(listener, guard, move |core: &ServerCore| {
             follow(core);
             Tls::new(Https(node_port(stands_for, core)), clients, core.context.pool.clone())
         }),
-        Some(tls) => ClientPort::tcp(listener, guard, move |core: &Core| {
+        Some(tls) => ClientListener::tcp(listener, guard, move |core: &ServerCore| {
             follow(core);
-            let front_end = Reencrypted { port: node_port(stands_for, core), tls };
+            let front_end = HttpsReencrypt { port: node_port(stands_for, core), tls };
             Tls::new(front_end, clients, core.context.pool.clone())
         }),
     }
 }
 
 /// Binds all of them first, so that each fault is noted.
-fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, StandsFor)>> {
+fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(TcpAccept, PortTarget)>> {
     let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
     bound.collect::<Vec<_>>().into_iter().collect()
 }
 
-fn node_port(stands_for: StandsFor, core: &Core) -> https::NodePort {
+fn node_port(stands_for: PortTarget, core: &ServerCore) -> https::NodePort {
     let (finder, ports) = (core.context.finder.clone(), core.context.ports.clone());
     https::NodePort { stands_for, finder, ports }
 }
@@ -142,8 +146,8 @@ pub(crate) fn read(
     let (offer, _) = offer.filter(|_| has_cert && has_key && has_ca)?;
     let identity = Identity { cert: cert.clone(), key: key.clone() };
     let clients = ca.cloned().map_or(ClientCertificates::Anonymous, ClientCertificates::Required);
-    let server = ServerSettings { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
-    startup.keep(FaultKind::Config, &[&keys[0], &keys[1]], server.load())
+    let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
+    startup.keep(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
 }
 
 /// The TLS that a port for HTTP/1 speaks with targets; `None`: it has faults, which `startup` has noted.
@@ -160,6 +164,6 @@ pub(crate) fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Opti
     }
     let identity = Some(Identity { cert, key });
     let trust = ca.map_or(Trust::Anyone, Trust::Ca);
-    let client = ClientSettings { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
-    startup.keep(FaultKind::Config, &[&keys[0]], client.load())
+    let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
+    startup.keep(StartupErrorKind::Config, &[&keys[0]], client.load())
 }

@@ -11,23 +11,23 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tracing::{debug, error, info, info_span, warn};
 
 use crate::admin::readiness::Readiness;
-use crate::base::addresses::{Claim, Claimant, Void, Why};
+use crate::base::addresses::{Claim, ClaimSource, RejectReason, RejectedClaim};
 use crate::base::names::NodeName;
 use crate::base::policy::targets::is_off_limits;
 use crate::config::server::Cloud;
 use crate::config::server::intercept::Intercept as Settings;
-use crate::intercept::{Catch, CatchError, InterceptTable, Sets};
-use crate::listener::intercept::{Caught, CaughtNode, Intercept};
+use crate::intercept::{InterceptError, InterceptRules, InterceptTable, Sets};
+use crate::listener::intercept::{Caught, Intercept, InterceptedNode};
 use crate::net::dial;
 use crate::net::interfaces::LocalAddresses;
-use crate::net::listen::Listener;
-use crate::server::{ClientPort, Core, PodContext};
-use crate::startup::access::Gates;
-use crate::startup::{FaultKind, Startup};
+use crate::net::listen::TcpAccept;
+use crate::server::{ClientListener, ServerContext, ServerCore};
+use crate::startup::access::AccessPolicies;
+use crate::startup::{Startup, StartupErrorKind};
 
 /// What is to be caught, and the listeners' knowledge of it.
 #[derive(Debug)]
-pub(crate) struct Interception {
+pub(crate) struct PreparedIntercept {
     table: InterceptTable,
     caught: Arc<Caught>,
     settings: Settings,
@@ -35,20 +35,20 @@ pub(crate) struct Interception {
 
 /// Where what is caught is led.
 struct Listeners {
-    v4: Listener,
+    v4: TcpAccept,
     /// `None`: this host has no IPv6.
-    v6: Option<Listener>,
+    v6: Option<TcpAccept>,
     /// For what other machines send through this one.
-    forwarded: Option<Listener>,
+    forwarded: Option<TcpAccept>,
 }
 
 /// Binds the listeners and takes the table; outer `None`: there are faults, which `startup` has noted; inner: nothing is to
 /// be caught.
 pub(crate) fn prepare(
     settings: &Cloud,
-    gates: &mut Gates,
+    gates: &mut AccessPolicies,
     startup: &mut Startup,
-) -> Option<(Vec<ClientPort>, Option<Interception>)> {
+) -> Option<(Vec<ClientListener>, Option<PreparedIntercept>)> {
     let Some(settings) = settings.intercept.clone() else { return Some((Vec::new(), None)) };
     let guard = gates.prepare(KEY, &settings.access, startup);
     let is_on_host = on_host(settings.host_ip, startup);
@@ -65,22 +65,22 @@ pub(crate) fn prepare(
     let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
     let ports = all.map(|listener| {
         let caught = caught.clone();
-        ClientPort::tcp(listener, guard.clone(), move |core| {
+        ClientListener::tcp(listener, guard.clone(), move |core| {
             let ports = core.context.ports.clone();
             Intercept { caught, ports }
         })
     });
-    Some((ports.collect(), Some(Interception { table, caught: caught.clone(), settings })))
+    Some((ports.collect(), Some(PreparedIntercept { table, caught: caught.clone(), settings })))
 }
 
-impl Interception {
+impl PreparedIntercept {
     /// Has the mark on all that this process sends from now on: to be called before it sends anything.
     pub(crate) fn mark_own(&self) {
         dial::set(self.settings.mark.mark);
     }
 
     /// Catches from now on, until the pod begins to stop. The receiver hears once nothing is caught any more.
-    pub(crate) fn spawn(self, core: &Core, cloud: &Cloud) -> oneshot::Receiver<()> {
+    pub(crate) fn spawn(self, core: &ServerCore, cloud: &Cloud) -> oneshot::Receiver<()> {
         let Self { table, caught, settings } = self;
         if cloud.addresses.cluster.is_none() && !settings.trust_edges {
             info!(
@@ -112,9 +112,9 @@ impl Listeners {
         Some(Self { v4: v4?, v6: all(v6)?, forwarded: all(forwarded)? })
     }
 
-    fn catch(&self, settings: &Settings) -> Catch {
-        let port = |listener: &Listener| listener.at().port();
-        Catch {
+    fn catch(&self, settings: &Settings) -> InterceptRules {
+        let port = |listener: &TcpAccept| listener.at().port();
+        InterceptRules {
             table: settings.table.clone(),
             mark: settings.mark.mark,
             mask: settings.mark.mask,
@@ -148,18 +148,19 @@ fn on_host(host: Option<IpAddr>, startup: &mut Startup) -> bool {
         "this pod is not on its host's network (HOST_IP is {host}, which is no address here), so nothing of the host passes \
          through its tables: set hostNetwork: true in its manifest"
     );
-    startup.fault(FaultKind::Permission, KEY, why);
+    startup.fault(StartupErrorKind::Permission, KEY, why);
     false
 }
 
-fn kind(why: &CatchError) -> FaultKind {
+fn kind(why: &InterceptError) -> StartupErrorKind {
     match why {
-        CatchError::Denied => FaultKind::Permission,
-        CatchError::Owned(_) => FaultKind::Port,
-        CatchError::Foreign(_) => FaultKind::Config,
-        CatchError::Program(_) | CatchError::Old | CatchError::Silent | CatchError::Failed(_) => {
-            FaultKind::System
-        }
+        InterceptError::Denied => StartupErrorKind::Permission,
+        InterceptError::Owned(_) => StartupErrorKind::Port,
+        InterceptError::Foreign(_) => StartupErrorKind::Config,
+        InterceptError::Program(_)
+        | InterceptError::Old
+        | InterceptError::Silent
+        | InterceptError::Failed(_) => StartupErrorKind::System,
     }
 }
 
@@ -176,9 +177,9 @@ pub(crate) struct Keeper {
     grace: Duration,
     /// Addresses of this host.
     own: LocalAddresses,
-    shared: PodContext,
+    shared: ServerContext,
     readiness: Readiness,
-    presence: Presence,
+    presence: InterceptedAddresses,
     seeker: Seeker,
     told: Told,
     /// The ports that are caught.
@@ -194,11 +195,11 @@ impl Keeper {
         settings: Settings,
         grace: Duration,
         own: LocalAddresses,
-        shared: PodContext,
+        shared: ServerContext,
         readiness: Readiness,
     ) -> Self {
         let (presence, seeker, told, ports) =
-            (Presence::default(), Seeker::new(), Told::default(), BTreeSet::new());
+            (InterceptedAddresses::default(), Seeker::new(), Told::default(), BTreeSet::new());
         Self {
             table,
             caught,
@@ -261,7 +262,7 @@ impl Keeper {
         let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
         // Of what nobody claims any more.
         let refused = |ip: IpAddr, node: &NodeName| {
-            let claim = Claim { ip, node: node.clone(), by: Claimant::Edge };
+            let claim = Claim { ip, node: node.clone(), by: ClaimSource::Edge };
             refuses(ip).or_else(|| self.shared.addresses.refusal(&claim)).is_some()
         };
         let mut knows = HashMap::new();
@@ -294,14 +295,14 @@ impl Keeper {
     }
 
     /// Logs the claims that count for nothing, each once for as long as it does.
-    fn tell(&mut self, void: Vec<Void>) {
+    fn tell(&mut self, void: Vec<RejectedClaim>) {
         // A cluster has many Nodes that are no edges, some with pods of ours, and they are nobody's slip of the pen.
-        let is_usual = |void: &Void| {
-            void.by == Claimant::Kubernetes
-                && [OUTSIDE, HOST, SIBLING].iter().any(|why| void.why == Why::NotANodes(why))
+        let is_usual = |void: &RejectedClaim| {
+            void.by == ClaimSource::Kubernetes
+                && [OUTSIDE, HOST, SIBLING].iter().any(|why| void.why == RejectReason::NotANodes(why))
         };
         let (news, more) = self.told.step(void.into_iter().filter(|void| !is_usual(void)).collect());
-        for Void { ip, node, by, why } in news {
+        for RejectedClaim { ip, node, by, why } in news {
             warn!(
                 %ip,
                 %node,
@@ -316,7 +317,7 @@ impl Keeper {
     }
 
     /// Takes in what came of writing the table.
-    fn note(&mut self, kept: Result<(), CatchError>) {
+    fn note(&mut self, kept: Result<(), InterceptError>) {
         let trouble = self.readiness.trouble(NAME);
         match kept {
             Ok(()) => {
@@ -394,9 +395,9 @@ const LEAST: Duration = Duration::from_millis(150);
 
 /// The addresses that are caught.
 #[derive(Debug, Default)]
-pub(crate) struct Presence(HashMap<IpAddr, CaughtNode>);
+pub(crate) struct InterceptedAddresses(HashMap<IpAddr, InterceptedNode>);
 
-impl Presence {
+impl InterceptedAddresses {
     /// Takes in whose each address is, which ones no node may have on an edge's word, and which nodes are linked to any pod.
     /// Whether that has changed anything.
     pub(crate) fn step(
@@ -410,7 +411,7 @@ impl Presence {
         let mut next = HashMap::with_capacity(self.0.len());
         for (ip, node) in holders {
             if linked(node) {
-                next.insert(*ip, CaughtNode { node: node.clone(), left: None });
+                next.insert(*ip, InterceptedNode { node: node.clone(), left: None });
             }
         }
         for (ip, was) in &self.0 {
@@ -423,7 +424,7 @@ impl Presence {
             let stays = is_its && !linked(&was.node);
             let left = was.left.unwrap_or(now);
             if stays && now - left < grace {
-                next.insert(*ip, CaughtNode { left: Some(left), ..was.clone() });
+                next.insert(*ip, InterceptedNode { left: Some(left), ..was.clone() });
             }
         }
         let changed = self.0 != next;
@@ -432,7 +433,7 @@ impl Presence {
     }
 
     /// All of them.
-    pub(crate) fn nodes(&self) -> &HashMap<IpAddr, CaughtNode> {
+    pub(crate) fn nodes(&self) -> &HashMap<IpAddr, InterceptedNode> {
         &self.0
     }
 }
@@ -455,7 +456,7 @@ impl Seeker {
 
     /// Asks the other pods for those of the `unknown` nodes for which nobody was asked for a while. What is found shows in
     /// the finder.
-    pub(crate) fn step(&mut self, unknown: &HashSet<NodeName>, shared: &PodContext) {
+    pub(crate) fn step(&mut self, unknown: &HashSet<NodeName>, shared: &ServerContext) {
         self.sought.retain(|node, at| unknown.contains(node) && at.elapsed() < AGAIN);
         let due: Vec<_> = unknown.iter().filter(|node| !self.sought.contains_key(*node)).cloned().collect();
         if due.is_empty() || shared.finder.is_alone() {
@@ -489,14 +490,14 @@ const AT_ONCE: usize = 8;
 /// What the log has been told.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    each: HashSet<Void>,
+    each: HashSet<RejectedClaim>,
     has_more: bool,
 }
 
 impl Told {
     /// Takes in all that count for nothing now; returns those that are news, and how many more there are, if that there are
     /// more is news.
-    pub(crate) fn step(&mut self, mut void: Vec<Void>) -> (Vec<Void>, Option<usize>) {
+    pub(crate) fn step(&mut self, mut void: Vec<RejectedClaim>) -> (Vec<RejectedClaim>, Option<usize>) {
         // They come in any order, and the same ones are to be told of each time.
         void.sort_by(|a, b| (a.ip, a.node.as_str(), a.by).cmp(&(b.ip, b.node.as_str(), b.by)));
         let more = void.len().saturating_sub(MOST);
@@ -542,7 +543,7 @@ mod presence_tests {
         of.iter().map(|(last, node)| ([10, 0, 0, *last].into(), node.parse().unwrap())).collect()
     }
 
-    fn caught(presence: &Presence) -> Vec<(String, String, bool)> {
+    fn caught(presence: &InterceptedAddresses) -> Vec<(String, String, bool)> {
         let all = presence.nodes().iter();
         let mut all: Vec<_> =
             all.map(|(ip, at)| (ip.to_string(), at.node.to_string(), at.left.is_some())).collect();
@@ -556,8 +557,9 @@ mod presence_tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_address_is_caught_from_its_nodes_link_to_the_grace_time_behind_the_last() {
-        let (mut presence, holders, begun) = (Presence::default(), holders(&[(7, "edge7")]), Instant::now());
-        let step = |presence: &mut Presence, linked: bool, at: u64| {
+        let (mut presence, holders, begun) =
+            (InterceptedAddresses::default(), holders(&[(7, "edge7")]), Instant::now());
+        let step = |presence: &mut InterceptedAddresses, linked: bool, at: u64| {
             presence.step(&holders, FREE, |_| linked, begun + Duration::from_secs(at), GRACE)
         };
         assert!(!step(&mut presence, false, 0), "it was never linked");
@@ -578,7 +580,7 @@ mod presence_tests {
     #[tokio::test]
     async fn an_address_that_is_anothers_now_is_given_up_at_once() {
         let now = Instant::now();
-        let mut presence = Presence::default();
+        let mut presence = InterceptedAddresses::default();
         presence.step(&holders(&[(7, "old")]), FREE, |_| true, now, GRACE);
         assert!(presence.step(&holders(&[(7, "new")]), FREE, |node| node.as_str() == "new", now, GRACE));
         assert_eq!(caught(&presence), one("new", false));
@@ -590,7 +592,7 @@ mod presence_tests {
     #[tokio::test]
     async fn what_an_edge_has_said_itself_outlives_its_link_but_not_its_withdrawal() {
         let now = Instant::now();
-        let mut presence = Presence::default();
+        let mut presence = InterceptedAddresses::default();
         presence.step(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
         presence.step(&holders(&[]), FREE, |_| false, now, GRACE);
         assert_eq!(caught(&presence), one("edge7", true), "the link is gone, and the claim with it");
@@ -602,8 +604,8 @@ mod presence_tests {
     #[tokio::test]
     async fn what_has_become_no_nodes_while_its_node_was_away_is_given_up_at_once() {
         let now = Instant::now();
-        let mut presence = Presence::default();
-        let gone = |presence: &mut Presence, refused| {
+        let mut presence = InterceptedAddresses::default();
+        let gone = |presence: &mut InterceptedAddresses, refused| {
             presence.step(&holders(&[]), |_, _| refused, |_| false, now, GRACE);
             caught(presence)
         };
@@ -619,13 +621,18 @@ mod presence_tests {
 
 #[cfg(test)]
 mod told_tests {
-    use crate::base::addresses::{Claimant, Why};
+    use crate::base::addresses::{ClaimSource, RejectReason};
 
     use super::*;
 
-    fn void(last: u8) -> Void {
-        let why = Why::NotANodes("this host's");
-        Void { ip: [10, 0, 0, last].into(), node: "edge1".parse().unwrap(), by: Claimant::Edge, why }
+    fn void(last: u8) -> RejectedClaim {
+        let why = RejectReason::NotANodes("this host's");
+        RejectedClaim {
+            ip: [10, 0, 0, last].into(),
+            node: "edge1".parse().unwrap(),
+            by: ClaimSource::Edge,
+            why,
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::kubernetes::cluster::Cluster;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::csr::Profile;
 #[cfg(feature = "kubernetes")]
-use crate::kubernetes::csr::names::Reach;
+use crate::kubernetes::csr::names::NameLookup;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::csr::renewer::{Keeper, Names};
 #[cfg(feature = "kubernetes")]
@@ -237,7 +237,7 @@ fn keepers(settings: &Cloud) -> Vec<Keeper> {
     let server = csr
         .server
         .clone()
-        .map(|ServerNames { services, names }| (Profile::Server, Names::Of(Reach { services, names })));
+        .map(|ServerNames { services, names }| (Profile::Server, Names::Of(NameLookup { services, names })));
     let proxy_client = csr.proxy_client.then(|| (Profile::ProxyClient, Names::Fixed(Default::default())));
     let keeper = |(profile, names): (Profile, Names)| {
         Keeper::new(reached(&csr.cluster), profile, profile.file(&csr.dir), names, csr.lifetime)

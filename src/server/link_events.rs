@@ -13,18 +13,18 @@ use tracing::{field, info, info_span};
 use crate::base::access_log::Access;
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
-use crate::link::link::{Link, LinkEnded};
+use crate::link::link::{Link, LinkEnd};
 use crate::link::sender::LinkSender;
 use crate::link::session::stream::{Answer, Offer};
 use crate::link::table::{Event, RelayRequest, SessionTable, TableFull};
-use crate::proto::frame::{Code, Found, Peer, Refusal};
+use crate::proto::frame::{Code, Found, Remote, SessionError};
 use crate::registry::NotFound;
-use crate::route::{MOVING, Route, Search};
-use crate::server::PodContext;
+use crate::route::{MOVING, PathSearch, Route};
+use crate::server::ServerContext;
 use crate::session_io::join;
 
 /// Drives a link until it ends, then looks for new paths for its sessions.
-pub(crate) async fn run_link(mut link: Link, shared: &PodContext) -> LinkEnded {
+pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd {
     shared.ground.metrics.links.inc();
     let room = room(shared);
     let why = loop {
@@ -38,18 +38,18 @@ pub(crate) async fn run_link(mut link: Link, shared: &PodContext) -> LinkEnded {
 }
 
 /// The searches that one more link may cause at once.
-pub(crate) fn room(shared: &PodContext) -> Room {
+pub(crate) fn room(shared: &ServerContext) -> SearchPermits {
     let own = Arc::new(Semaphore::new(MOST_SEARCHES_OF_ONE));
-    Room { own, all: shared.searches.clone() }
+    SearchPermits { own, all: shared.searches.clone() }
 }
 
 /// Does what the link of `sender` asks for.
-pub(crate) fn take(event: Event, sender: &Arc<LinkSender>, room: &Room, shared: &PodContext) {
+pub(crate) fn take(event: Event, sender: &Arc<LinkSender>, room: &SearchPermits, shared: &ServerContext) {
     match event {
         Event::Offer(offer) => {
             // Never happens: a pod gets its requests as `Event::Request` first.
             let why = format!("edges may not reach {} through this pod", offer.target());
-            offer.refuse(Refusal::new(Code::NotAllowed, why));
+            offer.refuse(SessionError::new(Code::NotAllowed, why));
         }
         Event::Parked(parked) => shared.route.mend(parked, &shared.ground.drain),
         Event::RelayRequest(request) => answer(request, shared, room),
@@ -74,7 +74,7 @@ pub(crate) fn take(event: Event, sender: &Arc<LinkSender>, room: &Room, shared: 
 }
 
 /// A link has ended: new paths are looked for, for its sessions.
-pub(crate) fn ended(link: &Link, why: &LinkEnded, shared: &PodContext) {
+pub(crate) fn ended(link: &Link, why: &LinkEnd, shared: &ServerContext) {
     shared.ground.metrics.links.dec();
     shared.ground.metrics.links_ended.count(why.name());
     let parked = link.end(why);
@@ -87,7 +87,7 @@ pub(crate) fn ended(link: &Link, why: &LinkEnded, shared: &PodContext) {
 
 /// Has the sessions of a link that is not to carry them any more go on over its node's current one. The link itself stays:
 /// if it was silent for the process that dialled it, and answers first after all, the new one ends, and they come back.
-pub(crate) fn move_from(left: &Arc<LinkSender>, shared: &PodContext) {
+pub(crate) fn move_from(left: &Arc<LinkSender>, shared: &ServerContext) {
     let table = &shared.ground.table;
     table.release(left, |_| true);
     let parked = table.leave(left, |_, _| true);
@@ -100,7 +100,7 @@ pub(crate) fn move_from(left: &Arc<LinkSender>, shared: &PodContext) {
 
 /// After a node has linked anew at the pod `at`, here or as was `found` elsewhere: pings its older links, and drops
 /// those that do not answer.
-pub(crate) fn make_way(at: Instance, node: NodeName, found: Option<Found>, shared: &PodContext) {
+pub(crate) fn make_way(at: Instance, node: NodeName, found: Option<Found>, shared: &ServerContext) {
     if shared.siblings.is_none() {
         return;
     }
@@ -128,18 +128,18 @@ pub(crate) const MOST_MOVES: usize = 10_000;
 // Requests that come over links: which are relayed to a node, which this pod dials, which it refuses.
 
 /// Answers a request that came over a link. `room` limits the searches that this link may cause at once.
-pub(crate) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
+pub(crate) fn answer(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
     match &request.from().peer {
         // An edge does not reach its own node through a pod: with that name it asks for a target of the cloud.
-        Peer::Edge(edge) if edge == request.node() && request.instance().is_none() => dial(request, shared),
-        Peer::Edge(edge) if edge == request.node() => relay(request, shared, room),
-        Peer::Edge(_) | Peer::Cloud(_) => {
+        Remote::Edge(edge) if edge == request.node() && request.instance().is_none() => dial(request, shared),
+        Remote::Edge(edge) if edge == request.node() => relay(request, shared, room),
+        Remote::Edge(_) | Remote::Cloud(_) => {
             if shared.policies.nodes.load().iter().any(|glob| glob.matches(request.node())) {
                 return relay(request, shared, room);
             }
             forbid(request, shared);
         }
-        Peer::Pod => {
+        Remote::Pod => {
             if let Some((request, plain)) = shared.route.pass(request) {
                 lead(request, plain, shared);
             }
@@ -148,7 +148,7 @@ pub(crate) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
 }
 
 /// Refuses an edge a node that edges may not reach; counts and logs it.
-fn forbid(request: RelayRequest, shared: &PodContext) {
+fn forbid(request: RelayRequest, shared: &ServerContext) {
     let (node, metrics) = (request.node(), &shared.ground.metrics);
     let why = format!("edges may not reach node {node}: their pod's mode.cloud.allow.nodes does not hold it");
     let asker = request.from().peer.node();
@@ -160,11 +160,11 @@ fn forbid(request: RelayRequest, shared: &PodContext) {
     access.target = request.target().cloned();
     metrics.sessions.refused(FRONT, Code::NodeNotAllowed.name());
     access.refuse(Code::NodeNotAllowed.name(), &why, at, &metrics.refusals);
-    request.refuse(Refusal::new(Code::NodeNotAllowed, why));
+    request.refuse(SessionError::new(Code::NodeNotAllowed, why));
 }
 
 /// Relays the request in a task of its own, as the search for a path may take seconds.
-fn relay(request: RelayRequest, shared: &PodContext, room: &Room) {
+fn relay(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
     let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
@@ -175,10 +175,10 @@ fn relay(request: RelayRequest, shared: &PodContext, room: &Room) {
 }
 
 /// Dials a target of the cloud for an edge.
-fn dial(request: RelayRequest, shared: &PodContext) {
+fn dial(request: RelayRequest, shared: &ServerContext) {
     if shared.stopping.is_cancelled() {
         // With this code the edge asks the pod that it links to next.
-        return request.refuse(Refusal::new(Code::NotHere, "this pod is stopping"));
+        return request.refuse(SessionError::new(Code::NotHere, "this pod is stopping"));
     }
     if let Some(offer) = request.offer() {
         shared.backend.take(offer);
@@ -197,7 +197,7 @@ pub(crate) const MOST_SEARCHES_OF_ONE: usize = 100;
 /// How many searches may run at once: for one link, and for all together. A node that is linked here, or remembered,
 /// needs no search.
 #[derive(Debug, Clone)]
-pub struct Room {
+pub struct SearchPermits {
     /// Searches for this link.
     pub own: Arc<Semaphore>,
     /// Searches for all links.
@@ -213,15 +213,19 @@ impl Route {
     /// attempt.
     ///
     /// Returns the request with the node's link if that is a plain one: this pod is then to be the session's end.
-    pub async fn relay(&self, request: RelayRequest, room: &Room) -> Option<(RelayRequest, Arc<LinkSender>)> {
+    pub async fn relay(
+        &self,
+        request: RelayRequest,
+        room: &SearchPermits,
+    ) -> Option<(RelayRequest, Arc<LinkSender>)> {
         let (node, instance) = (request.node().clone(), request.instance());
         // An edge serves its own node itself, so by that name it means the cloud.
-        let own = matches!(&request.from().peer, Peer::Edge(edge) if *edge == node);
+        let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_pods() } else { self.paths.clone() };
         let resumes = request.target().is_none();
         let patience = if resumes { LOOKED_FOR } else { self.patience };
         let until = Instant::now() + patience;
-        let mut search = Search::new(&paths, &node, instance, until, self.chance);
+        let mut search = PathSearch::new(&paths, &node, instance, until, self.chance);
         if !resumes {
             search = search.at_most(MOVING);
         }
@@ -241,7 +245,7 @@ impl Route {
                 }
                 Err(why) => {
                     let code = if resumes { Code::NotHere } else { Code::Busy };
-                    request.refuse(Refusal::new(code, why));
+                    request.refuse(SessionError::new(code, why));
                     return None;
                 }
             }
@@ -262,12 +266,12 @@ impl Route {
     pub fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
         let Some(linked) = self.paths.here(request.node()).filter(|linked| !linked.sender.is_closed()) else {
             let why = format!("node {} is not linked to this pod", request.node());
-            request.refuse(Refusal::new(Code::NotHere, why));
+            request.refuse(SessionError::new(Code::NotHere, why));
             return None;
         };
         if request.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
             let why = format!("node {} is linked as another process", request.node());
-            request.refuse(Refusal::new(Code::Unknown, why));
+            request.refuse(SessionError::new(Code::Unknown, why));
             return None;
         }
         if !linked.sender.resumes {
@@ -280,7 +284,7 @@ impl Route {
 
 /// Runs a search, and takes a permit for it unless it is ready at once. An error names the owner of the permits that
 /// are used up.
-async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &'static str> {
+async fn placed<T>(looking: impl Future<Output = T>, room: &SearchPermits) -> Result<T, &'static str> {
     let mut looking = pin!(looking);
     if let Some(found) = looking.as_mut().now_or_never() {
         return Ok(found);
@@ -294,19 +298,22 @@ async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &
 
 /// The answer to the opener if no path was found. For an Open it is final, as the search has taken as long as a client
 /// waits. After a Resume the opener may try again.
-fn refusal(missing: &NotFound, own: bool, resumes: bool) -> Refusal {
+fn refusal(missing: &NotFound, own: bool, resumes: bool) -> SessionError {
     if own && missing.trouble.is_empty() {
-        return Refusal::new(Code::Unknown, "the pod that dialled for this session is gone");
+        return SessionError::new(Code::Unknown, "the pod that dialled for this session is gone");
     }
     if own {
-        return Refusal::new(Code::NotHere, format!("the pod that holds this session is not found{missing}"));
+        return SessionError::new(
+            Code::NotHere,
+            format!("the pod that holds this session is not found{missing}"),
+        );
     }
     let code = match (resumes, missing.another) {
         (false, _) => Code::TargetUnreachable,
         (true, false) => Code::NotHere,
         (true, true) => Code::Unknown,
     };
-    Refusal::new(code, format!("it {}", missing.sentence()))
+    SessionError::new(code, format!("it {}", missing.sentence()))
 }
 
 /// How long a pod looks for the other end of a session before the opener tries again. Other pods are known by names and
@@ -317,7 +324,7 @@ const LOOKED_FOR: Duration = Duration::from_secs(6);
 // resume, so this pod is an end of both sessions.
 
 /// Accepts the request as the session's end, and opens a plain session to the node.
-pub(crate) fn lead(request: RelayRequest, plain: Arc<LinkSender>, shared: &PodContext) {
+pub(crate) fn lead(request: RelayRequest, plain: Arc<LinkSender>, shared: &ServerContext) {
     let node = request.node().clone();
     if let Some(offer) = request.offer() {
         let span = info_span!("bridge", session = %offer.id(), %node);
@@ -339,7 +346,7 @@ async fn open(
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
         Ok(opening) => opening,
         Err(TableFull) => {
-            return offer.refuse(Refusal::new(Code::Busy, "too many sessions at once on that pod"));
+            return offer.refuse(SessionError::new(Code::Busy, "too many sessions at once on that pod"));
         }
     };
     opening.ask(&plain, None);
@@ -352,11 +359,12 @@ async fn open(
         Ok(Answer::Open) => {}
         Ok(Answer::Refused(refusal)) => return offer.refuse(refusal),
         Ok(Answer::NoPath) => {
-            return offer.refuse(Refusal::new(Code::NotHere, format!("the link of node {node} is gone")));
+            return offer
+                .refuse(SessionError::new(Code::NotHere, format!("the link of node {node} is gone")));
         }
         Err(_) => {
             let why = format!("node {node} did not answer within {:?}", offer.patience());
-            return offer.refuse(Refusal::new(Code::TargetTimeout, why));
+            return offer.refuse(SessionError::new(Code::TargetTimeout, why));
         }
     }
     let alive = metrics.sessions.begin(BRIDGE_FRONT);

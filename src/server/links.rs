@@ -13,30 +13,30 @@ use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, 
 use crate::base::drain::Drain;
 use crate::base::names::Instance;
 use crate::base::policy::{Networks, plain};
-use crate::link::grpc::accept::{Arrival, Call, Certificate, Dismissal, Unaccepted, serve};
-use crate::link::link::{Link, LinkEnded};
+use crate::link::grpc::accept::{Arrival, Call, CallRejection, Certificate, PendingConnection, serve};
+use crate::link::link::{Link, LinkEnd};
 use crate::link::sender::LinkSender;
 use crate::link::table::Event;
-use crate::link::table::traffic_class::Sorting;
-use crate::net::accept_loop::{Accepted, ConnectionHandler, Entrance};
-use crate::net::limiter::{Door, Limits};
-use crate::net::listen::{Listener, tune_link};
+use crate::link::table::traffic_class::TrafficClassifier;
+use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use crate::net::limiter::{FairLimiter, Limits};
+use crate::net::listen::{TcpAccept, tune_link};
 use crate::net::reload::Reload;
-use crate::net::tls::handshake::{Acceptor, Fault, HANDSHAKES, Shaken};
+use crate::net::tls::handshake::{Acceptor, Fault, HANDSHAKES, TlsAccepted};
 use crate::proto::hello::{Caller, Hello, Older};
-use crate::registry::Linked;
-use crate::server::authenticated_links::Evidence;
+use crate::registry::LinkedNode;
+use crate::server::authenticated_links::EdgeCredentials;
 use crate::server::link_events::{ended, make_way, move_from, room, run_link, take};
-use crate::server::{PodContext, registry};
+use crate::server::{ServerContext, registry};
 
 /// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
 /// header), and those that are `made` to other pods.
 pub(crate) fn spawn(
-    listener: Listener,
+    listener: TcpAccept,
     proxies: Networks,
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
-    shared: PodContext,
+    shared: ServerContext,
 ) {
     let links = shared.ground.drain.clone();
     if let Some(made) = made {
@@ -45,18 +45,18 @@ pub(crate) fn spawn(
     let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), admit_all(arrived, shared.clone()));
     let metrics = &shared.ground.metrics;
-    let door = Door::new(Limits::slots(CONNECTIONS));
+    let door = FairLimiter::new(Limits::slots(CONNECTIONS));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
-    let entrance = Entrance { listener, door, proxies, refused, refusals };
+    let entrance = AcceptLoop { listener, door, proxies, refused, refusals };
     let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
     let unshaken = Unshaken::default();
     links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
-    let handler = Arc::new(Callers { arrivals, handshakes, unshaken, shared });
+    let handler = Arc::new(LinkConnectionHandler { arrivals, handshakes, unshaken, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
 /// Accepts or refuses calls, each in a task of its own, as pinging an older link takes a while.
-async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: PodContext) {
+async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: ServerContext) {
     let links = shared.ground.drain.clone();
     loop {
         let arrival = tokio::select! {
@@ -84,27 +84,27 @@ async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: PodContext) {
     }
 }
 
-async fn admit(call: Call, shared: PodContext) {
+async fn admit(call: Call, shared: ServerContext) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
         Caller::Pod { instance, beside, .. } => admit_pod(call, instance, beside, shared).await,
     }
 }
 
-async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
+async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     let refused = &shared.ground.metrics.calls_refused;
-    let evidence = Evidence { hello: hello.clone(), agent: call.agent.clone() };
+    let evidence = EdgeCredentials { hello: hello.clone(), agent: call.agent.clone() };
     if let Err(why) = shared.proven.judge(&evidence).await {
         refused.count("token");
         if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
             warn!(node = %hello.node, from = %call.from, "refused: {why}");
         }
         shared.registry.refused(&hello.node, &why.to_string());
-        return call.refuse(Dismissal::Token);
+        return call.refuse(CallRejection::Token);
     }
     if shared.stopping.is_cancelled() {
         refused.count("stopping");
-        return call.refuse(Dismissal::Stopping);
+        return call.refuse(CallRejection::Stopping);
     }
     if let Err(taken) = shared.registry.admit(&hello.node, hello.instance, call.from).await {
         refused.count("name_taken");
@@ -112,11 +112,11 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
         shared
             .registry
             .refused(&hello.node, &format!("another process came as this node, from {}", call.from));
-        return call.refuse(Dismissal::NameTaken(taken.to_string()));
+        return call.refuse(CallRejection::NameTaken(taken.to_string()));
     }
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
-    let linked = |sender: &Arc<LinkSender>| Linked {
+    let linked = |sender: &Arc<LinkSender>| LinkedNode {
         sender: sender.clone(),
         instance: hello.instance,
         from,
@@ -148,9 +148,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     shared.proven.end(&sender);
 }
 
-async fn admit_pod(call: Call, instance: Instance, beside: bool, shared: PodContext) {
+async fn admit_pod(call: Call, instance: Instance, beside: bool, shared: ServerContext) {
     if instance == shared.ground.table.instance() {
-        return call.refuse(Dismissal::Itself);
+        return call.refuse(CallRejection::Itself);
     }
     let link = call.accept();
     let sender = link.sender.clone();
@@ -167,7 +167,7 @@ async fn admit_pod(call: Call, instance: Instance, beside: bool, shared: PodCont
 }
 
 /// Drives the links that this pod has dialled to other pods.
-async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
+async fn drive(mut made: mpsc::Receiver<Link>, shared: ServerContext) {
     let links = shared.ground.drain.clone();
     loop {
         let link = tokio::select! {
@@ -186,16 +186,16 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
 
 /// The handler of connections to the gRPC port.
 #[derive(Debug)]
-pub(crate) struct Callers {
+pub(crate) struct LinkConnectionHandler {
     pub(crate) arrivals: mpsc::Sender<Arrival>,
     /// Limits how many do their handshake or make their call at once. When thousands of edges come back at once they
     /// queue here: a rejected edge would only dial again later.
     pub(crate) handshakes: Acceptor,
     pub(crate) unshaken: Unshaken,
-    pub(crate) shared: PodContext,
+    pub(crate) shared: ServerContext,
 }
 
-impl ConnectionHandler for Callers {
+impl ConnectionHandler for LinkConnectionHandler {
     /// Only for debugging: a span costs memory and time as long as the link lives, which may do nothing for days.
     fn span(&self, from: SocketAddr) -> Span {
         debug_span!("link", %from)
@@ -218,7 +218,7 @@ impl ConnectionHandler for Callers {
                 return debug!("{unshaken}");
             }
         };
-        let Shaken { stream: io, turn, until } = shaken;
+        let TlsAccepted { stream: io, turn, until } = shaken;
         let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
         // Beside edges only pods have certificates that pass the check, so any other caller with one may claim to be a pod.
         let certificate = match shown.map(|leaf| self.shared.proven.edge(leaf)) {
@@ -226,7 +226,7 @@ impl ConnectionHandler for Callers {
             Some(None) => Certificate::Pod,
             Some(Some(node)) => Certificate::Edge(node),
         };
-        let waiting = Unaccepted { certificate, until, slots: (slot, turn) };
+        let waiting = PendingConnection { certificate, until, slots: (slot, turn) };
         let (arrivals, ground) = (self.arrivals.clone(), self.shared.ground.clone());
         drop(self);
         serve(io, from, arrivals, ground, waiting).await;
@@ -242,10 +242,10 @@ pub(crate) const CONNECTIONS: usize = 20_000;
 /// Failed handshakes of the last minute. The first ones of a minute are told at once, all others are summed up at its
 /// end, so that no caller can fill the log. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Unshaken(Arc<Mutex<Minute>>);
+pub(crate) struct Unshaken(Arc<Mutex<FailureWindow>>);
 
 #[derive(Debug, Default)]
-struct Minute {
+struct FailureWindow {
     /// By address and cause; of the rest only the number is kept.
     known: HashMap<(IpAddr, &'static str), Count>,
     others: u64,
@@ -292,7 +292,7 @@ impl Unshaken {
     }
 
     fn next(&self) {
-        let Minute { known, others } =
+        let FailureWindow { known, others } =
             std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let mut untold: Vec<_> = known.into_iter().filter(|(_, count)| count.untold > 0).collect();
         let failed = untold.iter().map(|(_, count)| count.untold).sum::<u64>() + others;
@@ -353,14 +353,14 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// this pod, as behind a balancer, is refused.
 pub(crate) async fn admit_interactive(
     call: Call,
-    linked: impl Fn(&Arc<LinkSender>) -> Linked,
-    evidence: &Evidence,
-    shared: &PodContext,
+    linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
+    evidence: &EdgeCredentials,
+    shared: &ServerContext,
 ) {
     let hello = &evidence.hello;
     if !shared.registry.may_stand_beside(&hello.node, hello.instance) {
         shared.ground.metrics.calls_refused.count("not_beside");
-        return call.refuse(Dismissal::NotBeside);
+        return call.refuse(CallRejection::NotBeside);
     }
     let link = call.accept();
     let sender = link.sender.clone();
@@ -375,13 +375,13 @@ pub(crate) async fn admit_interactive(
     shared.proven.end(&sender);
 }
 
-async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
+async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
     shared.ground.metrics.links.inc();
     let room = room(shared);
     // The edge watches the link too, but cannot tell this pod that it is dead: its next try may come to another pod.
     link.watch();
     let sender = link.sender.clone();
-    let (mut sorting, mut looks) = (Sorting::default(), interval(Sorting::EVERY));
+    let (mut sorting, mut looks) = (TrafficClassifier::default(), interval(TrafficClassifier::EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Nothing is moved there before its edge has said something: a line may pass the hello and nothing more.
     let mut is_new = true;
@@ -398,7 +398,7 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &PodContext) {
             },
             () = sender.falls_silent() => {
                 info!(link = %sender.id, "the interactive link has fallen silent: it is closed");
-                break LinkEnded::ClosedHere;
+                break LinkEnd::ClosedHere;
             }
             _ = looks.tick() => {
                 if is_new && sender.traffic().received_messages > 0 && !sender.is_closed() {

@@ -11,30 +11,30 @@ use crate::admin::readiness::Readiness;
 use crate::base::drain::Drain;
 use crate::base::names::Host;
 use crate::base::policy::zone::Zone;
-use crate::config::server::peers::SiblingSettings;
+use crate::config::server::peers::PeerConfig;
 use crate::config::server::{Cloud, Server};
 use crate::link::grpc::LinkContext;
 use crate::link::link::Link;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{self, Dialer, Identity, Mutual};
-use crate::registry::peers::peer::TlsPodDialer;
-use crate::registry::peers::{PodAddresses, Siblings};
+use crate::net::tls::{self, Identity, PeerTls, PeerTlsConfig};
+use crate::registry::peers::peer::TlsPeerDialer;
+use crate::registry::peers::{PeerAddressSource, Siblings};
 use crate::registry::search::Dns;
 use crate::registry::{Finder, Registry};
-use crate::startup::{FaultKind, Startup};
+use crate::startup::{Startup, StartupErrorKind};
 
 /// The finder of nodes, and what a pod that is one of several needs beside it.
 #[derive(Debug)]
 pub(crate) struct FinderParts {
     pub(crate) finder: Arc<Finder>,
-    pub(crate) several: Option<Several>,
+    pub(crate) several: Option<PeerParts>,
 }
 
 /// There if this pod is one of several.
 #[derive(Debug)]
-pub(crate) struct Several {
+pub(crate) struct PeerParts {
     pub(crate) siblings: Arc<Siblings>,
     /// Links that were made to other pods, for the caller to drive.
     pub(crate) made: mpsc::Receiver<Link>,
@@ -47,7 +47,7 @@ pub(crate) struct Joined<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) zone: &'a Arc<Zone>,
     /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
-    pub(crate) tls: Option<Reload<Dialer>>,
+    pub(crate) tls: Option<Reload<PeerTls>>,
     /// Resolves the names of other pods in the settings.
     pub(crate) resolver: &'a Resolver,
     /// Resolves the names of nodes.
@@ -62,7 +62,7 @@ pub(crate) struct Joined<'a> {
 
 /// Reads the TLS files for dialling other pods; `None` if no other pods are set, or the files do not allow links to
 /// them. The latter is a fault if the settings name other pods, else a warning.
-pub(crate) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<Dialer>> {
+pub(crate) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<PeerTls>> {
     let asked = &settings.registry.siblings;
     if !asked.several {
         return None;
@@ -74,7 +74,7 @@ pub(crate) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
     match asked.named {
         Some(named) if named.must_link => {
             let fault = format!("it names other pods, and none can be linked to: {REMEDY}: {why}");
-            startup.keep(FaultKind::Config, &[named.key], Err::<(), _>(fault));
+            startup.keep(StartupErrorKind::Config, &[named.key], Err::<(), _>(fault));
         }
         Some(named) => error!(
             "{} names other pods, and none can be linked to, so that nodes are reached only through the very pod that \
@@ -89,7 +89,7 @@ pub(crate) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
 /// Sets up what the settings ask for; without TLS for other pods, only the search among the nodes linked here.
 /// `cluster` has pods beside those of the settings.
 pub(crate) fn finder(
-    asked: &SiblingSettings,
+    asked: &PeerConfig,
     joined: Joined<'_>,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> FinderParts {
@@ -103,13 +103,13 @@ pub(crate) fn finder(
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
-    let named = PodAddresses { list: asked.list.clone(), service, cluster };
+    let named = PeerAddressSource { list: asked.list.clone(), service, cluster };
     let addresses = named.follow(Arc::new(resolver.clone()), drain);
-    let (dialer, made) = TlsPodDialer::new(tls, pool.clone(), ground.clone());
+    let (dialer, made) = TlsPeerDialer::new(tls, pool.clone(), ground.clone());
     let siblings = Siblings::new(addresses, registry.clone(), dialer, own, drain.clone());
     let dns = Dns::new(Arc::new(dns.clone()), zone.clone()).without(no_pods.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
-    FinderParts { finder, several: Some(Several { siblings, made }) }
+    FinderParts { finder, several: Some(PeerParts { siblings, made }) }
 }
 
 /// Shows in `/readyz` which of the listed pods do not answer, and why. This does not make the pod unready.
@@ -128,10 +128,10 @@ pub(crate) fn report(siblings: Arc<Siblings>, readiness: Readiness, drain: &Drai
     });
 }
 
-fn mutual(server: &Server, name: Option<&str>) -> Result<Reload<Dialer>, String> {
+fn mutual(server: &Server, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
     let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
-    Mutual { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())
+    PeerTlsConfig { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())
 }
 
 /// How to let pods link to each other.

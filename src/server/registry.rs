@@ -14,32 +14,32 @@ use crate::base::drain::Drain;
 use crate::base::logging;
 use crate::config::server::Cloud;
 use crate::config::server::invitations::Invitations;
-use crate::config::server::registry::{EtcdSettings, Publish, RegistrySettings};
+use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
 use crate::etcd::EtcdAccess;
 #[cfg(feature = "kubernetes")]
-use crate::invitations::store::secret::SecretCell;
-use crate::invitations::store::{Cell, EtcdCell, FileCell};
+use crate::invitations::store::secret::SecretSharedState;
+use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
 use crate::invitations::{Enrolment, JoinRefusal};
-use crate::link::grpc::enrol::{Joining, Petition, Wish};
+use crate::link::grpc::enrol::{JoinParams, Petition, Wish};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
-use crate::proto::frame::{Code, Load, Refusal};
+use crate::proto::frame::{Code, Load, SessionError};
 #[cfg(feature = "kubernetes")]
-use crate::publish::configmap::{ConfigMap, ConfigMapParams, Lives};
+use crate::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
 use crate::publish::etcd::{Etcd, EtcdParams};
-use crate::publish::record_policy::Vet;
+use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Hosts, Publisher, Store};
 use crate::registry::balance::{Balance, Weights};
-use crate::registry::peers::{ANNOUNCE_EVERY, PodLoad, Siblings};
-use crate::server::config_files::PodFiles;
+use crate::registry::peers::{ANNOUNCE_EVERY, PeerLoad, Siblings};
+use crate::server::config_files::ServerFiles;
 #[cfg(feature = "kubernetes")]
 use crate::server::kubernetes;
-use crate::server::{Core, PodContext};
+use crate::server::{ServerContext, ServerCore};
 
 /// Publishes the nodes of this pod, if the settings name a place. `dns` resolves names, to find those that have another
 /// owner; `port` is the gRPC port of all pods.
-pub(crate) fn spawn_publisher(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
-    let pods = OtherPods { siblings: core.context.siblings.clone(), port };
+pub(crate) fn spawn_publisher(settings: &Cloud, dns: Resolver, core: &ServerCore, port: u16) {
+    let pods = PeerLiveness { siblings: core.context.siblings.clone(), port };
     let Some(store) = store(settings, core, &pods) else { return };
     let readiness = core.readiness.clone();
     let publisher = Publisher {
@@ -55,18 +55,18 @@ pub(crate) fn spawn_publisher(settings: &Cloud, dns: Resolver, core: &Core, port
 }
 
 /// Other pods, and addresses that are theirs in DNS although no pod has them.
-type Others = (OtherPods, watch::Receiver<BTreeSet<IpAddr>>);
+type Others = (PeerLiveness, watch::Receiver<BTreeSet<IpAddr>>);
 
 /// Asks other pods for a sign of life.
 #[derive(Debug, Clone)]
-struct OtherPods {
+struct PeerLiveness {
     /// The links to other pods; `None` if this pod is alone.
     siblings: Option<Arc<Siblings>>,
     /// The gRPC port of all pods.
     port: u16,
 }
 
-impl OtherPods {
+impl PeerLiveness {
     /// Whether a pod answers at that address. Cancel safe.
     async fn answers(self, ip: IpAddr) -> bool {
         match self.siblings {
@@ -78,37 +78,42 @@ impl OtherPods {
 
 /// The store for records; `None` if nothing is published. `pods` finds which of those with records are alive.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
-fn store(settings: &Cloud, core: &Core, pods: &OtherPods) -> Option<Store> {
+fn store(settings: &Cloud, core: &ServerCore, pods: &PeerLiveness) -> Option<Store> {
     // The settings were checked to have an address.
     let (registry, pod) = (&settings.registry, settings.pod_ip?);
     Some(match registry.publish.clone() {
-        Publish::None => return None,
-        Publish::Hosts(file) => Store::Hosts(Hosts::new(file, pod)),
-        Publish::Etcd(etcd) => {
+        PublishConfig::None => return None,
+        PublishConfig::Hosts(file) => Store::Hosts(Hosts::new(file, pod)),
+        PublishConfig::Etcd(etcd) => {
             let params = EtcdParams { prefix: etcd.prefix.clone(), access: etcd_access(etcd), address: pod };
             Store::Etcd(Box::new(Etcd::new(params, core.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
-        Publish::ConfigMap(name) => {
+        PublishConfig::ConfigMap(name) => {
             let cluster = kubernetes::reached(registry.cluster.as_ref()?);
             let endpoints = core.pods.endpoints.clone();
             let pods = pods.clone();
-            let lives = Lives::new(move |pod| Box::pin(pods.clone().answers(pod)));
+            let lives = LivenessProbe::new(move |pod| Box::pin(pods.clone().answers(pod)));
             let map = ConfigMapParams { cluster, name, pod, endpoints, lives };
             Store::ConfigMap(Box::new(ConfigMap::new(map)))
         }
         #[cfg(not(feature = "kubernetes"))]
         // This is a fault that was noted with the files.
-        Publish::ConfigMap(_) => return None,
+        PublishConfig::ConfigMap(_) => return None,
     })
 }
 
 /// Decides whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's, or one
 /// of `no_pods`, to which names of nodes lead for other clients of DNS.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
-fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, (pods, no_pods): Others) -> Vet {
+fn vet(
+    registry: &RegistrySettings,
+    resolver: Resolver,
+    own: Option<IpAddr>,
+    (pods, no_pods): Others,
+) -> RecordPolicy {
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
-    let mut vet = Vet::new(resolver, move |ip| {
+    let mut vet = RecordPolicy::new(resolver, move |ip| {
         let (pods, known) = (pods.clone(), Some(ip) == own || no_pods.borrow().contains(&ip));
         Box::pin(async move { known || pods.answers(ip).await })
     });
@@ -141,7 +146,7 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
 // it has too many.
 
 /// Runs until the pod's links end.
-pub(crate) fn spawn_balance(shared: &PodContext, settings: &Cloud) {
+pub(crate) fn spawn_balance(shared: &ServerContext, settings: &Cloud) {
     let (moves, catches) = (settings.registry.rebalance, settings.intercept.is_some());
     let Some(siblings) = shared.siblings.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.ground.drain.clone());
@@ -173,7 +178,7 @@ pub(crate) fn spawn_balance(shared: &PodContext, settings: &Cloud) {
 }
 
 /// Asks as many edges as it is time for. How many.
-fn even_out(balance: &mut Balance, here: usize, siblings: &Siblings, shared: &PodContext) -> usize {
+fn even_out(balance: &mut Balance, here: usize, siblings: &Siblings, shared: &ServerContext) -> usize {
     let loads = siblings.loads();
     let nodes: Option<Vec<u64>> = loads.as_ref().map(|loads| loads.iter().map(|load| load.nodes).collect());
     let weights = nodes.as_deref().map(|others| Weights { here, others });
@@ -187,7 +192,7 @@ fn even_out(balance: &mut Balance, here: usize, siblings: &Siblings, shared: &Po
 
 /// The address of a pod that has fewer nodes than the mean, the likelier the more it lacks; `chance` is from 0 to 1. None
 /// if no such pod's address is known.
-fn elsewhere(loads: &[PodLoad], mean: f64, chance: f64) -> Option<SocketAddr> {
+fn elsewhere(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr> {
     #[expect(clippy::cast_precision_loss, reason = "counts of nodes")]
     let lacks = loads.iter().filter_map(|load| Some((load.at?, (mean - load.nodes as f64).max(0.0))));
     let mut left = chance * lacks.clone().map(|(_, lack)| lack).sum::<f64>();
@@ -208,20 +213,20 @@ const TICK: Duration = Duration::from_secs(1);
 /// Opens the store, and follows it; `None`: nobody joins by invitation.
 pub(crate) fn start(
     settings: &Cloud,
-    files: &PodFiles,
+    files: &ServerFiles,
     readiness: &Readiness,
     drain: &Drain,
 ) -> Option<Arc<Enrolment>> {
     let (store, authority) = (settings.invitations.clone()?, files.authority.clone()?);
     let cell = match store {
-        Invitations::File(file) => Cell::File(FileCell::new(file)),
+        Invitations::File(file) => SharedState::File(FileSharedState::new(file)),
         Invitations::Etcd(etcd) => {
             let key = format!("{}/{ETCD_KEY}", etcd.prefix);
-            Cell::Etcd(Box::new(EtcdCell::new(etcd_access(etcd), &key, files.resolver.clone())))
+            SharedState::Etcd(Box::new(EtcdSharedState::new(etcd_access(etcd), &key, files.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
         Invitations::Secret(cluster, name) => {
-            Cell::Secret(Box::new(SecretCell::new(kubernetes::reached(&cluster), name)))
+            SharedState::Secret(Box::new(SecretSharedState::new(kubernetes::reached(&cluster), name)))
         }
         #[cfg(not(feature = "kubernetes"))]
         // This is a fault that was noted with the settings.
@@ -236,18 +241,18 @@ pub(crate) fn start(
 }
 
 /// Judges what somebody asks who is no node yet.
-pub(crate) async fn judge(petition: Petition, shared: PodContext) {
+pub(crate) async fn judge(petition: Petition, shared: ServerContext) {
     let refused = &shared.ground.metrics.calls_refused;
     let Some(enrolment) = &shared.enrolment else {
         refused.count("no_invitations");
-        return petition.refuse(Refusal::new(Code::NotHere, "nobody joins this cloud by invitation"));
+        return petition.refuse(SessionError::new(Code::NotHere, "nobody joins this cloud by invitation"));
     };
     if shared.stopping.is_cancelled() {
         refused.count("stopping");
-        return petition.refuse(Refusal::new(Code::Busy, "this pod is stopping"));
+        return petition.refuse(SessionError::new(Code::Busy, "this pod is stopping"));
     }
     let from = petition.from.ip();
-    if let Wish::Join(Joining { secret, node, token }) = &petition.wish
+    if let Wish::Join(JoinParams { secret, node, token }) = &petition.wish
         && let Err(why) = enrolment.join(from, secret, node, token).await
     {
         refused.count("invitation");
@@ -255,7 +260,7 @@ pub(crate) async fn judge(petition: Petition, shared: PodContext) {
             warn!(%from, node = logging::printable(node), "not joined: {why}");
         }
         let code = if matches!(why, JoinRefusal::Later(_)) { Code::Busy } else { Code::NotAllowed };
-        return petition.refuse(Refusal::new(code, why));
+        return petition.refuse(SessionError::new(code, why));
     }
     petition.grant(enrolment.certificates());
 }

@@ -3,25 +3,29 @@
 use std::sync::atomic::AtomicBool;
 
 use crate::config::server::Cloud;
-use crate::config::server::tcp::{Forward, TcpPort};
+use crate::config::server::tcp::{Forward, TcpListenerConfig};
 use crate::listener::tcp::Tcp;
-use crate::server::{ClientPort, Core};
+use crate::server::{ClientListener, ServerCore};
 use crate::startup::Startup;
-use crate::startup::access::Gates;
+use crate::startup::access::AccessPolicies;
 
 /// Binds all ports; `None`: there are faults, which `startup` has noted.
-pub(crate) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
+pub(crate) fn prepare(
+    settings: &Cloud,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
     let ports = settings.tcp.iter().map(|port| {
         let guard = gates.prepare(&port.key, &port.access, startup);
         let listener = startup.bind(&port.key, port.at);
         let port = port.clone();
-        Some(ClientPort::tcp(listener?, guard?, move |core| front_end(port, core)))
+        Some(ClientListener::tcp(listener?, guard?, move |core| front_end(port, core)))
     });
     // All of them first, so that each fault is noted.
     ports.collect::<Vec<_>>().into_iter().collect()
 }
 
-fn front_end(port: TcpPort, core: &Core) -> Tcp {
+fn front_end(port: TcpListenerConfig, core: &ServerCore) -> Tcp {
     let Forward { node, target } = port.to;
     let finder = core.context.finder.clone();
     Tcp { node, target, send_proxy: port.send_proxy, finder, warned: AtomicBool::new(false) }

@@ -27,10 +27,10 @@ use crate::net::tcp_info::unacknowledged;
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
 /// were read from one and not yet written to the other are lost.
 pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
-    let mut to_b = Flow::new(Side::A);
-    let mut to_a = Flow::new(Side::B);
+    let mut to_b = CopyDirection::new(Side::A);
+    let mut to_a = CopyDirection::new(Side::B);
     let mut log = Log::default();
-    let mut patience = Patience { given: None, until: Instant::now() };
+    let mut patience = FlushDeadline { given: None, until: Instant::now() };
     let mut b_first = false;
     let mut healthy = true;
     while healthy || patience.lasts(to_a.given + to_b.given) {
@@ -44,7 +44,7 @@ pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outco
                     to_b.run(cx, a, b, &mut room, &mut log)
                 };
                 // Also when the turn is used up: a source that always has more would never let the copy end.
-                if Flow::over(&to_a, &to_b) {
+                if CopyDirection::over(&to_a, &to_b) {
                     return Poll::Ready(Stop::Over);
                 }
                 if let ControlFlow::Break(stop) = run {
@@ -71,13 +71,13 @@ pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outco
 }
 
 /// Bounds what follows the first failure: it goes on while some bytes are taken within every [`DELIVERY`].
-struct Patience {
+struct FlushDeadline {
     /// Bytes that both sides had taken when `until` was set; none before the failure.
     given: Option<u64>,
     until: Instant,
 }
 
-impl Patience {
+impl FlushDeadline {
     /// Whether to go on, now that both sides have taken so many bytes.
     fn lasts(&mut self, given: u64) -> bool {
         let now = Instant::now();
@@ -95,7 +95,7 @@ pub const BYTES_PER_TURN: usize = 256 * 1024;
 // One direction of a splice.
 
 /// One direction.
-pub(crate) struct Flow {
+pub(crate) struct CopyDirection {
     from: Side,
     /// Bytes that were read and not yet written.
     chunk: Bytes,
@@ -123,7 +123,7 @@ pub(crate) enum Stop {
     Over,
 }
 
-impl Flow {
+impl CopyDirection {
     /// One that has moved nothing yet.
     pub(crate) fn new(from: Side) -> Self {
         Self { from, chunk: Bytes::new(), given: 0, unflushed: false, state: State::Copying }
@@ -217,7 +217,7 @@ impl Flow {
         log: &mut Log,
     ) -> Poll<ControlFlow<Stop>> {
         if let Err(cause) = ready!(to.poll_finish(cx)) {
-            log.failed(self.from.other(), How::WriteFailed(cause.kind()));
+            log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         }
         self.state = State::Done;
         Poll::Ready(ControlFlow::Continue(()))
@@ -244,13 +244,13 @@ impl Flow {
     /// All is given. The other side may never send the source anything, so no write may ever show that the source is gone.
     fn wait<F: ByteStream>(&self, cx: &mut Context<'_>, from: &F, log: &mut Log) -> Poll<ControlFlow<Stop>> {
         ready!(from.poll_lost(cx));
-        log.failed(self.from, How::WriteFailed(io::ErrorKind::BrokenPipe));
+        log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
         Poll::Ready(ControlFlow::Break(Stop::Over))
     }
 
     fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<Stop>> {
         // The system reports a reset once, and it reported it to the writer: this read is not an end of stream.
-        let reset = Ended { by: self.from, how: How::WriteFailed(io::ErrorKind::ConnectionReset) };
+        let reset = Ended { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
         if log.failed == Some(reset) {
             return Poll::Ready(ControlFlow::Break(Stop::Over));
         }
@@ -260,12 +260,12 @@ impl Flow {
     }
 
     fn source_failed(&self, cause: &io::Error, log: &mut Log) -> Poll<ControlFlow<Stop>> {
-        log.failed(self.from, How::ReadFailed(cause.kind()));
+        log.failed(self.from, EndKind::ReadFailed(cause.kind()));
         Poll::Ready(ControlFlow::Break(Stop::Over))
     }
 
     fn destination_failed(&mut self, cause: &io::Error, log: &mut Log) {
-        log.failed(self.from.other(), How::WriteFailed(cause.kind()));
+        log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         self.chunk = Bytes::new();
         self.state = State::Discarding;
     }
@@ -290,7 +290,7 @@ pub struct Ended {
     /// The side.
     pub by: Side,
     /// How it ended.
-    pub how: How,
+    pub how: EndKind,
 }
 
 /// One of the two streams, by its position among the arguments.
@@ -304,7 +304,7 @@ pub enum Side {
 
 /// How a side ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum EndKind {
     /// It finished its direction in good order.
     Finished,
     /// Reading from it failed: it was reset, or went silent.
@@ -334,13 +334,13 @@ pub(crate) struct Log {
 
 impl Log {
     /// Records a failure, unless it is not the first.
-    pub(crate) fn failed(&mut self, by: Side, how: How) {
+    pub(crate) fn failed(&mut self, by: Side, how: EndKind) {
         self.failed.get_or_insert(Ended { by, how });
     }
 
     /// How the splice ended, once it has.
     pub(crate) fn ended(&self) -> Ended {
-        let finished = Ended { by: self.finished.unwrap_or(Side::A), how: How::Finished };
+        let finished = Ended { by: self.finished.unwrap_or(Side::A), how: EndKind::Finished };
         self.failed.unwrap_or(finished)
     }
 }
@@ -355,21 +355,21 @@ pub struct Counted<'a, D> {
     /// What was taken from it, and counted, before: handed out first.
     pub early: Bytes,
     /// Bytes read from it.
-    pub taken: Tally<'a>,
+    pub taken: ByteCounter<'a>,
     /// Bytes written to it.
-    pub given: Tally<'a>,
+    pub given: ByteCounter<'a>,
 }
 
 /// Byte counters of one direction.
 #[derive(Debug)]
-pub struct Tally<'a> {
+pub struct ByteCounter<'a> {
     /// Counter of this session.
     pub one: &'a mut u64,
     /// Counter of all sessions of the process.
     pub all: &'a Counter,
 }
 
-impl Tally<'_> {
+impl ByteCounter<'_> {
     fn add(&mut self, bytes: usize) {
         *self.one += bytes as u64;
         self.all.inc_by(bytes as u64);
@@ -411,7 +411,7 @@ impl<D: ByteStream> ByteStream for Counted<'_, D> {
 /// Closes one side of a splice that [breaks off](Connection::breaks_off) and has ended: in good order, unless the other
 /// side failed. Then the peer receives what was written to it, and dropping the socket resets the connection.
 pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: Ended) {
-    if ended.by == side || ended.how == How::Finished {
+    if ended.by == side || ended.how == EndKind::Finished {
         socket.io().breaks_off(false);
         linger(socket).await;
     } else {

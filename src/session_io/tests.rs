@@ -17,7 +17,7 @@ use crate::link::session::stream::Offer;
 use crate::link::table::{Event, SessionLimits, SessionTable};
 use crate::net::ByteStream;
 use crate::net::pool::Pool;
-use crate::proto::frame::{Category, FrameKind, Peer, SessionKey};
+use crate::proto::frame::{Category, FrameKind, Remote, SessionKey};
 use crate::proto::halves::Windows;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
@@ -32,7 +32,8 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc
     let grace = Duration::from_secs(60);
     let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
-    let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
+    let sender =
+        |n| LinkSender::new(LinkId(n), Remote::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
     let (offers, offered) = mpsc::channel::<Offer>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
@@ -132,12 +133,13 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
 fn both_ends_have_one_word_for_a_connection_that_failed() {
     for (near, word) in [(LocalPeer::Client, "client_failed"), (LocalPeer::Target, "target_failed")] {
         let kind = std::io::ErrorKind::ConnectionReset;
-        let here = verdict(Ended { by: Side::A, how: How::ReadFailed(kind) }, near, None);
-        let said = Refusal::new(Code::GivenUp, &here.1);
-        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&said));
+        let here = verdict(Ended { by: Side::A, how: EndKind::ReadFailed(kind) }, near, None);
+        let said = SessionError::new(Code::GivenUp, &here.1);
+        let there = verdict(Ended { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&said));
         assert_eq!((here.0, &here), (word, &there));
-        let other = Refusal::new(Code::GivenUp, "given up by its owner");
-        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&other));
+        let other = SessionError::new(Code::GivenUp, "given up by its owner");
+        let there =
+            verdict(Ended { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&other));
         assert_eq!(there.0, "given_up");
     }
 }
@@ -146,7 +148,7 @@ fn both_ends_have_one_word_for_a_connection_that_failed() {
 async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, far) = carried(&drain, b"", &metrics).await;
-    far.break_off(Refusal::new(Code::GivenUp, "the target broke off"));
+    far.break_off(SessionError::new(Code::GivenUp, "the target broke off"));
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(ended(&metrics, "given_up").await, 1);
@@ -158,7 +160,7 @@ async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, mut far) = carried(&drain, b"", &metrics).await;
     answered(&mut client, &mut far).await;
-    far.break_off(Refusal::new(Code::GivenUp, "the target broke off"));
+    far.break_off(SessionError::new(Code::GivenUp, "the target broke off"));
     assert_eq!(ended(&metrics, "given_up").await, 1);
     client.gone().await;
 }
@@ -184,7 +186,7 @@ async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpSt
     };
     let ((client, socket), (connection, target)) = (pair().await, pair().await);
     let opened = Opened {
-        session: FarEnd::direct(connection, Pool::new()),
+        session: TargetStream::direct(connection, Pool::new()),
         early: Bytes::new(),
         access: Access::begin(FRONT, "test".into()),
         alive: metrics.sessions.begin(FRONT),

@@ -9,65 +9,66 @@ use http::HeaderMap;
 use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use tracing::{info, info_span};
 
-use crate::admin::page::Viewers;
+use crate::admin::page::AdminUsers;
 use crate::base::drain::Drain;
 use crate::base::policy::Networks;
 use crate::base::policy::zone::Zone;
-use crate::config::AdminSettings;
-use crate::config::listen::{Access, Auth};
-use crate::listener::auth::{Gate, Logins, Users};
+use crate::config::AdminConfig;
+use crate::config::listen::{Access, AuthConfig};
+use crate::listener::auth::{AccessPolicy, PasswordChecker, Users};
 use crate::net::reload::Reload;
-use crate::startup::{FaultKind, Startup};
+use crate::startup::{Startup, StartupErrorKind};
 
 /// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
 /// together.
 #[derive(Debug, Default)]
-pub struct Gates {
+pub struct AccessPolicies {
     files: BTreeMap<PathBuf, Option<UserFile>>,
-    doors: Doors,
+    doors: ListenerPolicies,
 }
 
 /// The gates of all ports for clients, each by the key of its table. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Doors(Vec<(String, Arc<ArcSwap<Gate>>)>);
+pub struct ListenerPolicies(Vec<(String, Arc<ArcSwap<AccessPolicy>>)>);
 
 /// Who may come in at one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
-pub struct Guard {
+pub struct ListenerAccess {
     proxies: Networks,
-    gate: Arc<ArcSwap<Gate>>,
+    gate: Arc<ArcSwap<AccessPolicy>>,
 }
 
 #[derive(Debug)]
 struct UserFile {
     users: Reload<Users>,
-    logins: Arc<Logins>,
+    logins: Arc<PasswordChecker>,
 }
 
-impl Gates {
+impl AccessPolicies {
     /// Reads what a port needs, whose table has this key; `None`: a file will not do, which is noted.
-    pub fn prepare(&mut self, door: &str, access: &Access, startup: &mut Startup) -> Option<Guard> {
+    pub fn prepare(&mut self, door: &str, access: &Access, startup: &mut Startup) -> Option<ListenerAccess> {
         let logins = match &access.auth {
-            Auth::None => None,
-            Auth::Basic { users, key } => {
+            AuthConfig::None => None,
+            AuthConfig::Basic { users, key } => {
                 let read = || UserFile::read(users, key, startup);
                 let file = self.files.entry(users.clone()).or_insert_with(read);
                 Some(file.as_ref()?.logins.clone())
             }
         };
         let Access { proxy_protocol, allow_from, rules, names, .. } = access.clone();
-        let gate = Arc::new(ArcSwap::from_pointee(Gate { allow_from, logins, names, rules, zone: None }));
+        let gate =
+            Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
         self.doors.0.push((door.to_owned(), gate.clone()));
-        Some(Guard { proxies: proxy_protocol, gate })
+        Some(ListenerAccess { proxies: proxy_protocol, gate })
     }
 
     /// Who may look at the admin ports from other machines; `None`: a file will not do, which is noted.
-    pub fn viewers(&mut self, admin: &AdminSettings, startup: &mut Startup) -> Option<Viewers> {
-        if admin.access.auth == Auth::None {
-            return Some(Viewers::default());
+    pub fn viewers(&mut self, admin: &AdminConfig, startup: &mut Startup) -> Option<AdminUsers> {
+        if admin.access.auth == AuthConfig::None {
+            return Some(AdminUsers::default());
         }
         let gate = self.prepare("admin", &admin.access, startup)?.gate(None);
-        Some(Viewers::new(move |head, from| {
+        Some(AdminUsers::new(move |head, from| {
             let gate = gate.load_full();
             // The gate reads what clients say to a proxy; a browser says the same to a server.
             let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
@@ -77,7 +78,7 @@ impl Gates {
     }
 
     /// Follows the files.
-    pub fn watch(self, drain: &Drain) -> Doors {
+    pub fn watch(self, drain: &Drain) -> ListenerPolicies {
         for file in self.files.into_values().flatten() {
             drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
         }
@@ -85,7 +86,7 @@ impl Gates {
     }
 }
 
-impl Doors {
+impl ListenerPolicies {
     /// Has each gate admit whom the settings of its table say: `allow_from`, `names` and `rules`. Where the table is gone
     /// the gate stays as it is.
     pub fn apply(&self, settings: &[(&str, &Access)]) {
@@ -94,22 +95,22 @@ impl Doors {
             let (old, Access { allow_from, names, rules, .. }) = (gate.load_full(), access);
             if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
                 let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
-                gate.store(Arc::new(Gate { allow_from, names, rules, ..Gate::clone(&old) }));
+                gate.store(Arc::new(AccessPolicy { allow_from, names, rules, ..AccessPolicy::clone(&old) }));
                 info!(door, "this door admits others than before");
             }
         }
     }
 }
 
-impl Guard {
+impl ListenerAccess {
     /// Networks of balancers before the port.
     pub fn proxies(&self) -> Networks {
         self.proxies.clone()
     }
 
     /// The gate of a front end, which follows the settings. `zone` is where nodes have a second name.
-    pub fn gate(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<Gate>> {
-        let gate = Gate { zone, ..Gate::clone(&self.gate.load()) };
+    pub fn gate(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<AccessPolicy>> {
+        let gate = AccessPolicy { zone, ..AccessPolicy::clone(&self.gate.load()) };
         self.gate.store(Arc::new(gate));
         self.gate
     }
@@ -121,8 +122,8 @@ impl UserFile {
         let parse = move |text: &[u8]| {
             Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
         };
-        let users = startup.keep(FaultKind::Config, &[key], Reload::file(path, parse))?;
-        let logins = Arc::new(Logins::new(users.clone()));
+        let users = startup.keep(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
+        let logins = Arc::new(PasswordChecker::new(users.clone()));
         Some(Self { users, logins })
     }
 }

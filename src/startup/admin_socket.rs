@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use crate::net::listen::{LocalBindError, LocalListener};
+use crate::net::listen::{LocalBindError, UnixAccept};
 
 /// Directories for admin sockets, the preferred one first.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl SocketDirs {
     /// # Errors
     ///
     /// Why each directory was of no use.
-    pub fn bind(&self, name: &str) -> Result<LocalListener, NoSocket> {
+    pub fn bind(&self, name: &str) -> Result<UnixAccept, NoSocket> {
         let mut reasons = NoSocket::default();
         for dir in std::iter::once(&self.shared).chain(&self.own) {
             let made = if *dir == self.shared { self.make_shared() } else { self.make_own(dir) };
@@ -102,13 +102,13 @@ fn is_private(dir: &Path, user: u32) -> io::Result<()> {
     ))
 }
 
-fn bind_free(dir: &Path, name: &str) -> Result<LocalListener, LocalBindError> {
-    let mut bound = LocalListener::bind(&dir.join(format!("{name}.sock")));
+fn bind_free(dir: &Path, name: &str) -> Result<UnixAccept, LocalBindError> {
+    let mut bound = UnixAccept::bind(&dir.join(format!("{name}.sock")));
     for number in 2..=MOST_SOCKETS {
         if !matches!(bound, Err(LocalBindError::Taken(_))) {
             break;
         }
-        bound = LocalListener::bind(&dir.join(format!("{name}-{number}.sock")));
+        bound = UnixAccept::bind(&dir.join(format!("{name}-{number}.sock")));
     }
     bound
 }
@@ -157,7 +157,7 @@ mod tests {
         SocketDirs { shared: place.join("run"), own: vec![place.join("own")], user }
     }
 
-    fn bound(dirs: &SocketDirs, name: &str) -> (LocalListener, String) {
+    fn bound(dirs: &SocketDirs, name: &str) -> (UnixAccept, String) {
         use crate::net::listen::Accept as _;
         let listener = dirs.bind(name).unwrap();
         let at = listener.at().to_string();

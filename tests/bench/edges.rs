@@ -26,7 +26,7 @@ use tunnel::link::table::{Event, SessionLimits, SessionTable};
 use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
-use tunnel::net::tls::{self, ClientSettings, Trust};
+use tunnel::net::tls::{self, TlsClientConfig, Trust};
 use tunnel::proto::halves::Windows;
 use tunnel::proto::hello::Hello;
 
@@ -100,7 +100,7 @@ impl Edges {
         let pods: Arc<[SocketAddr]> = self.pods.clone().into();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let tls =
-            ClientSettings { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
+            TlsClientConfig { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
         let tls = tls.load()?;
         let (drain, pool) = (Drain::new(), Pool::new());
         for number in self.first..self.first + self.count {

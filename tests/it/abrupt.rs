@@ -10,13 +10,13 @@ use tokio::sync::{Notify, mpsc};
 use tunnel::edge::Edge;
 
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, start_edge};
 use crate::support::{Stopwatch, beside, clients, pods, soon, targets, wait_until};
 
 /// Ways to a target.
 enum Path<'a> {
     Direct,
-    Through(&'a TestPod),
+    Through(&'a TestServer),
 }
 
 impl Path<'_> {
@@ -29,7 +29,7 @@ impl Path<'_> {
 }
 
 /// Two pods, of which the second has the node: the path through it, and the path through the other one.
-async fn two(place: &TestDir) -> (Vec<TestPod>, Edge) {
+async fn two(place: &TestDir) -> (Vec<TestServer>, Edge) {
     let pods = pods::start(place, 2);
     let edge = edge(place, &pods[1], "node1").await;
     (pods, edge)
@@ -138,7 +138,7 @@ async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_targe
 }
 
 /// The line is silent when the target answers and breaks off; once it is cut, the next link brings all of that.
-async fn survives_a_cut(client: &TestPod, holder: &TestPod, line: &Line, edge: &Edge) {
+async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, edge: &Edge) {
     for bytes in [300, 100_000] {
         let (go, gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (when, then, answer) = (go.clone(), gone.clone(), targets::pattern(bytes));
@@ -292,7 +292,7 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
     let length = half("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").await;
     let chunks = half("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n").await;
     let until_end = half("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf").await;
-    let pod = TestPod::with(
+    let pod = TestServer::with(
         &place,
         &format!(
             "[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"node1/{raw}\"\n\

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::https::{by_host, got};
 use crate::support::clients::echoed;
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_with};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};
 use crate::support::targets;
 use crate::support::wait_until;
 
@@ -26,7 +26,7 @@ async fn an_address_of_the_table_leads_to_its_node_which_must_allow_it() {
     let (place, echo) = (TestDir::new(), echo().await);
     let table =
         format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n\"10.77.0.0/16\" = \"node1\"\n", echo.ip());
-    let pod = TestPod::with(&place, &table);
+    let pod = TestServer::with(&place, &table);
     let _edge = edge(&place, &pod, "node1").await;
     echoed(&mut pod.open(&echo.to_string()).await, "by its own address").await;
     echoed(&mut pod.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await, "in IPv6 dress").await;
@@ -41,7 +41,7 @@ async fn an_address_of_the_table_leads_to_its_node_which_must_allow_it() {
 #[tokio::test]
 async fn an_edge_that_lists_its_pods_network_reaches_it() {
     let (place, echo) = (TestDir::new(), echo().await);
-    let pod = TestPod::with(&place, &format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n", echo.ip()));
+    let pod = TestServer::with(&place, &format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n", echo.ip()));
     let more = format!("[mode.edge.allow]\ntargets = [\"{}:*\"]", echo.ip());
     let _edge = edge_with(&place, &pod, "node1", &more).await;
     echoed(&mut pod.open(&echo.to_string()).await, "hello").await;
@@ -51,7 +51,7 @@ async fn an_edge_that_lists_its_pods_network_reaches_it() {
 async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session() {
     let (place, echo) = (TestDir::new(), echo().await);
     let direct = format!("[mode.cloud.direct]\ntargets = [\"{}/32:{}\"]\n", echo.ip(), echo.port());
-    let pod = TestPod::with(&place, &direct);
+    let pod = TestServer::with(&place, &direct);
     let mut open = pod.open(&echo.to_string()).await;
     echoed(&mut open, "without an edge").await;
     let sessions = &pod.pod.metrics.sessions;
@@ -72,7 +72,7 @@ async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session()
 #[tokio::test]
 async fn the_pod_never_dials_itself_or_what_clouds_keep_to_machines_however_it_is_spelt() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, "[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
+    let pod = TestServer::with(&place, "[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
     let port = echo.port();
     for host in [
         "127.0.0.1",

@@ -3,13 +3,13 @@
 use tokio::io::AsyncWriteExt;
 
 use crate::support::clients::{answer, ask, echoed, get};
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_with, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
 use crate::support::{targets, wait_until};
 
 #[tokio::test]
 async fn a_pods_pages_show_its_nodes_and_its_sessions() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     assert_eq!(get(pod.pod.bound.log, "/cloud/healthz").await.body, "[]\n");
     let _edge = edge(&place, &pod, "node1").await;
     assert_eq!(get(pod.pod.bound.log, "/cloud/healthz").await.body, "[node1]\n");
@@ -50,7 +50,7 @@ async fn an_edges_pages_tell_whether_it_is_linked() {
     assert_eq!(get(log, "/readyz").await.status, 503);
     assert_eq!(get(log, "/edge/healthz").await.status, 500);
 
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node2").await;
     let log = edge.bound.log.unwrap();
     wait_until("it knows that it is linked", || edge.metrics.links.get() == 1).await;
@@ -62,7 +62,7 @@ async fn an_edges_pages_tell_whether_it_is_linked() {
 #[tokio::test]
 async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge_with(&place, &pod, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
     let refused = pod.ask(&at("node1", edge.bound.log.unwrap())).await;
     assert_eq!(refused.status, 403, "{refused:?}");
@@ -79,7 +79,7 @@ async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
 
 #[tokio::test]
 async fn the_log_level_is_set_where_there_is_one() {
-    let pod = TestPod::start(&TestDir::new());
+    let pod = TestServer::start(&TestDir::new());
     let put =
         "PUT /debug/flags/v HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
     let answer = ask(pod.pod.bound.log, put).await;

@@ -10,17 +10,17 @@ use tunnel::proto::frame::{Frame, FrameKind};
 use crate::support::clients::{echoed, rest};
 use crate::support::line::Balancer;
 use crate::support::pods;
-use crate::support::programs::{TestDir, TestPod, at, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, start_edge};
 use crate::support::{hurry, peer, targets, wait_until, wait_within};
 
 use tokio::io::AsyncWriteExt;
 
 /// A pod of several, from its place in the list.
-fn start(place: &TestDir, all: &[std::net::SocketAddr], n: usize) -> TestPod {
-    TestPod::from_text(&pods::config(place, all[n], &pods::siblings(all)))
+fn start(place: &TestDir, all: &[std::net::SocketAddr], n: usize) -> TestServer {
+    TestServer::from_text(&pods::config(place, all[n], &pods::siblings(all)))
 }
 
-fn nodes(pod: &TestPod) -> usize {
+fn nodes(pod: &TestServer) -> usize {
     pod.pod.registry.nodes().len()
 }
 
@@ -39,7 +39,7 @@ async fn a_third_pod_that_comes_late_gets_its_share_and_no_session_is_cut() {
     }
     hurry();
     tokio::time::sleep(Duration::from_secs(120)).await;
-    let moved = |pods: &[TestPod]| pods.iter().map(|pod| pod.pod.metrics.moved.get()).sum::<u64>();
+    let moved = |pods: &[TestServer]| pods.iter().map(|pod| pod.pod.metrics.moved.get()).sum::<u64>();
     assert_eq!(moved(&pods), 0, "one of the three is not known");
     pods.push(start(&place, &all, 2));
     balancer.add(all[2]);
@@ -65,8 +65,8 @@ async fn a_third_pod_that_comes_late_gets_its_share_and_no_session_is_cut() {
 #[tokio::test]
 async fn an_edge_that_is_told_where_to_link_does_so_only_if_its_cloud_has_that_address() {
     let place = TestDir::new();
-    let mut pod = peer::ScriptedPod::start(&place).await;
-    let other = peer::ScriptedPod::start(&place).await;
+    let mut pod = peer::ScriptedServer::start(&place).await;
+    let other = peer::ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));

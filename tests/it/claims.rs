@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::addresses::own_address;
 use crate::support::apiserver::pod_with;
 use crate::support::clients::echoed;
-use crate::support::programs::{TestDir, TestPod, edge};
+use crate::support::programs::{TestDir, TestServer, edge};
 use crate::support::{soon, targets};
 
 /// The name of a webhook's Service, and of a node that wants its traffic.
@@ -57,7 +57,7 @@ fn cluster(echo: SocketAddr) -> HashMap<&'static str, Vec<Value>> {
 }
 
 /// Waits until the pod has read all of it.
-async fn listed(pod: &TestPod) {
+async fn listed(pod: &TestServer) {
     soon("all objects are listed", async {
         for (asked, known) in [("none.shop.svc:443", 502), ("172.16.0.4:1", 421), ("172.16.0.1:1", 421)] {
             while pod.ask(asked).await.status != known {

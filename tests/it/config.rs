@@ -2,14 +2,14 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tunnel::config::edge::EdgeSettings as Settings;
+use tunnel::config::edge::EdgeConfig as Settings;
 use tunnel::config::server::Cloud;
 use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
 use tunnel::server::Pod;
 
 use crate::support::clients::{echoed, head};
-use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, at};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at};
 use crate::support::{beside, soon, targets};
 
 #[tokio::test]
@@ -73,7 +73,7 @@ key = "{dir}/cloud.key"
     );
     let env = Environment { node_name: Some("node1".into()), ..Environment::default() };
     let _edge = Edge::start(Settings::read(&edge, &env).unwrap().0, None).unwrap();
-    let pod = TestPod { connect: ([127, 0, 0, 1], pod.bound.connect().unwrap().port()).into(), pod };
+    let pod = TestServer { connect: ([127, 0, 0, 1], pod.bound.connect().unwrap().port()).into(), pod };
     pod.has("node1").await;
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
 }
@@ -81,7 +81,7 @@ key = "{dir}/cloud.key"
 #[tokio::test]
 async fn an_edge_dials_through_the_proxy_of_its_environment() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let grpc = pod.pod.bound.grpc;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
@@ -136,7 +136,7 @@ async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
         let _ = socket.write_all(b"over IPv6").await;
     })
     .await;
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let token_file = format!("token_file = \"{}/mine\"", place.path().display());
     let text =
         place.edge("node1", pod.pod.bound.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);

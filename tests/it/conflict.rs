@@ -9,12 +9,12 @@ use tunnel::edge::Edge;
 use tunnel::net::tls::Identity;
 use tunnel::proto::codec::proto::StreamMsg;
 use tunnel::proto::codec::{from_message, to_message};
-use tunnel::proto::frame::{Conflict, Found, Frame, FrameKind, Peer};
+use tunnel::proto::frame::{Conflict, Found, Frame, FrameKind, Remote};
 use tunnel::proto::hello::Caller;
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get};
-use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::{Stopwatch, beside, hurry, peer, pods, soon, targets, wait_until};
 
 /// Waits until an edge's page of readiness has that status, and says that.
@@ -34,7 +34,7 @@ async fn says(edge: &Edge, status: u16, text: &str) {
     assert!(found.is_ok(), "want {status} and {text:?}, is {last:?}");
 }
 
-fn conflicts(pod: &TestPod) -> u64 {
+fn conflicts(pod: &TestServer) -> u64 {
     pod.pod.metrics.name_conflicts.get()
 }
 
@@ -66,7 +66,7 @@ async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_
 #[tokio::test]
 async fn at_one_pod_both_edges_are_told_too() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let older = edge(&place, &pod, "node1").await;
     let younger = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     says(&younger, 503, "by another process, which is alive").await;
@@ -107,7 +107,7 @@ async fn the_same_process_at_two_pods_is_no_conflict() {
 }
 
 /// Another pod that is the test, linked to that one: of version 1, if it is old.
-async fn scripted(place: &TestDir, pod: &TestPod, number: u128, old: bool) -> Call {
+async fn scripted(place: &TestDir, pod: &TestServer, number: u128, old: bool) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
     let headers = if old { peer::old(headers) } else { headers };
@@ -135,7 +135,7 @@ async fn tells(call: &mut Call, body: FrameKind) {
 /// What the pod says next, of anything.
 async fn hears(call: &mut Call) -> FrameKind {
     let message = soon("a word", call.next()).await.expect("the stream goes on");
-    from_message(message, &Peer::Pod).unwrap().body
+    from_message(message, &Remote::Pod).unwrap().body
 }
 
 /// The pod says that its own node keeps the name.
@@ -151,7 +151,7 @@ async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
 /// An edge that answers its pings, until its link ends: then, with which status.
 async fn living(
     place: &TestDir,
-    pod: &TestPod,
+    pod: &TestServer,
     number: u128,
 ) -> tokio::task::JoinHandle<Option<tonic::Status>> {
     let mut call = peer::link(place, pod, "node1", instance(number)).await;
@@ -163,7 +163,7 @@ async fn ages_decide_as_each_pod_has_measured_them() {
     let place = TestDir::new();
     let all = pods::addresses(2);
     // Alone in its list: the other pod is the test, which links to it.
-    let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
+    let pod = TestServer::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
     let link = living(&place, &pod, 2).await;
     let mut other = scripted(&place, &pod, 7, false).await;
     // The other one's is younger: this one keeps the name.
@@ -183,7 +183,7 @@ async fn ages_decide_as_each_pod_has_measured_them() {
 async fn of_two_pods_that_both_hold_theirs_for_the_older_one_gives_way() {
     let place = TestDir::new();
     let all = pods::addresses(2);
-    let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
+    let pod = TestServer::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
     let link = living(&place, &pod, 5).await;
     let mut other = scripted(&place, &pod, 7, false).await;
     for (theirs, stays) in [(9, true), (3, false)] {
@@ -199,7 +199,7 @@ async fn of_two_pods_that_both_hold_theirs_for_the_older_one_gives_way() {
 async fn with_a_pod_of_version_1_both_links_stay_and_this_side_says_so() {
     let place = TestDir::new();
     let all = pods::addresses(2);
-    let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
+    let pod = TestServer::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
     let link = living(&place, &pod, 5).await;
     let mut other = scripted(&place, &pod, 7, true).await;
     tells(&mut other, found(3, None)).await;

@@ -4,13 +4,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::clients::{self, ESTABLISHED, echoed, head, is_reset, rest};
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
 use crate::support::{soon, targets};
 
 #[tokio::test]
 async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
@@ -26,7 +26,7 @@ async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
 #[tokio::test]
 async fn a_nodes_name_counts_in_any_case() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "Node1").await;
     echoed(&mut pod.open(&at("nODE1", echo)).await, "hello").await;
 }
@@ -34,7 +34,7 @@ async fn a_nodes_name_counts_in_any_case() {
 #[tokio::test]
 async fn requests_of_every_kind_of_client_are_understood() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let target = at("node1", echo);
     for request in [
@@ -55,7 +55,7 @@ async fn requests_of_every_kind_of_client_are_understood() {
 #[tokio::test]
 async fn bytes_that_come_behind_the_head_are_kept() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = TcpStream::connect(pod.connect).await.unwrap();
     let mut all = format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", echo)).into_bytes();
@@ -70,7 +70,7 @@ async fn bytes_that_come_behind_the_head_are_kept() {
 #[tokio::test]
 async fn a_client_may_end_its_direction_with_its_head() {
     let (place, source) = (TestDir::new(), targets::source(100_000).await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = TcpStream::connect(pod.connect).await.unwrap();
     let request = format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", source));
@@ -83,7 +83,7 @@ async fn a_client_may_end_its_direction_with_its_head() {
 #[tokio::test]
 async fn the_clients_end_leaves_the_targets_answer_its_way() {
     let (place, sink) = (TestDir::new(), targets::sink().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", sink)).await;
     client.write_all(&targets::pattern(300_000)).await.unwrap();
@@ -107,7 +107,7 @@ async fn the_targets_end_leaves_the_clients_bytes_their_way() {
         }
     })
     .await;
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", target)).await;
     assert_eq!(rest(&mut client).await, b"", "the target's end arrives");
@@ -132,7 +132,7 @@ async fn the_whole_answer_arrives_though_the_client_still_sends() {
         }
     })
     .await;
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     for round in 0..50 {
         let (mut from, mut to) = pod.open(&at("node1", target)).await.into_split();
@@ -154,7 +154,7 @@ async fn a_target_that_speaks_first_is_heard_behind_the_head() {
         let _ = socket.read_u8().await;
     })
     .await;
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = TcpStream::connect(pod.connect).await.unwrap();
     client.write_all(format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", target)).as_bytes()).await.unwrap();
@@ -168,7 +168,7 @@ async fn a_target_that_speaks_first_is_heard_behind_the_head() {
 async fn a_client_that_breaks_off_breaks_its_target_off() {
     let place = TestDir::new();
     let (target, mut tells) = targets::broken_off().await;
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", target)).await;
     client.write_all(b"half a fi").await.unwrap();
@@ -187,7 +187,7 @@ async fn a_target_that_breaks_off_breaks_its_client_off() {
         clients::reset(socket);
     })
     .await;
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", target)).await;
     client.write_all(b"x").await.unwrap();

@@ -9,10 +9,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
 use tunnel::command::Failure;
 use tunnel::command::connect::{self, Connect};
-use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
+use tunnel::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig};
 
 use crate::support::clients::{ESTABLISHED, echoed, is_reset, reset, rest};
-use crate::support::programs::{TestDir, TestPod, at, edge};
+use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::{beside, soon, targets};
 
 #[derive(Debug, Parser)]
@@ -57,7 +57,7 @@ impl Local {
 #[tokio::test]
 async fn a_local_port_leads_to_the_target_and_each_end_is_passed_on() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let local = Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", echo)]).await;
     let mut client = local.client().await;
@@ -71,7 +71,7 @@ async fn a_local_port_leads_to_the_target_and_each_end_is_passed_on() {
 #[tokio::test]
 async fn a_refusal_is_told_in_the_pods_words() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut local = Local::start(&[&format!("--through=http://{}", pod.connect), "nobody:22"]).await;
     is_reset(&mut local.client().await).await;
     let said = soon("the refusal", local.says.recv()).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
         socket.read_u8().await.unwrap();
         reset(socket);
     });
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut local =
         Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", breaks.await)]).await;
@@ -108,7 +108,8 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
     let dir = place.path();
     let identity = Identity { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
     let (offer, _) = TlsParams::parse("", "").unwrap();
-    let server = ServerSettings { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
+    let server =
+        TlsServerConfig { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
     let acceptor = TlsAcceptor::from(server.load().unwrap().load());
     let pod = targets::serve(move |socket| {
         let acceptor = acceptor.clone();
@@ -139,7 +140,7 @@ async fn a_local_client_that_breaks_off_resets_the_connection_to_the_target() {
         let tell = tell.clone();
         async move { tell.send(socket.read_to_end(&mut Vec::new()).await.is_err()).await.unwrap() }
     });
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let local =
         Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", reads.await)]).await;
@@ -156,7 +157,7 @@ async fn a_user_proves_itself_with_the_password_of_a_file() {
     // bcrypt of "pass word", at the least cost.
     let hash = bcrypt::hash("pass word", 4).unwrap();
     let users = place.file("users", &format!("ann:{hash}\n"));
-    let pod = TestPod::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n", users.display()));
+    let pod = TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n", users.display()));
     let _edge = edge(&place, &pod, "node1").await;
     let through = format!("--through=http://ann@{}", pod.connect);
     for (password, code) in [("pass word\n", None), ("wrong", Some("407"))] {
@@ -182,7 +183,7 @@ async fn tls_and_a_certificate_open_the_egress_port() {
     let table = format!(
         "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = [\"ops\"]\n"
     );
-    let pod = TestPod::with(&place, &table);
+    let pod = TestServer::with(&place, &table);
     let _edge = edge(&place, &pod, "node1").await;
     let identity = place.client("ops");
     let through = format!("--through=https://{}", pod.port("egress"));
@@ -206,7 +207,8 @@ async fn tls_and_a_certificate_open_the_egress_port() {
 async fn a_unix_socket_of_the_pod_is_a_way_too() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
-    let pod = TestPod::with(&place, &format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display()));
+    let pod =
+        TestServer::with(&place, &format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display()));
     let _edge = edge(&place, &pod, "node1").await;
     let local = Local::start(&[&format!("--through=unix:{}", path.display()), &at("node1", echo)]).await;
     echoed(&mut local.client().await, "hello").await;

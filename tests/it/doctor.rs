@@ -9,9 +9,9 @@ use tunnel::command::Mode;
 use tunnel::command::doctor::{self, Doctor};
 
 use crate::certificates::Authority;
-use crate::support::peer::ScriptedPod;
+use crate::support::peer::ScriptedServer;
 use crate::support::pods;
-use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, edge};
 use crate::support::{soon, targets};
 
 /// What the doctor finds of a config: for each check its state and what was found.
@@ -60,7 +60,7 @@ async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
 #[tokio::test]
 async fn an_edge_that_has_all_it_needs_is_well() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let text = place.edge("node1", pod.pod.bound.grpc, "");
     let all = found(&place, Mode::Edge, &text, |asked| asked.target = vec![echo.into()]).await;
     for check in ["config", "port", "tls", "token", "dialect", "target"] {
@@ -72,7 +72,7 @@ async fn an_edge_that_has_all_it_needs_is_well() {
 #[tokio::test]
 async fn each_fault_on_the_way_to_the_cloud_is_named() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let (text, nothing) = (place.edge("node1", pod.pod.bound.grpc, ""), targets::nothing().await);
     fails(&place, &place.edge("node1", nothing, ""), "port", "refused").await;
     fails(&place, &place.edge("node1", pod.connect, ""), "port", "does not speak TLS").await;
@@ -95,11 +95,11 @@ async fn each_fault_on_the_way_to_the_cloud_is_named() {
 #[tokio::test]
 async fn two_machines_with_one_name_and_an_older_dialect_are_named() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     fails(&place, &place.edge("node1", pod.pod.bound.grpc, ""), "name", "node1").await;
 
-    let mut plain = ScriptedPod::start(&place).await;
+    let mut plain = ScriptedServer::start(&place).await;
     let text = place.edge("node1", plain.at, "");
     let answers = async {
         let mut call = plain.call().await;
@@ -114,7 +114,7 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_named() {
 #[tokio::test]
 async fn a_target_that_is_forbidden_or_away_is_named() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let (text, nothing) = (place.edge("node1", pod.pod.bound.grpc, ""), targets::nothing().await);
     let asked = ["10.1.2.3:22".parse().unwrap(), nothing.into()];
     let all = found(&place, Mode::Edge, &text, |asking| asking.target = asked.into()).await;
@@ -154,7 +154,7 @@ async fn dates_the_clock_and_the_kind_of_a_certificate_are_named() {
     for (check, change) in changes {
         let place = TestDir::new();
         certify(&place, change);
-        let pod = TestPod::start(&place);
+        let pod = TestServer::start(&place);
         fails(&place, &place.edge("node1", pod.pod.bound.grpc, ""), check, "its certificate").await;
         let all = found(&place, Mode::Cloud, &place.cloud(""), |_| ()).await;
         let told = |(name, state, told): &(String, String, String)| {
@@ -167,11 +167,11 @@ async fn dates_the_clock_and_the_kind_of_a_certificate_are_named() {
 #[tokio::test]
 async fn a_pods_siblings_and_what_it_publishes_are_looked_at() {
     let (place, other) = (TestDir::new(), TestDir::new());
-    let (sibling, stranger) = (TestPod::start(&place), TestPod::start(&other));
+    let (sibling, stranger) = (TestServer::start(&place), TestServer::start(&other));
     let nothing = targets::nothing().await;
     let list =
         [sibling.pod.bound.grpc, stranger.pod.bound.grpc, nothing].map(|at| format!("\"{at}\"")).join(", ");
-    let dns = pods::Dns::start(pods::Says::NoSuchName).await;
+    let dns = pods::Dns::start(pods::DnsScript::NoSuchName).await;
     let registry = format!(
         "[mode.cloud.registry]\nsiblings = [{list}]\npublish = \"hosts\"\nhosts = \"{}/none/hosts\"\ndns = [\"{}\"]\n",
         place.path().display(),

@@ -12,7 +12,7 @@ use tunnel::edge::Edge;
 use tunnel::net::fd_limit;
 
 use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
-use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::{beside, soon, targets, wait_until, wait_within};
 
 /// A connection from one of this machine's many addresses.
@@ -44,7 +44,7 @@ async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
 }
 
 /// What a CONNECT from an address is told.
-async fn ask_from(from: &str, pod: &TestPod, target: &str) -> Answer {
+async fn ask_from(from: &str, pod: &TestServer, target: &str) -> Answer {
     let mut socket = connect_from(from, pod.connect).await;
     let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n");
     // Who is sent away at once may have been closed by then.
@@ -53,7 +53,7 @@ async fn ask_from(from: &str, pod: &TestPod, target: &str) -> Answer {
 }
 
 /// A session from an address.
-async fn open_from(from: &str, pod: &TestPod, target: &str) -> TcpStream {
+async fn open_from(from: &str, pod: &TestServer, target: &str) -> TcpStream {
     let mut socket = connect_from(from, pod.connect).await;
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
     assert_eq!(head(&mut socket).await, ESTABLISHED);
@@ -63,7 +63,7 @@ async fn open_from(from: &str, pod: &TestPod, target: &str) -> TcpStream {
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_from_one_address_keep_no_edge_out() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let begun = Instant::now();
     let _silent = silent(SILENT, OTHER, pod.pod.bound.grpc).await;
     let linked = Instant::now();
@@ -91,7 +91,7 @@ async fn edges_behind_one_address_come_back_beside_silent_connections_from_there
 
 /// How long it takes until many edges are linked that come at once from an address, beside so many silent connections.
 async fn come_back(place: &TestDir, others: usize) -> Duration {
-    let pod = TestPod::start(place);
+    let pod = TestServer::start(place);
     let _silent = silent(others, "127.0.0.1", pod.pod.bound.grpc).await;
     let begun = Instant::now();
     let edges: Vec<Edge> =
@@ -105,7 +105,7 @@ async fn come_back(place: &TestDir, others: usize) -> Duration {
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_from_one_address_keep_no_client_out() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut silent = silent(SILENT, OTHER, pod.connect).await;
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
@@ -117,7 +117,7 @@ async fn silent_connections_from_one_address_keep_no_client_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, "allow_from = [\"127.0.0.1\"]");
+    let pod = TestServer::with(&place, "allow_from = [\"127.0.0.1\"]");
     let _edge = edge(&place, &pod, "node1").await;
     // Nothing was asked yet.
     let text = rest(&mut connect_from(OTHER, pod.connect).await).await;
@@ -140,7 +140,7 @@ async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
 #[tokio::test]
 async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _silent = silent(200, "127.0.0.1", pod.pod.bound.log).await;
     for _ in 0..10 {
         assert_eq!(get(pod.pod.bound.log, "/livez").await.status, 200);
@@ -150,7 +150,7 @@ async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
 #[tokio::test]
 async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let target = at("node1", echo);
     for field in ["Content-Length: 5", "Transfer-Encoding: chunked"] {
@@ -172,7 +172,7 @@ async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
 #[tokio::test]
 async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nmax = 8");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nmax = 8");
     let _edge = edge(&place, &pod, "node1").await;
     let target = at("node1", echo);
     let mut held = [pod.open(&target).await, pod.open(&target).await];
@@ -191,7 +191,7 @@ async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
 async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = format!("proxy_protocol = [\"{OTHER}\"]\nallow_from = [\"203.0.113.0/24\", \"127.0.0.1\"]");
-    let pod = TestPod::with(&place, &more);
+    let pod = TestServer::with(&place, &more);
     let _edge = edge(&place, &pod, "node1").await;
     let target = at("node1", echo);
     let connect = format!("CONNECT {target} HTTP/1.1\r\n\r\n");
@@ -232,7 +232,7 @@ async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
         &format!("listen = \"127.0.0.1:0\"\nproxy_protocol = [\"{OTHER}\"]"),
         1,
     );
-    let pod = TestPod::from_text(&text);
+    let pod = TestServer::from_text(&text);
     let balancer = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at, to) = (balancer.local_addr().unwrap(), pod.pod.bound.grpc);
     beside(async move {

@@ -8,12 +8,12 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::base::drain::Drained;
 use tunnel::base::names::{Instance, SessionId};
-use tunnel::proto::frame::{Code, Refusal, SessionFrame};
+use tunnel::proto::frame::{Code, SessionError, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
-use crate::support::peer::ScriptedPod;
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_with, start_edge};
+use crate::support::peer::ScriptedServer;
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
 use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
@@ -23,7 +23,7 @@ async fn is_closed(at: SocketAddr) {
 #[tokio::test]
 async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
@@ -52,7 +52,7 @@ async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish
 #[tokio::test]
 async fn a_pods_deadline_cuts_what_still_runs() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
@@ -72,7 +72,7 @@ async fn rest_or_reset(client: &mut TcpStream) -> std::io::Result<usize> {
 #[tokio::test]
 async fn a_second_signal_ends_a_pod_at_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
@@ -90,7 +90,7 @@ async fn a_second_signal_ends_a_pod_at_once() {
 #[tokio::test]
 async fn a_pod_that_stops_takes_no_new_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
@@ -106,7 +106,7 @@ async fn a_pod_that_stops_takes_no_new_links() {
 #[tokio::test]
 async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
@@ -136,7 +136,7 @@ async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
 #[tokio::test]
 async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
@@ -148,7 +148,7 @@ async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
 #[tokio::test]
 async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let place = TestDir::new();
-    let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {
         let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
@@ -159,12 +159,12 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let metrics = pod.pod.metrics.clone();
     let (stopped, word) = tokio::join!(pod.pod.stop(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
-    let why = |reason: &str| Refusal::new(Code::Busy, reason);
+    let why = |reason: &str| SessionError::new(Code::Busy, reason);
     assert_eq!(word, (id, SessionFrame::Broken { total: 0, refusal: why("the pod is stopping") }));
     assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
 
     let echo = targets::echo().await;
-    let mut cloud = ScriptedPod::start(&place).await;
+    let mut cloud = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", cloud.at, "[mode.edge.session]\ndrain = \"0s\""));
     let mut call = cloud.call().await;
     call.answer(Some(Instance::random()));
@@ -180,7 +180,7 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
 #[tokio::test]
 async fn programs_without_work_stop_at_once() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let begun = Stopwatch::start();
     assert_eq!(edge.stop(pending()).await, Drained::Finished);
@@ -191,7 +191,7 @@ async fn programs_without_work_stop_at_once() {
 #[tokio::test]
 async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
     let (place, source) = (TestDir::new(), targets::source(50_000).await);
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));
@@ -207,14 +207,14 @@ async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
     assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
     call.say(id, SessionFrame::Finish { total: 1 }).await;
     let stopped = slow_reader(&mut call, id, async |_| beside(edge.stop(pending()))).await;
-    call.say(id, SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }).await;
+    call.say(id, SessionFrame::Reset { epoch: 1, refusal: SessionError::new(Code::Over, "") }).await;
     assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
 }
 
 #[tokio::test]
 async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {
         let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };

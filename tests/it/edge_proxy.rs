@@ -14,11 +14,11 @@ use crate::http_proxy::{body, site};
 use crate::support::clients::{Answer, ESTABLISHED, ask, echoed, head, is_reset, open, rest};
 use crate::support::line::Line;
 use crate::support::pods;
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, edge_with, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with, start_edge};
 use crate::support::{beside, soon, targets, wait_until};
 
 /// An edge called `asker` that links to that address, with its proxy; `more` goes on in the proxy's table.
-async fn asker(place: &TestDir, pod: &TestPod, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
+async fn asker(place: &TestDir, pod: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
     let proxy = format!("[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
     pod.has("asker").await;
@@ -28,8 +28,8 @@ async fn asker(place: &TestDir, pod: &TestPod, to: SocketAddr, more: &str) -> (E
 }
 
 /// A pod through which edges reach one another and loopback, and an asker that is linked to it.
-async fn alone(place: &TestDir) -> (TestPod, Edge, SocketAddr) {
-    let pod = TestPod::with(place, ALLOW);
+async fn alone(place: &TestDir) -> (TestServer, Edge, SocketAddr) {
+    let pod = TestServer::with(place, ALLOW);
     let (edge, proxy) = asker(place, &pod, pod.pod.bound.grpc, "").await;
     (pod, edge, proxy)
 }
@@ -48,7 +48,7 @@ async fn programs_reach_the_cloud_and_other_nodes_over_one_pod_and_over_two() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let text = |at: &SocketAddr| pods::config(&place, *at, &format!("{}\n{ALLOW}", pods::siblings(&all)));
-    let pods = [TestPod::from_text(&text(&all[0])), TestPod::from_text(&text(&all[1]))];
+    let pods = [TestServer::from_text(&text(&all[0])), TestServer::from_text(&text(&all[1]))];
     let others = [edge(&place, &pods[0], "node1").await, edge(&place, &pods[1], "node2").await];
     let (edge, proxy) = asker(&place, &pods[0], all[0], "").await;
     for target in [at("node1", echo), at("Node2", echo), in_cloud(echo)] {
@@ -91,7 +91,7 @@ async fn each_plain_request_goes_where_its_own_url_says_and_no_password_with_it(
 #[tokio::test]
 async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _other = edge(&place, &pod, "node2").await;
     let (edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, "").await;
     let node = connect(proxy, &at("node2", echo)).await;
@@ -150,7 +150,7 @@ async fn this_machine_and_what_no_pod_dials_are_refused_at_once() {
 #[tokio::test]
 async fn clients_show_their_password_or_get_nothing() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, ALLOW);
+    let pod = TestServer::with(&place, ALLOW);
     let users = place.file("htpasswd", &format!("app:{}\n", bcrypt::hash("right", 4).unwrap()));
     let more = format!("auth = \"basic\"\nusers = {users:?}\nrules = [{{ nodes = [\"-\"] }}]\n");
     let (_edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, &more).await;
@@ -181,7 +181,7 @@ async fn nobody_reaches_the_proxy_itself_through_the_tunnel() {
 #[tokio::test]
 async fn sessions_of_the_proxy_go_on_over_new_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, ALLOW);
+    let pod = TestServer::with(&place, ALLOW);
     let _other = edge(&place, &pod, "node2").await;
     let line = Line::to(pod.pod.bound.grpc).await;
     let (edge, proxy) = asker(&place, &pod, line.at, "").await;
@@ -231,7 +231,7 @@ async fn an_edge_that_stops_takes_no_more_clients_and_lets_theirs_finish() {
     assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
 
     let more = "[mode.edge.session]\ndrain = \"0s\"\n";
-    let pod = TestPod::with(&place, ALLOW);
+    let pod = TestServer::with(&place, ALLOW);
     let (edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, more).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
     echoed(&mut client, "before").await;

@@ -9,18 +9,18 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tunnel::base::drain::Drained;
-use tunnel::net::tls::{ClientSettings, Identity, Trust, server_name};
+use tunnel::net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 use crate::support::clients::{self, ESTABLISHED};
-use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_forgets_all};
+use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all};
 use crate::support::{soon, targets, wait_until};
 
 const APISERVER: &str = "system:kube-apiserver";
 
 /// A pod whose egress port asks for certificates of its own authority, with lines in that table.
-fn pod(place: &TestDir, more: &str) -> TestPod {
+fn pod(place: &TestDir, more: &str) -> TestServer {
     let dir = place.path().display();
-    TestPod::with(
+    TestServer::with(
         place,
         &format!(
             "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n{more}"
@@ -28,11 +28,11 @@ fn pod(place: &TestDir, more: &str) -> TestPod {
     )
 }
 
-fn guarded(place: &TestDir) -> TestPod {
+fn guarded(place: &TestDir) -> TestServer {
     pod(place, &format!("client_ca = \"{}/ca.crt\"\nnames = [\"system:*\"]\n", place.path().display()))
 }
 
-fn port(pod: &TestPod) -> SocketAddr {
+fn port(pod: &TestServer) -> SocketAddr {
     pod.pod.bound.clients.iter().find(|(name, _)| *name == "egress").unwrap().1
 }
 
@@ -45,7 +45,7 @@ async fn dial(
 ) -> io::Result<TlsStream<TcpStream>> {
     let identity = shows.cloned();
     let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-    let config = ClientSettings { trust: Trust::Ca(place.files.ca.clone()), identity, alpn }.load().unwrap();
+    let config = TlsClientConfig { trust: Trust::Ca(place.files.ca.clone()), identity, alpn }.load().unwrap();
     let socket = TcpStream::connect(at).await?;
     soon("a handshake", TlsConnector::from(config.load()).connect(server_name(NAME).unwrap(), socket)).await
 }
@@ -151,7 +151,7 @@ async fn a_unix_socket_is_its_owners_and_goes_with_the_pod() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
     let text = format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display());
-    let pod = TestPod::with(&place, &text);
+    let pod = TestServer::with(&place, &text);
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     let edge = edge(&place, &pod, "node-a").await;
     let mut socket = UnixStream::connect(&path).await.unwrap();

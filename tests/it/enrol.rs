@@ -11,11 +11,11 @@ use tunnel::command::{Args, Command, Failure};
 use tunnel::config::Environment;
 
 use crate::support::clients::echoed;
-use crate::support::programs::{NAME, TestDir, TestPod, at, start_edge};
+use crate::support::programs::{NAME, TestDir, TestServer, at, start_edge};
 use crate::support::{hurry, pods, targets, wait_within};
 
 /// Pods that share a file of who is invited, and let nobody in by the token file.
-fn cloud(place: &TestDir, count: u8) -> Vec<TestPod> {
+fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
     place.file("token", "other:0123456789\n");
     let all = pods::addresses(count);
     let lines = format!(
@@ -23,11 +23,11 @@ fn cloud(place: &TestDir, count: u8) -> Vec<TestPod> {
         pods::siblings(&all),
         place.path().join("enrolled")
     );
-    all.iter().map(|at| TestPod::from_text(&pods::config(place, *at, &lines))).collect()
+    all.iter().map(|at| TestServer::from_text(&pods::config(place, *at, &lines))).collect()
 }
 
 /// An invitation of `edge7`, made at a pod.
-async fn invited(pod: &TestPod) -> String {
+async fn invited(pod: &TestServer) -> String {
     let enrolment = pod.pod.enrolment.as_ref().unwrap();
     let node = "edge7".parse().unwrap();
     enrolment.invite(&node, Duration::from_secs(3600), "test").await.unwrap().code.to_string()
@@ -128,7 +128,7 @@ async fn another_cloud_is_told_nothing_and_one_that_takes_no_invitations_says_so
         "{told}"
     );
     assert_eq!(others[0].pod.metrics.calls_refused.counted("invitation"), 0, "it was not shown");
-    let closed = TestPod::start(&place);
+    let closed = TestServer::start(&place);
     let told = join(closed.pod.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(told.text.contains("takes no invitations"), "{told}");
     assert!(!to.exists());

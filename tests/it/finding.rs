@@ -6,14 +6,14 @@ use tokio::time::Instant;
 use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
 use tunnel::link::session::stream::Session;
-use tunnel::proto::frame::{Code, Refusal, SessionFrame};
+use tunnel::proto::frame::{Code, SessionError, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset};
 use crate::support::line::Line;
-use crate::support::peer::ScriptedPod;
-use crate::support::pods::{self, Dns, Says};
-use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
+use crate::support::peer::ScriptedServer;
+use crate::support::pods::{self, Dns, DnsScript};
+use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::sessions;
 use crate::support::sibling::{announces, asked, open_word, opens, say_to, says, scripted_pod};
 use crate::support::{PATIENCE, Stopwatch, hurry, peer, targets, wait_until};
@@ -26,16 +26,17 @@ fn open_config(place: &TestDir, at: std::net::SocketAddr, registry: &str) -> Str
     format!("{}\n{ALLOW}", pods::config(place, at, registry))
 }
 
-fn start(place: &TestDir) -> TestPod {
+fn start(place: &TestDir) -> TestServer {
     let at = pods::addresses(1)[0];
-    TestPod::from_text(&open_config(place, at, &pods::siblings(&[at])))
+    TestServer::from_text(&open_config(place, at, &pods::siblings(&[at])))
 }
 
 /// Refuses the next session that is asked for: the node is not here.
 async fn refuses(pod: &mut Call) {
     let (id, word) = pod.word().await;
     let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-    pod.say(id, SessionFrame::Refused { epoch, refusal: Refusal::new(Code::NotHere, "it has gone") }).await;
+    pod.say(id, SessionFrame::Refused { epoch, refusal: SessionError::new(Code::NotHere, "it has gone") })
+        .await;
 }
 
 /// Says of the node, for as long as the link lives, that it is not here.
@@ -78,9 +79,9 @@ async fn what_an_edge_opened_leaves_a_silent_pod_once_its_node_is_at_another() {
     // The first pod reaches the second over a line of its own.
     let between_pods = Line::to(all[1]).await;
     let text = |n: usize, list: &[std::net::SocketAddr]| open_config(&place, all[n], &pods::siblings(list));
-    let first = TestPod::from_text(&text(0, &[between_pods.at, all[2]]));
-    let second = TestPod::from_text(&text(1, &[all[1]]));
-    let third = TestPod::from_text(&text(2, &all));
+    let first = TestServer::from_text(&text(0, &[between_pods.at, all[2]]));
+    let second = TestServer::from_text(&text(1, &[all[1]]));
+    let third = TestServer::from_text(&text(2, &all));
     let line = Line::to(all[1]).await;
     let _node = start_edge(&place.edge("node1", line.at, ""));
     second.has("node1").await;
@@ -169,9 +170,9 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
 #[tokio::test]
 async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let dns = Dns::start(Says::Nothing).await;
+    let dns = Dns::start(DnsScript::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let pod = TestServer::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
     let line = Line::to(pod.pod.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
@@ -188,10 +189,10 @@ async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
 #[tokio::test]
 async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
     let place = TestDir::new();
-    let dns = Dns::start(Says::Nothing).await;
+    let dns = Dns::start(DnsScript::Nothing).await;
     let at = pods::addresses(1)[0];
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestPod::from_text(&pods::config(&place, at, &lines));
+    let pod = TestServer::from_text(&pods::config(&place, at, &lines));
     let mut old = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
     let (mut client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut old));
     drop(old);
@@ -211,7 +212,7 @@ async fn a_node_is_found_by_its_name_in_the_zone_and_rules_know_it_by_its_own() 
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_pod = pods::addresses(1)[0];
     let lines = "zone = \"nodes.test\"\n[[mode.cloud.ssh.rules]]\nnodes = [\"node1\"]\n";
-    let pod = TestPod::from_text(&pods::config(&place, at_pod, lines));
+    let pod = TestServer::from_text(&pods::config(&place, at_pod, lines));
     let _edge = edge(&place, &pod, "node1").await;
     for name in ["node1", "node1.nodes.test", "NODE1.Nodes.Test."] {
         echoed(&mut pod.open(&at(name, echo)).await, "hello").await;
@@ -224,11 +225,11 @@ async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_pod_
     let place = TestDir::new();
     // A pod of another authority.
     let stranger = TestDir::new();
-    let mut other = ScriptedPod::start(&stranger).await;
-    let dns = Dns::start(Says::At([127, 0, 0, 1].into())).await;
+    let mut other = ScriptedServer::start(&stranger).await;
+    let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
     let at_pod = std::net::SocketAddr::from(([127, 0, 0, 2], other.at.port()));
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestPod::from_text(&pods::config(&place, at_pod, &lines));
+    let pod = TestServer::from_text(&pods::config(&place, at_pod, &lines));
     let answer = pod.ask("node1:22").await;
     assert!(answer.body.contains("TLS as") && answer.body.contains("127.0.0.1"), "{answer:?}");
     hurry();
@@ -254,9 +255,9 @@ async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_pod_
 #[tokio::test]
 async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once_it_comes() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let dns = Dns::start(Says::NoSuchName).await;
+    let dns = Dns::start(DnsScript::NoSuchName).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let pod = TestServer::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
     let begun = Instant::now();
     for _ in 0..200 {
         assert_eq!(pod.ask("node1:22").await.status, 502);
@@ -272,8 +273,8 @@ async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once
 async fn pods_of_different_authorities_say_so_when_they_are_asked_whether_they_are_ready() {
     let (one, two) = (TestDir::new(), TestDir::new());
     let all = pods::addresses(2);
-    let first = TestPod::from_text(&pods::config(&one, all[0], &pods::siblings(&all)));
-    let second = TestPod::from_text(&pods::config(&two, all[1], &pods::siblings(&all)));
+    let first = TestServer::from_text(&pods::config(&one, all[0], &pods::siblings(&all)));
+    let second = TestServer::from_text(&pods::config(&two, all[1], &pods::siblings(&all)));
     // The first was there before the second.
     for (pod, other) in [(&second, all[0]), (&first, all[1])] {
         let said = format!("other pods: pod {other} cannot be reached: ");

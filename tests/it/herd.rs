@@ -11,7 +11,7 @@ use tunnel::edge::Edge;
 use tunnel::server::Pod;
 
 use crate::support::clients::{echoed, open};
-use crate::support::programs::{TestDir, TestPod, at, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, start_edge};
 use crate::support::{targets, wait_until, wait_within};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,10 +58,10 @@ fn node(number: usize) -> String {
 }
 
 /// A pod whose edges find it again after a restart.
-fn pod(place: &TestDir, grpc: SocketAddr) -> TestPod {
+fn pod(place: &TestDir, grpc: SocketAddr) -> TestServer {
     let text = place.cloud("").replacen("127.0.0.1:0", &grpc.to_string(), 1);
     let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
-    TestPod::from(Pod::start(settings, None).unwrap())
+    TestServer::from(Pod::start(settings, None).unwrap())
 }
 
 /// A free port below those that the kernel gives to who dials: an edge that dials a pod which is away would sometimes

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel::proto::frame::{Code, Refusal, SessionFrame};
+use tunnel::proto::frame::{Code, SessionError, SessionFrame};
 
 use crate::support::beside;
 use crate::support::call::Call;
@@ -31,7 +31,7 @@ async fn a_home_that_refers_to_a_pod_that_has_not_got_the_node_misleads_nobody()
     beside(async move {
         let (id, word) = wrong.word().await;
         let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-        let refusal = Refusal::new(Code::NotHere, "it never was");
+        let refusal = SessionError::new(Code::NotHere, "it never was");
         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         loop {
             let question = asked(&mut wrong).await;

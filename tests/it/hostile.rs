@@ -13,18 +13,18 @@ use tunnel::proto::frame::{Code, Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};
-use crate::support::peer::ScriptedPod;
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, start_edge, target};
+use crate::support::peer::ScriptedServer;
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, start_edge, target};
 use crate::support::raw::{DATA, Raw};
 use crate::support::{beside, hurry, peer, raw, soon, targets, wait_until, wait_within};
 
 /// A hostile edge `bad` and an honest one `node1`.
-async fn both(place: &TestDir, pod: &TestPod) -> (Call, Edge) {
+async fn both(place: &TestDir, pod: &TestServer) -> (Call, Edge) {
     (peer::link(place, pod, "bad", Some(Instance::random())).await, edge(place, pod, "node1").await)
 }
 
 /// Opens a session to a scripted edge, which accepts it.
-async fn accepted(pod: &TestPod, edge: &mut Call) -> (TcpStream, SessionId) {
+async fn accepted(pod: &TestServer, edge: &mut Call) -> (TcpStream, SessionId) {
     let accept = async {
         let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
         edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
@@ -36,7 +36,7 @@ async fn accepted(pod: &TestPod, edge: &mut Call) -> (TcpStream, SessionId) {
 #[tokio::test]
 async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let (mut bad, _edge) = both(&place, &pod).await;
     for _ in 0..5000 {
         bad.say(SessionId::random(), SessionFrame::Data("x".into())).await;
@@ -50,7 +50,7 @@ async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
 #[tokio::test]
 async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_gives_no_window_back() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
     for _ in 0..50 {
         let word = || message(&bad.node, SessionId::random(), SessionFrame::Data("x".into()));
@@ -67,7 +67,7 @@ async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_give
 #[tokio::test]
 async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
     let word = bad.message(SessionId::random(), SessionFrame::Finish { total: 1 });
     let dropped = |cause| pod.pod.metrics.frames_dropped.counted(cause);
@@ -99,7 +99,7 @@ async fn so_are_those_to_the_cloud_itself_of_which_each_is_a_session_until_it_is
 /// The edge bad opens sessions to a node without end; at most so many answers wait for it, which have that code.
 async fn flooded(node: &str, most: usize, code: Code) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
     let (mut bad, _edge) = both(&place, &pod).await;
     let target = "node1:22".parse().unwrap();
     let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
@@ -123,7 +123,7 @@ async fn flooded(node: &str, most: usize, code: Code) {
 #[tokio::test]
 async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let (bad, _edge) = both(&place, &pod).await;
     let open = SessionFrame::Open {
         target: "node1:22".parse().unwrap(),
@@ -157,7 +157,7 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
 #[tokio::test]
 async fn an_edge_that_says_unasked_that_it_has_moved_keeps_one_link_that_nobody_finds() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let instance = Some(Instance::random());
     let mut links = Vec::new();
     for _ in 0..20 {
@@ -177,7 +177,7 @@ async fn an_edge_that_says_unasked_that_it_has_moved_keeps_one_link_that_nobody_
 #[tokio::test]
 async fn an_edge_survives_a_pod_that_opens_without_end() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut bad = ScriptedPod::start(&place).await;
+    let mut bad = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
     let mut call = bad.call().await;
     call.answer(Some(Instance::random()));
@@ -202,7 +202,7 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
 #[tokio::test]
 async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, "[mode.edge.session]\nmemory = \"1MiB\""));
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));
@@ -242,7 +242,7 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
 #[tokio::test]
 async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
     let (mut victim, id) = accepted(&pod, &mut bad).await;
     let (mut other, other_id) = accepted(&pod, &mut bad).await;
@@ -261,7 +261,7 @@ async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
 #[tokio::test]
 async fn wrong_offsets_reset_the_session() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
     for word in [
         SessionFrame::Finish { total: 7 },
@@ -283,7 +283,7 @@ async fn wrong_offsets_reset_the_session() {
 #[tokio::test]
 async fn a_message_that_is_too_long_ends_the_link_and_not_the_pod() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let (mut bad, _edge) = both(&place, &pod).await;
     bad.say(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
     bad.ends().await;
@@ -295,7 +295,7 @@ async fn a_message_that_is_too_long_ends_the_link_and_not_the_pod() {
 #[tokio::test]
 async fn bytes_that_are_no_messages_end_the_link_and_not_the_pod() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let word = StreamMsg { category: "\u{0}".repeat(100), ..StreamMsg::default() };
     let mut broken = encode(word).to_bytes().to_vec();
@@ -313,7 +313,7 @@ async fn bytes_that_are_no_messages_end_the_link_and_not_the_pod() {
 #[tokio::test]
 async fn garbage_before_and_after_tls_is_closed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut before = TcpStream::connect(pod.pod.bound.grpc).await.unwrap();
     before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
@@ -328,7 +328,7 @@ async fn garbage_before_and_after_tls_is_closed() {
 #[tokio::test]
 async fn a_thousand_connections_that_never_speak_do_no_harm() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge_one = edge(&place, &pod, "node1").await;
     hurry();
     let _silent = raw::silent(pod.pod.bound.grpc, 1000).await;
@@ -346,7 +346,7 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
 #[tokio::test]
 async fn a_call_that_never_comes_is_not_waited_for() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     hurry();
     let mut silent = peer::encrypted(&place, pod.pod.bound.grpc).await;
     let _ = silent.read_to_end(&mut Vec::new()).await;
@@ -357,7 +357,7 @@ async fn a_call_that_never_comes_is_not_waited_for() {
 #[tokio::test]
 async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let port = echo.port();
     let allow = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{port}\"]");
     let _edge = start_edge(&place.edge("node1", pod.at, &allow));
@@ -384,7 +384,7 @@ async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
 #[tokio::test]
 async fn the_default_policy_is_this_machine_and_nothing_else() {
     let (place, echo) = (TestDir::new(), targets::serve_at("[::1]:0", targets::echo_one).await);
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));

@@ -6,11 +6,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::clients::{self, ESTABLISHED, echoed, head};
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
 use crate::support::{soon, targets};
 
-fn pod(place: &TestDir, more: &str) -> (TestPod, SocketAddr) {
-    let pod = TestPod::with(place, &format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}"));
+fn pod(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
+    let pod = TestServer::with(place, &format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}"));
     let port = pod.pod.bound.clients.iter().find(|(name, _)| *name == "http_proxy").unwrap().1;
     (pod, port)
 }

@@ -16,11 +16,11 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::edge::Edge;
-use tunnel::net::tls::{ClientSettings, Identity, Trust, server_name};
+use tunnel::net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 use crate::addresses::own_address;
 use crate::support::line::Line;
-use crate::support::programs::{NAME, TestDir, TestPod, edge_forgets_all, edge_with, start_edge};
+use crate::support::programs::{NAME, TestDir, TestServer, edge_forgets_all, edge_with, start_edge};
 use crate::support::{soon, targets, wait_until};
 
 /// The TLS of a target that asks for certificates.
@@ -116,18 +116,18 @@ async fn hears<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
 }
 
 /// A pod whose HTTPS port stands for that port of every node.
-fn pod(place: &TestDir, target: SocketAddr) -> TestPod {
+fn pod(place: &TestDir, target: SocketAddr) -> TestServer {
     pod_with(place, target, "")
 }
 
 /// As [`pod`], with these keys beside the usual.
-fn pod_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestPod {
+fn pod_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
     let dir = place.path().display();
     let more = format!(
         "[mode.cloud.https]\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
          names = [\"apiserver\"]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{target}\" }}\n{keys}"
     );
-    TestPod::with(place, &more)
+    TestServer::with(place, &more)
 }
 
 /// The table of an edge that shows targets a certificate.
@@ -137,7 +137,7 @@ fn shows(place: &TestDir) -> String {
 }
 
 /// A pod with such a port, and an edge that shows targets a certificate.
-async fn terminating(place: &TestDir, target: SocketAddr) -> (TestPod, Edge) {
+async fn terminating(place: &TestDir, target: SocketAddr) -> (TestServer, Edge) {
     let pod = pod(place, target);
     let edge = edge_with(place, &pod, "node-a", &shows(place)).await;
     (pod, edge)
@@ -145,13 +145,13 @@ async fn terminating(place: &TestDir, target: SocketAddr) -> (TestPod, Edge) {
 
 /// A TLS connection that sends this server name, and shows a certificate if there is one.
 async fn dial(
-    pod: &TestPod,
+    pod: &TestServer,
     name: &str,
     identity: Option<Identity>,
     alpn: &[&str],
 ) -> io::Result<TlsStream<TcpStream>> {
     let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-    let config = ClientSettings { trust: Trust::Anyone, identity, alpn }.load().unwrap();
+    let config = TlsClientConfig { trust: Trust::Anyone, identity, alpn }.load().unwrap();
     let socket = pod.client("https").await;
     soon("a handshake", TlsConnector::from(config.load()).connect(server_name(name).unwrap(), socket)).await
 }
@@ -369,7 +369,7 @@ async fn metrics_tools_reach_a_node_by_host() {
     })
     .await;
     let more = format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{node}\" }}\n");
-    let pod = TestPod::with(&place, &more);
+    let pod = TestServer::with(&place, &more);
     let _edge = edge_with(&place, &pod, "node-a", "").await;
     let mut client = pod.client("http").await;
     for _ in 0..2 {
@@ -399,9 +399,9 @@ async fn repeats_heads() -> SocketAddr {
 }
 
 /// A port for every port of every node; node-a is known to have this machine's own address. `more` says who may come in.
-pub(crate) fn by_host(place: &TestDir, more: &str) -> TestPod {
+pub(crate) fn by_host(place: &TestDir, more: &str) -> TestServer {
     let own = own_address();
-    TestPod::with(
+    TestServer::with(
         place,
         &format!(
             "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"host\" }}\n{more}\n\
@@ -411,7 +411,7 @@ pub(crate) fn by_host(place: &TestDir, more: &str) -> TestPod {
 }
 
 /// What the target has got of a request with these headers, or the answer's first line.
-pub(crate) async fn got(pod: &TestPod, host: &str, headers: &str) -> String {
+pub(crate) async fn got(pod: &TestServer, host: &str, headers: &str) -> String {
     let mut client = pod.client("http").await;
     say(&mut client, &format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
     let answer = head(&mut client).await.unwrap();
@@ -464,7 +464,7 @@ async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target
 }
 
 /// A pod with such a port that speaks TLS with targets itself, and believes those that this key says.
-fn showing(place: &TestDir, target: SocketAddr, believed: &str) -> TestPod {
+fn showing(place: &TestDir, target: SocketAddr, believed: &str) -> TestServer {
     let [cert, key] = ["shown.crt", "shown.key"].map(|name| place.path().join(name));
     place.authority.0.client("the pod").unwrap().write(&cert, &key).unwrap();
     pod_with(place, target, &format!("target_cert = {cert:?}\ntarget_key = {key:?}\n{believed}\n"))

@@ -11,8 +11,8 @@ use tunnel::proto::frame::{Category, Code};
 use tunnel::route::Request;
 
 use crate::support::line::Line;
-use crate::support::pods::{self, Separate};
-use crate::support::programs::{TestDir, TestPod, edge, edge_forgets_all, start_edge, target};
+use crate::support::pods::{self, SeparateServers};
+use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all, start_edge, target};
 use crate::support::sessions::{asked, says};
 use crate::support::{beside, soon, targets, wait_until};
 
@@ -41,7 +41,7 @@ fn texts(place: &TestDir, all: &[SocketAddr]) -> Vec<String> {
 #[tokio::test]
 async fn a_pod_dials_nothing_for_edges_unless_it_is_told_to() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, "[mode.cloud.allow]\nnodes = [\"*\"]\n");
+    let pod = TestServer::with(&place, "[mode.cloud.allow]\nnodes = [\"*\"]\n");
     let asker = edge(&place, &pod, "asker").await;
     for to in [format!("127.0.0.1:{}", echo.port()), format!("localhost:{}", echo.port()), "asker:22".into()]
     {
@@ -57,7 +57,7 @@ async fn a_pod_dials_nothing_for_edges_unless_it_is_told_to() {
 #[tokio::test]
 async fn of_a_session_that_the_far_end_refused_the_id_is_told() {
     let place = TestDir::new();
-    let pod = TestPod::with(&place, "");
+    let pod = TestServer::with(&place, "");
     let asker = edge(&place, &pod, "asker").await;
     wait_until("the edge has a link", || asker.metrics.links.get() > 0).await;
     let request = |to| Request {
@@ -74,7 +74,7 @@ async fn of_a_session_that_the_far_end_refused_the_id_is_told() {
 async fn an_edge_reaches_what_a_pod_may_dial_by_address_and_by_name_and_nothing_else() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"own:*\"", echo.port(), other.port());
-    let pod = TestPod::with(&place, &allow(&entry));
+    let pod = TestServer::with(&place, &allow(&entry));
     let asker = edge(&place, &pod, "asker").await;
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
         let mut session = inside(&asker, "asker", &format!("{host}:{}", echo.port())).await.unwrap();
@@ -98,7 +98,7 @@ async fn an_edge_reaches_what_a_pod_may_dial_by_address_and_by_name_and_nothing_
 async fn what_a_pod_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_pods() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
-    let pods: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
+    let pods: Vec<_> = texts(&place, &all).iter().map(|text| TestServer::from_text(text)).collect();
     let line = Line::to(pods[0].pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     pods[0].has("asker").await;
@@ -125,8 +125,8 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let texts = texts(&place, &all);
-    let mut first = Separate::start(texts[0].clone()).await;
-    let second = TestPod::from_text(&texts[1]);
+    let mut first = SeparateServers::start(texts[0].clone()).await;
+    let second = TestServer::from_text(&texts[1]);
     let line = Line::to(first.pod.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, "[mode.edge.session]\ngrace = \"30s\"\n"));
     first.pod.has("asker").await;
@@ -136,7 +136,7 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
     first.kill();
     second.has("asker").await;
     // As long as its pod does not answer it may come back; another process in its place is proof that it does not.
-    let again = TestPod::from_text(&texts[0]);
+    let again = TestServer::from_text(&texts[0]);
     assert_eq!(ends(&mut session).await, Code::Unknown);
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "after").await;
@@ -149,13 +149,13 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
 async fn what_a_lone_pod_dialled_ends_at_once_when_another_process_takes_its_place() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
-    let mut first = Separate::start(text.clone()).await;
+    let mut first = SeparateServers::start(text.clone()).await;
     let line = Line::to(first.pod.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     first.pod.has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;
-    let second = TestPod::from_text(&text);
+    let second = TestServer::from_text(&text);
     line.lead_to(second.pod.bound.grpc);
     first.kill();
     assert_eq!(ends(&mut session).await, Code::Unknown);
@@ -165,7 +165,7 @@ async fn what_a_lone_pod_dialled_ends_at_once_when_another_process_takes_its_pla
 async fn a_pod_that_stops_carries_on_what_it_dialled_for_an_edge_that_has_moved() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
-    let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
+    let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestServer::from_text(text)).collect();
     let (second, first) = (both.remove(1), both.remove(0));
     let line = Line::to(first.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));

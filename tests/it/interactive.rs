@@ -18,8 +18,8 @@ use tunnel::registry::history::Standing;
 use crate::support::clients::open;
 use crate::support::line::Line;
 use crate::support::pods;
-use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
-use crate::support::talk::{Does, Talk};
+use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
+use crate::support::talk::{ExchangeStep, Talk};
 use crate::support::{Stopwatch, hurry, targets, wait_until, wait_within};
 
 /// How long each way of the line is.
@@ -30,7 +30,7 @@ const SOON: Duration = Duration::from_secs(8);
 /// A pod and an edge with a long line between them, and what repeats whatever it is told.
 struct World {
     place: TestDir,
-    pod: TestPod,
+    pod: TestServer,
     line: Line,
     edge: Edge,
     echo: SocketAddr,
@@ -45,7 +45,7 @@ impl World {
 
     /// The same with that config of the pod, and an edge's that goes on so.
     async fn of(place: TestDir, pod: &str, edge: &str) -> Self {
-        let (pod, echo) = (TestPod::from_text(pod), targets::echo().await);
+        let (pod, echo) = (TestServer::from_text(pod), targets::echo().await);
         let line = Line::slow(pod.pod.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, edge));
         pod.has("node1").await;
@@ -53,12 +53,12 @@ impl World {
     }
 
     /// A session that a client of the pod opens.
-    async fn talk(&self, does: Does) -> Talk {
+    async fn talk(&self, does: ExchangeStep) -> Talk {
         Talk::on(self.pod.open(&at("node1", self.echo)).await, does)
     }
 
     /// A session that a program at the node opens.
-    async fn talk_from_node(&self, to: &str, does: Does) -> Talk {
+    async fn talk_from_node(&self, to: &str, does: ExchangeStep) -> Talk {
         Talk::on(open(self.edge.bound.proxy.unwrap(), to).await, does)
     }
 
@@ -70,7 +70,7 @@ impl World {
     /// The same with a session for bulk and one beside it that types.
     async fn shared() -> (Self, Talk, Talk) {
         let world = Self::new().await;
-        let (bulk, typed) = (world.talk(Does::Bulk).await, world.talk(Does::Types).await);
+        let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
         has_moved(&world.pod, 1, 1).await;
         (world, bulk, typed)
     }
@@ -79,7 +79,7 @@ impl World {
 /// Two pods that know each other, an edge that a long line links to the first, and one that is near the second.
 struct Pods {
     place: TestDir,
-    pods: Vec<TestPod>,
+    pods: Vec<TestServer>,
     line: Line,
     edge: Edge,
     _other: Edge,
@@ -98,14 +98,14 @@ impl Pods {
     }
 }
 
-fn two_pods(place: &TestDir) -> Vec<TestPod> {
+fn two_pods(place: &TestDir) -> Vec<TestServer> {
     let all = pods::addresses(2);
     let text = |at: &SocketAddr| pods::config(place, *at, &format!("{}\n{ALLOW}", pods::siblings(&all)));
-    all.iter().map(|at| TestPod::from_text(&text(at))).collect()
+    all.iter().map(|at| TestServer::from_text(&text(at))).collect()
 }
 
 /// The link of node1 for interactive sessions at a pod.
-fn interactive(pod: &TestPod) -> Option<Arc<LinkSender>> {
+fn interactive(pod: &TestServer) -> Option<Arc<LinkSender>> {
     let links = pod.pod.registry.overview(0).linked;
     let mut links = links
         .into_iter()
@@ -115,12 +115,12 @@ fn interactive(pod: &TestPod) -> Option<Arc<LinkSender>> {
     found.filter(|link| !link.is_closed())
 }
 
-fn first(pod: &TestPod) -> Option<Arc<LinkSender>> {
+fn first(pod: &TestServer) -> Option<Arc<LinkSender>> {
     pod.link("node1").map(|linked| linked.sender)
 }
 
 /// Waits until so many sessions run on the node's first link at a pod, and so many on the one beside it.
-async fn has_moved(pod: &TestPod, busy: usize, beside: usize) {
+async fn has_moved(pod: &TestServer, busy: usize, beside: usize) {
     let on = |link: Option<Arc<LinkSender>>| link.map_or(0, |link| link.sessions());
     let counted = || [on(first(pod)), on(interactive(pod))];
     wait_until("each session runs where it belongs", || counted() == [busy, beside]).await;
@@ -164,11 +164,11 @@ async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
 #[tokio::test]
 async fn a_session_that_becomes_bulk_moves_back_and_bulk_that_falls_quiet_moves_over() {
     let (world, bulk, typed) = World::shared().await;
-    typed.goes_on(Does::Bulk);
+    typed.goes_on(ExchangeStep::Bulk);
     has_moved(&world.pod, 2, 0).await;
-    bulk.goes_on(Does::Types);
+    bulk.goes_on(ExchangeStep::Types);
     has_moved(&world.pod, 1, 1).await;
-    bulk.goes_on(Does::Bulk);
+    bulk.goes_on(ExchangeStep::Bulk);
     has_moved(&world.pod, 2, 0).await;
     are_over([bulk, typed]).await;
 }

@@ -19,17 +19,17 @@ use tunnel::net::tls::certificate::EDGE;
 use tunnel::net::tls::{Identity, server_name};
 
 use crate::support::clients::{ask, get};
-use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_with};
+use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_with};
 use crate::support::{soon, wait_until};
 
 /// A pod whose egress and HTTPS ports accept certificates of its CA with these names.
-fn pod(place: &TestDir, names: &str) -> TestPod {
+fn pod(place: &TestDir, names: &str) -> TestServer {
     let dir = place.path().display();
     let proved = format!(
         "cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = {names}\n"
     );
     let addr = "listen_ip = \"127.0.0.1\"\naddr = { \"0\" = \"127.0.0.1:10250\" }\n";
-    TestPod::with(
+    TestServer::with(
         place,
         &format!("[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\n{proved}[mode.cloud.https]\n{addr}{proved}"),
     )
@@ -148,7 +148,7 @@ async fn an_edges_certificate_is_no_clients_even_where_every_name_is_let_in() {
 #[tokio::test]
 async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "secret-node").await;
     for (port, health) in [(pod.pod.bound.log, "/cloud/healthz"), (edge.bound.log.unwrap(), "/edge/healthz")]
     {
@@ -193,7 +193,7 @@ async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
 async fn no_edge_leads_to_an_admin_port_of_another_process_of_its_machine() {
     let place = TestDir::new();
     let server = "channelz_addr = \"127.0.0.1:0\"\n[mode.cloud.ssh]";
-    let pod = TestPod::from_text(&place.cloud("").replace("[mode.cloud.ssh]", server));
+    let pod = TestServer::from_text(&place.cloud("").replace("[mode.cloud.ssh]", server));
     let more = "channelz_addr = \"127.0.0.1:0\"";
     let neighbour = edge_with(&place, &pod, "neighbour", more).await;
     let _edge = edge(&place, &pod, "node1").await;

@@ -7,13 +7,13 @@ use tonic::Code as Grpc;
 use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
 use tunnel::proto::codec::from_message;
-use tunnel::proto::frame::{FrameKind, Peer};
+use tunnel::proto::frame::{FrameKind, Remote};
 use tunnel::proto::hello::{Hello, Older};
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
 use crate::support::line::Line;
-use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, at, edge, start_edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::raw::{PING, Raw};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
@@ -52,7 +52,7 @@ const BETWEEN: Duration = Duration::from_millis(20);
 #[tokio::test]
 async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(TOKEN, "wrong"));
     not_ready(
         &edge,
@@ -66,7 +66,7 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
 #[tokio::test]
 async fn an_edge_that_was_refused_does_not_hurry_back() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let refused = || pod.pod.metrics.calls_refused.counted("token");
     let _edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(TOKEN, "wrong"));
     wait_until("it was refused", || refused() > 0).await;
@@ -79,7 +79,7 @@ async fn an_edge_that_was_refused_does_not_hurry_back() {
 #[tokio::test]
 async fn an_edge_believes_only_its_own_authority() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
     let text = place.edge("node1", pod.pod.bound.grpc, "");
     let edge = start_edge(&text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap()));
@@ -91,7 +91,7 @@ async fn an_edge_believes_only_its_own_authority() {
 #[tokio::test]
 async fn an_edge_that_dials_another_port_of_the_pod_is_asked_whether_it_is_that() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", pod.connect, ""));
     not_ready(&edge, "it does not speak TLS; that port speaks no TLS: is it the CONNECT port?").await;
     let files = [&place.files.cert, &place.files.key];
@@ -99,7 +99,7 @@ async fn an_edge_that_dials_another_port_of_the_pod_is_asked_whether_it_is_that(
         "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = {:?}\nkey = {:?}\n",
         files[0], files[1]
     );
-    let pod = TestPod::with(&place, &egress);
+    let pod = TestServer::with(&place, &egress);
     let edge = start_edge(&place.edge("node1", pod.port("egress"), ""));
     not_ready(&edge, "that port takes no links: is it the one for egress or HTTPS?").await;
 }
@@ -107,7 +107,7 @@ async fn an_edge_that_dials_another_port_of_the_pod_is_asked_whether_it_is_that(
 #[tokio::test]
 async fn an_edge_wants_the_name_that_it_was_told() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(NAME, "other.test"));
     not_ready(&edge, "TLS with the cloud as \"other.test\" failed").await;
     not_ready(&edge, "its certificate is for cloud.test, 127.0.0.1, and not for that name; set mode.edge.stream.client.dns")
@@ -119,7 +119,7 @@ async fn an_edge_wants_the_name_that_it_was_told() {
 async fn a_changed_token_file_counts_for_who_comes_next() {
     let place = TestDir::new();
     place.file("token", "default:another");
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     hurry();
     let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     not_ready(&edge, "invalid token").await;
@@ -131,7 +131,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     wait_refused(&place, &pod).await;
 }
 
-async fn wait_refused(place: &TestDir, pod: &TestPod) {
+async fn wait_refused(place: &TestDir, pod: &TestServer) {
     let refused = async {
         loop {
             match peer::try_link(place, pod.pod.bound.grpc, "node2", Some(Instance::random())).await {
@@ -147,7 +147,7 @@ async fn wait_refused(place: &TestDir, pod: &TestPod) {
 async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
     let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let refused = peer::try_link(&place, pod.pod.bound.grpc, "node1", None).await.err().unwrap();
     assert_eq!((refused.code(), refused.message()), (Grpc::Unauthenticated, "invalid token"));
     peer::link(&place, &pod, "node2", None).await;
@@ -159,7 +159,7 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
 #[tokio::test]
 async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_one() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let instance = Instance::random();
     let beside = || {
         let mut said = Hello::edge_request(&"node1".parse().unwrap(), TOKEN, instance);
@@ -193,7 +193,7 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
 #[tokio::test]
 async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let old = pod.has("node1").await;
     let _second = peer::try_link(&place, pod.pod.bound.grpc, "node1", instance).await.unwrap();
@@ -207,7 +207,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
 #[tokio::test]
 async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let old = pod.has("node1").await;
     let refused =
@@ -225,7 +225,7 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
 #[tokio::test]
 async fn a_frozen_link_is_replaced_after_two_seconds() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let frozen = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let old = pod.has("node1").await;
     hurry();
@@ -241,7 +241,7 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
 #[tokio::test]
 async fn a_plain_link_gives_way_at_once() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut plain = peer::link(&place, &pod, "node1", None).await;
     let old = pod.has("node1").await;
     hurry();
@@ -256,12 +256,13 @@ async fn a_plain_link_gives_way_at_once() {
 #[tokio::test]
 async fn a_silent_link_is_pinged_and_given_up() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     hurry();
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let begun = Instant::now();
     let ping = silent.next().await.unwrap();
-    let FrameKind::Ping(number) = from_message(ping, &Peer::Cloud(silent.node.clone())).unwrap().body else {
+    let FrameKind::Ping(number) = from_message(ping, &Remote::Cloud(silent.node.clone())).unwrap().body
+    else {
         panic!("a ping")
     };
     // The edge, which has dialled, would have asked after 6 s.
@@ -276,7 +277,7 @@ async fn a_silent_link_is_pinged_and_given_up() {
 #[tokio::test]
 async fn http_2_pings_only_a_peer_that_knows_no_other_pings() {
     let (place, nine) = (TestDir::new(), Duration::from_secs(9));
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     hurry();
     for (node, instance, expected) in [("plain", None, true), ("ours", Some(Instance::random()), false)] {
         let mut idle = Raw::link(&place, &pod, node, instance).await;
@@ -288,7 +289,7 @@ async fn http_2_pings_only_a_peer_that_knows_no_other_pings() {
 #[tokio::test]
 async fn a_link_that_answers_its_pings_stays() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     hurry();
     let mut idle = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let link = pod.has("node1").await;
@@ -301,7 +302,7 @@ async fn a_link_that_answers_its_pings_stays() {
 #[tokio::test]
 async fn an_edge_whose_line_is_cut_is_back_at_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let old = pod.has("node1").await;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio::time::{Instant, sleep};
 use tunnel::config::Environment;
-use tunnel::config::edge::EdgeSettings;
+use tunnel::config::edge::EdgeConfig;
 use tunnel::config::live::ConfigFile;
 use tunnel::config::server::Cloud;
 use tunnel::edge::Edge;
@@ -13,7 +13,7 @@ use tunnel::server::Pod;
 
 use crate::support::PATIENCE;
 use crate::support::clients::echoed;
-use crate::support::programs::{TestDir, TestPod, at};
+use crate::support::programs::{TestDir, TestServer, at};
 use crate::support::targets;
 
 fn file(path: &Path, text: &str) -> ConfigFile {
@@ -21,7 +21,7 @@ fn file(path: &Path, text: &str) -> ConfigFile {
 }
 
 /// Has the file say this, and waits until who comes is answered so.
-async fn comes_to(path: &Path, text: &str, pod: &TestPod, target: &str, phrase: &str) {
+async fn comes_to(path: &Path, text: &str, pod: &TestServer, target: &str, phrase: &str) {
     std::fs::write(path, text).unwrap();
     let begun = Instant::now();
     loop {
@@ -43,10 +43,10 @@ async fn who_may_reach_what_follows_the_config_and_nobody_is_cut() {
     let cloud = place.file("cloud.toml", &text);
     let pod = Pod::start(Cloud::read(&text, &Environment::default()).unwrap().0, None).unwrap();
     pod.follow(file(&cloud, &text));
-    let pod = TestPod::from(pod);
+    let pod = TestServer::from(pod);
     let edge_text = place.edge("node1", pod.pod.bound.grpc, "");
     let edge_file = place.file("edge.toml", &edge_text);
-    let edge = Edge::start(EdgeSettings::read(&edge_text, &Environment::default()).unwrap().0, None).unwrap();
+    let edge = Edge::start(EdgeConfig::read(&edge_text, &Environment::default()).unwrap().0, None).unwrap();
     edge.follow(file(&edge_file, &edge_text));
     pod.has("node1").await;
     let mut stays = pod.open(&at("node1", echo)).await;
@@ -79,7 +79,7 @@ async fn the_doors_of_all_modules_and_what_edges_may_reach_follow_it_too() {
     let cloud = place.file("cloud.toml", &open);
     let pod = Pod::start(Cloud::read(&open, &Environment::default()).unwrap().0, None).unwrap();
     pod.follow(file(&cloud, &open));
-    let pod = TestPod::from(pod);
+    let pod = TestServer::from(pod);
     let asks = async |front: &str| {
         let request = format!("CONNECT node1:{} HTTP/1.1\r\n\r\n", echo.port());
         crate::support::clients::ask(pod.port(front), &request).await.phrase

@@ -11,12 +11,12 @@ use tunnel::base::metrics::Form;
 use tunnel::base::names::{Instance, SessionId};
 use tunnel::proto::codec::proto::StreamMsg;
 use tunnel::proto::codec::{Reader, encode, from_message};
-use tunnel::proto::frame::{FrameKind, Peer, SessionFrame};
+use tunnel::proto::frame::{FrameKind, Remote, SessionFrame};
 
 use crate::support::call::{message, plain};
 use crate::support::clients::{open, stalled};
-use crate::support::process::PodProcess;
-use crate::support::programs::{TestDir, TestPod};
+use crate::support::process::ServerProcess;
+use crate::support::programs::{TestDir, TestServer};
 use crate::support::raw::{DATA, Raw};
 use crate::support::{beside, soon, wait_until};
 
@@ -49,7 +49,7 @@ async fn accepted(at: SocketAddr, edge: &mut Raw, slow: bool) -> (TcpStream, Str
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_nothing() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut bad = Raw::link(&place, &pod, "bad", None).await;
     let (_slow, slow) = accepted(pod.connect, &mut bad, true).await;
     let (mut quick, topic) = accepted(pod.connect, &mut bad, false).await;
@@ -69,7 +69,7 @@ async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_no
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them() {
     let place = TestDir::new();
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
     let mut bad = Raw::link(&place, &pod, "bad", None).await;
     let idle = accepted(pod.connect, &mut bad, false).await;
     let mut slow = Vec::new();
@@ -110,7 +110,7 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plain_edge_that_sends_hundreds_of_mebibytes_for_a_stalled_session_grows_no_process() {
     let place = TestDir::new();
-    let pod = PodProcess::start(&place).await;
+    let pod = ServerProcess::start(&place).await;
     let mut bad = Raw::link_at(&place, pod.grpc, "bad", None).await;
     pod.has("bad").await;
     let (_slow, slow) = accepted(pod.connect, &mut bad, true).await;
@@ -127,7 +127,7 @@ async fn a_plain_edge_that_sends_hundreds_of_mebibytes_for_a_stalled_session_gro
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_come_one_by_one_for_stalled_sessions_grow_no_process() {
     let place = TestDir::new();
-    let pod = PodProcess::start(&place).await;
+    let pod = ServerProcess::start(&place).await;
     let mut bad = Raw::link_at(&place, pod.grpc, "bad", None).await;
     pod.has("bad").await;
     let mut slow = Vec::new();
@@ -170,7 +170,7 @@ impl Extended {
     }
 
     /// Sends bytes until its client's sockets are full, so that the next one waits in the pod.
-    async fn fill_sockets(&mut self, edge: &mut Raw, pod: &TestPod) {
+    async fn fill_sockets(&mut self, edge: &mut Raw, pod: &TestServer) {
         let before = pod.pod.table.queued();
         loop {
             // It has no more room where what was before it waits in the pod already.
@@ -216,7 +216,7 @@ async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
     loop {
         let message = heard(edge).await;
         if let FrameKind::Session(id, _, word) =
-            from_message(message, &Peer::Cloud(edge.node.clone())).unwrap().body
+            from_message(message, &Remote::Cloud(edge.node.clone())).unwrap().body
         {
             return (id, word);
         }
@@ -226,7 +226,7 @@ async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_byte_frames_cost_is_counted_and_is_little_more_than_their_bytes() {
     let place = TestDir::new();
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"2MiB\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"2MiB\"");
     let mut bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
     let mut sessions = Vec::new();
     for _ in 0..4 {

@@ -10,19 +10,19 @@ use tunnel::proto::frame::{Category, Code, Frame, FrameKind, Opener, SessionFram
 use tunnel::proto::hello::{Caller, Hello};
 
 use crate::support::call::Call;
-use crate::support::peer::{self, ScriptedPod};
-use crate::support::programs::{TOKEN, TestDir, TestPod, edge, start_edge};
+use crate::support::peer::{self, ScriptedServer};
+use crate::support::programs::{TOKEN, TestDir, TestServer, edge, start_edge};
 use crate::support::{pods, soon, targets};
 
 /// So many pods, through which edges reach one another and targets on loopback.
-fn start(place: &TestDir, count: u8) -> Vec<TestPod> {
+fn start(place: &TestDir, count: u8) -> Vec<TestServer> {
     let all = pods::addresses(count);
     let allow = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\"]\n";
     let text = |at: &SocketAddr| pods::config(place, *at, &format!("{}\n{allow}", pods::siblings(&all)));
-    all.iter().map(|at| TestPod::from_text(&text(at))).collect()
+    all.iter().map(|at| TestServer::from_text(&text(at))).collect()
 }
 
-async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: u128) -> Call {
+async fn link(place: &TestDir, pod: &TestServer, node: &str, instance: u128) -> Call {
     peer::link(place, pod, node, Some(Instance::from_bits(instance))).await
 }
 
@@ -153,7 +153,7 @@ async fn what_a_pod_dialled_for_one_edge_is_taken_over_by_no_other() {
 #[tokio::test]
 async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut cloud = ScriptedPod::start(&place).await;
+    let mut cloud = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", cloud.at, ""));
     let mut call = cloud.call().await;
     call.answer(Some(Instance::from_bits(1)));
@@ -180,7 +180,7 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
 }
 
 /// A pod of version 1, linked to that one.
-async fn old_pod(place: &TestDir, pod: &TestPod, number: u128, node: &str) -> Call {
+async fn old_pod(place: &TestDir, pod: &TestServer, number: u128, node: &str) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = peer::old(Caller::pod_request(Instance::from_bits(number)));
     peer::link_as_pod(place, pod.pod.bound.grpc, Some(shows), headers, node).await.unwrap()
@@ -212,7 +212,7 @@ async fn sessions_come_from_old_pods_and_go_on_through_old_and_new_ones() {
 #[tokio::test]
 async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut cloud = ScriptedPod::start(&place).await;
+    let mut cloud = ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", cloud.at, ""));
     let (id, mut acceptor) = (SessionId::random(), None);
     for (epoch, opener) in [(1, None), (2, None), (3, pod(1)), (4, None), (5, pod(1))] {
@@ -233,7 +233,7 @@ async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
 async fn edges_of_version_1_open_accept_and_resume_at_a_new_pod() {
     let place = TestDir::new();
     let pods = start(&place, 2);
-    let old = async |pod: &TestPod, name: &str, instance| {
+    let old = async |pod: &TestServer, name: &str, instance| {
         let hello = Hello::edge_request(&name.parse().unwrap(), TOKEN, Instance::from_bits(instance));
         let call = peer::dial(&place, pod.pod.bound.grpc, peer::old(hello), name).await.unwrap();
         pod.has(name).await;

@@ -8,11 +8,11 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, rustls};
-use tunnel::net::tls::{ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust};
+use tunnel::net::tls::{ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 
 use crate::certificates::{Authority, Files};
 use crate::support::clients::rest;
-use crate::support::programs::{TestDir, TestPod, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
 use crate::support::{hurry, peer, soon, targets};
 
 /// Lines of a config with one port that stands for that target of every node; `more` stands in the table.
@@ -41,7 +41,7 @@ impl Nodes {
         let identity = Identity { cert: self.files.cert.clone(), key: self.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
         let server =
-            ServerSettings { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
+            TlsServerConfig { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
         let acceptor = TlsAcceptor::from(server.load().unwrap().load());
         targets::serve(move |socket| {
             let acceptor = acceptor.clone();
@@ -56,9 +56,9 @@ impl Nodes {
     }
 
     /// A client's TLS through the pod's port, with that name (an IP address is not sent).
-    async fn connect(&self, pod: &TestPod, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    async fn connect(&self, pod: &TestServer, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let client =
-            ClientSettings { trust: Trust::Ca(self.files.ca.clone()), identity: None, alpn: Vec::new() };
+            TlsClientConfig { trust: Trust::Ca(self.files.ca.clone()), identity: None, alpn: Vec::new() };
         let connector = TlsConnector::from(client.load().unwrap().load());
         let name = ServerName::try_from(name.to_owned()).unwrap();
         let socket = pod.client("https").await;
@@ -66,7 +66,7 @@ impl Nodes {
     }
 
     /// The alert with which a client's handshake ends.
-    async fn alert(&self, pod: &TestPod, name: &str) -> AlertDescription {
+    async fn alert(&self, pod: &TestServer, name: &str) -> AlertDescription {
         let failed = self.connect(pod, name).await.unwrap_err();
         let Some(error) = failed.get_ref() else { panic!("{failed:?}") };
         match error.downcast_ref() {
@@ -80,7 +80,7 @@ impl Nodes {
 async fn tls_goes_between_client_and_the_target_of_the_node_that_it_names() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1", "Node2"]));
     let echo = nodes.echo().await;
-    let pod = TestPod::with(&place, &port(echo, ""));
+    let pod = TestServer::with(&place, &port(echo, ""));
     let (one, two) = (edge(&place, &pod, "node1").await, edge(&place, &pod, "node2").await);
     for (name, at, not) in [("node1", &one, &two), ("node2", &two, &one)] {
         let mut client = nodes.connect(&pod, name).await.unwrap();
@@ -100,7 +100,7 @@ async fn tls_goes_between_client_and_the_target_of_the_node_that_it_names() {
 #[tokio::test]
 async fn a_client_that_names_no_node_gets_the_alert_to_the_byte() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["127.0.0.1"]));
-    let pod = TestPod::with(&place, &port(nodes.echo().await, ""));
+    let pod = TestServer::with(&place, &port(nodes.echo().await, ""));
     let _edge = edge(&place, &pod, "node1").await;
     assert_eq!(nodes.alert(&pod, "127.0.0.1").await, AlertDescription::UnrecognisedName);
     assert_eq!(pod.pod.metrics.sessions.ended("https", "no_node"), 1);
@@ -127,7 +127,7 @@ async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
         (echo, "rules = [{ nodes = [\"x\"] }]", "node1", AlertDescription::AccessDenied, "forbidden"),
         (echo, "allow_from = [\"192.0.2.0/24\"]", "node1", AlertDescription::AccessDenied, "forbidden"),
     ] {
-        let pod = TestPod::with(&place, &port(target, more));
+        let pod = TestServer::with(&place, &port(target, more));
         let _edge = edge(&place, &pod, "node1").await;
         assert_eq!(nodes.alert(&pod, name).await, alert, "{cause}");
         assert_eq!(pod.pod.metrics.sessions.ended("https", cause), 1, "{cause}");
@@ -138,7 +138,7 @@ async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
 #[tokio::test]
 async fn what_is_no_tls_is_closed_without_a_word() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
-    let pod = TestPod::with(&place, &port(nodes.echo().await, ""));
+    let pod = TestServer::with(&place, &port(nodes.echo().await, ""));
     for said in [&b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n"[..], b"SSH-2.0-x\r\n"] {
         let mut socket = pod.client("https").await;
         socket.write_all(said).await.unwrap();
@@ -150,7 +150,7 @@ async fn what_is_no_tls_is_closed_without_a_word() {
 #[tokio::test]
 async fn a_hello_that_does_not_come_is_given_up_after_ten_seconds() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
-    let pod = TestPod::with(&place, &port(nodes.echo().await, ""));
+    let pod = TestServer::with(&place, &port(nodes.echo().await, ""));
     let mut socket = pod.client("https").await;
     socket.write_all(&[22, 3, 1]).await.unwrap();
     hurry();
@@ -163,7 +163,7 @@ async fn a_hello_that_does_not_come_is_given_up_after_ten_seconds() {
 #[tokio::test]
 async fn a_plain_edge_needs_no_word_for_it() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
-    let pod = TestPod::with(&place, &port("127.0.0.1:10250".parse().unwrap(), ""));
+    let pod = TestServer::with(&place, &port("127.0.0.1:10250".parse().unwrap(), ""));
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let refused = async {
         let asked = edge.hears().await;

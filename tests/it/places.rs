@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 use crate::support::clients::{echoed, get, rest};
-use crate::support::pods::{self, Separate};
-use crate::support::programs::{TestDir, TestPod, at, start_edge};
+use crate::support::pods::{self, SeparateServers};
+use crate::support::programs::{TestDir, TestServer, at, start_edge};
 use crate::support::{hurry, targets, wait_until, wait_within};
 
 #[tokio::test]
@@ -14,14 +14,14 @@ async fn an_edge_goes_to_the_next_place_and_comes_back_without_cutting_a_session
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let text = |n: usize| pods::config(&place, all[n], "");
-    let second = TestPod::from_text(&text(1));
+    let second = TestServer::from_text(&text(1));
     let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
     let config = place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list);
     let edge = start_edge(&config);
     second.has("node1").await;
     let mut client = second.open(&at("node1", echo)).await;
     echoed(&mut client, "at the second place").await;
-    let first = TestPod::from_text(&text(0));
+    let first = TestServer::from_text(&text(0));
     hurry();
     wait_within(Duration::from_secs(600), "it comes back", || first.link("node1").is_some()).await;
     wait_within(Duration::from_secs(60), "the second one is told", || second.link("node1").is_none()).await;
@@ -38,8 +38,8 @@ async fn an_edge_goes_to_the_next_place_and_comes_back_without_cutting_a_session
 async fn an_edge_whose_place_dies_is_at_the_next_one_and_stays_there_while_the_first_is_away() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
-    let mut first = Separate::start(pods::config(&place, all[0], "")).await;
-    let second = TestPod::from_text(&pods::config(&place, all[1], ""));
+    let mut first = SeparateServers::start(pods::config(&place, all[0], "")).await;
+    let second = TestServer::from_text(&pods::config(&place, all[1], ""));
     let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
     let edge =
         start_edge(&place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list));

@@ -8,12 +8,12 @@ use tunnel::proto::codec::proto::StreamMsg;
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset, rest};
-use crate::support::peer::ScriptedPod;
-use crate::support::programs::{TestDir, TestPod, edge_forgets_all, start_edge};
+use crate::support::peer::ScriptedServer;
+use crate::support::programs::{TestDir, TestServer, edge_forgets_all, start_edge};
 use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
 
 /// Opens a session to a plain edge, which accepts it.
-async fn accepted(pod: &TestPod, edge: &mut Call) -> (tokio::net::TcpStream, String) {
+async fn accepted(pod: &TestServer, edge: &mut Call) -> (tokio::net::TcpStream, String) {
     let accept = async {
         let asked = edge.hears().await;
         assert_eq!((asked.r#type.as_str(), asked.addr.as_str()), ("connecting", "127.0.0.1:22"));
@@ -26,7 +26,7 @@ async fn accepted(pod: &TestPod, edge: &mut Call) -> (tokio::net::TcpStream, Str
 #[tokio::test]
 async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     assert!(edge.headers.contains_key("tunnel-instance"), "a pod names itself to everybody");
     let ask = async {
@@ -55,7 +55,7 @@ async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
 #[tokio::test]
 async fn programs_behind_a_plain_edge_reach_in_the_cloud_what_its_pod_may_dial() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
-    let pod = TestPod::with(&place, &format!("[mode.cloud.allow]\ntargets = [\"{echo}\"]\n"));
+    let pod = TestServer::with(&place, &format!("[mode.cloud.allow]\ntargets = [\"{echo}\"]\n"));
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let says = |edge: &Call, kind: &str, addr: String, data: String| {
         let category = "httpProxy".into();
@@ -80,7 +80,7 @@ async fn programs_behind_a_plain_edge_reach_in_the_cloud_what_its_pod_may_dial()
 #[tokio::test]
 async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     for (reason, status) in [
         ("dial tcp 127.0.0.1:22: connect: connection refused", 502),
@@ -100,7 +100,7 @@ async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
 #[tokio::test]
 async fn a_plain_edge_that_never_answers_is_timed_out_and_told() {
     let place = TestDir::new();
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (answer, asked) = tokio::join!(pod.ask("node1:22"), edge.hears());
     assert_eq!(answer.status, 504, "{answer:?}");
@@ -112,7 +112,7 @@ async fn a_plain_edge_that_never_answers_is_timed_out_and_told() {
 #[tokio::test]
 async fn a_plain_edges_heartbeat_is_echoed_at_once() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let heartbeat = StreamMsg {
         node: "node1".into(),
@@ -130,7 +130,7 @@ async fn a_plain_edges_heartbeat_is_echoed_at_once() {
 #[tokio::test]
 async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut client, topic) = accepted(&pod, &mut edge).await;
     client.write_all(b"question").await.unwrap();
@@ -145,7 +145,7 @@ async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
 #[tokio::test]
 async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silence() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut client, topic) = accepted(&pod, &mut edge).await;
     hurry();
@@ -166,7 +166,7 @@ async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silen
 #[tokio::test]
 async fn sessions_of_a_plain_link_end_with_it() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut client, _) = accepted(&pod, &mut edge).await;
     drop(edge);
@@ -177,7 +177,7 @@ async fn sessions_of_a_plain_link_end_with_it() {
 #[tokio::test]
 async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut slow, slow_topic) = accepted(&pod, &mut edge).await;
     let (mut neighbour, topic) = accepted(&pod, &mut edge).await;
@@ -207,7 +207,7 @@ async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
 #[tokio::test]
 async fn our_edge_serves_a_plain_pod_that_is_silent_until_it_hears_a_heartbeat() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     let heartbeat = soon("a heartbeat before any answer", call.next()).await.unwrap();
@@ -240,7 +240,7 @@ async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before(
         let _ = socket.write_all(b"last words").await;
     })
     .await;
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     call.answer(None);
@@ -269,7 +269,7 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
         clients::reset(socket);
     })
     .await;
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     call.answer(None);
@@ -295,7 +295,7 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
 #[tokio::test]
 async fn our_edge_sends_a_plain_pod_a_heartbeat_each_minute() {
     let place = TestDir::new();
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     let first = call.next().await.unwrap();
@@ -316,7 +316,7 @@ async fn our_edge_sends_a_plain_pod_a_heartbeat_each_minute() {
 #[tokio::test]
 async fn an_extended_and_a_plain_edge_hang_at_one_pod() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = crate::support::programs::edge(&place, &pod, "node2").await;
     let mut plain = peer::link(&place, &pod, "node1", None).await;
     let (_client, _) = accepted(&pod, &mut plain).await;

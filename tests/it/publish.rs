@@ -7,8 +7,8 @@ use tunnel::config::Environment;
 use tunnel::config::server::Cloud;
 use tunnel::server::Pod;
 
-use crate::support::pods::{self, Dns, Says};
-use crate::support::programs::{TOKEN, TestDir, TestPod};
+use crate::support::pods::{self, Dns, DnsScript};
+use crate::support::programs::{TOKEN, TestDir, TestServer};
 use crate::support::{hurry, peer, wait_until, wait_within};
 
 #[tokio::test]
@@ -16,7 +16,7 @@ async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
     let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nknown.example.org:{TOKEN}\n"));
     let (dns, hosts, all) =
-        (Dns::start(Says::NoSuchName).await, place.path().join("hosts"), pods::addresses(2));
+        (Dns::start(DnsScript::NoSuchName).await, place.path().join("hosts"), pods::addresses(2));
     let lines = format!(
         "{}\ndns = [\"{}\"]\npublish = \"hosts\"\nhosts = \"{}\"\npublish_names = [\"*.edge.example.org\"]",
         pods::siblings(&all),
@@ -25,8 +25,8 @@ async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
     );
     let env = Environment { pod_ip: Some(all[0].ip().to_string()), ..Environment::default() };
     let (settings, _) = Cloud::read(&pods::config(&place, all[0], &lines), &env).unwrap();
-    let pod = TestPod::from(Pod::start(settings, None).unwrap());
-    let _other = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
+    let pod = TestServer::from(Pod::start(settings, None).unwrap());
+    let _other = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
     let published = || {
         let text = std::fs::read_to_string(&hosts).unwrap_or_default();
         text.lines().map(|line| line.split_whitespace().nth(1).unwrap().to_owned()).collect::<Vec<_>>()
@@ -42,15 +42,15 @@ async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
     })
     .await;
 
-    dns.say(Says::At("127.0.0.3".parse().unwrap()));
+    dns.say(DnsScript::At("127.0.0.3".parse().unwrap()));
     calls.push(peer::link(&place, &pod, "moved", None).await);
     wait_until("a name that leads to a pod may move", || published().contains(&"moved".to_owned())).await;
-    dns.say(Says::At(Ipv4Addr::new(127, 0, 0, 99)));
+    dns.say(DnsScript::At(Ipv4Addr::new(127, 0, 0, 99)));
     calls.push(peer::link(&place, &pod, "intranet", None).await);
     hurry();
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert!(!published().contains(&"intranet".to_owned()), "{:?}", published());
-    dns.say(Says::NoSuchName);
+    dns.say(DnsScript::NoSuchName);
     let patience = Duration::from_secs(60);
     wait_within(patience, "the name is free", || published().contains(&"intranet".to_owned())).await;
 }

@@ -8,10 +8,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::base::names::Instance;
-use tunnel::proto::frame::{Code, Refusal, SessionFrame};
+use tunnel::proto::frame::{Code, SessionError, SessionFrame};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_with};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 fn says(answer: &Answer, status: u16, phrase: &str) {
@@ -23,7 +23,7 @@ fn says(answer: &Answer, status: u16, phrase: &str) {
 #[tokio::test]
 async fn bad_requests_are_told_what_is_wrong_with_them() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let answer = pod.ask("node1").await;
     assert_eq!(answer.status, 400, "{answer:?}");
     for target in ["node1:0", "node1:65536", "no_de!:22"] {
@@ -46,7 +46,7 @@ async fn bad_requests_are_told_what_is_wrong_with_them() {
 #[tokio::test]
 async fn an_ssh_that_comes_without_a_proxy_command_is_told_so_in_its_own_words() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut ssh = TcpStream::connect(pod.connect).await.unwrap();
     ssh.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").await.unwrap();
     let told = rest(&mut ssh).await;
@@ -62,7 +62,7 @@ async fn an_ssh_that_comes_without_a_proxy_command_is_told_so_in_its_own_words()
 #[tokio::test]
 async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
     let (place, nothing) = (TestDir::new(), targets::nothing().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     says(&pod.ask("node1:22").await, 502, "node node1 is not connected");
     let edge = edge(&place, &pod, "node1").await;
     let refused = pod.ask(&at("node1", nothing)).await;
@@ -79,7 +79,7 @@ async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
 #[tokio::test]
 async fn an_edge_forbids_what_its_config_does_not_allow() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let more = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
     let _edge = edge_with(&place, &pod, "node1", &more).await;
     let answer = pod.ask("node1:1").await;
@@ -92,14 +92,14 @@ async fn an_edge_forbids_what_its_config_does_not_allow() {
 async fn rules_and_networks_keep_clients_out() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let rules = format!("rules = [{{ nodes = [\"edge-*\"], ports = [{}] }}]", echo.port());
-    let pod = TestPod::with(&place, &rules);
+    let pod = TestServer::with(&place, &rules);
     let _edge = edge(&place, &pod, "edge-1").await;
     says(&pod.ask("edge-1:1").await, 403, "no rule lets you reach port 1 of node edge-1");
     let other = pod.ask(&at("other", echo)).await;
     says(&other, 403, &format!("no rule lets you reach port {} of node other", echo.port()));
     echoed(&mut pod.open(&at("edge-1", echo)).await, "hello").await;
 
-    let fenced = TestPod::with(&place, "allow_from = [\"10.0.0.0/8\"]");
+    let fenced = TestServer::with(&place, "allow_from = [\"10.0.0.0/8\"]");
     says(&fenced.ask("edge-1:1").await, 403, "your address 127.0.0.1 is not allowed here");
 }
 
@@ -109,7 +109,8 @@ async fn credentials_are_asked_for_and_checked() {
     let hash = bcrypt::hash("right", 4).unwrap();
     let users = place.file("htpasswd", &format!("ops:{hash}\n"));
     let rules = "rules = [{ users = [\"ops\"] }]";
-    let pod = TestPod::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n{rules}", users.display()));
+    let pod =
+        TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n{rules}", users.display()));
     let _edge = edge(&place, &pod, "node1").await;
     let request = |login: &str| {
         let login = STANDARD.encode(login);
@@ -138,7 +139,7 @@ async fn credentials_are_asked_for_and_checked() {
 #[tokio::test]
 async fn a_full_pod_says_so_and_has_room_again_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nmax = 1");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nmax = 1");
     let _edge = edge(&place, &pod, "node1").await;
     let mut first = pod.open(&at("node1", echo)).await;
     says(
@@ -156,7 +157,7 @@ async fn a_full_pod_says_so_and_has_room_again_later() {
 #[tokio::test]
 async fn a_pod_that_stops_turns_away_who_was_already_connected() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let session = pod.open(&at("node1", echo)).await;
     let mut late = TcpStream::connect(pod.connect).await.unwrap();
@@ -179,7 +180,7 @@ async fn wait_until_closed(at: std::net::SocketAddr) {
 #[tokio::test]
 async fn no_answer_in_time_is_told_as_such() {
     let place = TestDir::new();
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     says(&pod.ask("node1:22").await, 504, "node node1 did not answer within 200ms");
     let (id, open) = silent.word().await;
@@ -189,19 +190,19 @@ async fn no_answer_in_time_is_told_as_such() {
     let (_, SessionFrame::Resume { epoch, .. }) = silent.word().await else {
         panic!("whether that was heard")
     };
-    silent.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Unknown, "") }).await;
+    silent.say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Unknown, "") }).await;
     pod.forgets_all().await;
 }
 
 #[tokio::test]
 async fn what_an_edge_gives_as_reason_has_its_status() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     for (code, status) in [(Code::TargetTimeout, 504), (Code::TargetUnreachable, 502), (Code::Busy, 503)] {
         let answer = async {
             let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-            edge.say(id, SessionFrame::Refused { epoch, refusal: Refusal::new(code, "as it is") }).await;
+            edge.say(id, SessionFrame::Refused { epoch, refusal: SessionError::new(code, "as it is") }).await;
         };
         let (told, ()) = tokio::join!(pod.ask("node1:22"), answer);
         says(&told, status, "node node1: as it is");
@@ -210,7 +211,7 @@ async fn what_an_edge_gives_as_reason_has_its_status() {
 
 #[tokio::test]
 async fn a_long_head_is_refused() {
-    let pod = TestPod::start(&TestDir::new());
+    let pod = TestServer::start(&TestDir::new());
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17 * 1024));
     let answer = ask(pod.connect, &long).await;
     assert_eq!(answer.status, 431, "{answer:?}");
@@ -219,7 +220,7 @@ async fn a_long_head_is_refused() {
 
 #[tokio::test]
 async fn a_slow_head_is_not_waited_for_longer_than_ten_seconds() {
-    let pod = TestPod::start(&TestDir::new());
+    let pod = TestServer::start(&TestDir::new());
     hurry();
     let begun = Instant::now();
     let mut silent = TcpStream::connect(pod.connect).await.unwrap();

@@ -16,12 +16,12 @@ use tunnel::server::Pod;
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, rest};
 use crate::support::line::Line;
-use crate::support::pods::{self, Dns, Says, Separate};
-use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_forgets_all, start_edge};
+use crate::support::pods::{self, Dns, DnsScript, SeparateServers};
+use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all, start_edge};
 use crate::support::{Stopwatch, peer, soon, targets, wait_until};
 
 /// Opens a session as soon as that is possible, within a second.
-async fn opens(pod: &TestPod, target: &str) -> TcpStream {
+async fn opens(pod: &TestServer, target: &str) -> TcpStream {
     let begun = Stopwatch::start();
     loop {
         let answer = try_open(pod, target).await;
@@ -32,7 +32,7 @@ async fn opens(pod: &TestPod, target: &str) -> TcpStream {
     }
 }
 
-async fn try_open(pod: &TestPod, target: &str) -> Result<TcpStream, String> {
+async fn try_open(pod: &TestServer, target: &str) -> Result<TcpStream, String> {
     let mut socket = TcpStream::connect(pod.connect).await.unwrap();
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
     let head = crate::support::clients::head(&mut socket).await;
@@ -71,7 +71,7 @@ async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
     let place = TestDir::new();
     let all = pods::addresses(3);
     let lines: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &pods::siblings(&all))).collect();
-    let (first, _second) = (TestPod::from_text(&lines[0]), TestPod::from_text(&lines[1]));
+    let (first, _second) = (TestServer::from_text(&lines[0]), TestServer::from_text(&lines[1]));
     let answer = first.ask("node1:22").await;
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(answer.body.contains("node node1 is not connected"), "{answer:?}");
@@ -83,7 +83,7 @@ async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
 #[tokio::test]
 async fn a_pod_that_was_told_of_no_other_asks_nobody() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let answer = pod.ask("node1:22").await;
     assert!(answer.body.starts_with("node node1 is not connected\n"), "{answer:?}");
 }
@@ -148,8 +148,8 @@ async fn a_session_outlives_the_pod_that_holds_the_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
-    let (front, last) = (TestPod::from_text(&text(0)), TestPod::from_text(&text(2)));
-    let mut middle = Separate::start(text(1)).await;
+    let (front, last) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(2)));
+    let mut middle = SeparateServers::start(text(1)).await;
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     middle.pod.has("node1").await;
@@ -189,9 +189,9 @@ async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
     // The first pod reaches the second over a line of its own.
     let between = Line::to(all[1]).await;
     let text = |n: usize, list: &[std::net::SocketAddr]| pods::config(&place, all[n], &pods::siblings(list));
-    let first = TestPod::from_text(&text(0, &[between.at, all[2]]));
-    let second = TestPod::from_text(&text(1, &[all[1]]));
-    let third = TestPod::from_text(&text(2, &all));
+    let first = TestServer::from_text(&text(0, &[between.at, all[2]]));
+    let second = TestServer::from_text(&text(1, &[all[1]]));
+    let third = TestServer::from_text(&text(2, &all));
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     second.has("node1").await;
@@ -210,13 +210,14 @@ async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
 async fn dns_alone_leads_to_the_pod_that_has_the_node() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
-    let dns = Dns::start(Says::NoSuchName).await;
+    let dns = Dns::start(DnsScript::NoSuchName).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pods: Vec<_> = all.iter().map(|at| TestPod::from_text(&pods::config(&place, *at, &lines))).collect();
+    let pods: Vec<_> =
+        all.iter().map(|at| TestServer::from_text(&pods::config(&place, *at, &lines))).collect();
     let _edge = edge(&place, &pods[1], "node1").await;
     let answer = pods[0].ask("node1:22").await;
     assert!(answer.body.contains("not in DNS"), "{answer:?}");
-    dns.say(Says::At([127, 0, 0, 3].into()));
+    dns.say(DnsScript::At([127, 0, 0, 3].into()));
     // That it was nowhere is remembered for a second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let mut client = pods[0].open(&at("node1", echo)).await;
@@ -226,16 +227,19 @@ async fn dns_alone_leads_to_the_pod_that_has_the_node() {
 #[tokio::test]
 async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    for says in
-        [Says::Nothing, Says::NoSuchName, Says::At([127, 0, 0, 4].into()), Says::At([127, 0, 0, 99].into())]
-    {
+    for says in [
+        DnsScript::Nothing,
+        DnsScript::NoSuchName,
+        DnsScript::At([127, 0, 0, 4].into()),
+        DnsScript::At([127, 0, 0, 99].into()),
+    ] {
         let all = pods::addresses(3);
         let dns = Dns::start(says).await;
         let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&all));
         let mut pods: Vec<_> = Vec::new();
         // The pod that is asked comes last, so that the others are there when it dials them.
         for at in all.iter().rev() {
-            pods.insert(0, TestPod::from_text(&pods::config(&place, *at, &lines)));
+            pods.insert(0, TestServer::from_text(&pods::config(&place, *at, &lines)));
         }
         wait_until("the siblings answer", || pods[0].pod.metrics.links.get() >= 2).await;
         let _edge = edge(&place, &pods[1], "node1").await;
@@ -285,8 +289,8 @@ async fn a_session_with_a_plain_node_outlives_the_link_between_the_pods() {
     let place = TestDir::new();
     let all = pods::addresses(2);
     let between = Line::to(all[1]).await;
-    let first = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&[between.at])));
-    let second = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&[all[1]])));
+    let first = TestServer::from_text(&pods::config(&place, all[0], &pods::siblings(&[between.at])));
+    let second = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&[all[1]])));
     let mut edge = peer::link(&place, &second, "node1", None).await;
     let accept = async {
         let asked = edge.hears().await;
@@ -421,8 +425,8 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
-    let (front, last) = (TestPod::from_text(&text(0)), TestPod::from_text(&text(2)));
-    let mut middle = Separate::start(text(1)).await;
+    let (front, last) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(2)));
+    let mut middle = SeparateServers::start(text(1)).await;
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     middle.pod.has("node1").await;

@@ -9,12 +9,12 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::net::reload::look_now;
 use tunnel::net::tls::{
-    ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
+    ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
 
 use crate::certificates::Authority;
 use crate::support::clients::ESTABLISHED;
-use crate::support::programs::{NAME, TestDir, TestPod, at, edge_with};
+use crate::support::programs::{NAME, TestDir, TestServer, at, edge_with};
 use crate::support::{PATIENCE, beside, pods, soon, targets};
 
 /// Writes a certificate of a server, or of a client, and gives its files.
@@ -36,8 +36,8 @@ fn lines(files: &Identity) -> String {
 
 type Client = TlsStream<tokio::net::TcpStream>;
 
-async fn dial(pod: &TestPod, front: &str) -> Client {
-    let config = ClientSettings { trust: Trust::Anyone, identity: None, alpn: Vec::new() }.load().unwrap();
+async fn dial(pod: &TestServer, front: &str) -> Client {
+    let config = TlsClientConfig { trust: Trust::Anyone, identity: None, alpn: Vec::new() }.load().unwrap();
     let socket = pod.client(front).await;
     let connector = TlsConnector::from(config.load());
     soon("a handshake", connector.connect(server_name(NAME).unwrap(), socket)).await.unwrap()
@@ -61,7 +61,7 @@ async fn told<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, text: &str, bac
 async fn web(place: &TestDir) -> (SocketAddr, Arc<Mutex<Vec<Vec<u8>>>>) {
     let clients = ClientCertificates::Required(place.files.ca.clone());
     let identity = certify(place, "web");
-    let server = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
     let acceptor = TlsAcceptor::from(server.load().unwrap().load());
     let seen = Arc::<Mutex<Vec<Vec<u8>>>>::default();
     let sees = seen.clone();
@@ -95,7 +95,7 @@ async fn who_comes_is_shown_the_new_certificate_and_whoever_is_there_stays() {
         lines(&egress),
         lines(&https)
     );
-    let pod = TestPod::with(&place, &more);
+    let pod = TestServer::with(&place, &more);
     let _edge = edge_with(&place, &pod, "node-a", &format!("[mode.edge.https]\n{}", lines(&client))).await;
     let (mut tunnel, mut site) = (dial(&pod, "egress").await, dial(&pod, "https").await);
     told(&mut tunnel, &format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node-a", echo)), ESTABLISHED).await;
@@ -127,7 +127,7 @@ async fn who_comes_is_shown_the_new_certificate_and_whoever_is_there_stays() {
 }
 
 /// Echoes over sessions without a pause, until it is dropped; each that has failed is told.
-async fn loaded(pods: &[TestPod], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
+async fn loaded(pods: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
     let mut all = Vec::new();
     for client in 0..4 {
         let mut socket = pods[client % pods.len()].open(&at("node-a", echo)).await;
@@ -143,7 +143,7 @@ async fn loaded(pods: &[TestPod], echo: SocketAddr) -> Vec<tokio::task::JoinHand
 }
 
 /// Whether a pod has a way to the target.
-async fn reaches(pod: &TestPod, echo: SocketAddr) -> bool {
+async fn reaches(pod: &TestServer, echo: SocketAddr) -> bool {
     let mut socket = pod.client("ssh").await;
     let request = format!("CONNECT {} HTTP/1.1\r\nHost: x\r\n\r\n", at("node-a", echo));
     socket.write_all(request.as_bytes()).await.unwrap();
@@ -153,8 +153,8 @@ async fn reaches(pod: &TestPod, echo: SocketAddr) -> bool {
 }
 
 /// The certificate that the port of the links shows.
-async fn shown_to_edges(pod: &TestPod) -> Vec<u8> {
-    let trust = ClientSettings { trust: Trust::Anyone, identity: None, alpn: vec![b"h2".to_vec()] };
+async fn shown_to_edges(pod: &TestServer) -> Vec<u8> {
+    let trust = TlsClientConfig { trust: Trust::Anyone, identity: None, alpn: vec![b"h2".to_vec()] };
     let connector = TlsConnector::from(trust.load().unwrap().load());
     let socket = tokio::net::TcpStream::connect(pod.pod.bound.grpc).await.unwrap();
     shown(&soon("a handshake", connector.connect(server_name(NAME).unwrap(), socket)).await.unwrap())
@@ -165,7 +165,7 @@ async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let next = Authority::new();
     let all = pods::addresses(3);
-    let pod = |at: &SocketAddr| TestPod::from_text(&pods::config(&place, *at, &pods::siblings(&all)));
+    let pod = |at: &SocketAddr| TestServer::from_text(&pods::config(&place, *at, &pods::siblings(&all)));
     let pods: Vec<_> = all[..2].iter().map(pod).collect();
     let first = edge_with(&place, &pods[0], "node-a", "").await;
     let load = loaded(&pods, echo).await;

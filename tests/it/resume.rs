@@ -6,17 +6,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
-use tunnel::proto::frame::{Code, Refusal, SessionFrame};
+use tunnel::proto::frame::{Code, SessionError, SessionFrame};
 
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
-use crate::support::programs::{TestDir, TestPod, at, edge_forgets_all, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge_forgets_all, start_edge};
 use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
@@ -50,7 +50,7 @@ async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
 #[tokio::test]
 async fn a_session_outlives_a_line_that_falls_silent() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let old = pod.has("node1").await;
@@ -77,7 +77,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
 #[tokio::test]
 async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let old = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
@@ -95,7 +95,7 @@ async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
 }
 
 /// Another process of the same node, once the pod has seen that the old one is dead.
-async fn edge_after(place: &TestDir, pod: &TestPod) -> Edge {
+async fn edge_after(place: &TestDir, pod: &TestServer) -> Edge {
     let old = pod.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     wait_until("the new one is linked", || {
@@ -108,7 +108,7 @@ async fn edge_after(place: &TestDir, pod: &TestPod) -> Edge {
 #[tokio::test]
 async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let pod = TestPod::with(&place, "[mode.cloud.session]\ngrace = \"30s\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\ngrace = \"30s\"");
     let mut edge = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {
         let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
@@ -128,7 +128,7 @@ async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
 #[tokio::test]
 async fn a_scripted_edge_resumes_where_it_was() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {
         let (id, SessionFrame::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
@@ -168,7 +168,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
 #[tokio::test]
 async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let hear = async {
         let (id, SessionFrame::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
@@ -189,7 +189,7 @@ async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_
     let (_, broken) = second.word().await;
     let SessionFrame::Broken { total: 0, refusal } = broken else { panic!("{broken:?}") };
     assert_eq!(refusal.code, Code::GivenUp);
-    second.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") }).await;
+    second.say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Over, "") }).await;
     pod.forgets_all().await;
 }
 
@@ -197,7 +197,7 @@ async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_
 #[tokio::test]
 async fn an_opening_that_is_given_up_on_a_path_that_is_lost_is_taken_back_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let (answer, (id, open)) = tokio::join!(pod.ask("node1:22"), first.word());
     assert_eq!(answer.status, 504, "{answer:?}");
@@ -213,11 +213,11 @@ async fn an_opening_that_is_given_up_on_a_path_that_is_lost_is_taken_back_over_t
     };
     assert!(again == id && epoch > opened && named == instance);
     // The pod on the way has lost it, and another path is found.
-    second.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(Code::NotHere, "gone") }).await;
+    second.say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(Code::NotHere, "gone") }).await;
     let (_, resume) = second.word().await;
     let SessionFrame::Resume { epoch: last, .. } = resume else { panic!("{resume:?}") };
     assert!(last > epoch);
-    second.say(id, SessionFrame::Reset { epoch: last, refusal: Refusal::new(Code::Unknown, "") }).await;
+    second.say(id, SessionFrame::Reset { epoch: last, refusal: SessionError::new(Code::Unknown, "") }).await;
     pod.forgets_all().await;
 }
 
@@ -225,7 +225,7 @@ async fn an_opening_that_is_given_up_on_a_path_that_is_lost_is_taken_back_over_t
 #[tokio::test]
 async fn an_opening_that_is_given_up_looks_on_when_its_path_does_not_lead_there() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let pod = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
     let mut edge = peer::link(&place, &pod, "node1", instance).await;
     let (_, (id, _)) = tokio::join!(pod.ask("node1:22"), edge.word());
     let (_, told) = edge.word().await;
@@ -233,7 +233,7 @@ async fn an_opening_that_is_given_up_looks_on_when_its_path_does_not_lead_there(
     for code in [Code::NotHere, Code::Unknown] {
         let (_, resume) = edge.word().await;
         let SessionFrame::Resume { epoch, .. } = resume else { panic!("{resume:?}") };
-        edge.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(code, "") }).await;
+        edge.say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(code, "") }).await;
     }
     pod.forgets_all().await;
 }
@@ -241,7 +241,7 @@ async fn an_opening_that_is_given_up_looks_on_when_its_path_does_not_lead_there(
 #[tokio::test]
 async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
@@ -258,7 +258,7 @@ async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_ses
 #[tokio::test]
 async fn a_path_that_is_lost_again_and_again_is_sought_with_pauses() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let instance = Some(Instance::from_bits(1));
     let mut edge = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {

@@ -13,7 +13,7 @@ use tunnel::proto::frame::Code;
 use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;
 use crate::support::pods;
-use crate::support::programs::{TestDir, TestPod, at, edge_forgets_all, start_edge, target};
+use crate::support::programs::{TestDir, TestServer, at, edge_forgets_all, start_edge, target};
 use crate::support::sessions::{asked, says};
 use crate::support::{Stopwatch, beside, peer, soon, targets, wait_until};
 
@@ -83,9 +83,9 @@ async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_mov
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
-    let closed = TestPod::from_text(&text(0));
+    let closed = TestServer::from_text(&text(0));
     let allow = "[mode.cloud.allow]\nnodes = [\"node*\"]\n";
-    let pods = [1, 2].map(|n| TestPod::from_text(&format!("{}\n{allow}", text(n))));
+    let pods = [1, 2].map(|n| TestServer::from_text(&format!("{}\n{allow}", text(n))));
     let (line1, line2) = (Line::to(closed.pod.bound.grpc).await, Line::to(pods[0].pod.bound.grpc).await);
     let asker = start_edge(&place.edge("asker", line1.at, ""));
     let _edge = start_edge(&place.edge("node2", line2.at, ""));
@@ -119,7 +119,7 @@ async fn what_an_edge_opened_moves_when_its_pod_stops() {
     let all = pods::addresses(2);
     let allow = "[mode.cloud.allow]\nnodes = [\"node2\"]\n";
     let text = |n: usize| format!("{}\n{allow}", pods::config(&place, all[n], &pods::siblings(&all)));
-    let (first, second) = (TestPod::from_text(&text(0)), TestPod::from_text(&text(1)));
+    let (first, second) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(1)));
     let line = Line::to(first.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     let _edge = start_edge(&place.edge("node2", second.pod.bound.grpc, ""));
@@ -165,7 +165,7 @@ async fn an_edge_is_back_soon_after_its_only_pod_has_taken_its_time_to_stop() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_pod = pods::addresses(1)[0];
     let text = format!("{}[mode.cloud.session]\ndrain = \"5s\"\n", pods::config(&place, at_pod, ""));
-    let pod = TestPod::from_text(&text);
+    let pod = TestServer::from_text(&text);
     let edge = start_edge(&place.edge("node1", at_pod, ""));
     pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -174,7 +174,7 @@ async fn an_edge_is_back_soon_after_its_only_pod_has_taken_its_time_to_stop() {
     assert_eq!(pod.pod.stop(pending()).await, Drained::Cut(1));
     assert!(edge.metrics.reconnects.get() > 3);
     let begun = Stopwatch::start();
-    let pod = TestPod::from_text(&text);
+    let pod = TestServer::from_text(&text);
     pod.has("node1").await;
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 }

@@ -6,14 +6,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
 use crate::support::clients::{echoed, rest};
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, edge_with};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with};
 use crate::support::{soon, targets};
 
 #[tokio::test]
 async fn ten_thousand_sessions_one_after_another_leave_nothing_behind() {
     // A target that closes first, so that no port of the client's side is left waiting.
     let (place, target) = (TestDir::new(), targets::serve(one_byte).await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let target = at("node1", target);
     for round in 0..10_000 {
@@ -37,7 +37,7 @@ async fn one_byte(mut socket: tokio::net::TcpStream) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = Arc::new(TestPod::start(&place));
+    let pod = Arc::new(TestServer::start(&place));
     let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\nmemory = \"32MiB\"").await;
     let all = Arc::new(tokio::sync::Barrier::new(500));
     let mut sessions = JoinSet::new();
@@ -64,7 +64,7 @@ async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
 #[tokio::test]
 async fn an_edge_without_memory_left_refuses_and_takes_sessions_again_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     // Each session is promised 32 KiB while half of it is left, then 8 KiB, in the last quarter 2 KiB.
     let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\nmemory = \"1MiB\"").await;
     let mut open = Vec::new();

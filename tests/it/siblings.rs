@@ -12,24 +12,24 @@ use tunnel::base::names::{Instance, SessionId};
 use tunnel::link::grpc::LinkContext;
 use tunnel::link::table::{SessionLimits, SessionTable};
 use tunnel::net::pool::Pool;
-use tunnel::net::tls::{Identity, Mutual};
+use tunnel::net::tls::{Identity, PeerTlsConfig};
 use tunnel::proto::codec::proto::StreamMsg;
 use tunnel::proto::codec::{from_message, to_message};
-use tunnel::proto::frame::{Code, Found, Frame, FrameKind, Peer, Refusal, SessionFrame};
+use tunnel::proto::frame::{Code, Found, Frame, FrameKind, Remote, SessionError, SessionFrame};
 use tunnel::proto::halves::Windows;
 use tunnel::registry::Registry;
 use tunnel::registry::peers::Siblings;
-use tunnel::registry::peers::peer::TlsPodDialer;
+use tunnel::registry::peers::peer::TlsPeerDialer;
 
 use crate::support::clients::{echoed, is_reset};
-use crate::support::peer::ScriptedPod;
-use crate::support::pods::{self, Dns, Says};
-use crate::support::programs::{TestDir, TestPod, at, edge};
+use crate::support::peer::ScriptedServer;
+use crate::support::pods::{self, Dns, DnsScript};
+use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::sibling::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_pod};
 use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// Links of a pod, to edges and to other pods.
-fn links(pod: &TestPod) -> i64 {
+fn links(pod: &TestServer) -> i64 {
     pod.pod.metrics.links.get()
 }
 
@@ -38,7 +38,8 @@ async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let lines = format!("{}\nrebalance = false", pods::siblings(&all));
-    let pods: Vec<_> = all.iter().map(|at| TestPod::from_text(&pods::config(&place, *at, &lines))).collect();
+    let pods: Vec<_> =
+        all.iter().map(|at| TestServer::from_text(&pods::config(&place, *at, &lines))).collect();
     let _edge = edge(&place, &pods[1], "node1").await;
     // Each has tried the other at its start.
     wait_until("the pods are linked", || (links(&pods[0]), links(&pods[1])) == (2, 3)).await;
@@ -78,8 +79,8 @@ async fn a_sibling_that_does_not_answer_costs_a_second_once() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let all = pods::addresses(2);
     let list = pods::siblings(&[all[0], all[1], silent.local_addr().unwrap()]);
-    let first = TestPod::from_text(&pods::config(&place, all[0], &list));
-    let second = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
+    let first = TestServer::from_text(&pods::config(&place, all[0], &list));
+    let second = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
     let begun = Stopwatch::start();
     let answer = first.ask("node9:22").await;
     assert!(answer.body.contains("not at the other pod"), "{answer:?}");
@@ -97,12 +98,12 @@ async fn a_sibling_that_does_not_answer_costs_a_second_once() {
 #[tokio::test]
 async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
     let place = TestDir::new();
-    let mut other = ScriptedPod::start(&place).await;
-    let dns = Dns::start(Says::At([127, 0, 0, 1].into())).await;
+    let mut other = ScriptedServer::start(&place).await;
+    let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
     let at = pods::addresses(1)[0];
     // That the other one is found at its own port, it stands in the list.
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&[other.at]));
-    let pod = TestPod::from_text(&pods::config(&place, at, &lines));
+    let pod = TestServer::from_text(&pods::config(&place, at, &lines));
     let answering = beside(async move {
         let mut call = other.call().await;
         call.answer(None);
@@ -120,7 +121,7 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     let all = pods::addresses(2);
     let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", pods::siblings(&all));
     let text: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &list)).collect();
-    let (first, second) = (TestPod::from_text(&text[0]), TestPod::from_text(&text[1]));
+    let (first, second) = (TestServer::from_text(&text[0]), TestServer::from_text(&text[1]));
     let mut one = peer::link(&place, &first, "node1", Some(Instance::from_bits(1))).await;
     let mut two = peer::link(&place, &second, "node2", Some(Instance::from_bits(2))).await;
     let id = SessionId::random();
@@ -147,7 +148,7 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
 #[tokio::test]
 async fn edges_reach_no_node_unless_the_settings_say_so() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let mut one = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
     let _two = peer::link(&place, &pod, "node2", Some(Instance::from_bits(2))).await;
     say_to(&one, "node2", SessionId::random(), open_word(1)).await;
@@ -304,7 +305,7 @@ async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
     let answers = async {
         let (id, word) = wrong.word().await;
         let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-        let refusal = Refusal::new(Code::NotHere, "it has gone");
+        let refusal = SessionError::new(Code::NotHere, "it has gone");
         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         let (one, two) = tokio::join!(asked(&mut wrong), asked(&mut right));
         says(&wrong, one, false, Duration::ZERO).await;
@@ -353,10 +354,10 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
         let lies = async {
             loop {
                 let message = wrong.next().await.expect("the stream goes on");
-                match from_message(message, &Peer::Pod).unwrap().body {
+                match from_message(message, &Remote::Pod).unwrap().body {
                     FrameKind::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
                     FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
-                        let refusal = Refusal::new(Code::NotHere, "not here");
+                        let refusal = SessionError::new(Code::NotHere, "not here");
                         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
                     }
                     _ => {}
@@ -366,7 +367,7 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
         let slower = async {
             loop {
                 let message = right.next().await.expect("the stream goes on");
-                match from_message(message, &Peer::Pod).unwrap().body {
+                match from_message(message, &Remote::Pod).unwrap().body {
                     FrameKind::Find(question) => {
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         says(&right, question, true, Duration::ZERO).await;
@@ -429,12 +430,12 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
+    let tls = PeerTlsConfig { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // What looks like a pod and is a proxy that takes everything.
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
     let (_tell, list) = watch::channel(vec![pod.pod.bound.grpc, proxy.local_addr().unwrap()]);
     let (own, drain) = (ground.table.instance(), ground.drain.clone());
-    let (dialer, mut made) = TlsPodDialer::new(tls, Pool::new(), ground);
+    let (dialer, mut made) = TlsPeerDialer::new(tls, Pool::new(), ground);
     let siblings = Siblings::new(list, Registry::new(metrics), dialer, own, drain);
     beside(async move {
         while let Some(mut link) = made.recv().await {
@@ -452,9 +453,9 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
 #[tokio::test]
 async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look() {
     let place = TestDir::new();
-    let dns = Dns::start(Says::Nothing).await;
+    let dns = Dns::start(DnsScript::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
-    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let pod = TestServer::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::from_bits(1))).await;
     let mut good = peer::link(&place, &pod, "node1", Some(Instance::from_bits(2))).await;
     let mut other = peer::link(&place, &pod, "node2", Some(Instance::from_bits(3))).await;

@@ -12,9 +12,9 @@ use tunnel::proto::hello::Hello;
 
 use crate::support::clients::echoed;
 use crate::support::line::{Line, Silent};
-use crate::support::peer::{ScriptedPod, old};
+use crate::support::peer::{ScriptedServer, old};
 use crate::support::pods;
-use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::sibling::open_word;
 use crate::support::{hurry, soon, targets, wait_within};
 
@@ -29,7 +29,7 @@ fn second(edge: &Edge, outcome: &'static str) -> u64 {
 /// A session over a line that falls silent goes on over the next connection of that line, without losing a byte.
 async fn goes_on_after(directions: Silent) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
@@ -71,7 +71,7 @@ async fn the_same_where_only_what_the_pod_says_is_lost() {
 #[tokio::test]
 async fn a_cloud_that_speaks_first_after_a_pause_finds_the_second_link_there() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
@@ -87,7 +87,7 @@ async fn a_cloud_that_speaks_first_after_a_pause_finds_the_second_link_there() {
 #[tokio::test]
 async fn an_edge_that_carried_nothing_for_ten_minutes_dials_no_second_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
@@ -108,7 +108,7 @@ async fn an_edge_that_carried_nothing_for_ten_minutes_dials_no_second_link() {
 #[tokio::test]
 async fn a_line_that_was_only_slow_keeps_its_link_and_is_not_doubled_at_once_again() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let link = pod.has("node1").await.sender.id;
@@ -136,7 +136,7 @@ async fn a_line_that_was_only_slow_keeps_its_link_and_is_not_doubled_at_once_aga
 /// A pod that says nothing more once a session is open; whether it is called a second time, and with which mark.
 async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bool> {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let instance = Instance::random();
     let mut first = pod.call().await;
@@ -197,8 +197,8 @@ async fn pods_go_on_after(directions: Silent) {
     let all = pods::addresses(2);
     let between = Line::to(all[1]).await;
     let text = |n: usize, list: &[SocketAddr]| pods::config(&place, all[n], &pods::siblings(list));
-    let first = TestPod::from_text(&text(0, &[between.at]));
-    let second = TestPod::from_text(&text(1, &[all[1]]));
+    let first = TestServer::from_text(&text(0, &[between.at]));
+    let second = TestServer::from_text(&text(1, &[all[1]]));
     let _edge = edge(&place, &second, "node1").await;
     let mut client = first.open(&at("node1", echo)).await;
     hurry();

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::support::clients::{echoed, reset, stalled};
-use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
 use crate::support::{soon, targets, wait_until};
 
 /// How long some words there and back take.
@@ -36,7 +36,7 @@ async fn settled(mut number: impl FnMut() -> u64) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_reader_does_not_stall_its_neighbour() {
     let (place, echo, fountain) = (TestDir::new(), targets::echo().await, targets::fountain().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let alone = talks(&mut pod.open(&at("node1", echo)).await).await;
     let mut readers = Vec::new();
@@ -66,7 +66,7 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
         drop(socket);
     })
     .await;
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let alone = talks(&mut pod.open(&at("node1", echo)).await).await;
     let (_from, mut to) = pod.open(&at("node1", hole)).await.into_split();
@@ -83,7 +83,7 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
 async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     let bytes = 32 << 20;
     let (place, source) = (TestDir::new(), targets::source(bytes).await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = stalled(pod.connect, &at("node1", source)).await;
     settled(|| pod.pod.metrics.bytes_down.get()).await;
@@ -99,7 +99,7 @@ async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
     let (place, echo, sink) = (TestDir::new(), targets::echo().await, targets::sink().await);
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut uploads = Vec::new();
     for _ in 0..12 {

@@ -9,7 +9,7 @@ use tunnel::command::status;
 use tunnel::config::Environment;
 
 use crate::support::clients::{echoed, get};
-use crate::support::programs::{TestDir, TestPod, at, edge_with, start_edge};
+use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
 use crate::support::{Stopwatch, pods, soon, targets, wait_until};
 
 /// The table that gives a program a socket, and where it is.
@@ -42,7 +42,7 @@ async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> S
 async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (path, table) = socket(&place, "cloud");
-    let pod = TestPod::with(&place, &table);
+    let pod = TestServer::with(&place, &table);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (edge_path, table) = socket(&place, "edge");
     let edge = edge_with(&place, &pod, "node1", &table).await;
@@ -105,13 +105,13 @@ async fn other_pods_are_told_whether_they_are_linked_or_why_not() {
     let all = pods::addresses(2);
     let (path, table) = socket(&place, "cloud");
     let text = pods::config(&place, all[0], &pods::siblings(&all)) + &table;
-    let _first = TestPod::from_text(&text);
+    let _first = TestServer::from_text(&text);
     // Its own address is in the list until it has been dialled.
     let known = |told: &Status| told.siblings.len() == 1 && told.siblings[0].error.is_some();
     let told = status_with(&path, "why there is no link", known).await;
     let other = &told.siblings[0];
     assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "away"));
-    let second = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
+    let second = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
     let linked = |told: &Status| told.siblings[0].state == "linked";
     let told = status_with(&path, "the link", linked).await;
     assert_eq!(told.siblings[0].error, None);
@@ -124,7 +124,7 @@ async fn nobody_at_the_socket_is_told_with_the_remedy() {
     let (path, table) = socket(&place, "cloud");
     let failed = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
     assert!(failed.code == 69 && failed.text.contains("cloud.sock does not answer"), "{failed}");
-    let pod = TestPod::with(&place, &table);
+    let pod = TestServer::with(&place, &table);
     // A port that others may reach shows them nothing: the port for metrics has no such page.
     assert_eq!(get(pod.pod.bound.metrics.unwrap(), "/status").await.status, 404);
     pod.pod.stop(std::future::ready(())).await;

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::inside::inside;
 use crate::support::clients::{echoed, is_reset, reset, rest};
-use crate::support::programs::{TestDir, TestPod, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
 use crate::support::{peer, pods, soon, targets, wait_until};
 use crate::words::Lines;
 
@@ -30,7 +30,7 @@ async fn until_closed(mut socket: TcpStream) -> Vec<u8> {
 #[tokio::test]
 async fn a_port_leads_to_its_target_at_its_node_both_ways_and_half_closed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, &port(&format!("node2/{echo}"), ""));
+    let pod = TestServer::with(&place, &port(&format!("node2/{echo}"), ""));
     let (one, two) = (edge(&place, &pod, "node1").await, edge(&place, &pod, "node2").await);
     let mut client = pod.client("tcp").await;
     // Sent at once, before anything is open.
@@ -48,7 +48,7 @@ async fn a_port_leads_to_its_target_at_its_node_both_ways_and_half_closed() {
 #[tokio::test]
 async fn a_target_may_speak_first_and_an_abrupt_end_stays_one() {
     let (place, source) = (TestDir::new(), targets::source(70_000).await);
-    let pod = TestPod::with(&place, &port(&format!("node1/{source}"), ""));
+    let pod = TestServer::with(&place, &port(&format!("node1/{source}"), ""));
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.client("tcp").await;
     assert_eq!(rest(&mut client).await, targets::pattern(70_000));
@@ -61,7 +61,7 @@ async fn a_target_may_speak_first_and_an_abrupt_end_stays_one() {
 #[tokio::test]
 async fn without_a_node_the_one_serves_that_is_linked_for_longest() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestPod::with(&place, &format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
+    let pod = TestServer::with(&place, &format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
     is_reset(&mut pod.client("tcp").await).await;
     assert_eq!(pod.pod.metrics.sessions.ended("tcp", "offline"), 1);
     let two = edge(&place, &pod, "node2").await;
@@ -87,8 +87,8 @@ async fn a_node_at_another_pod_is_reached_by_its_name_and_as_the_only_one() {
     let text = |at: SocketAddr, to: String| {
         format!("{}{}", pods::config(&place, at, &pods::siblings(&all)), port(&to, ""))
     };
-    let named = TestPod::from_text(&text(all[0], format!("node1/{echo}")));
-    let any = TestPod::from_text(&text(all[1], echo.to_string()));
+    let named = TestServer::from_text(&text(all[0], format!("node1/{echo}")));
+    let any = TestServer::from_text(&text(all[1], echo.to_string()));
     // At one of them it is linked, so that the other has to look for it.
     for (has, other) in [(&any, &named), (&named, &any)] {
         let edge = edge(&place, has, "node1").await;
@@ -112,10 +112,10 @@ async fn a_pod_that_starts_after_the_nodes_were_linked_elsewhere_is_told_of_some
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let config = |at: SocketAddr| pods::config(&place, at, &pods::siblings(&all));
-    let first = TestPod::from_text(&config(all[0]));
+    let first = TestServer::from_text(&config(all[0]));
     let _edges = (edge(&place, &first, "node1").await, edge(&place, &first, "node2").await);
     let (lines, _guard) = Lines::begin();
-    let late = TestPod::from_text(&format!("{}{}", config(all[1]), port(&echo.to_string(), "")));
+    let late = TestServer::from_text(&format!("{}{}", config(all[1]), port(&echo.to_string(), "")));
     let warned = || lines.count(SEVERAL);
     while warned() == 0 {
         let mut client = late.client("tcp").await;
@@ -139,7 +139,7 @@ async fn whoever_gets_no_session_is_cut_off_and_counted_with_the_cause() {
         ("rules = [{ nodes = [\"node2\"] }]".into(), &to, "forbidden"),
         ("[mode.cloud.session]\nmax_for_client = 1\nmax = 1".into(), &to, "busy"),
     ] {
-        let pod = TestPod::with(&place, &format!("{lines}\n{}", port(to, "")));
+        let pod = TestServer::with(&place, &format!("{lines}\n{}", port(to, "")));
         let _edge = edge(&place, &pod, "node1").await;
         let held = match cause {
             "busy" => Some(pod.open(&format!("node1:{}", targets::echo().await.port())).await),
@@ -156,7 +156,7 @@ async fn whoever_gets_no_session_is_cut_off_and_counted_with_the_cause() {
 async fn only_a_network_of_allow_from_may_come_in() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let lines = port(&format!("node1/{echo}"), ", allow_from = [\"192.0.2.0/24\"]");
-    let pod = TestPod::with(&place, &lines);
+    let pod = TestServer::with(&place, &lines);
     let _edge = edge(&place, &pod, "node1").await;
     assert_eq!(until_closed(pod.client("tcp").await).await, b"");
     assert_eq!(pod.pod.metrics.sessions.ended("tcp", "forbidden"), 1);
@@ -167,7 +167,7 @@ async fn only_a_network_of_allow_from_may_come_in() {
 async fn a_target_is_told_by_a_proxy_header_who_the_client_is() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = ", send_proxy = true, proxy_protocol = [\"127.0.0.1\"]";
-    let pod = TestPod::with(&place, &port(&format!("node1/{echo}"), more));
+    let pod = TestServer::with(&place, &port(&format!("node1/{echo}"), more));
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.client("tcp").await;
     let at = client.peer_addr().unwrap();
@@ -184,7 +184,7 @@ async fn a_target_is_told_by_a_proxy_header_who_the_client_is() {
 #[tokio::test]
 async fn a_plain_edge_is_asked_as_superedges_cloud_would() {
     let place = TestDir::new();
-    let pod = TestPod::with(&place, &port("node1/127.0.0.1:6443", ""));
+    let pod = TestServer::with(&place, &port("node1/127.0.0.1:6443", ""));
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let mut client = pod.client("tcp").await;
     let asked = edge.hears().await;
@@ -200,7 +200,7 @@ async fn a_plain_edge_is_asked_as_superedges_cloud_would() {
 async fn a_port_of_the_pod_is_no_target_for_edges() {
     let place = TestDir::new();
     let lines = "[mode.cloud.allow]\ntargets = [\"127.0.0.1:*\"]\n";
-    let pod = TestPod::with(&place, &format!("{lines}{}", port("node1/127.0.0.1:22", "")));
+    let pod = TestServer::with(&place, &format!("{lines}{}", port("node1/127.0.0.1:22", "")));
     let asker = edge(&place, &pod, "asker").await;
     let refused = inside(&asker, "asker", &pod.port("tcp").to_string()).await.unwrap_err();
     let echo = targets::echo().await;

@@ -7,11 +7,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tunnel::config::Environment;
-use tunnel::config::edge::EdgeSettings;
+use tunnel::config::edge::EdgeConfig;
 use tunnel::config::edge::csr::Csr;
 use tunnel::config::server::kubernetes::ClusterSettings;
 use tunnel::edge::Edge;
-use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
+use tunnel::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig};
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, is_reset};
@@ -115,8 +115,7 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
 fn start_with_certificate(place: &TestDir, pod: SocketAddr) -> Edge {
     let file = place.path().join("agent.pem");
     Authority::new().0.client("tunnel-agent-client").unwrap().write_together(&file).unwrap();
-    let (mut settings, _) =
-        EdgeSettings::read(&place.edge("node1", pod, ""), &Environment::default()).unwrap();
+    let (mut settings, _) = EdgeConfig::read(&place.edge("node1", pod, ""), &Environment::default()).unwrap();
     // Where there is no kube-apiserver it is never renewed.
     let kubeconfig = Some(place.path().join("none"));
     let cluster = ClusterSettings { kubeconfig, namespace: None, service: None };
@@ -138,7 +137,7 @@ async fn a_certificate_that_ends_the_connection_is_shown_at_every_second_try_and
     let identity = Identity { cert: place.path().join("cloud.crt"), key: place.path().join("cloud.key") };
     let clients = ClientCertificates::Siblings(place.files.ca.clone(), None);
     let server =
-        ServerSettings { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
+        TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
     let acceptor = TlsAcceptor::from(server.load().unwrap().load());
     let (tell, mut told) = mpsc::channel(9);
     let cloud = targets::serve(move |socket| {

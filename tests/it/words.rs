@@ -9,7 +9,7 @@ use tracing::subscriber::DefaultGuard;
 use tunnel::base::names::Instance;
 
 use crate::support::clients::ask;
-use crate::support::programs::{TestDir, TestPod};
+use crate::support::programs::{TestDir, TestServer};
 use crate::support::raw::Raw;
 use crate::support::{peer, wait_until};
 
@@ -73,7 +73,7 @@ fn literal(block: &mut BytesMut, name: &str, value: &str) {
 async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
     let (lines, _guard) = Lines::begin();
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     for (node, instance) in [("plain", None), ("extended", Some(Instance::random()))] {
         let edge = Raw::link(&place, &pod, node, instance).await;
         let mut trailers = BytesMut::new();
@@ -92,7 +92,7 @@ async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
 #[tokio::test]
 async fn a_clients_head_forges_no_line() {
     let (lines, _guard) = Lines::begin();
-    let pod = TestPod::start(&TestDir::new());
+    let pod = TestServer::start(&TestDir::new());
     let user = "b3BzCklORk8gZm9yZ2VkG1sySjpwdw=="; // ops, a line's end, INFO forged, an escape
     for head in [
         "CONNECT no\u{9b}de:22 HTTP/1.1\r\n\r\n".to_owned(),
@@ -112,9 +112,9 @@ async fn a_clients_head_forges_no_line() {
 async fn refusals_without_end_are_summed_up_and_all_are_counted() {
     let (lines, _guard) = Lines::begin();
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     place.file("token", "default:another\n");
-    let other = TestPod::start(&place);
+    let other = TestServer::start(&place);
     for _ in 0..100 {
         assert_eq!(pod.ask("node1").await.status, 400);
     }

@@ -10,7 +10,7 @@ use serde_json::json;
 use tunnel::base::drain::{Drain, Drained};
 use tunnel::kubernetes::cluster::Cluster;
 use tunnel::kubernetes::members::EndpointWatch;
-use tunnel::publish::configmap::{ConfigMap, ConfigMapParams, Lives};
+use tunnel::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::process::{PATIENCE, ask};
@@ -143,7 +143,7 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
 }
 
 fn pod_at(kubernetes: &Kubernetes, pod: IpAddr, name: &str) -> ConfigMap {
-    let (cluster, lives) = (cluster(kubernetes), Lives::new(|_| Box::pin(std::future::ready(false))));
+    let (cluster, lives) = (cluster(kubernetes), LivenessProbe::new(|_| Box::pin(std::future::ready(false))));
     ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), pod, endpoints: None, lives })
 }
 

@@ -14,10 +14,10 @@ use tunnel::base::names::Instance;
 use tunnel::config::Environment;
 use tunnel::config::server::Cloud;
 use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::{Category, Peer};
+use tunnel::proto::frame::{Category, Remote};
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::registry::Linked;
+use tunnel::registry::LinkedNode;
 use tunnel::server::Pod;
 
 use crate::parts::{free_port, have, loopback};
@@ -119,11 +119,11 @@ const BUSY: Duration = Duration::from_secs(20);
 
 /// A node's link that nobody is behind.
 fn link(pod: &Pod, number: u64) -> Arc<LinkSender> {
-    let peer = Peer::Edge(format!("node{number:04}").parse().unwrap());
+    let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
     let sender = LinkSender::new(LinkId(1_000_000 + number), peer, instance, Dialect::NEWEST);
     pod.registry.insert(
-        Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
+        LinkedNode { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
         false,
     );
     sender

@@ -19,13 +19,13 @@ use tunnel::base::policy::zone::Zone;
 use tunnel::etcd::EtcdAccess;
 use tunnel::link::sender::LinkSender;
 use tunnel::net::resolver::Resolver;
-use tunnel::proto::frame::Peer;
+use tunnel::proto::frame::Remote;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
 use tunnel::publish::etcd::{Etcd, EtcdParams};
-use tunnel::publish::record_policy::Vet;
+use tunnel::publish::record_policy::RecordPolicy;
 use tunnel::publish::{Publisher, Store};
-use tunnel::registry::{Linked, Registry};
+use tunnel::registry::{LinkedNode, Registry};
 
 use crate::parts::{asked, free_port, kept};
 use crate::process::Running;
@@ -50,7 +50,7 @@ impl Pod {
             registry: registry.clone(),
             store: Store::Etcd(Box::new(Etcd::new(params, resolver.clone()))),
             zone: Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false)),
-            vet: Vet::new(resolver, |_| Box::pin(std::future::ready(false))),
+            vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics: metrics.clone(),
             report: Box::new(|_| {}),
         };
@@ -60,9 +60,9 @@ impl Pod {
 
     fn link(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
-        let sender = LinkSender::new(LinkId(node as u64), Peer::Edge(name), None, Dialect::NEWEST);
+        let sender = LinkSender::new(LinkId(node as u64), Remote::Edge(name), None, Dialect::NEWEST);
         self.registry.insert(
-            Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() },
+            LinkedNode { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() },
             false,
         );
     }

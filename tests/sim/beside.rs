@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tunnel::base::names::SessionId;
 use tunnel::link::sender::LinkSender;
 use tunnel::link::session::stream::Parked;
-use tunnel::link::table::traffic_class::Sorting;
+use tunnel::link::table::traffic_class::TrafficClassifier;
 
 use super::plan::About;
 use super::world::World;
@@ -21,7 +21,7 @@ pub(crate) struct Pair {
     at: [usize; 2],
     busy: [Arc<LinkSender>; 2],
     beside: [Arc<LinkSender>; 2],
-    sorting: [Sorting; 2],
+    sorting: [TrafficClassifier; 2],
     /// Whether looks come in such haste that whatever runs seems to stand still.
     hasty: bool,
     /// What each end has moved over and not back.

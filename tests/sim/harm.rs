@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::{Code, Refusal};
+use tunnel::proto::frame::{Code, SessionError};
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::registry::Linked;
+use tunnel::registry::LinkedNode;
 
 use super::line::{HEALED, Line};
 use super::plan::About;
@@ -32,7 +32,8 @@ impl World {
         let instance = sender.instance;
         let mut older = None;
         if pod.place.route.is_some() {
-            let linked = Linked { sender, instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
+            let linked =
+                LinkedNode { sender, instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
             older = pod.registry.insert(linked, beside);
         }
         older
@@ -157,7 +158,7 @@ impl World {
                 self.ledger.note(|| format!("end {side} of link {} notices", line.number));
                 let (sender, process) = (line.ends[side].sender.clone(), line.ends[side].at);
                 let Process { table, registry, .. } = &self.processes[process];
-                let parked = table.link_ended(&sender, &Refusal::new(Code::GivenUp, "link gone"), now);
+                let parked = table.link_ended(&sender, &SessionError::new(Code::GivenUp, "link gone"), now);
                 registry.remove(&sender);
                 self.sought(parked, process);
             }

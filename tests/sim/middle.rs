@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tunnel::link::sender::LinkSender;
 use tunnel::link::table::RelayRequest;
-use tunnel::proto::frame::{Code, Peer, Refusal};
+use tunnel::proto::frame::{Code, Remote, SessionError};
 
 use super::owner::Place;
 
@@ -20,7 +20,7 @@ impl Place {
         let node = asked.node().clone();
         if node.as_str() == CLOUD && asked.instance().is_none() {
             // An edge's session that ends in the cloud; another pod's edge may not come this far.
-            if matches!(asked.from().peer, Peer::Edge(_))
+            if matches!(asked.from().peer, Remote::Edge(_))
                 && let Some(offer) = asked.offer()
             {
                 self.cradle.spawn("acceptor".into(), self.clone().answer(offer));
@@ -30,14 +30,14 @@ impl Place {
         if dice.one_in(lies) {
             return self.misguide(asked);
         }
-        let far = matches!(asked.from().peer, Peer::Edge(_));
+        let far = matches!(asked.from().peer, Remote::Edge(_));
         match self.paths.next(self.at, &node, asked.instance(), far, dice) {
             Some(path) if far && dice.one_in(2) => self.relay(asked, &path.sender).await,
             Some(path) => asked.pass(&path.sender),
             None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
-                asked.refuse(Refusal::new(Code::Unknown, "the node is another process now"));
+                asked.refuse(SessionError::new(Code::Unknown, "the node is another process now"));
             }
-            None => asked.refuse(Refusal::new(Code::NotHere, "the node is not here")),
+            None => asked.refuse(SessionError::new(Code::NotHere, "the node is not here")),
         }
     }
 
@@ -49,14 +49,16 @@ impl Place {
             let sought = match timeout(dice.time(Duration::from_secs(6)), asked.path_failed()).await {
                 Ok(false) => return,
                 Ok(true) if dice.one_in(4) => {
-                    return asked.refuse(Refusal::new(Code::NotHere, "looked for long enough"));
+                    return asked.refuse(SessionError::new(Code::NotHere, "looked for long enough"));
                 }
                 Ok(true) => true,
                 Err(_) => false,
             };
             match self.paths.next(self.at, &node, asked.instance(), true, dice) {
                 Some(path) => asked.try_path(&path.sender),
-                None if sought => return asked.refuse(Refusal::new(Code::NotHere, "it is nowhere else")),
+                None if sought => {
+                    return asked.refuse(SessionError::new(Code::NotHere, "it is nowhere else"));
+                }
                 None => {}
             }
         }
@@ -74,7 +76,7 @@ impl Place {
         let other = |instance| asked.instance().is_some_and(|meant| Some(meant) != instance);
         match path {
             Some(path) if path.node.is_none() || !other(path.sender.instance) => asked.pass(&path.sender),
-            _ => asked.refuse(Refusal::new(Code::NotHere, "wrong")),
+            _ => asked.refuse(SessionError::new(Code::NotHere, "wrong")),
         }
     }
 }

@@ -8,7 +8,7 @@ use tunnel::base::names::{Instance, NodeName, Target};
 use tunnel::link::sender::LinkSender;
 use tunnel::link::session::stream::{Answer, Offer, Parked, Session};
 use tunnel::link::table::{SessionTable, TableFull};
-use tunnel::proto::frame::{Category, Code, Refusal};
+use tunnel::proto::frame::{Category, Code, SessionError};
 use tunnel::route::{Request, Route, RouteError};
 
 use super::chance::Dice;
@@ -125,7 +125,7 @@ impl Place {
             let why = if dropped { "given up by its owner".into() } else { format!("no {number}") };
             self.ledger.refused(number, why.clone());
             if !dropped {
-                offer.refuse(Refusal::new(Code::TargetRefused, why));
+                offer.refuse(SessionError::new(Code::TargetRefused, why));
             }
             return;
         }
@@ -144,7 +144,7 @@ impl Place {
             let vain =
                 parked.instance().is_some_and(|there| self.ledger.is_dead(there)) && self.dice.one_in(30);
             if vain || Instant::now() >= until {
-                return parked.give_up(Refusal::new(Code::GivenUp, "no path"));
+                return parked.give_up(SessionError::new(Code::GivenUp, "no path"));
             }
             let Some(link) = self.path(parked.node(), parked.instance()) else {
                 sleep(Duration::from_millis(20)).await;

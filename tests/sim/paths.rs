@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tunnel::base::names::{Instance, NodeName};
 use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::Peer;
+use tunnel::proto::frame::Remote;
 
 use super::chance::Dice;
 
@@ -26,7 +26,7 @@ pub(crate) struct Path {
 
 impl Paths {
     pub(crate) fn add(&self, from: usize, to: usize, sender: &Arc<LinkSender>) {
-        let node = if let Peer::Edge(node) = &sender.peer { Some(node.clone()) } else { None };
+        let node = if let Remote::Edge(node) = &sender.peer { Some(node.clone()) } else { None };
         self.0.borrow_mut().push(Path { from, to, sender: sender.clone(), node });
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tunnel::base::metrics::Metrics;
 use tunnel::base::names::{Instance, NodeName};
 use tunnel::link::table::{SessionLimits, SessionTable};
-use tunnel::proto::frame::Peer;
+use tunnel::proto::frame::Remote;
 use tunnel::registry::{Finder, Registry};
 use tunnel::route::Route;
 
@@ -33,11 +33,11 @@ impl Process {
     }
 
     /// Who `other` is, as this one sees it.
-    pub(crate) fn sees(&self, other: &Self) -> Peer {
+    pub(crate) fn sees(&self, other: &Self) -> Remote {
         match (&self.node, &other.node) {
-            (Some(me), _) => Peer::Cloud(me.clone()),
-            (None, Some(edge)) => Peer::Edge(edge.clone()),
-            (None, None) => Peer::Pod,
+            (Some(me), _) => Remote::Cloud(me.clone()),
+            (None, Some(edge)) => Remote::Edge(edge.clone()),
+            (None, None) => Remote::Pod,
         }
     }
 }

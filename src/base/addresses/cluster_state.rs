@@ -8,27 +8,27 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::base::addresses::{Claim, Claimant, NotLocated};
+use crate::base::addresses::{Claim, ClaimSource, NotLocated};
 use crate::base::names::{Host, NodeName, Target};
 
 /// Objects of each kind: nodes by name, all others as `namespace/name`.
 #[derive(Debug, Default)]
 pub struct Facts {
     /// All nodes.
-    pub nodes: FactTable<NodeFacts>,
+    pub nodes: ObjectIndex<NodeInfo>,
     /// Pods that have a node.
-    pub pods: FactTable<PodFacts>,
+    pub pods: ObjectIndex<PodInfo>,
     /// All Services.
-    pub services: FactTable<ServiceFacts>,
+    pub services: ObjectIndex<ServiceInfo>,
     /// Slices of Services' endpoints.
-    pub slices: FactTable<SliceFacts>,
+    pub slices: ObjectIndex<EndpointSliceInfo>,
     /// What somebody has written of Services by hand, in `user_services`.
     pub sides: HashMap<String, ServiceSide>,
 }
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeFacts {
+pub struct NodeInfo {
     /// Its InternalIPs, in its order, 8 at most: its own kubelet writes them.
     pub ips: Box<[IpAddr]>,
     /// Its ExternalIPs, 8 at most: it is not found by them, and nobody else may have them on an edge's word.
@@ -39,7 +39,7 @@ pub struct NodeFacts {
 
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodFacts {
+pub struct PodInfo {
     /// Where it runs, or ran.
     pub node: NodeName,
     /// Its own addresses: none if it has finished, and if it has those of its node.
@@ -48,7 +48,7 @@ pub struct PodFacts {
 
 /// A Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceFacts {
+pub struct ServiceInfo {
     /// Its ClusterIPs, the one of its first family first; none if it is headless.
     pub ips: Box<[IpAddr]>,
     /// Its externalIPs and those of its load balancer: it is not found by them, and no edge may have them on its own word.
@@ -61,7 +61,7 @@ pub struct ServiceFacts {
 
 /// Endpoints of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SliceFacts {
+pub struct EndpointSliceInfo {
     /// The Service, as `namespace/name`.
     pub service: Arc<str>,
     /// The TCP ports of each endpoint.
@@ -108,7 +108,7 @@ pub enum At {
 
 /// What stands behind a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Backing {
+pub(crate) enum ServiceBackend {
     /// One of its endpoints.
     Endpoint { at: SocketAddr, node: Option<NodeName> },
     /// No endpoint: this is dialled in its place.
@@ -123,7 +123,7 @@ impl Facts {
         target: &Target,
         chance: f64,
         is_fixed: impl Fn(IpAddr) -> bool,
-    ) -> Result<Option<Backing>, NotLocated> {
+    ) -> Result<Option<ServiceBackend>, NotLocated> {
         let named = match &target.host {
             Host::Ip(ip) => self.service_at(*ip)?.map(|name| (name, Some(*ip))),
             Host::Name(name) => self.named(name)?.map(|name| (name, None)),
@@ -131,11 +131,11 @@ impl Facts {
         let Some((name, asked)) = named else { return Ok(None) };
         let Some(service) = self.services.get(&name) else { return Ok(None) };
         if let Some(external) = &service.external {
-            return Ok(Some(Backing::Outside(Target { host: external.clone(), port: target.port })));
+            return Ok(Some(ServiceBackend::Outside(Target { host: external.clone(), port: target.port })));
         }
         let side = self.sides.get(&name).copied();
         if side == Some(ServiceSide::Cloud) {
-            return Ok(Some(Backing::Outside(target.clone())));
+            return Ok(Some(ServiceBackend::Outside(target.clone())));
         }
         let family = asked.as_ref().or(service.ips.first()).map(IpAddr::is_ipv4);
         let at_edge = |at: &SocketAddr, node: Option<&NodeName>| {
@@ -149,7 +149,7 @@ impl Facts {
             .filter(|(at, _)| family.is_none_or(|v4| at.is_ipv4() == v4))
             .filter(|(at, node)| at_edge(at, *node));
         let chosen = choose(endpoints, chance).ok_or(NotLocated::NoEndpoint(name, side.is_some()));
-        chosen.map(|(at, node)| Some(Backing::Endpoint { at, node: node.cloned() }))
+        chosen.map(|(at, node)| Some(ServiceBackend::Endpoint { at, node: node.cloned() }))
     }
 
     pub(crate) fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
@@ -185,7 +185,7 @@ impl Facts {
     fn endpoints<'f>(
         &'f self,
         name: &str,
-        service: &'f ServiceFacts,
+        service: &'f ServiceInfo,
         port: u16,
     ) -> Result<impl Iterator<Item = (SocketAddr, Option<&'f NodeName>)> + Clone, NotLocated> {
         let headless = service.ips.is_empty();
@@ -193,7 +193,7 @@ impl Facts {
         if !headless && own.is_none() {
             return Err(NotLocated::NoPort { service: name.to_owned(), port });
         }
-        let number = move |slice: &SliceFacts| match own.filter(|_| !headless) {
+        let number = move |slice: &EndpointSliceInfo| match own.filter(|_| !headless) {
             Some(own) => slice.ports.iter().find(|port| port.name == own.name).map(|port| port.number),
             None => Some(port),
         };
@@ -239,7 +239,7 @@ impl At {
     }
 }
 
-impl Claims for NodeFacts {
+impl IndexKeys for NodeInfo {
     type Claim = At;
 
     fn address(claim: &At) -> Option<IpAddr> {
@@ -251,7 +251,7 @@ impl Claims for NodeFacts {
     }
 }
 
-impl Claims for PodFacts {
+impl IndexKeys for PodInfo {
     type Claim = IpAddr;
 
     fn address(claim: &IpAddr) -> Option<IpAddr> {
@@ -263,7 +263,7 @@ impl Claims for PodFacts {
     }
 }
 
-impl Claims for ServiceFacts {
+impl IndexKeys for ServiceInfo {
     type Claim = At;
 
     fn address(claim: &At) -> Option<IpAddr> {
@@ -279,7 +279,7 @@ fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = At> {
     own.iter().copied().map(At::Own).chain(outside.iter().copied().map(At::Outside))
 }
 
-impl Claims for SliceFacts {
+impl IndexKeys for EndpointSliceInfo {
     type Claim = Arc<str>;
 
     fn address(_: &Arc<str>) -> Option<IpAddr> {
@@ -382,7 +382,7 @@ impl fmt::Display for Object {
 // is whole.
 
 /// What an object is found by beside its name. Several may claim the same.
-pub trait Claims {
+pub trait IndexKeys {
     /// An address, or the name of another object.
     type Claim: Ord + Clone;
 
@@ -395,7 +395,7 @@ pub trait Claims {
 
 /// Objects of one kind. Names are shared between its two parts, so that many objects take little room.
 #[derive(Debug)]
-pub struct FactTable<V: Claims> {
+pub struct ObjectIndex<V: IndexKeys> {
     objects: HashMap<Arc<str>, Entry<V>>,
     claims: BTreeSet<(V::Claim, Arc<str>)>,
     /// The list that has begun last.
@@ -410,7 +410,7 @@ struct Entry<V> {
     list: u32,
 }
 
-impl<V: Claims> FactTable<V> {
+impl<V: IndexKeys> ObjectIndex<V> {
     /// A list of all objects begins.
     pub fn begin(&mut self) {
         self.list = self.list.wrapping_add(1);
@@ -488,7 +488,7 @@ impl<V: Claims> FactTable<V> {
     }
 }
 
-impl<V: Claims> Default for FactTable<V> {
+impl<V: IndexKeys> Default for ObjectIndex<V> {
     fn default() -> Self {
         Self { objects: HashMap::new(), claims: BTreeSet::new(), list: 0, listed: false }
     }
@@ -507,19 +507,19 @@ impl Facts {
         if self.services.is_claimed(At::Own(*ip)) {
             return Some("a Service's");
         }
-        if *by >= Claimant::Kubernetes && self.pods.is_claimed(*ip) {
+        if *by >= ClaimSource::Kubernetes && self.pods.is_claimed(*ip) {
             return Some("a pod's");
         }
         let names = |at| self.nodes.claiming(at).map(|(name, _)| name);
         let is_another = |name: &&str| !node.as_str().eq_ignore_ascii_case(name);
         let mut nodes = names(At::Own(*ip)).chain(names(At::Outside(*ip)));
         match by {
-            Claimant::Table | Claimant::TokenLine => None,
+            ClaimSource::Table | ClaimSource::TokenLine => None,
             // Its kubelet writes all of it. A load balancer may stand at the very addresses of nodes.
-            Claimant::Kubernetes => names(At::Outside(*ip)).find(is_another).map(|_| ANOTHERS),
-            Claimant::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
-            Claimant::Edge if self.services.is_claimed(At::Outside(*ip)) => Some(OUTSIDE),
-            Claimant::Edge => nodes.next().map(|_| ANOTHERS),
+            ClaimSource::Kubernetes => names(At::Outside(*ip)).find(is_another).map(|_| ANOTHERS),
+            ClaimSource::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
+            ClaimSource::Edge if self.services.is_claimed(At::Outside(*ip)) => Some(OUTSIDE),
+            ClaimSource::Edge => nodes.next().map(|_| ANOTHERS),
         }
     }
 }

@@ -4,13 +4,13 @@ use std::str::FromStr as _;
 
 use proptest::prelude::*;
 
-use crate::base::addresses::cluster_state::NodeFacts;
-use crate::base::addresses::cluster_state::PodFacts;
+use crate::base::addresses::cluster_state::EndpointSliceInfo;
+use crate::base::addresses::cluster_state::NodeInfo;
+use crate::base::addresses::cluster_state::PodInfo;
 use crate::base::addresses::cluster_state::ReadyEndpoint;
-use crate::base::addresses::cluster_state::ServiceFacts;
+use crate::base::addresses::cluster_state::ServiceInfo;
 use crate::base::addresses::cluster_state::ServicePort;
 use crate::base::addresses::cluster_state::ServiceSide;
-use crate::base::addresses::cluster_state::SliceFacts;
 
 use super::*;
 
@@ -26,25 +26,29 @@ fn node(name: &str) -> NodeName {
     name.parse().unwrap()
 }
 
-fn machine(ips: Box<[IpAddr]>) -> NodeFacts {
-    NodeFacts { ips, outside: Box::default(), pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
+fn machine(ips: Box<[IpAddr]>) -> NodeInfo {
+    NodeInfo { ips, outside: Box::default(), pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
     ServicePort { name: name.into(), number }
 }
 
-fn pod(at: &str, addresses: &[&str]) -> PodFacts {
-    PodFacts { node: node(at), ips: ips(addresses) }
+fn pod(at: &str, addresses: &[&str]) -> PodInfo {
+    PodInfo { node: node(at), ips: ips(addresses) }
 }
 
-fn service(addresses: &[&str], ports: &[ServicePort]) -> ServiceFacts {
-    ServiceFacts { ips: ips(addresses), outside: Box::default(), ports: ports.into(), external: None }
+fn service(addresses: &[&str], ports: &[ServicePort]) -> ServiceInfo {
+    ServiceInfo { ips: ips(addresses), outside: Box::default(), ports: ports.into(), external: None }
 }
 
-fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -> SliceFacts {
+fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -> EndpointSliceInfo {
     let endpoint = |(at, on): &(&str, Option<&str>)| ReadyEndpoint { ip: ip(at), node: on.map(node) };
-    SliceFacts { service: service.into(), ports: ports.into(), ready: ready.iter().map(endpoint).collect() }
+    EndpointSliceInfo {
+        service: service.into(),
+        ports: ports.into(),
+        ready: ready.iter().map(endpoint).collect(),
+    }
 }
 
 /// A cluster with an edge and its camera, a pod there, one of the node's own network, and one that has finished.
@@ -236,7 +240,7 @@ fn a_service_may_be_headless_or_another_name_or_without_endpoints() {
         facts
             .slices
             .put("shop/db-a", slice("shop/db", &[port("sql", 13306)], &[("10.244.1.9", Some("edge1"))]));
-        let external = ServiceFacts { external: Some("example.org".parse().unwrap()), ..service(&[], &[]) };
+        let external = ServiceInfo { external: Some("example.org".parse().unwrap()), ..service(&[], &[]) };
         facts.services.put("shop/out", external);
         facts.services.put("shop/idle", service(&["10.96.0.9"], &[port("", 80)]));
     });
@@ -281,12 +285,12 @@ fn list(book: &AddressBook) {
     });
 }
 
-fn claim(at: &str, of: &str, by: Claimant) -> Claim {
+fn claim(at: &str, of: &str, by: ClaimSource) -> Claim {
     Claim { ip: ip(at), node: node(of), by }
 }
 
 /// Who has the address, and else why a claim to it counts for nothing.
-fn holder(holders: &Holders, at: &str) -> String {
+fn holder(holders: &AddressOwners, at: &str) -> String {
     let of = holders.nodes.get(&ip(at)).map(ToString::to_string);
     let void = || holders.void.iter().find(|void| void.ip == ip(at)).map(|void| void.why.to_string());
     of.or_else(void).unwrap_or_else(|| "nobody says anything".to_owned())
@@ -298,8 +302,8 @@ fn a_pods_address_takes_nothing_from_the_fixed_table_or_a_token_line() {
     let patched = ["10.0.7.9", "10.0.8.1", "192.168.1.5", "10.0.8.2"];
     book.change(|facts| facts.pods.put("shop/evil", pod("master", &patched)));
     list(&book);
-    let token = claim("10.0.8.1", "edge1", Claimant::TokenLine);
-    let edge = claim("10.0.8.2", "edge1", Claimant::Edge);
+    let token = claim("10.0.8.1", "edge1", ClaimSource::TokenLine);
+    let edge = claim("10.0.8.2", "edge1", ClaimSource::Edge);
     let holders = book.holders([token, edge], false, |_| None);
     assert_eq!(holder(&holders, "10.0.7.9"), "edge2");
     assert_eq!(holder(&holders, "10.0.8.1"), "edge1");
@@ -314,24 +318,24 @@ fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
     let book = book();
     book.change(|facts| {
         let outside = ips(&["198.51.100.5"]);
-        facts.nodes.put("edge1", NodeFacts { outside, ..machine(ips(&["192.168.1.5"])) });
+        facts.nodes.put("edge1", NodeInfo { outside, ..machine(ips(&["192.168.1.5"])) });
         let outside = ips(&["198.51.100.7", "192.168.1.5"]);
-        facts.services.put("shop/web", ServiceFacts { outside, ..service(&["10.96.0.7"], &[]) });
+        facts.services.put("shop/web", ServiceInfo { outside, ..service(&["10.96.0.7"], &[]) });
     });
     list(&book);
     let of = |at, node, by| holder(&book.holders([claim(at, node, by)], false, |_| None), at);
     let services = "it is a Service's, from outside of the cluster";
-    assert_eq!(of("198.51.100.7", "edge2", Claimant::Edge), services);
-    assert_eq!(of("198.51.100.7", "edge2", Claimant::TokenLine), "edge2");
-    assert_eq!(of("198.51.100.5", "edge2", Claimant::Edge), "it is another Node's");
-    assert_eq!(of("198.51.100.5", "Edge1", Claimant::Edge), "Edge1", "it is its own");
+    assert_eq!(of("198.51.100.7", "edge2", ClaimSource::Edge), services);
+    assert_eq!(of("198.51.100.7", "edge2", ClaimSource::TokenLine), "edge2");
+    assert_eq!(of("198.51.100.5", "edge2", ClaimSource::Edge), "it is another Node's");
+    assert_eq!(of("198.51.100.5", "Edge1", ClaimSource::Edge), "Edge1", "it is its own");
     // Nor has a Node, whose own kubelet writes what it has.
     book.change(|facts| facts.nodes.put("stolen", machine(ips(&["198.51.100.5", "198.51.100.7"]))));
     let of = |at| holder(&book.holders([], false, |_| None), at);
     assert_eq!(of("198.51.100.5"), "it is another Node's");
     assert_eq!(of("198.51.100.7"), "stolen", "a load balancer may stand at nodes' own addresses");
     book.change(|facts| facts.nodes.remove("stolen"));
-    let holders = book.holders([claim("192.168.1.5", "edge1", Claimant::Edge)], false, |_| None);
+    let holders = book.holders([claim("192.168.1.5", "edge1", ClaimSource::Edge)], false, |_| None);
     assert_eq!(holder(&holders, "192.168.1.5"), "edge1", "a load balancer stands there");
     assert!(holders.void.is_empty());
     // Nothing is found by them.
@@ -345,9 +349,9 @@ fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
 fn the_weaker_claims_wait_until_whoever_is_believed_more_has_spoken() {
     let (book, nobody) = (book(), "nobody says anything");
     let more = [
-        claim("10.0.8.1", "edge2", Claimant::TokenLine),
-        claim("10.0.8.2", "edge2", Claimant::Edge),
-        claim("192.168.1.5", "edge2", Claimant::Edge),
+        claim("10.0.8.1", "edge2", ClaimSource::TokenLine),
+        claim("10.0.8.2", "edge2", ClaimSource::Edge),
+        claim("192.168.1.5", "edge2", ClaimSource::Edge),
     ];
     let of = |at| holder(&book.holders(more.clone(), true, |_| None), at);
     let kinds: [fn(&mut Facts); 3] =
@@ -369,7 +373,8 @@ fn the_weaker_claims_wait_until_whoever_is_believed_more_has_spoken() {
 #[test]
 fn without_a_cluster_an_edge_is_heard_if_the_settings_say_so() {
     let book = AddressBook::new(vec![("10.0.7.9/32".parse().unwrap(), node("edge2"))], false);
-    let more = [claim("10.0.8.1", "edge1", Claimant::TokenLine), claim("10.0.8.2", "edge1", Claimant::Edge)];
+    let more =
+        [claim("10.0.8.1", "edge1", ClaimSource::TokenLine), claim("10.0.8.2", "edge1", ClaimSource::Edge)];
     for (trust_edges, last) in [(false, "nobody says anything"), (true, "edge1")] {
         let holders = book.holders(more.clone(), trust_edges, |_| None);
         let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2"].map(|at| holder(&holders, at));
@@ -410,10 +415,10 @@ fn no_node_takes_an_address_of_another_object() {
     let book = with_service();
     book.change(|facts| {
         let outside = ips(&["198.51.100.1"]);
-        facts.nodes.put("master", NodeFacts { outside, ..machine(ips(&["172.16.0.1"])) });
+        facts.nodes.put("master", NodeInfo { outside, ..machine(ips(&["172.16.0.1"])) });
         facts.services.put(
             "shop/public",
-            ServiceFacts { outside: ips(&["198.51.100.7", "192.168.1.5"]), ..service(&["10.96.0.8"], &[]) },
+            ServiceInfo { outside: ips(&["198.51.100.7", "192.168.1.5"]), ..service(&["10.96.0.8"], &[]) },
         );
         facts.services.put("shop/idle", service(&["10.96.0.9"], &[port("", 80)]));
         // What the kubelet of one stolen node can write.
@@ -479,9 +484,9 @@ fn the_fixed_table_wins_over_what_a_node_claims() {
     );
     list(&book);
     let claims = [
-        claim("10.0.7.30", "evil", Claimant::Edge),
-        claim("10.0.7.40", "evil", Claimant::TokenLine),
-        claim("10.0.7.50", "edge1", Claimant::Edge),
+        claim("10.0.7.30", "evil", ClaimSource::Edge),
+        claim("10.0.7.40", "evil", ClaimSource::TokenLine),
+        claim("10.0.7.50", "edge1", ClaimSource::Edge),
     ];
     let holders = book.holders(claims, false, |_| None);
     let found =
@@ -550,7 +555,7 @@ fn tell(book: &AddressBook, heard: &Heard) {
         Heard::Finish => facts.pods.finish(),
         Heard::Put(pod, at, ips) => {
             let ips = ips.iter().map(|ip| address(*ip)).collect();
-            facts.pods.put(&format!("n/{pod}"), PodFacts { node: node(&format!("edge{at}")), ips });
+            facts.pods.put(&format!("n/{pod}"), PodInfo { node: node(&format!("edge{at}")), ips });
         }
         Heard::Remove(pod) => facts.pods.remove(&format!("n/{pod}")),
     });
@@ -596,7 +601,7 @@ proptest! {
                     all.insert((SocketAddr::new(address(*ip), number), at.map(|at| node(&format!("edge{at}")).to_string())));
                     ReadyEndpoint { ip: address(*ip), node: at.map(|at| node(&format!("edge{at}"))) }
                 });
-                let slice = SliceFacts { service: "n/s".into(), ports: [port("p", number)].into(), ready: ready.collect() };
+                let slice = EndpointSliceInfo { service: "n/s".into(), ports: [port("p", number)].into(), ready: ready.collect() };
                 facts.slices.put(&format!("n/s-{i}"), slice);
             }
         });

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tracing::warn;
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
-use crate::base::logging::LostLines;
+use crate::base::logging::DroppedLines;
 
 /// How many files are kept.
 #[derive(Debug, Clone, Copy)]
@@ -33,12 +33,12 @@ pub(crate) struct LogFiles {
     day: u64,
     /// Whether the current file ends in the middle of a line.
     torn: bool,
-    lost: LostLines,
+    lost: DroppedLines,
 }
 
 impl LogFiles {
     /// Opens today's file to append to it.
-    pub(crate) fn open(dir: &Path, name: &'static str, kept: Kept, lost: LostLines) -> io::Result<Self> {
+    pub(crate) fn open(dir: &Path, name: &'static str, kept: Kept, lost: DroppedLines) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let current = appender(dir, name)?;
         let (dir, day) = (dir.to_owned(), today());
@@ -208,7 +208,7 @@ mod tests {
     fn files_never_pass_their_share_and_the_newest_lines_stay() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept { days: 7, bytes: 8000 };
-        let mut files = LogFiles::open(dir.path(), "t", kept, LostLines::default()).unwrap();
+        let mut files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
         for n in 0..1000 {
             files.write_all(format!("{n:099}\n").as_bytes()).unwrap();
         }
@@ -231,7 +231,7 @@ mod tests {
             fs::write(dir.path().join(stranger), "x").unwrap();
         }
         let kept = Kept { days: 3, bytes: 8000 };
-        let _files = LogFiles::open(dir.path(), "t", kept, LostLines::default()).unwrap();
+        let _files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
         let left = names(dir.path());
         assert_eq!(left.len(), 6, "{left:?}");
         for name in ["t.2020-01-08.log", "t.2020-01-09.log", "t.2020-01-01.txt", "other.2020-01-01.log"] {
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn what_a_full_disk_does_not_take_is_counted_and_told_until_it_has_room() {
         let dir = tempfile::tempdir().unwrap();
-        let lost = LostLines::default();
+        let lost = DroppedLines::default();
         drop(LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap());
         let [name] = names(dir.path()).try_into().unwrap();
         let path = dir.path().join(name);
@@ -270,7 +270,7 @@ mod tests {
     fn a_restart_goes_on_in_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["one\n", "two\n"] {
-            let mut files = LogFiles::open(dir.path(), "t", RETENTION, LostLines::default()).unwrap();
+            let mut files = LogFiles::open(dir.path(), "t", RETENTION, DroppedLines::default()).unwrap();
             files.write_all(line.as_bytes()).unwrap();
         }
         let [name] = names(dir.path()).try_into().unwrap();

@@ -8,7 +8,7 @@ use crate::base::names::{NameError, Target};
 
 /// What a port of a pod stands for at each node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StandsFor {
+pub enum PortTarget {
     /// That.
     Target(Target),
     /// The port that each request's Host names, of the node itself.
@@ -29,7 +29,7 @@ pub struct ProxyPorts {
 /// A part of the ConfigMap that does not count. The rest of it does.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {found:?}: {remedy}")]
-pub struct WrongPort {
+pub struct PortError {
     /// Its key.
     pub key: String,
     /// What is written, shortened.
@@ -41,7 +41,7 @@ pub struct WrongPort {
 impl ProxyPorts {
     /// Reads the ConfigMap's data. `own`: the ports at which this pod listens, which cannot stand for ports of nodes as
     /// well. What is wrong is left out and told; of more than 20 faults the first 20.
-    pub fn parse(data: &BTreeMap<String, String>, own: &BTreeSet<u16>) -> (Self, Vec<WrongPort>) {
+    pub fn parse(data: &BTreeMap<String, String>, own: &BTreeSet<u16>) -> (Self, Vec<PortError>) {
         let mut reader = Reader { own, ports: Self::default(), wrong: Vec::new() };
         for (key, text) in data {
             match key.as_str() {
@@ -105,7 +105,7 @@ impl Default for ProxyPorts {
 struct Reader<'a> {
     own: &'a BTreeSet<u16>,
     ports: ProxyPorts,
-    wrong: Vec<WrongPort>,
+    wrong: Vec<PortError>,
 }
 
 impl Reader<'_> {
@@ -140,7 +140,7 @@ impl Reader<'_> {
     fn complain(&mut self, key: &str, found: &str, remedy: &'static str) {
         if self.wrong.len() < MOST_WRONG {
             let short = |text: &str| text.chars().take(EXCERPT).collect();
-            self.wrong.push(WrongPort { key: short(key), found: short(found), remedy });
+            self.wrong.push(PortError { key: short(key), found: short(found), remedy });
         }
     }
 }
@@ -150,7 +150,7 @@ fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
-impl FromStr for StandsFor {
+impl FromStr for PortTarget {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
@@ -158,7 +158,7 @@ impl FromStr for StandsFor {
     }
 }
 
-impl fmt::Display for StandsFor {
+impl fmt::Display for PortTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Target(target) => write!(f, "{target}"),
@@ -167,7 +167,7 @@ impl fmt::Display for StandsFor {
     }
 }
 
-/// The word for [`StandsFor::Host`].
+/// The word for [`PortTarget::Host`].
 const HOST: &str = "host";
 
 /// The ports of a kubelet: with TLS, and without.
@@ -272,9 +272,9 @@ mod tests {
 
     #[test]
     fn a_port_of_a_pod_stands_for_a_target_or_for_what_host_names() {
-        assert_eq!("host".parse(), Ok(StandsFor::Host));
-        assert_eq!("127.0.0.1:1".parse(), Ok(StandsFor::Target("127.0.0.1:1".parse().unwrap())));
-        assert!("hosts".parse::<StandsFor>().is_err());
+        assert_eq!("host".parse(), Ok(PortTarget::Host));
+        assert_eq!("127.0.0.1:1".parse(), Ok(PortTarget::Target("127.0.0.1:1".parse().unwrap())));
+        assert!("hosts".parse::<PortTarget>().is_err());
     }
 
     proptest! {

@@ -31,9 +31,9 @@ enum AllowedNet {
 /// Where this process itself listens. These are never targets, even if a list has them, as connections from there count
 /// as this machine's.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Listening(Vec<SocketAddr>);
+pub struct OwnListeners(Vec<SocketAddr>);
 
-impl Listening {
+impl OwnListeners {
     /// Would dialling this address reach this process? `own` are the addresses of this machine, as of now.
     pub fn holds(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
         let ip = plain(at.ip());
@@ -46,7 +46,7 @@ impl Listening {
     }
 }
 
-impl FromIterator<SocketAddr> for Listening {
+impl FromIterator<SocketAddr> for OwnListeners {
     fn from_iter<I: IntoIterator<Item = SocketAddr>>(listeners: I) -> Self {
         Self(listeners.into_iter().collect())
     }
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn what_reaches_this_process_is_told_in_every_dress() {
         let own = ["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()];
-        let listening = |at: &str| Listening::from_iter([at.parse().unwrap()]);
+        let listening = |at: &str| OwnListeners::from_iter([at.parse().unwrap()]);
         let holds = |listener: &str, at: &str| listening(listener).holds(at.parse().unwrap(), &own);
         for at in ["127.0.0.1:7", "[::ffff:127.0.0.1]:7", "[::127.0.0.1]:7", "0.0.0.0:7", "[::]:7"] {
             assert!(holds("127.0.0.1:7", at), "{at}");

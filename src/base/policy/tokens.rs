@@ -19,7 +19,7 @@ pub struct Tokens {
 
 /// Why a token does not prove a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unproven {
+pub enum TokenError {
     /// Nothing could prove it.
     #[error(
         "the token file has no line for {0}, and no default: add one to the file that mode.cloud.stream.server.tokenfile \
@@ -111,16 +111,16 @@ impl Tokens {
     /// # Errors
     ///
     /// The cause is for those who run the cloud: the edge may only know that it was refused.
-    pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), Unproven> {
+    pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), TokenError> {
         let own = self.lines.get(&node.as_str().to_ascii_lowercase());
         let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
         let equal: bool = expected.as_bytes().ct_eq(token.as_bytes()).into();
         match (equal, own) {
-            (_, Some(own)) if own.is_empty() => Err(Unproven::ShutOut(node.clone())),
-            _ if expected.is_empty() => Err(Unproven::NoLine(node.clone())),
+            (_, Some(own)) if own.is_empty() => Err(TokenError::ShutOut(node.clone())),
+            _ if expected.is_empty() => Err(TokenError::NoLine(node.clone())),
             (true, _) => Ok(()),
-            (false, Some(_)) => Err(Unproven::Differs("the node's own line")),
-            (false, None) => Err(Unproven::Differs("the default line")),
+            (false, Some(_)) => Err(TokenError::Differs("the node's own line")),
+            (false, None) => Err(TokenError::Differs("the default line")),
         }
     }
 

@@ -21,7 +21,7 @@ pub struct Zone {
 
 /// Why a node has no name in DNS. Goes on where a sentence on the node has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Nameless {
+pub enum DnsNameError {
     /// A label that is too long, too long in all, or an address.
     #[error("DNS cannot carry it as a name: want labels of 1 to 63 letters, 253 in all, and no address")]
     Unsound,
@@ -66,7 +66,7 @@ impl Zone {
     /// # Errors
     ///
     /// It must have none; why.
-    pub fn name(&self, node: &NodeName) -> Result<String, Nameless> {
+    pub fn name(&self, node: &NodeName) -> Result<String, DnsNameError> {
         let mut name = node.as_str().to_ascii_lowercase();
         if !self.is_open() {
             name = format!("{name}.{}", self.suffix);
@@ -74,19 +74,19 @@ impl Zone {
         let sound = name.len() <= 253 && name.split('.').all(|label| (1..=63).contains(&label.len()));
         // A node that calls itself by an address would be a line of its own meaning in a hosts file.
         if !sound || name.parse::<IpAddr>().is_ok() {
-            return Err(Nameless::Unsound);
+            return Err(DnsNameError::Unsound);
         }
         if !self.is_open() {
             return Ok(name);
         }
         if is_reserved(&name) {
-            return Err(Nameless::Reserved);
+            return Err(DnsNameError::Reserved);
         }
         let of_one_label = !name.contains('.');
         if of_one_label || self.patterns.iter().any(|glob| glob.matches(node)) || (self.vouched)(node) {
             Ok(name)
         } else {
-            Err(Nameless::Foreign)
+            Err(DnsNameError::Foreign)
         }
     }
 }
@@ -183,7 +183,7 @@ mod tests {
         Zone::new(suffix.to_owned(), patterns, |node| *node == "known.example.org".parse().unwrap())
     }
 
-    fn name(zone: &Zone, node: &str) -> Result<String, Nameless> {
+    fn name(zone: &Zone, node: &str) -> Result<String, DnsNameError> {
         zone.name(&node.parse().unwrap())
     }
 
@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(name(&zone, node), Ok(format!("{}.nodes.test", node.to_ascii_lowercase())));
         }
         for node in ["x".repeat(64), vec!["x".repeat(60); 4].join(".")] {
-            assert_eq!(name(&zone, &node), Err(Nameless::Unsound), "{node}");
+            assert_eq!(name(&zone, &node), Err(DnsNameError::Unsound), "{node}");
         }
     }
 
@@ -223,9 +223,9 @@ mod tests {
             assert_eq!(name(&zone, node), Ok(node.to_ascii_lowercase()));
         }
         for node in ["bank.example.org", "a.b", "edge.example.org"] {
-            assert_eq!(name(&zone, node), Err(Nameless::Foreign), "{node}");
+            assert_eq!(name(&zone, node), Err(DnsNameError::Foreign), "{node}");
         }
-        assert_eq!(name(&zone, "10.1.2.3"), Err(Nameless::Unsound));
+        assert_eq!(name(&zone, "10.1.2.3"), Err(DnsNameError::Unsound));
     }
 
     #[test]
@@ -244,7 +244,7 @@ mod tests {
             "cluster.local",
             "node1.cluster.local",
         ] {
-            assert_eq!(name(&all, node), Err(Nameless::Reserved), "{node}");
+            assert_eq!(name(&all, node), Err(DnsNameError::Reserved), "{node}");
         }
         assert!(name(&all, "mycluster.local").is_ok());
         assert!(name(&all, "svc").is_ok() && name(&all, "localhost1").is_ok());

@@ -45,8 +45,7 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     let kept = Invitations::File("/var/lib/tunnel/enrolled".into());
     assert_eq!(cloud.invitations, Some(kept), "below /etc no service may write");
     assert_eq!(cloud.server.tokenfile, Path::new("/etc/tunnel/token/token"));
-    let (edge, warnings) =
-        EdgeSettings::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();
+    let (edge, warnings) = EdgeConfig::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();
     assert_eq!((warnings, edge.client.node.as_str()), (Vec::new(), "node2"));
     let token = read("edge-node2/token/token");
     assert!(token.len() == 65 && token != read("edge-node1/token/token"), "each has its own");

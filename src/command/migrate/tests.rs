@@ -1,7 +1,7 @@
-use crate::base::policy::ports::StandsFor;
+use crate::base::policy::ports::PortTarget;
 use crate::command::migrate;
 use crate::config::Environment;
-use crate::config::edge::EdgeSettings;
+use crate::config::edge::EdgeConfig;
 use crate::config::server::Cloud;
 
 use super::*;
@@ -84,8 +84,8 @@ fn the_pods_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
     assert_eq!(warnings, []);
     assert_eq!(settings.server.listen.at, "0.0.0.0:10262".parse().unwrap());
     let [https, http] = [&settings.https.ports[0], &settings.http.ports[0]];
-    assert_eq!((https.at, &https.stands_for), ("0.0.0.0:20263".parse().unwrap(), &StandsFor::Host));
-    assert_eq!((http.at, &http.stands_for), ("10.0.0.5:10264".parse().unwrap(), &StandsFor::Host));
+    assert_eq!((https.at, &https.stands_for), ("0.0.0.0:20263".parse().unwrap(), &PortTarget::Host));
+    assert_eq!((http.at, &http.stands_for), ("10.0.0.5:10264".parse().unwrap(), &PortTarget::Host));
     let ports = settings.ports.unwrap();
     assert_eq!((ports.http, ports.https), (Some(10264), Some(20263)));
     assert_eq!(settings.node_names.unwrap().key, "tunnel-nodes");
@@ -137,12 +137,12 @@ fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
 #[test]
 fn the_edges_settings_that_are_printed_load() {
     let text = migrated(OLD, true).unwrap();
-    let (_, warnings) = EdgeSettings::read(&text, &in_a_cluster()).unwrap();
+    let (_, warnings) = EdgeConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
     assert!(text.contains("server_name = \"tunnel.example.org:31008\""), "{text}");
     assert_eq!(remarks(&text).len(), 3);
     let silent = OLD.replace("--tunnelserver-addr=tunnel.example.org:31008, ", "");
-    EdgeSettings::read(&migrated(&silent, true).unwrap(), &in_a_cluster()).unwrap();
+    EdgeConfig::read(&migrated(&silent, true).unwrap(), &in_a_cluster()).unwrap();
 }
 
 /// The flags of YurtTunnel's programs of all versions, as their sources have them.

@@ -1,4 +1,4 @@
-use crate::admin::status::{ErrorStatus, GoneStatus, PublisherStatus, Totals};
+use crate::admin::status::{DisconnectedStatus, ErrorStatus, PublisherStatus, Totals};
 use crate::command::status;
 
 use super::*;
@@ -30,7 +30,7 @@ fn told() -> Status {
         notes: vec!["publisher: the disk is full".into()],
         totals: Totals { sessions: 4, passing: 2, up_bytes: 5, down_bytes: 3 << 30 },
         links: vec![link.clone()],
-        gone: vec![GoneStatus { name: "edge9".into(), at: 1_011_500.0, error: link.error.clone() }],
+        gone: vec![DisconnectedStatus { name: "edge9".into(), at: 1_011_500.0, error: link.error.clone() }],
         siblings: vec![LinkStatus {
             name: "10.0.0.7:9000".into(),
             state: "away".into(),

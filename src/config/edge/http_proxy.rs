@@ -3,15 +3,15 @@
 use std::net::Ipv4Addr;
 
 use crate::base::policy::Glob;
-use crate::config::listen::{self, Access, Proofs};
+use crate::config::listen::{self, Access, AuthMethods};
 use crate::config::table::Table;
-use crate::config::{Listen, Report, value};
+use crate::config::{ListenConfig, Report, value};
 
 /// `[mode.edge.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxy {
     /// Where clients come in.
-    pub listen: Listen,
+    pub listen: ListenConfig,
     /// Who may.
     pub access: Access,
     /// Which hosts are nodes; `None`: names without a dot.
@@ -33,7 +33,7 @@ pub(crate) fn read(edge: &mut Table<'_>, report: &mut Report) -> Option<HttpProx
     proxy
 }
 
-const PROOFS: Proofs = Proofs { password: true, certificate: None };
+const PROOFS: AuthMethods = AuthMethods { password: true, certificate: None };
 
 #[cfg(test)]
 mod tests {

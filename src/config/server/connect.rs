@@ -3,15 +3,15 @@
 
 use std::net::Ipv4Addr;
 
-use crate::config::listen::{self, Access, Proofs};
+use crate::config::listen::{self, Access, AuthMethods};
 use crate::config::table::Table;
-use crate::config::{Listen, Report};
+use crate::config::{ListenConfig, Report};
 
 /// `[mode.cloud.ssh]`: the CONNECT front end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ssh {
     /// Where clients come in.
-    pub listen: Listen,
+    pub listen: ListenConfig,
     /// Who may.
     pub access: Access,
 }
@@ -20,7 +20,7 @@ pub struct Ssh {
 pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
     let mut table = cloud.table("ssh", report);
     let found = listen::read(&mut table, "listen", "port", report);
-    let listen = found.unwrap_or(Listen::by_default(Ipv4Addr::UNSPECIFIED, PORT, "listen"));
+    let listen = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::UNSPECIFIED, PORT, "listen"));
     let access = Access::read(&mut table, PROOFS, &Access::default(), report);
     let reached = if table.is_present() {
         "every node"
@@ -32,7 +32,7 @@ pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
     Ssh { listen, access }
 }
 
-const PROOFS: Proofs = Proofs { password: true, certificate: None };
+const PROOFS: AuthMethods = AuthMethods { password: true, certificate: None };
 
 /// The port that SuperEdge opens for ssh, even without a key in its file.
 const PORT: u16 = 22;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use crate::base::policy::Networks;
-use crate::config::listen::{self, Access, Place, Proofs};
+use crate::config::listen::{self, Access, AuthMethods, Place};
 use crate::config::server::https::Certificates;
 use crate::config::table::Table;
-use crate::config::{Listen, Report};
+use crate::config::{ListenConfig, Report};
 
 /// `[mode.cloud.egress]`: CONNECT for kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Egress {
     /// At a port, always over TLS.
     Port {
         /// Where clients come in.
-        listen: Listen,
+        listen: ListenConfig,
         /// What they are shown, and asked for.
         certificates: Certificates,
         /// Who may come in.
@@ -61,9 +61,14 @@ pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
     egress
 }
 
-fn port(table: &mut Table<'_>, listen: Option<Listen>, ssh: &Access, report: &mut Report) -> Option<Egress> {
+fn port(
+    table: &mut Table<'_>,
+    listen: Option<ListenConfig>,
+    ssh: &Access,
+    report: &mut Report,
+) -> Option<Egress> {
     let certificates = Certificates::read(table, FILES, Some(["servercert", "serverkey"]), report);
-    let proofs = Proofs { password: true, certificate: Some(certificates.client_ca.is_some()) };
+    let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
     let access = Access::read(table, proofs, ssh, report);
     let listen = listen?;
     access.warn_if_open(table.key(listen.key), listen.at, proofs, "every node", report);
@@ -72,7 +77,7 @@ fn port(table: &mut Table<'_>, listen: Option<Listen>, ssh: &Access, report: &mu
 
 /// Every process that may open the socket's file may come in: keys that let others in have no use.
 fn unix(table: &mut Table<'_>, path: PathBuf, ssh: &Access, report: &mut Report) -> Egress {
-    let proofs = Proofs { password: false, certificate: Some(true) };
+    let proofs = AuthMethods { password: false, certificate: Some(true) };
     let access = Access::read(table, proofs, ssh, report);
     for key in ["cert", "servercert", "key", "serverkey", "client_ca"] {
         table.skip(key, report);

@@ -2,15 +2,15 @@
 
 use std::net::Ipv4Addr;
 
-use crate::config::listen::{self, Access, Auth, Proofs};
+use crate::config::listen::{self, Access, AuthConfig, AuthMethods};
 use crate::config::table::Table;
-use crate::config::{Concern, Environment, Listen, Report};
+use crate::config::{Environment, ListenConfig, Report, WarningKind};
 
 /// `[mode.cloud.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxy {
     /// Where clients come in.
-    pub listen: Listen,
+    pub listen: ListenConfig,
     /// Who may.
     pub access: Access,
 }
@@ -37,18 +37,18 @@ pub(crate) fn read(
 /// SuperEdge restricts this port by environment variables, which are keys here: a port that they closed must not open
 /// without the keys.
 fn as_superedge(access: &Access, env: &Environment, report: &mut Report) {
-    if env.proxy_authorization.as_deref() == Some("true") && access.auth == Auth::None {
+    if env.proxy_authorization.as_deref() == Some("true") && access.auth == AuthConfig::None {
         let wanted =
             "it asks for passwords: say auth = \"basic\" and users in [mode.cloud.http_proxy], or unset it";
         report.fault("PROXY_AUTHORIZATION", Some("true".to_owned()), wanted);
     }
     if env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
         let text = "SuperEdge's list of what clients may not reach is not read: say in rules what they may";
-        report.warn("CLOUD_PROXY".to_owned(), Concern::OpenDoor, text);
+        report.warn("CLOUD_PROXY".to_owned(), WarningKind::OpenDoor, text);
     }
 }
 
-const PROOFS: Proofs = Proofs { password: true, certificate: None };
+const PROOFS: AuthMethods = AuthMethods { password: true, certificate: None };
 
 #[cfg(test)]
 mod tests {

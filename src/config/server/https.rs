@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::base::policy::CertificateGlob;
-use crate::base::policy::ports::StandsFor;
-use crate::config::listen::{Access, Proofs};
+use crate::base::policy::ports::PortTarget;
+use crate::config::listen::{Access, AuthMethods};
 use crate::config::table::Table;
-use crate::config::{Concern, Report, value};
+use crate::config::{Report, WarningKind, value};
 
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct NodePort {
     /// The whole key of the entry.
     pub key: String,
     /// What the node dials.
-    pub stands_for: StandsFor,
+    pub stands_for: PortTarget,
 }
 
 /// Reads `[mode.cloud.https]`; `ssh` holds for what it leaves out of who may come in.
@@ -77,10 +77,10 @@ pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
     let certificates = Certificates::read(&mut table, FILES, None, report);
     let ports = ports(&mut table, !passthrough, report);
     let asked = !passthrough && certificates.client_ca.is_some();
-    let proofs = Proofs { password: false, certificate: Some(asked) };
+    let proofs = AuthMethods { password: false, certificate: Some(asked) };
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are not read: in this mode clients speak TLS with the target";
-        report.warn(table.key("mode"), Concern::Surprise, text);
+        report.warn(table.key("mode"), WarningKind::Surprise, text);
     }
     if passthrough && table.has("client_ca") {
         let found = Some("given, but mode is \"passthrough\"".to_owned());
@@ -99,7 +99,7 @@ pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
 /// Reads `[mode.cloud.http]`; `ssh` holds for what it leaves out of who may come in.
 pub(crate) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Http {
     let mut table = cloud.table("http", report);
-    let proofs = Proofs { password: false, certificate: None };
+    let proofs = AuthMethods { password: false, certificate: None };
     let ports = ports(&mut table, true, report);
     let access = Access::read(&mut table, proofs, ssh, report);
     warn_if_open(&table, &ports, &access, proofs, report);
@@ -139,7 +139,7 @@ fn target_identity(table: &mut Table<'_>, proved: bool, report: &mut Report) -> 
     }
     if insecure {
         let text = "targets are not verified: whoever stands between an edge and a target can pose as it";
-        report.warn(table.key("target_insecure"), Concern::OpenDoor, text);
+        report.warn(table.key("target_insecure"), WarningKind::OpenDoor, text);
     }
     // One file may hold both.
     let (cert, ca) = (cert?, ca.filter(|_| !insecure));
@@ -165,7 +165,7 @@ fn node_port(
     if port.is_none() {
         entry.complain_of_name(name, "want a port as the key: a number from 0 to 65535 in quotes", report);
     }
-    let stands_for = entry.read(TO, value::parsed::<StandsFor>, report);
+    let stands_for = entry.read(TO, value::parsed::<PortTarget>, report);
     if stands_for.is_none() && !entry.has(TO) {
         entry.complain(
             TO,
@@ -174,7 +174,7 @@ fn node_port(
             report,
         );
     }
-    if stands_for == Some(StandsFor::Host) && !reads_host {
+    if stands_for == Some(PortTarget::Host) && !reads_host {
         let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
         entry.complain(TO, found, "name what each node dials: no Host is read in this mode", report);
     }
@@ -183,7 +183,13 @@ fn node_port(
     Some(NodePort { at: SocketAddr::new(ip, port?), key, stands_for: stands_for? })
 }
 
-fn warn_if_open(table: &Table<'_>, ports: &[NodePort], access: &Access, proofs: Proofs, report: &mut Report) {
+fn warn_if_open(
+    table: &Table<'_>,
+    ports: &[NodePort],
+    access: &Access,
+    proofs: AuthMethods,
+    report: &mut Report,
+) {
     if let Some(NodePort { at, stands_for, .. }) = ports.first() {
         let reached = match ports.len() {
             1 => format!("{stands_for} at every node"),

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 
 use crate::base::policy::Networks;
-use crate::config::listen::{Access, Proofs};
+use crate::config::listen::{Access, AuthMethods};
 use crate::config::table::Table;
 use crate::config::value::{self, Wrong};
 use crate::config::{self, Environment, Report};
@@ -127,7 +127,7 @@ impl FromStr for MarkBits {
 }
 
 /// The protocol of what is caught is the target's, so nobody can be asked for a password or a certificate.
-const PROOFS: Proofs = Proofs { password: false, certificate: None };
+const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
 
 /// Those of kubelets.
 const PORTS: [u16; 2] = [10250, 10255];

@@ -8,7 +8,7 @@ use crate::base::names::NodeName;
 use crate::config::server::peers::Named;
 use crate::config::table::Table;
 use crate::config::value::{self, Wrong};
-use crate::config::{Concern, Environment, Report};
+use crate::config::{Environment, Report, WarningKind};
 
 /// The cluster of Kubernetes that this pod asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(crate) fn read(
         for name in tables {
             let text =
                 format!("{why}: nothing is published in a ConfigMap, and a Service tells of no other pods");
-            report.warn(format!("mode.cloud.stream.{name}"), Concern::NotServed, text);
+            report.warn(format!("mode.cloud.stream.{name}"), WarningKind::NotServed, text);
         }
         return (None, None, None);
     }

@@ -4,7 +4,7 @@ use toml::de::DeValue;
 
 use crate::base::policy::Glob;
 use crate::config::server::kubernetes::{self, ClusterSettings};
-use crate::config::server::registry::{Publish, RegistrySettings};
+use crate::config::server::registry::{PublishConfig, RegistrySettings};
 use crate::config::table::Table;
 use crate::config::value::{self, Wrong};
 use crate::config::{Environment, Report};
@@ -55,7 +55,7 @@ pub(crate) fn read(
         table.complain("configmap", Some("asks for Kubernetes".to_owned()), why, report);
     }
     let published = match &registry.publish {
-        Publish::ConfigMap(name) => Some(name),
+        PublishConfig::ConfigMap(name) => Some(name),
         _ => None,
     };
     if present && published == Some(&configmap) {

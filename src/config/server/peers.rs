@@ -9,7 +9,7 @@ use crate::config::value::{self, Wrong};
 
 /// Where other pods are, and how a node at one of them is found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SiblingSettings {
+pub struct PeerConfig {
     /// Whether any setting is for several pods. If not, neither DNS nor siblings are asked.
     pub several: bool,
     /// What names other pods, if anything does.
@@ -33,7 +33,7 @@ pub struct Named {
     pub must_link: bool,
 }
 
-pub(crate) fn read(table: &mut Table<'_>, report: &mut Report) -> SiblingSettings {
+pub(crate) fn read(table: &mut Table<'_>, report: &mut Report) -> PeerConfig {
     let dns = table.list("dns", at, report).unwrap_or_default();
     let list = table.list("siblings", at, report).unwrap_or_default();
     let service = table.read("siblings_service", service, report);
@@ -44,7 +44,7 @@ pub(crate) fn read(table: &mut Table<'_>, report: &mut Report) -> SiblingSetting
         (true, None) => None,
     };
     let named = key.map(|key| Named { key, must_link: true });
-    SiblingSettings { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
+    PeerConfig { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
 }
 
 /// The address of a port elsewhere.

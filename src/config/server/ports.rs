@@ -1,6 +1,6 @@
 //! The table `mode.cloud.ports`: a ConfigMap that names ports of nodes, and the Service that leads them to the pods.
 
-use crate::base::policy::ports::StandsFor;
+use crate::base::policy::ports::PortTarget;
 use crate::config::server::https::{Http, Https, NodePort};
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::table::Table;
@@ -38,7 +38,7 @@ pub(crate) fn read(
     let (configmap, namespace) = (name("configmap", CONFIGMAP), name("namespace", NAMESPACE));
     let service = table.read("service", kubernetes::name, report).flatten();
     let by_host = |ports: &[NodePort]| {
-        let port = ports.iter().find(|port| port.stands_for == StandsFor::Host);
+        let port = ports.iter().find(|port| port.stands_for == PortTarget::Host);
         port.map(|port| port.at.port())
     };
     let (http, https) = (by_host(&http.ports), by_host(&https.ports));

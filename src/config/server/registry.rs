@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::base::names::{NodeName, Target};
 use crate::base::policy::Glob;
 use crate::config::server::kubernetes::{self, ClusterSettings, SuperEdge};
-use crate::config::server::peers::{self, SiblingSettings};
+use crate::config::server::peers::{self, PeerConfig};
 use crate::config::table::Table;
 use crate::config::value::{self, Wrong};
 use crate::config::{Environment, Report};
@@ -18,9 +18,9 @@ pub struct RegistrySettings {
     /// Without a zone: which names of several labels are published and asked of DNS, beside those that are known.
     pub publish_names: Vec<Glob>,
     /// Where they are published.
-    pub publish: Publish,
+    pub publish: PublishConfig,
     /// Where the other pods are.
-    pub siblings: SiblingSettings,
+    pub siblings: PeerConfig,
     /// Whether edges are asked to link to a pod that has fewer nodes.
     pub rebalance: bool,
     /// The cluster of Kubernetes that is asked for something; there if records are published in a ConfigMap.
@@ -29,7 +29,7 @@ pub struct RegistrySettings {
 
 /// Where "node is at this pod" is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Publish {
+pub enum PublishConfig {
     /// Nowhere.
     None,
     /// In a hosts file.
@@ -40,7 +40,7 @@ pub enum Publish {
     ConfigMap(String),
 }
 
-impl Publish {
+impl PublishConfig {
     /// The word for it in the settings; `None`: nowhere.
     pub fn name(&self) -> Option<&'static str> {
         match self {
@@ -103,19 +103,21 @@ pub(crate) fn read(
     let in_map = publish_kind.map(|kind| kind == StoreKind::ConfigMap);
     let (configmap, cluster, named) = kubernetes::read(&mut table, superedge, in_map, env, report);
     let publish = match kind {
-        StoreKind::None | StoreKind::ConfigMap => configmap.map_or(Publish::None, Publish::ConfigMap),
+        StoreKind::None | StoreKind::ConfigMap => {
+            configmap.map_or(PublishConfig::None, PublishConfig::ConfigMap)
+        }
         StoreKind::Hosts => hosts.map_or_else(
             || {
                 if !table.has("hosts") {
                     table.complain("hosts", None, "name the hosts file that CoreDNS reads", report);
                 }
-                Publish::None
+                PublishConfig::None
             },
-            Publish::Hosts,
+            PublishConfig::Hosts,
         ),
-        StoreKind::Etcd => Publish::Etcd(etcd),
+        StoreKind::Etcd => PublishConfig::Etcd(etcd),
     };
-    let pod_ip_needed = publish != Publish::None || kind != StoreKind::None || cluster.is_some();
+    let pod_ip_needed = publish != PublishConfig::None || kind != StoreKind::None || cluster.is_some();
     if pod_ip_needed && env.pod_ip.as_ref().is_none_or(String::is_empty) {
         let wanted = "it is the address that is published, and known to other pods: set it, in Kubernetes from status.podIP";
         report.fault("POD_IP", None, wanted);
@@ -123,7 +125,7 @@ pub(crate) fn read(
     table.finish(report);
     // Publishing and a zone are for several pods.
     siblings.named = siblings.named.or(named);
-    siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
+    siblings.several |= publish != PublishConfig::None || !zone.is_empty() || cluster.is_some();
     RegistrySettings { zone, publish_names, publish, siblings, rebalance, cluster }
 }
 

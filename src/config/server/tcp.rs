@@ -3,13 +3,13 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::base::names::{NameError, NodeName, Target};
-use crate::config::listen::{Access, Proofs};
+use crate::config::listen::{Access, AuthMethods};
 use crate::config::table::Table;
 use crate::config::{Report, value};
 
 /// One entry of `[mode.cloud.tcp]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TcpPort {
+pub struct TcpListenerConfig {
     /// Address where clients come in.
     pub at: SocketAddr,
     /// The whole key of the entry.
@@ -32,14 +32,14 @@ pub struct Forward {
 }
 
 /// Reads the table; `ssh` holds for what an entry leaves out of who may come in.
-pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Vec<TcpPort> {
+pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Vec<TcpListenerConfig> {
     let mut table = cloud.table("tcp", report);
     let entries = table.named(TO, report);
     entries.into_iter().filter_map(|(name, entry)| port(&name, entry, ssh, report)).collect()
 }
 
 /// `None`: the entry is of no use, which is noted.
-fn port(name: &str, mut table: Table<'_>, ssh: &Access, report: &mut Report) -> Option<TcpPort> {
+fn port(name: &str, mut table: Table<'_>, ssh: &Access, report: &mut Report) -> Option<TcpListenerConfig> {
     let at = listen(name);
     if at.is_none() {
         let wanted = "want an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
@@ -52,9 +52,14 @@ fn port(name: &str, mut table: Table<'_>, ssh: &Access, report: &mut Report) -> 
     }
     let send_proxy = table.read("send_proxy", value::flag, report).unwrap_or_default();
     let access = Access::read(&mut table, PROOFS, ssh, report);
-    let port =
-        at.zip(to).map(|(at, to)| TcpPort { at, key: table.path().to_owned(), to, send_proxy, access });
-    if let Some(TcpPort { at, key, to, access, .. }) = &port {
+    let port = at.zip(to).map(|(at, to)| TcpListenerConfig {
+        at,
+        key: table.path().to_owned(),
+        to,
+        send_proxy,
+        access,
+    });
+    if let Some(TcpListenerConfig { at, key, to, access, .. }) = &port {
         access.warn_if_open(key.clone(), *at, PROOFS, &to.to_string(), report);
     }
     table.finish(report);
@@ -90,7 +95,7 @@ impl std::fmt::Display for Forward {
 }
 
 /// The protocol on a TCP port is the target's, so this program cannot ask for a password or a certificate there.
-const PROOFS: Proofs = Proofs { password: false, certificate: None };
+const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
 
 /// The key that an entry which is a text stands for.
 const TO: &str = "to";

@@ -22,7 +22,7 @@ fn a_pod_shows_targets_a_certificate_for_proved_clients_only() {
     let shown = |lines: &str| {
         let (settings, warnings) = cloud(&https(&format!("{proved}{lines}")));
         let HttpsMode::Terminate(_, shown) = settings.https.mode else { panic!("terminate") };
-        (shown, warned(&warnings, Concern::OpenDoor).into_iter().map(str::to_owned).collect::<Vec<_>>())
+        (shown, warned(&warnings, WarningKind::OpenDoor).into_iter().map(str::to_owned).collect::<Vec<_>>())
     };
     let identity = |key: &str, ca: Option<&str>| {
         Some(TargetIdentity { cert: "/c".into(), key: key.into(), ca: ca.map(Into::into) })
@@ -90,7 +90,7 @@ fn an_edge_and_its_pods_say_whether_certificates_prove_it() {
     }
     let env = Environment { kubeconfig: Some("/k".into()), node_ip: Some("10.0.0.7".to_owned()), ..node1() };
     let text = format!("{LEAST}{outside}lifetime = \"24h\"\n");
-    let csr = EdgeSettings::read(&text, &env).unwrap().0.csr.unwrap();
+    let csr = EdgeConfig::read(&text, &env).unwrap().0.csr.unwrap();
     assert_eq!(csr.file.to_str(), Some("/var/lib/tunnel/pki/agent.pem"));
     assert_eq!((csr.node_ip, csr.lifetime), ("10.0.0.7".parse().ok(), Some(Duration::from_secs(86_400))));
     let csr = Cloud::read("[mode.cloud.csr]\nagent_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
@@ -111,6 +111,6 @@ fn an_edge_with_a_certificate_needs_no_token() {
     }
     let env = Environment { kubeconfig: Some("/k".into()), ..node1() };
     let text = format!("{tokenless}[mode.edge.csr]\nagent = true\n");
-    let (edge, warnings) = EdgeSettings::read(&text, &env).unwrap();
+    let (edge, warnings) = EdgeConfig::read(&text, &env).unwrap();
     assert_eq!((edge.client.token, warnings), (None, vec![]));
 }

@@ -6,7 +6,7 @@ use super::*;
 
 const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\n";
 
-fn read(lines: &str) -> Result<(Option<Intercept>, Vec<Warning>), Faults> {
+fn read(lines: &str) -> Result<(Option<Intercept>, Vec<Warning>), ConfigErrors> {
     let env = Environment { host_ip: Some("10.0.0.1".to_owned()), ..Environment::default() };
     let text = format!("{CLOSED}[mode.cloud.intercept]\n{lines}\n");
     Cloud::read(&text, &env).map(|(cloud, warnings)| (cloud.intercept, warnings))
@@ -71,14 +71,14 @@ fn who_lets_the_world_send_through_this_host_is_warned() {
     let (_, warnings) =
         read("networks = [\"10.0.0.0/16\"]\nforwarded = [\"0.0.0.0/0\"]\nallow_from = [\"0.0.0.0/0\"]")
             .unwrap();
-    assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.cloud.intercept.forwarded"]);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.cloud.intercept.forwarded"]);
 }
 
 #[test]
 fn an_edge_names_its_nodes_addresses_or_that_of_the_environment() {
     let env = Environment { node_ip: Some("10.0.0.7".to_owned()), ..node1() };
     let ips = |lines: &str| {
-        EdgeSettings::read(&format!("{LEAST}{lines}"), &env)
+        EdgeConfig::read(&format!("{LEAST}{lines}"), &env)
             .unwrap()
             .0
             .client

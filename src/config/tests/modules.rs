@@ -2,7 +2,7 @@
 
 use crate::config::server::https::{HttpsMode, NodePort};
 use crate::config::server::invitations::Invitations;
-use crate::config::server::tcp::TcpPort;
+use crate::config::server::tcp::TcpListenerConfig;
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
         "#;
     let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
     assert_eq!(warnings, []);
-    let shown = |port: &TcpPort| {
+    let shown = |port: &TcpListenerConfig| {
         let node = port.to.node.as_ref().map(ToString::to_string).unwrap_or_default();
         (port.at.to_string(), node, port.to.target.to_string(), port.send_proxy)
     };
@@ -67,7 +67,7 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
     let open = format!("{CLOSED}[mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"node1/127.0.0.1:6443\"\n");
     let (_, warnings) = cloud(&open);
     let key = "mode.cloud.tcp.\"0.0.0.0:6443\"";
-    assert_eq!(warned(&warnings, Concern::OpenDoor), [key]);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), [key]);
     let text =
         "whoever reaches 0.0.0.0:6443 reaches 127.0.0.1:6443 at node node1, unasked; allow_from closes it";
     assert_eq!(warnings[0].text, text);
@@ -104,7 +104,7 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
     let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
     let (settings, warnings) = cloud(&open);
     assert_eq!(settings.https.ports[1].at, "0.0.0.0:9100".parse().unwrap());
-    assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.cloud.https.addr"]);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.cloud.https.addr"]);
     let text = "whoever reaches 0.0.0.0:10250 reaches 127.0.0.1:10250 at every node, and so with 1 more of this table, \
                 unasked; client_ca or allow_from closes it";
     assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
@@ -135,7 +135,7 @@ fn whatever_is_wrong_with_https_is_told() {
     assert!(reported[1].contains("mode.cloud.http.addr.\"1\".to: \"a\": \"a\" has no port"), "{reported:?}");
     let (_, warnings) =
         cloud(&format!("{CLOSED}[mode.cloud.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
-    assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.https.mode"]);
+    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.cloud.https.mode"]);
 }
 
 #[test]

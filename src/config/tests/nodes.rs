@@ -1,6 +1,6 @@
 //! What reaches nodes as YurtTunnel's users know it: ports by Host, `[mode.cloud.ports]`, `[mode.cloud.node_names]`.
 
-use crate::base::policy::ports::StandsFor;
+use crate::base::policy::ports::PortTarget;
 
 use super::*;
 
@@ -10,7 +10,7 @@ const BY_HOST: &str = "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = { \"
 #[test]
 fn a_port_stands_for_what_host_names() {
     let (settings, warnings) = cloud(&format!("{CLOSED}{BY_HOST}"));
-    assert_eq!((&settings.http.ports[0].stands_for, warnings), (&StandsFor::Host, vec![]));
+    assert_eq!((&settings.http.ports[0].stands_for, warnings), (&PortTarget::Host, vec![]));
     let open = format!("{CLOSED}{}", BY_HOST.replace("listen_ip = \"127.0.0.1\"", ""));
     let told =
         "whoever reaches 0.0.0.0:10264 reaches every port at every node, unasked; allow_from closes it";

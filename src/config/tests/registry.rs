@@ -2,12 +2,12 @@
 
 #[cfg(feature = "kubernetes")]
 use crate::config::server::kubernetes::ClusterSettings;
-use crate::config::server::peers::{Named, SiblingSettings};
-use crate::config::server::registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
+use crate::config::server::peers::{Named, PeerConfig};
+use crate::config::server::registry::{EtcdEndpoint, EtcdSettings, PublishConfig, RegistrySettings};
 
 use super::*;
 
-fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), Faults> {
+fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), ConfigErrors> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
     let text = format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.registry]\n{lines}");
     Cloud::read(&text, &env).map(|(cloud, warnings)| (cloud.registry, warnings))
@@ -21,8 +21,8 @@ fn nothing_is_published_unless_asked_for() {
         RegistrySettings {
             zone: String::new(),
             publish_names: Vec::new(),
-            publish: Publish::None,
-            siblings: SiblingSettings::default(),
+            publish: PublishConfig::None,
+            siblings: PeerConfig::default(),
             rebalance: true,
             cluster: None
         }
@@ -40,13 +40,13 @@ fn edges_are_asked_to_move_unless_it_is_forbidden() {
 #[test]
 fn a_publisher_is_read_with_its_defaults() {
     let (registry, warnings) = read("publish = \"hosts\"\nhosts = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
-    let siblings = SiblingSettings { several: true, ..SiblingSettings::default() };
+    let siblings = PeerConfig { several: true, ..PeerConfig::default() };
     assert_eq!(
         registry,
         RegistrySettings {
             zone: "nodes.test".into(),
             publish_names: Vec::new(),
-            publish: Publish::Hosts("h".into()),
+            publish: PublishConfig::Hosts("h".into()),
             siblings,
             rebalance: true,
             cluster: None
@@ -62,7 +62,7 @@ fn a_publisher_is_read_with_its_defaults() {
         identity: None,
         login: None,
     };
-    assert_eq!(registry.publish, Publish::Etcd(etcd));
+    assert_eq!(registry.publish, PublishConfig::Etcd(etcd));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn other_pods_are_named_in_several_ways_and_asked_only_if_something_says_that_th
         "dns = [\"10.96.0.10:53\"]\nsiblings = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
          siblings_service = \"Pods.Test:9000\"\nname = \"Cloud.Test\"",
     );
-    let expected = SiblingSettings {
+    let expected = PeerConfig {
         several: true,
         named: Some(Named { key: "mode.cloud.registry.siblings", must_link: true }),
         dns: vec!["10.96.0.10:53".parse().unwrap()],
@@ -129,7 +129,7 @@ fn what_a_publisher_lacks_is_a_fault() {
 }
 
 /// A pod in a cluster, or with a kubeconfig.
-fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(Cloud, Vec<Warning>), Faults> {
+fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(Cloud, Vec<Warning>), ConfigErrors> {
     let env = Environment {
         pod_ip: Some("10.0.0.7".to_owned()),
         pod_namespace: Some("edge-system".to_owned()),
@@ -154,16 +154,20 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
             service: service.map(str::to_owned),
         })
     };
-    let map = |name: &str| Publish::ConfigMap(name.into());
+    let map = |name: &str| PublishConfig::ConfigMap(name.into());
     let newer = "[mode.cloud.stream.register]\nservice = \"newer\"\n";
     for (text, publish, expected) in [
         (NODES.to_owned(), map("nodes"), cluster(Some("cloud"))),
-        (format!("{NODES}debug = true"), Publish::None, None),
-        (format!("{NODES}debug = true\n{newer}"), Publish::None, None),
+        (format!("{NODES}debug = true"), PublishConfig::None, None),
+        (format!("{NODES}debug = true\n{newer}"), PublishConfig::None, None),
         (format!("{NODES}{newer}"), map("nodes"), cluster(Some("newer"))),
-        (newer.to_owned(), Publish::None, cluster(Some("newer"))),
-        ("[mode.cloud.stream.dns]\nconfigmap = \"\"".to_owned(), Publish::None, None),
-        (format!("{NODES}[mode.cloud.registry]\npublish = \"none\""), Publish::None, cluster(Some("cloud"))),
+        (newer.to_owned(), PublishConfig::None, cluster(Some("newer"))),
+        ("[mode.cloud.stream.dns]\nconfigmap = \"\"".to_owned(), PublishConfig::None, None),
+        (
+            format!("{NODES}[mode.cloud.registry]\npublish = \"none\""),
+            PublishConfig::None,
+            cluster(Some("cloud")),
+        ),
         (
             format!("{NODES}[mode.cloud.registry]\nconfigmap = \"ours\"\nservice = \"pods\""),
             map("ours"),
@@ -208,12 +212,12 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
         (format!("{NODES}debug = true"), vec![]),
     ] {
         let (cloud, warnings) = cloud(&ssh(&format!("listen = \"127.0.0.1:22\"\n{text}")));
-        assert_eq!(warned(&warnings, Concern::NotServed), tables, "{text}");
-        assert_eq!((cloud.registry.publish, cloud.registry.cluster), (Publish::None, None));
+        assert_eq!(warned(&warnings, WarningKind::NotServed), tables, "{text}");
+        assert_eq!((cloud.registry.publish, cloud.registry.cluster), (PublishConfig::None, None));
     }
     if cfg!(not(feature = "kubernetes")) {
         let (_, warnings) = inside(NODES, None).unwrap();
-        assert_eq!(warned(&warnings, Concern::NotServed), [dns]);
+        assert_eq!(warned(&warnings, WarningKind::NotServed), [dns]);
         assert!(warnings[0].text.contains("cargo's feature"), "{}", warnings[0].text);
     }
 }

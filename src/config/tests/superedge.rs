@@ -145,13 +145,13 @@ fn the_oldest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_OLD);
     assert_eq!(
         cloud.server.listen,
-        Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "grpc_port" }
+        ListenConfig { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "grpc_port" }
     );
     assert_eq!(cloud.server.log_listen.at, "0.0.0.0:8000".parse().unwrap());
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
-    assert_eq!(warned(&warnings, Concern::NotServed), Vec::<&str>::new());
+    assert_eq!(warned(&warnings, WarningKind::NotServed), Vec::<&str>::new());
     let doors = [
         "mode.cloud.https.addr",
         "mode.cloud.ssh.auth",
@@ -159,14 +159,14 @@ fn the_oldest_cloud_file_loads() {
         "mode.cloud.stream.server.log_port",
         "mode.cloud.tcp.\"0.0.0.0:6443\"",
     ];
-    assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), doors);
 }
 
 #[test]
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.server.log_listen.at.port(), 51000);
-    assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
+    assert_eq!(warned(&warnings, WarningKind::NotServed), [""; 0]);
     assert_eq!(cloud.https.ports, []);
     let [port] = cloud.tcp.try_into().unwrap();
     assert_eq!((port.at, port.to.node), ("0.0.0.0:6443".parse().unwrap(), None));
@@ -177,14 +177,17 @@ fn a_cloud_file_with_an_empty_https_table_loads() {
 fn a_cloud_file_of_the_middle_years_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.server.log_listen.at.port(), 51010);
-    assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "port" });
+    assert_eq!(
+        cloud.ssh.listen,
+        ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "port" }
+    );
     let Some(Egress::Port { listen, certificates, .. }) = &cloud.egress else { panic!("{:?}", cloud.egress) };
     assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "egressport"));
     assert!(
         certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
     );
     let unserved = ["stream.dns"];
-    assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
+    assert_eq!(warned(&warnings, WarningKind::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
 }
 
 #[test]
@@ -196,10 +199,10 @@ fn the_newest_cloud_file_loads() {
     let Some(Egress::Port { listen, certificates, .. }) = &cloud.egress else { panic!("{:?}", cloud.egress) };
     assert_eq!((listen.at.port(), certificates.client_ca.as_ref()), (8000, None));
     assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
-    assert_eq!(warned(&warnings, Concern::OpenDoor)[0], "mode.cloud.egress.port", "{warnings:?}");
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor)[0], "mode.cloud.egress.port", "{warnings:?}");
     let unserved = ["mode.cloud.stream.register"];
-    assert_eq!(warned(&warnings, Concern::NotServed), unserved);
-    assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.tls.tls_min_version"]);
+    assert_eq!(warned(&warnings, WarningKind::NotServed), unserved);
+    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.cloud.tls.tls_min_version"]);
 }
 
 #[test]
@@ -211,7 +214,7 @@ fn the_edge_files_of_all_years_load() {
         (old.client.servers[0].dns.to_string(), old.client.servers[0].at.to_string()),
         ("localhost".into(), "localhost:9000".into())
     );
-    assert_eq!(warned(&warnings, Concern::NotServed), Vec::<&str>::new());
+    assert_eq!(warned(&warnings, WarningKind::NotServed), Vec::<&str>::new());
     let (cert, key) = old.https.identity.unwrap();
     assert_eq!(cert.to_str(), Some("../../conf/certs/kubelet-client.crt"));
     assert_eq!(key.to_str(), Some("../../conf/certs/kubelet-client.key"));
@@ -219,18 +222,18 @@ fn the_edge_files_of_all_years_load() {
     let (middle, warnings) = edge(EDGE_HTTPS);
     assert_eq!(middle.client.servers[0].dns.to_string(), "tunnel.cloud.io");
     assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
-    assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
+    assert_eq!(warned(&warnings, WarningKind::NotServed), [""; 0]);
     let doors = ["mode.edge.http_proxy.proxyport", "mode.edge.stream.client.log_port"];
-    assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), doors);
 
     let (new, warnings) = edge(EDGE_NEW);
     let server = &new.client.servers[0];
     assert_eq!((server.dns.to_string(), server.at.port), ("127.0.0.1".into(), 31234));
     assert_eq!(new.client.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
     assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
-    assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
+    assert_eq!(warned(&warnings, WarningKind::NotServed), [""; 0]);
     let doors = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
-    assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
+    assert_eq!(warned(&warnings, WarningKind::OpenDoor), doors);
 }
 
 #[test]
@@ -238,7 +241,7 @@ fn a_template_that_was_not_filled_in_loads_and_is_named() {
     let (edge, warnings) = edge(EDGE_TEMPLATE);
     assert_eq!(edge.client.servers[0].at.port, 9000);
     let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.server_name"];
-    assert_eq!(warned(&warnings, Concern::Surprise), unfilled);
+    assert_eq!(warned(&warnings, WarningKind::Surprise), unfilled);
 }
 
 #[test]

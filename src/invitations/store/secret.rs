@@ -10,13 +10,13 @@ use crate::invitations::store::{CellError, Seen};
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
 /// One Secret in our own namespace.
-pub struct SecretCell {
+pub struct SecretSharedState {
     cluster: Cluster,
     name: String,
     api: Option<Api<Secret>>,
 }
 
-impl SecretCell {
+impl SecretSharedState {
     /// Nothing is asked yet. The Secret is made when it is first written.
     pub fn new(cluster: Cluster, name: String) -> Self {
         Self { cluster, name, api: None }
@@ -85,7 +85,7 @@ impl SecretCell {
     }
 }
 
-impl std::fmt::Debug for SecretCell {
+impl std::fmt::Debug for SecretSharedState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SecretCell").field("name", &self.name).finish_non_exhaustive()
     }

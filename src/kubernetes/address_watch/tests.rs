@@ -3,12 +3,12 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use crate::base::addresses::cluster_state::{
-    ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
+    EndpointSliceInfo, ReadyEndpoint, ServiceInfo, ServicePort, ServiceSide,
 };
 
 use super::*;
 
-fn read<K: Partial>(object: Value) -> Option<K::Facts> {
+fn read<K: PartialObject>(object: Value) -> Option<K::Facts> {
     serde_json::from_value::<K>(object).unwrap().facts()
 }
 
@@ -32,11 +32,11 @@ fn of_a_node_its_addresses_are_kept() {
     let node = json!({"metadata": {"name": "edge1"}, "spec": spec, "status": {"addresses": addresses}});
     assert_eq!(
         read::<NodePart>(node),
-        Some(NodeFacts { ips: ips(&["10.0.0.5", "fd00::5"]), outside: ips(&["192.0.2.5"]), pods: nets })
+        Some(NodeInfo { ips: ips(&["10.0.0.5", "fd00::5"]), outside: ips(&["192.0.2.5"]), pods: nets })
     );
     assert_eq!(
         read::<NodePart>(json!({"metadata": {"name": "new"}})),
-        Some(NodeFacts { ips: ips(&[]), outside: ips(&[]), pods: [].into() })
+        Some(NodeInfo { ips: ips(&[]), outside: ips(&[]), pods: [].into() })
     );
 }
 
@@ -52,37 +52,41 @@ fn of_a_nodes_internal_addresses_the_first_eight_count() {
 #[test]
 fn a_pod_has_addresses_of_its_own_while_it_runs_and_is_not_in_its_nodes_network() {
     let pod = |phase: &str, host: bool| {
-        read::<PodPart>(json!({
+        read::<PartialPod>(json!({
             "metadata": {"name": "p", "namespace": "n", "managedFields": [{"fieldsV1": {"f:spec": {}}}]},
             "spec": {"nodeName": "edge1", "hostNetwork": host, "containers": [{"name": "c"}]},
             "status": {"phase": phase, "podIP": "10.244.0.7", "podIPs": [{"ip": "10.244.0.7"}, {"ip": "fd01::7"}]},
         }))
     };
-    let kept = |texts| Some(PodFacts { node: "edge1".parse().unwrap(), ips: ips(texts) });
+    let kept = |texts| Some(PodInfo { node: "edge1".parse().unwrap(), ips: ips(texts) });
     assert_eq!(pod("Running", false), kept(&["10.244.0.7", "fd01::7"]));
     assert_eq!(pod("Pending", false), kept(&["10.244.0.7", "fd01::7"]));
     for (phase, host) in [("Running", true), ("Succeeded", false), ("Failed", false)] {
         assert_eq!(pod(phase, host), kept(&[]), "{phase}");
     }
-    assert_eq!(read::<PodPart>(json!({"metadata": {"name": "p"}, "spec": {}})), None, "it has no node yet");
+    assert_eq!(
+        read::<PartialPod>(json!({"metadata": {"name": "p"}, "spec": {}})),
+        None,
+        "it has no node yet"
+    );
 }
 
 #[test]
 fn of_a_service_its_addresses_and_tcp_ports_are_kept() {
     let service =
-        |spec| read::<ServicePart>(json!({"metadata": {"name": "s", "namespace": "n"}, "spec": spec}));
+        |spec| read::<PartialService>(json!({"metadata": {"name": "s", "namespace": "n"}, "spec": spec}));
     let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "tcp", "port": 53, "protocol": "TCP"}, {"port": 80}]);
     let whole =
         service(json!({"type": "ClusterIP", "clusterIPs": ["10.96.0.10", "fd96::a"], "ports": ports}));
     let ports = [port("tcp", 53), port("", 80)].into();
     let ips_of_it = ips(&["10.96.0.10", "fd96::a"]);
-    assert_eq!(whole, Some(ServiceFacts { ips: ips_of_it, outside: ips(&[]), ports, external: None }));
+    assert_eq!(whole, Some(ServiceInfo { ips: ips_of_it, outside: ips(&[]), ports, external: None }));
     let outside = json!({
         "metadata": {"name": "s", "namespace": "n"},
         "spec": {"type": "LoadBalancer", "externalIPs": ["198.51.100.7"]},
         "status": {"loadBalancer": {"ingress": [{"hostname": "lb.example.org"}, {"ip": "fd05::7"}]}},
     });
-    assert_eq!(read::<ServicePart>(outside).unwrap().outside, ips(&["198.51.100.7", "fd05::7"]));
+    assert_eq!(read::<PartialService>(outside).unwrap().outside, ips(&["198.51.100.7", "fd05::7"]));
     let headless =
         service(json!({"type": "ClusterIP", "clusterIP": "None", "clusterIPs": ["None"]})).unwrap();
     assert!(headless.ips.is_empty() && headless.external.is_none());
@@ -99,17 +103,18 @@ fn of_a_slice_what_is_ready_is_kept() {
     ]);
     let meta =
         json!({"name": "s-1", "namespace": "n", "labels": {"kubernetes.io/service-name": "s", "other": "x"}});
-    let kept = read::<SlicePart>(
+    let kept = read::<PartialEndpointSlice>(
         json!({"metadata": meta, "endpoints": endpoints, "ports": [{"name": "", "port": 8080}]}),
     );
     let one = ReadyEndpoint { ip: "10.0.0.1".parse().unwrap(), node: Some("edge1".parse().unwrap()) };
     let three = ReadyEndpoint { ip: "10.0.0.3".parse().unwrap(), node: None };
     let ports = [port("", 8080)].into();
-    assert_eq!(kept, Some(SliceFacts { service: "n/s".into(), ports, ready: [one, three].into() }));
-    let empty = read::<SlicePart>(json!({"metadata": meta, "endpoints": null, "ports": null})).unwrap();
+    assert_eq!(kept, Some(EndpointSliceInfo { service: "n/s".into(), ports, ready: [one, three].into() }));
+    let empty =
+        read::<PartialEndpointSlice>(json!({"metadata": meta, "endpoints": null, "ports": null})).unwrap();
     assert!(empty.ready.is_empty() && empty.ports.is_empty());
     assert_eq!(
-        read::<SlicePart>(json!({"metadata": {"name": "s-1", "namespace": "n"}, "endpoints": []})),
+        read::<PartialEndpointSlice>(json!({"metadata": {"name": "s-1", "namespace": "n"}, "endpoints": []})),
         None
     );
 }
@@ -132,7 +137,7 @@ fn a_port_that_is_none_is_left_out_and_the_object_is_still_read() {
     let meta = json!({"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
     let ports = json!([{"port": 70000}, {"port": -1}, {"port": 0}, {"name": "http", "port": 80}]);
     let slice = json!({"metadata": meta, "endpoints": [{"addresses": ["10.0.0.7"]}], "ports": ports});
-    let facts = read::<SlicePart>(slice).unwrap();
+    let facts = read::<PartialEndpointSlice>(slice).unwrap();
     let numbers: Vec<_> = facts.ports.iter().map(|port| port.number).collect();
     assert_eq!((numbers, facts.ready.len()), (vec![80], 1));
 }
@@ -142,7 +147,9 @@ fn a_slice_of_names_holds_no_addresses() {
     let meta = json!({"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
     let of_type = |kind: &str| {
         let endpoints = json!([{"addresses": ["127.0.0.1"], "nodeName": "node1"}]);
-        read::<SlicePart>(json!({"metadata": meta, "addressType": kind, "endpoints": endpoints, "ports": []}))
+        read::<PartialEndpointSlice>(
+            json!({"metadata": meta, "addressType": kind, "endpoints": endpoints, "ports": []}),
+        )
     };
     assert!(of_type("IPv4").is_some());
     assert!(of_type("FQDN").is_none());

@@ -31,7 +31,7 @@ use crate::base::backoff::Backoff;
 use crate::base::drain::Drain;
 use crate::base::logging::{AUDIT, printable};
 use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::csr::names::Reach;
+use crate::kubernetes::csr::names::NameLookup;
 use crate::kubernetes::csr::{Apiserver, CsrError, Profile, within};
 
 /// Looks at every request of the cluster as it comes, one after the other.
@@ -39,7 +39,7 @@ use crate::kubernetes::csr::{Apiserver, CsrError, Profile, within};
 pub struct Approver {
     cluster: Cluster,
     pods: String,
-    reach: Reach,
+    reach: NameLookup,
     /// Where the list goes on, if it was not seen to its end.
     next_page: Mutex<Option<String>>,
 }
@@ -47,7 +47,7 @@ pub struct Approver {
 impl Approver {
     /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`, `reach` by what
     /// their ports may be reached; the namespace of `cluster` is that of its Services.
-    pub fn new(cluster: Cluster, pods: String, reach: Reach) -> Self {
+    pub fn new(cluster: Cluster, pods: String, reach: NameLookup) -> Self {
         Self { cluster, pods, reach, next_page: Mutex::default() }
     }
 
@@ -550,7 +550,7 @@ mod tests {
         let client = Client::new(tower::service_fn(answer), "n");
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let (approver, apiserver) =
-            (Approver::new(cluster, "pods".to_owned(), Reach::default()), Apiserver::default());
+            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), Apiserver::default());
         tokio::select! {
             ended = approver.follow(client, &apiserver, &|| ()) => panic!("{ended:?}"),
             patch = is_patched.recv() => {
@@ -602,7 +602,7 @@ mod tests {
         let client = Client::new(tower::service_fn(answer), "n");
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let (approver, apiserver) =
-            (Approver::new(cluster, "pods".to_owned(), Reach::default()), Apiserver::default());
+            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), Apiserver::default());
         let mut looks = Vec::new();
         for _ in 0..3 {
             let look = approver.follow(client.clone(), &apiserver, &|| ());

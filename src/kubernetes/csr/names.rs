@@ -180,7 +180,7 @@ const PAGE: u32 = 100;
 
 /// Whose names and addresses stand in a server's certificate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct NameLookup {
     /// Services of the pods' namespace.
     pub services: Vec<String>,
     /// Names and addresses beside what those have.
@@ -196,7 +196,7 @@ pub(crate) struct Found {
     pub(crate) missing: Option<(String, String)>,
 }
 
-impl Reach {
+impl NameLookup {
     /// Looks the Services up, in the namespace of `cluster`; asks nothing where there are none.
     ///
     /// # Errors

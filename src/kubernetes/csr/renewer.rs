@@ -19,7 +19,7 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use crate::base::backoff::Backoff;
 use crate::base::drain::Drain;
 use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::csr::names::{self, Found, Reach};
+use crate::kubernetes::csr::names::{self, Found, NameLookup};
 use crate::kubernetes::csr::{CsrError, Profile, SIGNED_WITHIN, within};
 use crate::net::pki::Request;
 use crate::net::reload::look_now;
@@ -47,7 +47,7 @@ pub enum Names {
     Fixed(BTreeSet<String>),
     /// Those by which the ports are reached, which are looked up once a minute; with a new one the certificate is asked for
     /// anew.
-    Of(Reach),
+    Of(NameLookup),
 }
 
 impl Keeper {

@@ -2,7 +2,7 @@
 //!
 //! Nobody's clock is compared with another's: a holder is gone if the Lease has not changed for a while by our own. That
 //! is not enough where a write counts, as a holder may have slept through its own end. So a term has a number, which
-//! what is written carries, see `Term`.
+//! what is written carries, see `LeaderTerm`.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) struct Lease {
 
 /// A time for which this pod holds the Lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Term {
+pub(crate) struct LeaderTerm {
     /// Grows with each change of the holder (`leaseTransitions`): who finds a higher one is not the holder any more.
     pub(crate) number: i32,
 }
@@ -43,7 +43,7 @@ impl Lease {
     /// Waits until this pod holds the Lease. `least` is the lowest number that the term may have. Cancel safe: a term
     /// that has begun unnoticed ends by itself. `report` gets of each try whether another one holds it, and else why it
     /// cannot be had.
-    pub(crate) async fn acquire(&mut self, least: i32, report: impl Fn(Result<(), String>)) -> Term {
+    pub(crate) async fn acquire(&mut self, least: i32, report: impl Fn(Result<(), String>)) -> LeaderTerm {
         loop {
             match self.in_time(Self::try_acquire, least).await {
                 Ok(Some(term)) => return term,
@@ -55,7 +55,7 @@ impl Lease {
     }
 
     /// Keeps the Lease until it is lost, or may be.
-    pub(crate) async fn keep(&mut self, term: Term) {
+    pub(crate) async fn keep(&mut self, term: LeaderTerm) {
         let mut renewed = Instant::now();
         loop {
             sleep(RETRY).await;
@@ -72,7 +72,7 @@ impl Lease {
     }
 
     /// Gives it back, so that another pod need not wait for its end.
-    pub(crate) async fn release(&mut self, term: Term) {
+    pub(crate) async fn release(&mut self, term: LeaderTerm) {
         if let Err(cause) = self.in_time(Self::try_release, term.number).await {
             debug!(lease = self.name, %cause, "not released");
         }
@@ -91,14 +91,14 @@ impl Lease {
         Ok(Api::namespaced(client, &self.namespace))
     }
 
-    async fn try_acquire(&mut self, least: i32) -> Result<Option<Term>, ClusterError> {
+    async fn try_acquire(&mut self, least: i32) -> Result<Option<LeaderTerm>, ClusterError> {
         let api = self.api().await?;
         let Some(found) = api.get_opt(&self.name).await? else {
             let mut new = Object::default();
             new.metadata.name = Some(self.name.clone());
             new.spec = Some(self.spec(least, Some(Timestamp::now())));
             let made = written(api.create(&PostParams::default(), &new).await)?;
-            return Ok(made.then_some(Term { number: least }));
+            return Ok(made.then_some(LeaderTerm { number: least }));
         };
         if !self.is_free(&found) {
             return Ok(None);
@@ -106,7 +106,7 @@ impl Lease {
         let before = found.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
         let number = before.saturating_add(1).max(least);
         let taken = self.replace(&api, found, self.spec(number, Some(Timestamp::now()))).await?;
-        Ok(taken.then_some(Term { number }))
+        Ok(taken.then_some(LeaderTerm { number }))
     }
 
     /// Nobody holds it, or we do, from a term that is over; or its holder has not renewed it for as long as it lasts.

@@ -26,8 +26,8 @@ use crate::base::names::NodeName;
 use crate::base::policy::Glob;
 use crate::base::policy::zone::is_reserved;
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::kubernetes::reconcile::lease::{Lease, Term};
-use crate::kubernetes::watcher::{Followed, NodeStatus, Take, part_of};
+use crate::kubernetes::reconcile::lease::{LeaderTerm, Lease};
+use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, Take, part_of};
 
 /// What is written, and where.
 #[derive(Debug, Clone)]
@@ -107,7 +107,7 @@ impl NodeNames {
     }
 
     /// Waits for a term; `None`: draining has begun.
-    async fn begins(&self, lease: &mut Lease, drain: &Drain) -> Option<Term> {
+    async fn begins(&self, lease: &mut Lease, drain: &Drain) -> Option<LeaderTerm> {
         let acquired = async {
             // The Lease may have been deleted, and begin anew with a number that is lower than what was written.
             let least = loop {
@@ -126,11 +126,11 @@ impl NodeNames {
     }
 
     /// Writes until somebody else has; why it has stopped.
-    async fn term(&self, term: Term) -> String {
+    async fn term(&self, term: LeaderTerm) -> String {
         loop {
             *self.nodes() = Nodes::default();
             let (cluster, which) = (&self.params.cluster, watcher::Config::default());
-            let followed = Followed { cluster, what: "Nodes, for their names", which };
+            let followed = ObjectWatcher { cluster, what: "Nodes, for their names", which };
             let whole = Instant::now() + WHOLE;
             tokio::select! {
                 never = followed.follow(|client, _| Api::<NamedNode>::all(client), self) => match never {},
@@ -141,7 +141,7 @@ impl NodeNames {
         }
     }
 
-    async fn keep(&self, term: Term) -> String {
+    async fn keep(&self, term: LeaderTerm) -> String {
         let look_again = if self.params.holders.is_some() { LOOK_AT_HOLDERS } else { LOOK_AGAIN };
         let (mut first, mut next) = (true, Instant::now());
         loop {
@@ -385,7 +385,7 @@ impl NodeNames {
     /// that no write of an earlier term comes through any more. Whether it was written.
     pub(crate) async fn pass(
         &self,
-        term: Term,
+        term: LeaderTerm,
         nodes: &BTreeMap<String, Seen>,
         first: bool,
     ) -> Result<bool, Stopped> {

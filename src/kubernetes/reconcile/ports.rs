@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use crate::base::drain::Drain;
 use crate::base::policy::ports::ProxyPorts;
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::kubernetes::watcher::{Followed, Take};
+use crate::kubernetes::watcher::{ObjectWatcher, Take};
 
 /// Where ports of nodes are named, and where they are to lead.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ impl PortWatch {
         let PortParams { cluster, namespace, configmap, .. } = &self.params;
         let what = format!("ConfigMap {namespace}/{configmap}");
         let which = watcher::Config::default().fields(&format!("metadata.name={configmap}"));
-        let followed = Followed { cluster, what: &what, which };
+        let followed = ObjectWatcher { cluster, what: &what, which };
         tokio::select! {
             never = followed.follow(|client, _| Api::namespaced(client, namespace), &self) => match never {},
             () = self.keep() => {}

@@ -13,7 +13,7 @@ use crate::link::congestion::{carried, per_second, time_of};
 
 /// The cap, and what it is derived from.
 #[derive(Debug)]
-pub(crate) struct Cap {
+pub(crate) struct CongestionWindow {
     bytes: u64,
     /// Doubling until the first standing queue is met.
     doubling: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Cap {
     round: Round,
     /// Time spent capped since the least round trip was last renewed.
     capped_for: Duration,
-    renewal: Option<Renewal>,
+    renewal: Option<ProbeRtt>,
     trial: Option<Trial>,
     /// The doubling has just ended.
     overshot: bool,
@@ -45,10 +45,10 @@ pub(crate) struct Cap {
     steady: u32,
     /// Rounds in a row in which the cap was reached and did not grow.
     full: u32,
-    pub(crate) noise: Noise,
+    pub(crate) noise: RttJitter,
 }
 
-impl Cap {
+impl CongestionWindow {
     /// Of a line of which nothing is known yet.
     pub(crate) fn new() -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Cap {
             grown: 0,
             steady: ROUNDS_TO_DRAIN,
             full: 0,
-            noise: Noise::default(),
+            noise: RttJitter::default(),
         }
     }
 
@@ -199,7 +199,7 @@ impl Cap {
         if hit {
             self.capped_for += took;
             if self.capped_for >= renew_after(least) {
-                (self.full, self.trial, self.renewal) = (0, None, Some(Renewal { step: 0, least: None }));
+                (self.full, self.trial, self.renewal) = (0, None, Some(ProbeRtt { step: 0, least: None }));
             }
         }
     }
@@ -339,7 +339,7 @@ pub(crate) struct Round {
 
 /// Some rounds below the cap, which empty the queue that we may keep standing ourselves.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Renewal {
+pub(crate) struct ProbeRtt {
     /// Which of its steps is on.
     pub(crate) step: usize,
     pub(crate) least: Option<Duration>,
@@ -372,7 +372,7 @@ pub(crate) const RENEWAL_EIGHTHS: [u64; 5] = [4, 4, 5, 6, 7];
 
 /// What falls again while as much is under way was no queue of ours.
 #[derive(Debug, Default)]
-pub(crate) struct Noise {
+pub(crate) struct RttJitter {
     /// The longest round trip of the round that is on, and by how much a later one was shorter at the most.
     longest: Duration,
     fall: Duration,
@@ -387,7 +387,7 @@ pub(crate) struct Noise {
     changes: VecDeque<Duration>,
 }
 
-impl Noise {
+impl RttJitter {
     /// The round trip varied by so much while nothing of ours was under way. What the kernel has not measured, but assumes,
     /// counts up to [`MOST`]: on a line that jitters bulk would else begin at half of the rate and stay there.
     pub(crate) fn alone(&mut self, by: Duration, measured: bool) {

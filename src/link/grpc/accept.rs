@@ -18,15 +18,15 @@ use crate::base::names::NodeName;
 use crate::link::grpc::enrol::{self, Petition};
 use crate::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::link::grpc::{
-    Alarm, CallBody, Crew, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends,
-    puller,
+    CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
+    SEND_BUFFER, WINDOW, ends, puller,
 };
 use crate::link::link::{Far, Link};
 use crate::link::sender::signals::Ends;
-use crate::net::limiter::Slot;
+use crate::net::limiter::Permit;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
-use crate::proto::frame::Peer;
+use crate::proto::frame::Remote;
 use crate::proto::hello::{Caller, Hello, HelloError, program};
 
 /// What arrives at the port of the links.
@@ -67,19 +67,19 @@ pub enum Certificate {
 
 /// A connection that was not let in yet.
 #[derive(Debug)]
-pub struct Unaccepted {
+pub struct PendingConnection {
     /// Whose certificate it has shown.
     pub certificate: Certificate,
     /// When it is closed if it still has no accepted call.
     pub until: Instant,
     /// Its slots among those that wait, and that have their turn; given back once it is let in. The connection is
     /// closed if the second is lost; the first is its entrance's to look after.
-    pub slots: (Slot, Slot),
+    pub slots: (Permit, Permit),
 }
 
 /// Why a caller is sent away; shown to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Dismissal {
+pub enum CallRejection {
     /// It could not prove its name.
     #[error("invalid token")]
     Token,
@@ -103,13 +103,13 @@ pub fn serve<IO>(
     from: SocketAddr,
     arrivals: mpsc::Sender<Arrival>,
     ground: LinkContext,
-    waiting: Unaccepted,
+    waiting: PendingConnection,
 ) -> impl Future<Output = ()> + Send
 where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let (ahead, crew, alarm) = (ReadAhead::default(), Crew::default(), Alarm::new());
+    let (ahead, crew, alarm) = (ReadAhead::default(), ConnectionExecutor::default(), PingTimer::new());
     let handler = CallHandler {
         from,
         certificate: waiting.certificate.clone(),
@@ -160,7 +160,7 @@ where
 }
 
 /// HTTP/2 as a pod serves it; its futures run on `crew`, and it pings by `alarm`.
-fn http(crew: Crew, alarm: Alarm) -> http2::Builder<Crew> {
+fn http(crew: ConnectionExecutor, alarm: PingTimer) -> http2::Builder<ConnectionExecutor> {
     let mut http = http2::Builder::new(crew);
     http.timer(alarm)
         .initial_stream_window_size(WINDOW)
@@ -181,9 +181,9 @@ impl Call {
         let peer = match self.caller {
             Caller::Edge(hello) => {
                 self.shared.ahead.stands_beside(hello.older);
-                Peer::Edge(hello.node)
+                Remote::Edge(hello.node)
             }
-            Caller::Pod { .. } => Peer::Pod,
+            Caller::Pod { .. } => Remote::Pod,
         };
         let Shared { ground, ahead, tcp_info, connection, accepted, alarm } = self.shared;
         let puller = puller(peer, instance, dialect, &ground.table, &alarm);
@@ -199,7 +199,7 @@ impl Call {
     }
 
     /// Sends the caller away, with its connection.
-    pub fn refuse(self, why: Dismissal) {
+    pub fn refuse(self, why: CallRejection) {
         let mut response = Status::from(why).into_http();
         // So that another pod sees that it was one of ours who refused.
         response.headers_mut().extend(Hello::response(self.shared.ground.table.instance()));
@@ -209,14 +209,14 @@ impl Call {
     }
 }
 
-impl From<Dismissal> for Status {
-    fn from(why: Dismissal) -> Self {
+impl From<CallRejection> for Status {
+    fn from(why: CallRejection) -> Self {
         let text = why.to_string();
         match why {
-            Dismissal::Token => Self::unauthenticated(text),
-            Dismissal::Stopping => Self::unavailable(text),
-            Dismissal::NameTaken(_) | Dismissal::Itself => Self::already_exists(text),
-            Dismissal::NotBeside => Self::failed_precondition(text),
+            CallRejection::Token => Self::unauthenticated(text),
+            CallRejection::Stopping => Self::unavailable(text),
+            CallRejection::NameTaken(_) | CallRejection::Itself => Self::already_exists(text),
+            CallRejection::NotBeside => Self::failed_precondition(text),
         }
     }
 }
@@ -239,7 +239,7 @@ struct Shared {
     tcp_info: Option<TcpInfoReader>,
     connection: CancellationToken,
     accepted: CancellationToken,
-    alarm: Alarm,
+    alarm: PingTimer,
 }
 
 impl CallHandler {

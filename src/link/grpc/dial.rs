@@ -14,15 +14,15 @@ use crate::base::logging::printable;
 use crate::base::names::{Instance, NodeName};
 use crate::link::grpc::read_ahead::{Bounded, ReadAhead, cause};
 use crate::link::grpc::{
-    Alarm, CallBody, Crew, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends,
-    puller,
+    CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
+    SEND_BUFFER, WINDOW, ends, puller,
 };
-use crate::link::link::{Far, Link, Puller};
+use crate::link::link::{Far, Link, OutboundStream};
 use crate::link::sender::signals::Ends;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::proto::codec::encode;
-use crate::proto::frame::Peer;
+use crate::proto::frame::Remote;
 use crate::proto::hello::{Caller, Dialect, Hello, program};
 use crate::proto::superedge::heartbeat;
 
@@ -79,7 +79,7 @@ where
 {
     let answered = call(io, authority, said, node, ground).await?;
     answered.refusal()?;
-    Ok(answered.link(Peer::Cloud(node.clone()), ground))
+    Ok(answered.link(Remote::Cloud(node.clone()), ground))
 }
 
 /// Makes an encrypted connection to another pod a link, `beside` an older one. The connection has shown our certificate.
@@ -97,7 +97,7 @@ where
     let answered = call(io, authority, said, &NodeName::none(), ground).await?;
     match (answered.instance, answered.refusal()) {
         (Some(instance), _) if instance == own => Err(DialError::Itself),
-        (Some(_), refusal) => refusal.map(|()| answered.link(Peer::Pod, ground)),
+        (Some(_), refusal) => refusal.map(|()| answered.link(Remote::Pod, ground)),
         (None, Err(refusal)) => Err(DialError::Plain(refusal.to_string())),
         (None, Ok(())) => Err(DialError::Plain("it answered without naming its process".into())),
     }
@@ -112,8 +112,8 @@ struct Answered {
     ends: Ends,
     dialect: Dialect,
     instance: Option<Instance>,
-    agree: oneshot::Sender<Puller>,
-    alarm: Alarm,
+    agree: oneshot::Sender<OutboundStream>,
+    alarm: PingTimer,
     connection: DropGuard,
 }
 
@@ -129,7 +129,7 @@ impl Answered {
         Ok(())
     }
 
-    fn link(self, peer: Peer, ground: &LinkContext) -> Link {
+    fn link(self, peer: Remote, ground: &LinkContext) -> Link {
         let puller = puller(peer, self.instance, self.dialect, &ground.table, &self.alarm);
         puller.sender.reads_tcp_info(self.tcp_info);
         puller.sender.stands_between(self.ends);
@@ -155,7 +155,7 @@ where
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
-    let (crew, alarm) = (Crew::default(), Alarm::new());
+    let (crew, alarm) = (ConnectionExecutor::default(), PingTimer::new());
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(crew.clone())
         .timer(alarm.clone())
         .initial_stream_window_size(WINDOW)

@@ -18,7 +18,7 @@ use crate::link::grpc::enrol::wire::enrol_client::EnrolClient;
 use crate::link::grpc::enrol::wire::enrol_server::{Enrol, EnrolServer};
 use crate::link::grpc::enrol::wire::{AuthorityReply, AuthorityRequest, JoinRequest};
 use crate::net::socket::Connection;
-use crate::proto::frame::{Code, Refusal};
+use crate::proto::frame::{Code, SessionError};
 
 /// The messages of `proto/enrol.proto`, compiled.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
@@ -34,7 +34,7 @@ pub struct Petition {
     pub from: SocketAddr,
     /// What is asked for.
     pub wish: Wish,
-    answer: oneshot::Sender<Result<String, Refusal>>,
+    answer: oneshot::Sender<Result<String, SessionError>>,
 }
 
 /// What is asked for. All of it is a stranger's.
@@ -43,12 +43,12 @@ pub enum Wish {
     /// The authority that signs the cloud's certificates.
     Authority,
     /// To become a node.
-    Join(Joining),
+    Join(JoinParams),
 }
 
 /// A wish to become a node. Its secrets are not shown.
 #[derive(Clone)]
-pub struct Joining {
+pub struct JoinParams {
     /// The invitation's.
     pub secret: String,
     /// The node's name.
@@ -59,7 +59,7 @@ pub struct Joining {
 
 /// Why a petition was not granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PetitionError {
+pub enum EnrolCallError {
     /// The pod did not answer, or cannot at the moment. Another one may.
     #[error("{0}")]
     Unanswered(String),
@@ -81,12 +81,12 @@ impl Petition {
     }
 
     /// Refuses it. [`Code::NotHere`]: nobody is ever let in this way.
-    pub fn refuse(self, why: Refusal) {
+    pub fn refuse(self, why: SessionError) {
         let _ = self.answer.send(Err(why));
     }
 }
 
-impl std::fmt::Debug for Joining {
+impl std::fmt::Debug for JoinParams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Joining").field("node", &self.node).finish_non_exhaustive()
     }
@@ -128,9 +128,11 @@ impl<F: Fn(Petition) -> bool> Desk<F> {
         }
         match answered.await {
             Ok(Ok(certificates)) => Ok(Response::new(AuthorityReply { certificates })),
-            Ok(Err(Refusal { code: Code::NotAllowed, reason })) => Err(Status::permission_denied(reason)),
-            Ok(Err(Refusal { code: Code::NotHere, reason })) => Err(Status::unimplemented(reason)),
-            Ok(Err(Refusal { reason, .. })) => Err(Status::unavailable(reason)),
+            Ok(Err(SessionError { code: Code::NotAllowed, reason })) => {
+                Err(Status::permission_denied(reason))
+            }
+            Ok(Err(SessionError { code: Code::NotHere, reason })) => Err(Status::unimplemented(reason)),
+            Ok(Err(SessionError { reason, .. })) => Err(Status::unavailable(reason)),
             Err(_) => Err(Status::unavailable("stopping")),
         }
     }
@@ -147,7 +149,7 @@ impl<F: Fn(Petition) -> bool + Send + Sync + 'static> Enrol for Desk<F> {
 
     async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<AuthorityReply>, Status> {
         let JoinRequest { secret, node, token } = request.into_inner();
-        self.ask(Wish::Join(Joining { secret, node, token })).await
+        self.ask(Wish::Join(JoinParams { secret, node, token })).await
     }
 }
 
@@ -156,7 +158,7 @@ impl<F: Fn(Petition) -> bool + Send + Sync + 'static> Enrol for Desk<F> {
 /// # Errors
 ///
 /// There is no answer, or it is no.
-pub async fn petition<IO>(io: IO, authority: &str, wish: Wish) -> Result<String, PetitionError>
+pub async fn petition<IO>(io: IO, authority: &str, wish: Wish) -> Result<String, EnrolCallError>
 where
     IO: Connection + 'static,
 {
@@ -164,23 +166,25 @@ where
     let mut client = EnrolClient::new(channel).max_decoding_message_size(MOST_BYTES);
     let answer = match wish {
         Wish::Authority => client.authority(AuthorityRequest {}).await,
-        Wish::Join(Joining { secret, node, token }) => client.join(JoinRequest { secret, node, token }).await,
+        Wish::Join(JoinParams { secret, node, token }) => {
+            client.join(JoinRequest { secret, node, token }).await
+        }
     };
     answer.map(|answer| answer.into_inner().certificates).map_err(|status| {
         let said = printable(status.message());
         match status.code() {
-            GrpcCode::PermissionDenied => PetitionError::Refused(said),
-            GrpcCode::Unimplemented => PetitionError::Unserved,
-            code => PetitionError::Unanswered(format!("{said} ({code:?})")),
+            GrpcCode::PermissionDenied => EnrolCallError::Refused(said),
+            GrpcCode::Unimplemented => EnrolCallError::Unserved,
+            code => EnrolCallError::Unanswered(format!("{said} ({code:?})")),
         }
     })
 }
 
-async fn channel<IO>(io: IO, authority: &str) -> Result<Channel, PetitionError>
+async fn channel<IO>(io: IO, authority: &str) -> Result<Channel, EnrolCallError>
 where
     IO: Connection + 'static,
 {
-    let broken = |cause: &dyn std::error::Error| PetitionError::Unanswered(cause.to_string());
+    let broken = |cause: &dyn std::error::Error| EnrolCallError::Unanswered(cause.to_string());
     // "http" though it is TLS: that is done.
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|cause| broken(&cause))?;
     let io = Mutex::new(Some(io));

@@ -58,7 +58,7 @@ impl ReadAhead {
     }
 
     /// The next bytes for the link, see [`next_piece`]. Cancel safe.
-    pub(crate) async fn next_piece(&self, incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnded> {
+    pub(crate) async fn next_piece(&self, incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
         let mut next = pin!(next_piece(incoming));
         poll_fn(|cx| {
             let piece = next.as_mut().poll(cx);
@@ -140,7 +140,7 @@ const FRAME_HEAD: usize = 9;
 
 /// How a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StreamEnded {
+pub enum StreamEnd {
     /// The far end closed it, or the connection broke: the cause for people.
     Closed(String),
     /// The far end closed it because another process has this one's name.
@@ -148,18 +148,18 @@ pub enum StreamEnded {
 }
 
 /// The next bytes, or how the stream ended. Cancel safe.
-pub(crate) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnded> {
+pub(crate) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
     match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
-        None => Err(StreamEnded::Closed(END.into())),
-        Some(Err(e)) => Err(StreamEnded::Closed(cause(&e))),
+        None => Err(StreamEnd::Closed(END.into())),
+        Some(Err(e)) => Err(StreamEnd::Closed(cause(&e))),
         Some(Ok(frame)) => frame.into_data().map_err(|frame| {
             let status = frame.trailers_ref().and_then(Status::from_header_map);
             match status {
                 Some(status) if status.code() == Code::AlreadyExists => {
-                    StreamEnded::NameTaken(printable(status.message()))
+                    StreamEnd::NameTaken(printable(status.message()))
                 }
-                Some(status) if status.code() != Code::Ok => StreamEnded::Closed(printable(status.message())),
-                _ => StreamEnded::Closed(END.into()),
+                Some(status) if status.code() != Code::Ok => StreamEnd::Closed(printable(status.message())),
+                _ => StreamEnd::Closed(END.into()),
             }
         }),
     }

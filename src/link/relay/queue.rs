@@ -14,8 +14,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::link::lock;
-use crate::link::schedule::{FrameSource, RelaySource, SendIntent, Sent, Standing, Turn};
-use crate::proto::budget::Share;
+use crate::link::schedule::{FrameSource, RelayFrameSource, SendIntent, SendOutcome, Standing, Turn};
+use crate::proto::budget::Reservation;
 use crate::proto::frame::{SessionFrame, SessionKey};
 use crate::proto::halves::joined;
 use crate::proto::state::{Control, LinkId};
@@ -46,7 +46,7 @@ struct Queue {
     /// Bytes of data in `ordered`.
     bytes: usize,
     /// What `ordered` takes: bytes, and an overhead for each frame; of all queues together, and of those of its link.
-    taken: (Share, Share),
+    taken: (Reservation, Reservation),
     most: usize,
     /// Nothing more is taken in: the last frame waits, or was sent.
     sealed: bool,
@@ -59,7 +59,7 @@ struct Queue {
 
 impl RelayQueue {
     /// An empty queue in which at most `most` bytes wait, out of both budgets too.
-    pub(crate) fn new(key: SessionKey, most: usize, budgets: (Share, Share)) -> Arc<Self> {
+    pub(crate) fn new(key: SessionKey, most: usize, budgets: (Reservation, Reservation)) -> Arc<Self> {
         let queue = Queue {
             answer: None,
             credit: None,
@@ -128,7 +128,7 @@ impl RelayQueue {
     }
 }
 
-impl RelaySource for RelayQueue {
+impl RelayFrameSource for RelayQueue {
     fn close(&self) {
         self.closed.store(true, Relaxed);
         let mut queue = lock(&self.queue);
@@ -179,7 +179,7 @@ impl FrameSource for RelayQueue {
         longest: usize,
         most: usize,
         _now: Instant,
-    ) -> Sent {
+    ) -> SendOutcome {
         let mut queue = lock(&self.queue);
         let held = queue.bytes > most;
         let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
@@ -188,7 +188,7 @@ impl FrameSource for RelayQueue {
         queue.standing = standing;
         let backlog = queue.backlog();
         queue.in_turns = backlog.is_some();
-        Sent { frame, bytes, standing, backlog }
+        SendOutcome { frame, bytes, standing, backlog }
     }
 
     fn is_over(&self) -> bool {

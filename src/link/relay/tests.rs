@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
-use crate::link::schedule::{FrameSource as _, RelaySource as _};
+use crate::link::schedule::{FrameSource as _, RelayFrameSource as _};
 use crate::link::table::{Event, RelayRequest, SessionLimits, SessionTable};
-use crate::proto::frame::{Category, Code, FrameKind, Peer, Refusal, SessionKey};
+use crate::proto::frame::{Category, Code, FrameKind, Remote, SessionError, SessionKey};
 use crate::proto::halves::Windows;
 use crate::proto::hello::Dialect;
 
@@ -38,7 +38,7 @@ fn node() -> NodeName {
     "edge1".parse().unwrap()
 }
 
-fn link(number: u64, peer: Peer) -> Arc<LinkSender> {
+fn link(number: u64, peer: Remote) -> Arc<LinkSender> {
     LinkSender::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), Dialect::NEWEST)
 }
 
@@ -51,7 +51,7 @@ impl Relay {
         let windows = Windows { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory, sessions: 2000, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(99), limits, Metrics::cloud("", ""));
-        Self { table, client: link(1, Peer::Pod), edge: link(2, Peer::Edge(node())) }
+        Self { table, client: link(1, Remote::Pod), edge: link(2, Remote::Edge(node())) }
     }
 
     fn bound() -> Self {
@@ -73,7 +73,7 @@ impl Relay {
     }
 
     fn end(&self, link: &LinkSender) {
-        let _ = self.table.link_ended(link, &Refusal::new(Code::GivenUp, "gone"), Instant::now());
+        let _ = self.table.link_ended(link, &SessionError::new(Code::GivenUp, "gone"), Instant::now());
     }
 
     fn is_empty(&self) -> bool {
@@ -128,7 +128,7 @@ fn data(text: &'static str) -> SessionFrame {
 }
 
 fn reset(epoch: u64) -> SessionFrame {
-    SessionFrame::Reset { epoch, refusal: Refusal::new(Code::GivenUp, "given up") }
+    SessionFrame::Reset { epoch, refusal: SessionError::new(Code::GivenUp, "given up") }
 }
 
 fn lost(epoch: u64) -> SessionFrame {
@@ -152,8 +152,8 @@ fn opened_by(mut frame: SessionFrame, who: &str) -> SessionFrame {
 
 #[tokio::test]
 async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
-    let (pod, stranger) = (link(3, Peer::Pod), link(4, Peer::Edge("stranger".parse().unwrap())));
-    let mut opener = link(5, Peer::Edge("opener".parse().unwrap()));
+    let (pod, stranger) = (link(3, Remote::Pod), link(4, Remote::Edge("stranger".parse().unwrap())));
+    let mut opener = link(5, Remote::Edge("opener".parse().unwrap()));
     let relay = Relay::new();
     relay.ask(&opener, open(1)).unwrap().pass(&relay.edge);
     // The pod replaces the opener in an edge's frame with the edge that it is.
@@ -179,7 +179,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     }
     // Itself may, over another link or through another pod, be that as old as it likes.
     for (from, frame) in [
-        (link(6, Peer::Edge("opener".parse().unwrap())), resume(8)),
+        (link(6, Remote::Edge("opener".parse().unwrap())), resume(8)),
         (pod.clone(), opened_by(resume(9), "node/opener")),
         (pod, resume(10)),
     ] {
@@ -209,7 +209,7 @@ async fn frames_pass_between_the_two_links_and_from_no_third() {
     relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None });
     relay.on_frame(&relay.edge, data("from the edge"));
     relay.on_frame(&relay.client, data("from the client"));
-    relay.on_frame(&link(3, Peer::Pod), data("from a stranger"));
+    relay.on_frame(&link(3, Remote::Pod), data("from a stranger"));
     relay.on_frame(&relay.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
     assert_eq!(frames(&relay.edge), [data("from the client")]);
     let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None };
@@ -250,7 +250,7 @@ async fn lost_stays_behind_the_data_and_the_reset_before_it() {
 #[tokio::test]
 async fn only_a_higher_epoch_binds_anew_and_what_the_old_link_says_is_dropped() {
     let relay = Relay::bound();
-    let other = link(3, Peer::Pod);
+    let other = link(3, Remote::Pod);
     assert!(relay.ask(&other, resume(1)).is_none(), "not higher");
     relay.on_frame(&relay.edge, data("for the old link"));
     relay.ask(&other, resume(3)).unwrap().pass(&relay.edge);
@@ -272,7 +272,7 @@ async fn what_is_left_of_an_old_binding_is_not_said_behind_a_new_answer() {
     relay.on_frame(&relay.edge, data("old"));
     relay.end(&relay.edge);
     // The opener does not know of it yet, and comes by itself.
-    let edge = link(4, Peer::Edge(node()));
+    let edge = link(4, Remote::Edge(node()));
     relay.ask(&relay.client, resume(2)).unwrap().pass(&edge);
     relay.on_frame(&edge, resumed(2));
     assert_eq!(frames(&relay.client), [resumed(2)]);
@@ -298,11 +298,11 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
 }
 
 fn broken() -> SessionFrame {
-    SessionFrame::Broken { total: 5, refusal: Refusal::new(Code::GivenUp, "given up") }
+    SessionFrame::Broken { total: 5, refusal: SessionError::new(Code::GivenUp, "given up") }
 }
 
 fn over(epoch: u64) -> SessionFrame {
-    SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") }
+    SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Over, "") }
 }
 
 #[tokio::test]
@@ -320,7 +320,8 @@ async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
 #[tokio::test]
 async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_here() {
     let mut relay = Relay::new();
-    relay.client = LinkSender::new(LinkId(1), Peer::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
+    relay.client =
+        LinkSender::new(LinkId(1), Remote::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
     relay.ask(&relay.client, open(1)).unwrap().pass(&relay.edge);
     assert_eq!(frames(&relay.edge), [open(1)]);
     relay.on_frame(&relay.client, data("of no use"));
@@ -334,8 +335,8 @@ async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_
 #[tokio::test]
 async fn there_is_one_hop_between_pods_and_no_path_back() {
     let relay = Relay::new();
-    let back = LinkSender::new(LinkId(5), Peer::Edge(node()), relay.client.instance, Dialect::NEWEST);
-    for to in [link(3, Peer::Pod), relay.client.clone(), back] {
+    let back = LinkSender::new(LinkId(5), Remote::Edge(node()), relay.client.instance, Dialect::NEWEST);
+    for to in [link(3, Remote::Pod), relay.client.clone(), back] {
         relay.ask(&relay.client, open(1)).unwrap().pass(&to);
         assert!(
             matches!(&frames(&relay.client)[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == Code::NotHere)
@@ -388,7 +389,7 @@ async fn too_much_for_one_session_costs_both_ends_a_resume_and_no_more() {
 #[tokio::test]
 async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
     let relay = Relay::bound();
-    let other = link(4, Peer::Edge("edge2".parse().unwrap()));
+    let other = link(4, Remote::Edge("edge2".parse().unwrap()));
     relay.ask(&relay.client, resume(2)).unwrap().pass(&other);
     assert_eq!((frames(&relay.edge), frames(&other)), (vec![lost(1)], vec![resume(2)]));
     assert_eq!((relay.edge.sessions(), other.sessions(), relay.client.sessions()), (0, 1, 1));
@@ -420,8 +421,8 @@ async fn a_credit_stays_behind_the_answer_before_it() {
 async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
     let relay = Relay::new();
     // The edge's side is a pod too, through which an older attempt comes back late.
-    let pod = link(3, Peer::Pod);
-    let edge = link(4, Peer::Edge(node()));
+    let pod = link(3, Remote::Pod);
+    let edge = link(4, Remote::Edge(node()));
     relay.ask(&edge, open(2)).unwrap().pass(&pod);
     assert!(matches!(&frames(&pod)[..], [SessionFrame::Open { epoch: 2, .. }]));
     relay.on_frame(&edge, lost(2));
@@ -480,7 +481,7 @@ async fn attempts_without_end_leave_nothing_on_a_link_that_takes_nothing() {
 #[tokio::test]
 async fn a_link_that_takes_nothing_leaves_room_for_others() {
     let relay = Relay::with(64 << 20);
-    let (bad, on_frame) = (link(3, Peer::Edge("bad".parse().unwrap())), |id: u128, frame| {
+    let (bad, on_frame) = (link(3, Remote::Edge("bad".parse().unwrap())), |id: u128, frame| {
         let id = SessionId::from_bits(id);
         relay.table.on_frame(&relay.client, key(id), frame, Instant::now())
     });
@@ -513,7 +514,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
         let id = SessionId::from_bits(id);
         relay.table.on_frame(from, key(id), frame, Instant::now())
     };
-    let others = [link(5, Peer::Pod), link(6, Peer::Pod)];
+    let others = [link(5, Remote::Pod), link(6, Remote::Pod)];
     let mut first = None;
     for id in 0..3000 {
         if let Some(Event::RelayRequest(request)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
@@ -536,7 +537,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 
 #[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
-    let edge = link(2, Peer::Edge(node()));
+    let edge = link(2, Remote::Edge(node()));
     let queue = RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     queue.close();
     assert!(edge.pass(&queue, 1));
@@ -545,7 +546,7 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
 
 #[tokio::test]
 async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
-    let edge = link(2, Peer::Edge(node()));
+    let edge = link(2, Remote::Edge(node()));
     let queue = || RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     let (newer, late) = (queue(), queue());
     assert!(edge.pass(&newer, 2));
@@ -559,8 +560,9 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
 #[tokio::test]
 async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     let relay = Relay::new();
-    let (asker, wrong) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
-    let not_here = || SessionFrame::Refused { epoch: 1, refusal: Refusal::new(Code::NotHere, "it has gone") };
+    let (asker, wrong) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Pod));
+    let not_here =
+        || SessionFrame::Refused { epoch: 1, refusal: SessionError::new(Code::NotHere, "it has gone") };
     let request = relay.ask(&asker, open(1)).unwrap();
     request.try_path(&wrong);
     assert!(request.path_failed().now_or_never().is_none());
@@ -585,7 +587,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     drop(request);
     relay.on_frame(
         &wrong,
-        SessionFrame::Reset { epoch: 2, refusal: Refusal::new(Code::NotHere, "not here either") },
+        SessionFrame::Reset { epoch: 2, refusal: SessionError::new(Code::NotHere, "not here either") },
     );
     assert!(matches!(frames(&asker)[..], [SessionFrame::Reset { epoch: 2, .. }]));
 }
@@ -593,7 +595,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
 #[tokio::test]
 async fn nobody_but_its_opener_moves_a_session_to_another_path() {
     let relay = Relay::new();
-    let (asker, silent) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
+    let (asker, silent) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Pod));
     let request = relay.ask(&asker, open(1)).unwrap();
     request.try_path(&silent);
     request.try_path(&relay.edge);

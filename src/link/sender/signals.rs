@@ -14,7 +14,9 @@ use tracing::{info, warn};
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
 use crate::link::sender::{FIRST_ROUND_TRIP_MICROS, LinkSender, MOST_REPLIES};
-use crate::proto::frame::{Code, Conflict, Found, Frame, FrameKind, Load, Refusal, SessionFrame, SessionKey};
+use crate::proto::frame::{
+    Code, Conflict, Found, Frame, FrameKind, Load, SessionError, SessionFrame, SessionKey,
+};
 use crate::proto::hello::Dialect;
 
 impl LinkSender {
@@ -71,7 +73,7 @@ impl LinkSender {
     /// peer of version 1, which does not know the frame.
     pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
         if self.dialect.has(Dialect::CONFLICTS) {
-            let reason = Refusal::new(Code::Busy, why).reason;
+            let reason = SessionError::new(Code::Busy, why).reason;
             self.signal(node, FrameKind::Conflict(Conflict { instance: keeps, reason }));
         }
     }
@@ -113,7 +115,7 @@ impl LinkSender {
 
 /// The reply to a session that we do not know.
 pub(crate) fn unknown(epoch: u64) -> SessionFrame {
-    SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Unknown, UNKNOWN) }
+    SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Unknown, UNKNOWN) }
 }
 
 /// Why a session cannot be taken up.
@@ -138,7 +140,7 @@ pub(crate) struct Watch {
 
 /// What is known of a link at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct Liveness {
     /// How often its far end is to be asked; `None`: only when nothing comes from it.
     pub(crate) ask_every: Option<Duration>,
     /// Since when a ping waits for its answer.
@@ -147,7 +149,7 @@ pub(crate) struct Life {
     pub(crate) patience: Option<Duration>,
 }
 
-impl Life {
+impl Liveness {
     /// When the link counts as silent, if no answer comes.
     pub(crate) fn silent_at(&self) -> Option<Instant> {
         self.ask_every?;
@@ -284,7 +286,7 @@ impl LinkSender {
     }
 
     /// What is known of the link just now.
-    pub(crate) fn life(&self, now: Instant) -> Life {
+    pub(crate) fn life(&self, now: Instant) -> Liveness {
         let left = self.watch.until_millis.load(Relaxed).saturating_sub(self.millis(now));
         let ask_every = match left {
             0 => None,
@@ -294,7 +296,7 @@ impl LinkSender {
         let waiting = self.lock();
         let sent = waiting.pace.as_ref().and_then(|pace| pace.unanswered());
         let unanswered = sent.into_iter().chain(waiting.ping).min();
-        Life { ask_every, unanswered, patience: waiting.trips.patience() }
+        Liveness { ask_every, unanswered, patience: waiting.trips.patience() }
     }
 
     /// Wakes who reads the link, for a look.
@@ -410,7 +412,7 @@ pub(crate) enum Look {
 impl Alive {
     /// Looks at a link of the extended dialect. One that is watched is asked in turn, whatever comes from it, as only an
     /// answer shows that both directions work; and not again while an answer is awaited.
-    pub(crate) fn look(&mut self, life: Life, now: Instant) -> Look {
+    pub(crate) fn look(&mut self, life: Liveness, now: Instant) -> Look {
         let unasked = now - self.last_ping;
         let look = match (life.silent_at(), life.ask_every) {
             (Some(at), _) if at <= now => Look::Silent,
@@ -561,7 +563,7 @@ impl LinkSender {
 
 /// When a second link may be dialled, for whoever dials links to one place. There is at most one at a time.
 #[derive(Debug)]
-pub struct SecondLink {
+pub struct BackupLink {
     metrics: Metrics,
     /// Dialled in vain since one was of use, and when the last of them was.
     vain: u32,
@@ -570,7 +572,7 @@ pub struct SecondLink {
     next: Instant,
 }
 
-impl SecondLink {
+impl BackupLink {
     /// None was dialled yet.
     pub fn new(metrics: Metrics) -> Self {
         Self { metrics, vain: 0, last: None, next: Instant::now() }
@@ -738,7 +740,7 @@ mod alive_tests {
                 alive.last_received = now;
             }
             let unanswered = pings.front().map(|(sent, _)| *sent);
-            let life = Life { ask_every: Some(ask_every), unanswered, patience: trips.patience() };
+            let life = Liveness { ask_every: Some(ask_every), unanswered, patience: trips.patience() };
             alive.looked = now;
             let look = alive.look(life, now);
             match look {
@@ -792,7 +794,7 @@ mod alive_tests {
 
 #[cfg(test)]
 mod seen_tests {
-    use crate::proto::frame::Peer;
+    use crate::proto::frame::Remote;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
@@ -800,7 +802,7 @@ mod seen_tests {
 
     #[tokio::test]
     async fn a_link_tells_what_went_over_it_and_no_round_trip_before_the_first() {
-        let link = LinkSender::new(LinkId(1), Peer::Pod, None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Pod, None, Dialect::NEWEST);
         assert_eq!((link.measured_round_trip(), link.ends()), (None, None));
         link.count_sent(5);
         link.count_sent(0);
@@ -823,14 +825,14 @@ mod second_tests {
     use std::task::{Context, Poll, Waker};
 
     use crate::base::names::NodeName;
-    use crate::proto::frame::{FrameKind, Peer};
+    use crate::proto::frame::{FrameKind, Remote};
     use crate::proto::state::LinkId;
 
     use super::*;
 
     /// A link that has asked its far end, and the number of that ping.
     fn asked() -> (Arc<LinkSender>, u64) {
-        let link = LinkSender::new(LinkId(1), Peer::Cloud(NodeName::none()), None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Cloud(NodeName::none()), None, Dialect::NEWEST);
         link.probe();
         let pulled = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
         let Poll::Ready(Some(frame)) = pulled else { panic!("no ping") };
@@ -843,7 +845,7 @@ mod second_tests {
     async fn dialled(after: Option<Duration>) -> u32 {
         let (link, ping) = asked();
         let dials = AtomicU32::new(0);
-        let mut second = SecondLink::new(Metrics::edge());
+        let mut second = BackupLink::new(Metrics::edge());
         let dial = || async {
             dials.fetch_add(1, Relaxed);
             std::future::pending::<Result<(), &str>>().await

@@ -13,7 +13,7 @@ use crate::base::names::{Instance, NodeName, SessionId, Target};
 use crate::link::sender::LinkSender;
 use crate::link::session::SessionCore;
 use crate::net::ByteStream;
-use crate::proto::frame::{Category, Code, Refusal};
+use crate::proto::frame::{Category, Code, SessionError};
 use crate::proto::state::{Effects, Phase, SessionState};
 
 /// One proxied TCP conversation, seen as a byte stream without copies.
@@ -28,7 +28,7 @@ pub struct Session(pub(crate) ResetOnDrop);
 
 /// Bytes and end of a session, for the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Account {
+pub struct SessionTotals {
     /// Bytes its owner wrote.
     pub sent: u64,
     /// Bytes its owner read.
@@ -36,7 +36,7 @@ pub struct Account {
     /// How often it was resumed on another path.
     pub resumed: u32,
     /// Why it ended, if it did not end in good order.
-    pub ended: Option<Refusal>,
+    pub ended: Option<SessionError>,
 }
 
 impl Session {
@@ -46,11 +46,11 @@ impl Session {
     }
 
     /// Its account so far.
-    pub fn account(&self) -> Account {
-        let mut account = Account { sent: 0, received: 0, resumed: 0, ended: None };
+    pub fn account(&self) -> SessionTotals {
+        let mut account = SessionTotals { sent: 0, received: 0, resumed: 0, ended: None };
         self.0.with(|shared| {
             let inner = shared.lock();
-            account = Account {
+            account = SessionTotals {
                 sent: inner.state.send.written(),
                 received: inner.state.recv.taken(),
                 resumed: inner.state.resumed(),
@@ -62,7 +62,7 @@ impl Session {
 
     /// Ends it like a connection that broke off: delivers what was written, then sends the reason. Bytes from the far
     /// end are dropped.
-    pub fn break_off(mut self, why: Refusal) {
+    pub fn break_off(mut self, why: SessionError) {
         if let Some(shared) = self.0.shared.take() {
             shared.break_off(why);
         }
@@ -133,7 +133,7 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
     over.then(|| {
         io::Error::new(
             kind,
-            end.ended().cloned().unwrap_or_else(|| Refusal::new(Code::Over, "session is over")),
+            end.ended().cloned().unwrap_or_else(|| SessionError::new(Code::Over, "session is over")),
         )
     })
 }
@@ -145,15 +145,15 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
 /// lost before the far end has answered.
 #[derive(Debug)]
 #[must_use = "dropping an opening takes the request back"]
-pub struct Opening(ResetOnDrop);
+pub struct PendingOpen(ResetOnDrop);
 
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// The target answered: [`Opening::into_session`].
+    /// The target answered: [`PendingOpen::into_session`].
     Open,
     /// The far end refused, and no other path would help.
-    Refused(Refusal),
+    Refused(SessionError),
     /// The link ended, or the node is not behind it: another link may be tried.
     NoPath,
 }
@@ -179,7 +179,7 @@ pub struct Parked {
     again: u32,
 }
 
-impl Opening {
+impl PendingOpen {
     pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
         Self(ResetOnDrop::new(shared))
     }
@@ -270,7 +270,7 @@ impl Offer {
     }
 
     /// Sends Refused.
-    pub fn refuse(mut self, why: Refusal) {
+    pub fn refuse(mut self, why: SessionError) {
         if let Some(shared) = self.owned.shared.take() {
             shared.reset(why);
         }
@@ -324,7 +324,7 @@ impl Parked {
     }
 
     /// Ends the session, because no path was found.
-    pub fn give_up(self, why: Refusal) {
+    pub fn give_up(self, why: SessionError) {
         self.shared.act(|inner| inner.state.give_up(why));
     }
 }
@@ -405,6 +405,6 @@ pub(crate) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
 }
 
 /// The refusal of a session whose owner dropped it without a reason.
-pub(crate) fn given_up() -> Refusal {
-    Refusal::new(Code::GivenUp, "given up by its owner")
+pub(crate) fn given_up() -> SessionError {
+    SessionError::new(Code::GivenUp, "given up by its owner")
 }

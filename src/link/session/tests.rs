@@ -11,12 +11,12 @@ use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName, SessionId};
 use crate::link::schedule::FrameSource as _;
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::{Answer, Opening};
+use crate::link::session::stream::{Answer, PendingOpen};
 use crate::link::session::{Inner, SessionCore};
 use crate::link::table::{Event, SessionLimits, SessionTable};
 use crate::net::ByteStream as _;
 use crate::proto::budget::Budget;
-use crate::proto::frame::{Category, Code, Frame, FrameKind, Peer, Refusal, SessionFrame, SessionKey};
+use crate::proto::frame::{Category, Code, Frame, FrameKind, Remote, SessionError, SessionFrame, SessionKey};
 use crate::proto::halves::{RecvHalf, SendHalf, Windows};
 use crate::proto::hello::Dialect;
 use crate::proto::state::SessionState;
@@ -29,7 +29,7 @@ fn table() -> Arc<SessionTable> {
 }
 
 fn link(id: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
+    LinkSender::new(LinkId(id), Remote::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
 }
 
 fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
@@ -57,10 +57,10 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
     for (data, total) in [(Some("banner"), 7), (None, 1)] {
         let (table, link) = (table(), link(1));
         let session = opener(&table);
-        let opening = Opening::new(session.clone());
+        let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
         let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
-        let over = SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "closed") };
+        let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(Code::Over, "closed") };
         let said = data.map(|data| SessionFrame::Data(data.into()));
         for frame in
             [Some(opened), said, Some(SessionFrame::Finish { total }), Some(over)].into_iter().flatten()
@@ -80,12 +80,12 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
     let (table, [near, behind]) = (table(), [2, 3].map(Instance::from_bits));
     let node = NodeName::none;
     for (peer, end, known) in [
-        (Peer::Edge(node()), None, true),
-        (Peer::Pod, Some(near), true),
-        (Peer::Pod, Some(behind), false),
-        (Peer::Pod, None, false),
-        (Peer::Cloud(node()), Some(near), true),
-        (Peer::Cloud(node()), Some(behind), false),
+        (Remote::Edge(node()), None, true),
+        (Remote::Pod, Some(near), true),
+        (Remote::Pod, Some(behind), false),
+        (Remote::Pod, None, false),
+        (Remote::Cloud(node()), Some(near), true),
+        (Remote::Cloud(node()), Some(behind), false),
     ] {
         let link = LinkSender::new(LinkId(1), peer, Some(near), Dialect::NEWEST);
         let session = opener(&table);
@@ -103,11 +103,11 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
 
 #[tokio::test]
 async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
-    let (now, why) = (Instant::now(), Refusal::new(Code::Busy, "no room for it any more"));
+    let (now, why) = (Instant::now(), SessionError::new(Code::Busy, "no room for it any more"));
     for (table_ends_it, finishes) in [(true, false), (true, true), (false, false), (false, true)] {
         let (table, link) = (table(), link(1));
         let session = opener(&table);
-        let opening = Opening::new(session.clone());
+        let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
         for frame in [
             SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
@@ -155,7 +155,7 @@ async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open()
 async fn a_session_that_is_over_joins_no_link() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
-    session.reset(Refusal::new(Code::GivenUp, "enough"));
+    session.reset(SessionError::new(Code::GivenUp, "enough"));
     ask(&session, &link);
     assert_eq!(link.sessions(), 0);
 }
@@ -163,7 +163,7 @@ async fn a_session_that_is_over_joins_no_link() {
 #[tokio::test]
 async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let (table, alive, dead) = (table(), link(1), link(2));
-    let gone = Refusal::new(Code::GivenUp, "gone");
+    let gone = SessionError::new(Code::GivenUp, "gone");
     assert!(table.link_ended(&dead, &gone, Instant::now()).is_empty());
     let session = opener(&table);
     ask(&session, &alive);
@@ -180,7 +180,7 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = Refusal::new(Code::GivenUp, "gone");
+    let gone = SessionError::new(Code::GivenUp, "gone");
     let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
     first.resume(&links[1]);
     assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
@@ -198,7 +198,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = Refusal::new(Code::GivenUp, "gone");
+    let gone = SessionError::new(Code::GivenUp, "gone");
     drop(table.link_ended(&links[0], &gone, now));
     ask(&session, &links[1]);
     assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
@@ -207,7 +207,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
 #[tokio::test]
 async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
     let (table, link) = (table(), link(2));
-    let plain = LinkSender::new(LinkId(1), Peer::Edge("node1".parse().unwrap()), None, Dialect::Plain);
+    let plain = LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None, Dialect::Plain);
     let session = opener(&table);
     let mut limits = Vec::new();
     for link in [&plain, &link] {
@@ -226,7 +226,7 @@ async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
     let opening = table.open(node, target, Category::Ssh, "c".into()).unwrap();
     opening.ask(&link, None);
     assert_eq!(said(&link).len(), 1);
-    let why = Refusal::new(Code::NotAllowed, "its token is revoked");
+    let why = SessionError::new(Code::NotAllowed, "its token is revoked");
     table.reset_on(&link, &why);
     assert_eq!(opening.answer().await, Answer::Refused(why));
 }
@@ -252,7 +252,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         let (here, there) = (table(), table());
         let links = [link(1), link(2)];
         let far = [1, 2].map(|id| {
-            LinkSender::new(LinkId(id), Peer::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST)
+            LinkSender::new(LinkId(id), Remote::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST)
         });
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
         let opening = here.open(node, target, Category::Ssh, "c".into()).unwrap();
@@ -264,7 +264,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         let older = said(&links[0]).pop().unwrap();
         opening.ask(&links[1], None);
         assert!(matches!(said(&links[1])[..], [SessionFrame::Open { epoch: 2, .. }]));
-        let busy = Refusal::new(Code::Busy, "no room");
+        let busy = SessionError::new(Code::Busy, "no room");
         hears(&here, &links[1], &SessionFrame::Refused { epoch: 2, refusal: busy.clone() });
         assert_eq!(opening.answer().await, Answer::Refused(busy));
         drop(opening);
@@ -291,7 +291,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let windows = Windows { start: 16, max: 16 };
     let limits = SessionLimits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
     let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
-    let link = LinkSender::new(LinkId(1), Peer::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(1), Remote::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST);
     let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
     let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),

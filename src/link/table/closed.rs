@@ -17,7 +17,7 @@ use crate::link::table::SessionTable;
 use crate::net::limiter::FairMap;
 use crate::net::pool::Pool;
 use crate::proto::budget::Budget;
-use crate::proto::frame::{Code, Opener, Refusal};
+use crate::proto::frame::{Code, Opener, SessionError};
 
 /// The sessions that were opened from elsewhere, by client.
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl SessionTable {
             return false;
         };
         self.add_ended(session.key.id, Some(Code::Busy));
-        session.reset_unread(Refusal::new(
+        session.reset_unread(SessionError::new(
             Code::Busy,
             "it made room for another client: its own has most sessions there, and it was silent for longest",
         ));
@@ -186,7 +186,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Ids of sessions that are over, for as long as a late Open could come for one; by who had opened them.
 #[derive(Debug)]
-pub(crate) struct EndedSessions(FairMap<Arc<str>, SessionId, Ended>);
+pub(crate) struct Tombstones(FairMap<Arc<str>, SessionId, Ended>);
 
 #[derive(Debug)]
 struct Ended {
@@ -194,16 +194,16 @@ struct Ended {
     why: Code,
 }
 
-impl Default for EndedSessions {
+impl Default for Tombstones {
     fn default() -> Self {
         Self(FairMap::new(MOST_ENDED))
     }
 }
 
-impl EndedSessions {
+impl Tombstones {
     /// The answer to a request for a session that ended not long ago: the peer may have missed the first answer.
-    pub(crate) fn refusal(&self, id: SessionId) -> Option<Refusal> {
-        self.0.get(&id).map(|ended| Refusal::new(ended.why, "this session has ended"))
+    pub(crate) fn refusal(&self, id: SessionId) -> Option<SessionError> {
+        self.0.get(&id).map(|ended| SessionError::new(ended.why, "this session has ended"))
     }
 
     /// A session of a client that has ended, for the given reason if it did not end by itself.
@@ -255,7 +255,7 @@ impl SessionTable {
         }
         self.forget_delivered();
         let Some(before) = now.checked_sub(self.limits.grace) else { return };
-        let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
+        let why = SessionError::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
         for shard in &self.shards {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
             for session in sessions {
@@ -356,7 +356,7 @@ mod departed_tests {
     use crate::link::sender::LinkSender;
     use crate::link::table::SessionLimits;
     use crate::net::ByteStream as _;
-    use crate::proto::frame::{Category, Code, Peer, Refusal, SessionFrame, SessionKey};
+    use crate::proto::frame::{Category, Code, Remote, SessionError, SessionFrame, SessionKey};
     use crate::proto::halves::Windows;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
@@ -369,7 +369,7 @@ mod departed_tests {
         let windows = Windows { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
-        (table, LinkSender::new(LinkId(1), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
+        (table, LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
     }
 
     /// A session that broke off with so many bytes for which the peer has no room.
@@ -383,7 +383,7 @@ mod departed_tests {
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);
         poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
-        session.break_off(Refusal::new(Code::GivenUp, "broken"));
+        session.break_off(SessionError::new(Code::GivenUp, "broken"));
         id
     }
 
@@ -435,7 +435,7 @@ mod ended_tests {
 
     #[test]
     fn who_missed_the_first_refusal_learns_its_code_from_the_next() {
-        let (mut ended, id, now) = (EndedSessions::default(), SessionId::from_bits(1), Instant::now());
+        let (mut ended, id, now) = (Tombstones::default(), SessionId::from_bits(1), Instant::now());
         assert_eq!(ended.refusal(id), None);
         for (why, told) in [
             (Some(Code::Busy), Code::Busy),
@@ -453,7 +453,7 @@ mod ended_tests {
 
     #[test]
     fn who_ends_many_sessions_drives_out_none_of_another() {
-        let (mut ended, now) = (EndedSessions::default(), Instant::now());
+        let (mut ended, now) = (Tombstones::default(), Instant::now());
         ended.add(&"ann".into(), SessionId::from_bits(0), Some(Code::Busy), now);
         for id in 1..=2 * MOST_ENDED as u128 {
             ended.add(&"node mallory".into(), SessionId::from_bits(id), None, now);

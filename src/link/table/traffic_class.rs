@@ -14,7 +14,7 @@ use crate::link::table::SessionTable;
 
 /// What is known of the sessions of a link, and of the one beside it, from one look to the next.
 #[derive(Debug, Default)]
-pub struct Sorting {
+pub struct TrafficClassifier {
     sessions: HashMap<SessionId, Weight>,
     /// Bytes that all of them have moved so far in this look.
     here: u64,
@@ -26,7 +26,7 @@ pub struct Sorting {
 
 /// What a look has shown.
 #[derive(Debug, Default)]
-pub struct Sorted {
+pub struct Classification {
     /// Sessions that move bulk.
     pub bulk: usize,
     /// Sessions that do not, of those that have been looked at for long enough, and have not begun to.
@@ -74,12 +74,12 @@ impl Weight {
     /// Whether it is interactive, on a way with that round trip: what will be bulk has begun after another one of these, and
     /// what has begun may yet become bulk.
     fn is_interactive(&self, trip: Duration) -> bool {
-        let begins = trip.as_millis() / Sorting::EVERY.as_millis();
+        let begins = trip.as_millis() / TrafficClassifier::EVERY.as_millis();
         !self.bulk && self.ahead == 0 && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
     }
 }
 
-impl Sorting {
+impl TrafficClassifier {
     /// Between two looks.
     pub const EVERY: Duration = Duration::from_millis(250);
 
@@ -110,12 +110,12 @@ impl Sorting {
 }
 
 impl SessionTable {
-    /// Looks at the sessions of that link and of the one beside it, if there is one, each [`Sorting::EVERY`]. With one beside
+    /// Looks at the sessions of that link and of the one beside it, if there is one, each [`TrafficClassifier::EVERY`]. With one beside
     /// it, interactive sessions that run here are moved there, and bulk that runs there is moved here: what was opened here
     /// leaves its path, and what is relayed to that link is released, so that its opener comes again. What was opened at
     /// the other end, that one sorts.
-    pub fn sort(&self, busy: &Arc<LinkSender>, sorting: &mut Sorting) -> Sorted {
-        let mut sorted = Sorted::default();
+    pub fn sort(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> Classification {
+        let mut sorted = Classification::default();
         let beside = busy.beside().filter(|beside| !beside.is_closed());
         // Once the busy link has ended, and until there is the next one, the one beside it is all that there is.
         let mut moves = if beside.is_some() && !busy.is_closed() { MOST_MOVES } else { 0 };
@@ -187,7 +187,7 @@ mod tests {
     use crate::base::metrics::Metrics;
     use crate::base::names::{Instance, NodeName};
     use crate::link::table::SessionLimits;
-    use crate::proto::frame::{Category, FrameKind, Peer, SessionFrame, SessionKey};
+    use crate::proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
     use crate::proto::halves::Windows;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
@@ -213,7 +213,7 @@ mod tests {
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::cloud("", ""));
         let node: NodeName = "node1".parse().unwrap();
         let [busy, beside] = [1, 2]
-            .map(|number| LinkSender::new(LinkId(number), Peer::Edge(node.clone()), None, Dialect::NEWEST));
+            .map(|number| LinkSender::new(LinkId(number), Remote::Edge(node.clone()), None, Dialect::NEWEST));
         let opening =
             table.open(node.clone(), "node1:22".parse().unwrap(), Category::Ssh, "me".into()).unwrap();
         opening.ask(&busy, None);
@@ -224,12 +224,12 @@ mod tests {
         busy.stand_beside(Some(beside.clone()));
         beside.ping();
         assert!(answers(&beside));
-        let mut sorting = Sorting::default();
+        let mut sorting = TrafficClassifier::default();
         let mut moves = async |looks: u32| {
             let mut moved = 0;
             for _ in 0..looks {
                 moved += table.sort(&busy, &mut sorting).parked.len();
-                advance(Sorting::EVERY).await;
+                advance(TrafficClassifier::EVERY).await;
             }
             moved
         };
@@ -285,9 +285,9 @@ mod tests {
 
     #[test]
     fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
-        let busy = LinkSender::new(LinkId(1), Peer::Pod, None, Dialect::NEWEST);
+        let busy = LinkSender::new(LinkId(1), Remote::Pod, None, Dialect::NEWEST);
         let bulk = |sessions: u128, each: u64, every: u64| {
-            let mut sorting = Sorting::default();
+            let mut sorting = TrafficClassifier::default();
             for look in 0..16 {
                 for n in 0..sessions {
                     sorting.look(SessionId::from_bits(n), (look + n as u64) / every * each);

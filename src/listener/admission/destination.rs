@@ -1,18 +1,18 @@
 //! Where a client's target is: at a node, or dialled by this process itself; and how it is opened there.
 
-use crate::acceptor::{DirectDialer, NotDialled};
+use crate::acceptor::{DirectDialer, TargetDialError};
 use crate::base::access_log::Access;
 use crate::base::addresses::Location;
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::Glob;
 use crate::base::policy::targets::{is_number, is_off_limits};
 use crate::listener::Denial;
-use crate::listener::admission::FrontContext;
-use crate::listener::auth::Gate;
-use crate::proto::frame::{Category, Code, Refusal};
+use crate::listener::admission::ListenerContext;
+use crate::listener::auth::AccessPolicy;
+use crate::proto::frame::{Category, Code, SessionError};
 use crate::registry::NotFound;
-use crate::route::{NotOpened, Request, RouteError};
-use crate::session_io::FarEnd;
+use crate::route::{OpenError, Request, RouteError};
+use crate::session_io::TargetStream;
 
 /// Where a client's target is.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) struct Destination {
     all: bool,
 }
 
-impl Gate {
+impl AccessPolicy {
     /// The node that a client means by a name: its own one, or the one that it has in the zone.
     pub(crate) fn own_name(&self, name: NodeName) -> NodeName {
         match &self.zone {
@@ -42,7 +42,7 @@ impl Gate {
         &self,
         node: Option<NodeName>,
         target: Target,
-        context: &FrontContext,
+        context: &ListenerContext,
         all: bool,
     ) -> Result<Destination, Denial> {
         if let Some(own_node) = &context.own_node {
@@ -90,10 +90,10 @@ impl Destination {
     /// `access`.
     pub(crate) async fn open(
         self,
-        context: &FrontContext,
+        context: &ListenerContext,
         as_whom: (Category, String),
         access: &mut Access,
-    ) -> Result<FarEnd, Denial> {
+    ) -> Result<TargetStream, Denial> {
         let Self { node, target, direct, all } = self;
         if let Some(own_node) = &context.own_node {
             return own_node.open((node, target), context, as_whom, access).await;
@@ -108,7 +108,7 @@ impl Destination {
         let request = Request { node: node.clone(), target: target.clone(), category, client };
         let why = match context.route.open(request).await {
             Ok(session) => return Ok(session.into()),
-            Err(NotOpened { session, why }) => {
+            Err(OpenError { session, why }) => {
                 access.id = session;
                 why
             }
@@ -127,10 +127,10 @@ impl Destination {
                     }
                     Err(why) if why.off_limits || is_literal(&direct) => Err(not_dialled(why, target)),
                     // Neither way is open, and the node is what was asked for.
-                    Err(NotDialled { refusal, .. }) if refusal.code == Code::NotAllowed => {
+                    Err(TargetDialError { refusal, .. }) if refusal.code == Code::NotAllowed => {
                         Err(RouteError::Offline { node, missing }.into())
                     }
-                    Err(NotDialled { refusal, .. }) if refusal.code == Code::TargetUnreachable => {
+                    Err(TargetDialError { refusal, .. }) if refusal.code == Code::TargetUnreachable => {
                         let missing = NotFound { dns: Some(refusal.reason), ..missing };
                         Err(RouteError::Offline { node, missing }.into())
                     }
@@ -154,18 +154,23 @@ async fn connect(
     dialer: &DirectDialer,
     target: &Target,
     all: bool,
-    context: &FrontContext,
-) -> Result<FarEnd, NotDialled> {
+    context: &ListenerContext,
+) -> Result<TargetStream, TargetDialError> {
     let connection = dialer.dial(target, all).await?;
-    Ok(FarEnd::direct(connection, context.pool.clone()))
+    Ok(TargetStream::direct(connection, context.pool.clone()))
 }
 
-fn not_dialled(why: NotDialled, target: Target) -> Denial {
+fn not_dialled(why: TargetDialError, target: Target) -> Denial {
     if why.off_limits { Denial::OffLimits(target) } else { Denial::Direct(why.refusal) }
 }
 
 /// An edge does not take its pods' addresses for its own: a client that may know the reason gets the key to set there.
-fn with_remedy(refusal: Refusal, node: &NodeName, target: &Target, context: &FrontContext) -> Refusal {
+fn with_remedy(
+    refusal: SessionError,
+    node: &NodeName,
+    target: &Target,
+    context: &ListenerContext,
+) -> SessionError {
     let Host::Ip(ip) = target.host else { return refusal };
     let net = context.addresses.pod_network(node, ip);
     let entry = if ip.is_ipv4() { format!("{net}:*") } else { format!("[{net}]:*") };
@@ -173,7 +178,7 @@ fn with_remedy(refusal: Refusal, node: &NodeName, target: &Target, context: &Fro
         "{}; add \"{entry}\" to [mode.edge.allow] targets there and keep what stands in the list: a list stands alone",
         refusal.reason
     );
-    Refusal::new(refusal.code, why)
+    SessionError::new(refusal.code, why)
 }
 
 // Where targets are for clients of an edge: at other nodes, or in the cloud.
@@ -206,16 +211,16 @@ impl OwnNode {
     pub(crate) async fn open(
         &self,
         (node, target): (NodeName, Target),
-        context: &FrontContext,
+        context: &ListenerContext,
         (category, client): (Category, String),
         access: &mut Access,
-    ) -> Result<FarEnd, Denial> {
+    ) -> Result<TargetStream, Denial> {
         let in_cloud = node == NodeName::outside();
         // An edge serves its own node itself, so that name means the cloud.
         let node = if in_cloud { self.node.clone() } else { node };
         let why = match context.route.open(Request { node, target, category, client }).await {
             Ok(session) => return Ok(session.into()),
-            Err(NotOpened { session, why }) => {
+            Err(OpenError { session, why }) => {
                 access.id = session;
                 why
             }
@@ -225,7 +230,7 @@ impl OwnNode {
             RouteError::Refused { refusal, .. } if in_cloud => Denial::Cloud(refusal),
             RouteError::Timeout { patience, .. } if in_cloud => {
                 let late = format!("the cloud did not answer within {patience:?}");
-                Denial::Cloud(Refusal::new(Code::TargetTimeout, late))
+                Denial::Cloud(SessionError::new(Code::TargetTimeout, late))
             }
             why => why.into(),
         })

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::acceptor::{Place, TargetDialer};
 use crate::base::names::{NameError, NodeName, Target};
-use crate::base::policy::targets::Listening;
+use crate::base::policy::targets::OwnListeners;
 use crate::base::policy::zone::Zone;
 use crate::base::policy::{Rule, Rules};
 use crate::link::sender::LinkSender;
@@ -17,7 +17,7 @@ use crate::link::session::stream::Offer;
 use crate::link::table::SessionTable;
 use crate::listener::admission::destination::Destination;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
-use crate::listener::auth::{Logins, Users};
+use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::forward::Router;
 use crate::listener::requests::Requests;
 use crate::listener::{self, admission};
@@ -33,17 +33,17 @@ use super::*;
 
 /// A pod's front end of lines, and what is asked of the one link behind it.
 struct Served {
-    context: FrontContext,
+    context: ListenerContext,
     offered: mpsc::Receiver<Offer>,
     at: tempfile::TempDir,
 }
 
 impl Served {
-    fn new(gate: Gate) -> Self {
+    fn new(gate: AccessPolicy) -> Self {
         Self::with(Line, gate)
     }
 
-    fn with<F: FrontEnd<UnixStream>>(front_end: F, gate: Gate) -> Self {
+    fn with<F: ListenerProtocol<UnixStream>>(front_end: F, gate: AccessPolicy) -> Self {
         let drain = Drain::new();
         let (table, link, offered) = linked(&drain);
         let context = context(gate, drain.clone(), table, Some(link));
@@ -68,15 +68,15 @@ impl Served {
 }
 
 pub(crate) fn context(
-    gate: Gate,
+    gate: AccessPolicy,
     drain: Drain,
     table: Arc<SessionTable>,
     link: Option<Arc<LinkSender>>,
-) -> FrontContext {
+) -> ListenerContext {
     let uplinks = Uplinks::new("edge-1".parse().unwrap());
     link.into_iter().for_each(|link| uplinks.add(link));
     let time = Duration::from_secs(9);
-    FrontContext {
+    ListenerContext {
         gate: Arc::new(ArcSwap::from_pointee(gate)),
         sessions: admission::sessions(9, 9),
         pool: Pool::new(),
@@ -91,7 +91,7 @@ pub(crate) fn context(
 
 #[tokio::test]
 async fn a_front_end_is_a_parser_and_an_answer() {
-    let mut served = Served::new(Gate::default());
+    let mut served = Served::new(AccessPolicy::default());
     let mut client = served.client("node1:22\n").await;
     let offer = served.offered.recv().await.unwrap();
     let uid = client.peer_cred().unwrap().uid();
@@ -121,11 +121,11 @@ async fn a_front_end_is_a_parser_and_an_answer() {
 
 #[tokio::test]
 async fn whoever_gets_nothing_is_told_why_and_counted() {
-    let served = Served::new(Gate::default());
+    let served = Served::new(AccessPolicy::default());
     assert_eq!(served.answer("10.0.0.1:22\n").await, "no: the node of 10.0.0.1:22 cannot be told\n");
     let metrics = &served.context.metrics;
     assert_eq!(metrics.sessions.ended("line", "no_node"), 1);
-    let nobody = Gate { allow_from: Some(Networks::default()), ..Gate::default() };
+    let nobody = AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() };
     served.context.gate.store(Arc::new(nobody));
     assert_eq!(served.answer("").await, "no: your address 127.0.0.1 is not allowed here\n");
     assert_eq!(metrics.sessions.ended("line", "forbidden"), 1);
@@ -133,7 +133,7 @@ async fn whoever_gets_nothing_is_told_why_and_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
-    let served = Served::new(Gate::default());
+    let served = Served::new(AccessPolicy::default());
     let begun = tokio::time::Instant::now();
     assert_eq!(served.answer("node1:").await, "");
     assert_eq!(begun.elapsed().as_secs(), HEAD_TIME.as_secs());
@@ -142,7 +142,7 @@ async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
 
 #[tokio::test]
 async fn a_client_may_ask_again_and_again_over_one_connection() {
-    let mut served = Served::with(Lines, Gate::default());
+    let mut served = Served::with(Lines, AccessPolicy::default());
     let mut client = BufReader::new(served.client("").await);
     for (line, said) in [("node1:22\n", "one\n"), ("10.0.0.1:22\n", "no: "), ("node1:23\n", "two\n")] {
         client.write_all(line.as_bytes()).await.unwrap();
@@ -169,12 +169,12 @@ async fn a_client_may_ask_again_and_again_over_one_connection() {
 async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
-    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
-    let door = Door::new(Limits::slots(1));
+    let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
+    let door = FairLimiter::new(Limits::slots(1));
     let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
         let slot = door.try_enter(&here).unwrap();
-        let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+        let mut visit = Admission::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
         let open = async {
             match keeps {
                 true => visit.judge(asks("node1:22"), listener::new()).await.unwrap().open().await,
@@ -191,12 +191,12 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
 async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
     let drain = Drain::new();
     let (table, link, _offered) = linked(&drain);
-    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
-    let door = Door::new(Limits::slots(2));
+    let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
+    let door = FairLimiter::new(Limits::slots(2));
     let here = Source::of(STRANGER.ip());
     let (slot, _other) = (door.try_enter(&here).unwrap(), door.try_enter(&here).unwrap());
     let lost = slot.lost();
-    let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+    let mut visit = Admission::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
     let mut requests = Requests::new(&mut visit, |_: &_| asks("node1:22"));
     let head = http::Request::new(()).into_parts().0;
     let newcomer = |n| door.try_enter(&Source::of([10, 0, 0, n].into())).unwrap();
@@ -215,8 +215,8 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
 async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
-    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
-    let door = Door::new(Limits::slots(1));
+    let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
+    let door = FairLimiter::new(Limits::slots(1));
     let slot = door.try_enter(&Source::of(STRANGER.ip())).unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
     let front = Arc::new(Front { front_end: Switch, context });
@@ -230,12 +230,12 @@ async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
 
 /// What becomes of a request, and its line in the access log.
 async fn check(
-    context: &Arc<FrontContext>,
+    context: &Arc<ListenerContext>,
     proof: Proof,
     request: Result<OpenRequest, Denial>,
 ) -> (Result<Destination, Denial>, Access) {
-    let slot = Door::new(Limits::slots(1)).try_enter(&Source::of(STRANGER.ip())).unwrap();
-    let mut visit = Visit::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
+    let slot = FairLimiter::new(Limits::slots(1)).try_enter(&Source::of(STRANGER.ip())).unwrap();
+    let mut visit = Admission::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
     visit.proof = proof;
     let mut access = Access::begin("line", "test".into());
     (visit.check(request, &mut access).await, access)
@@ -245,7 +245,7 @@ fn asks(target: &str) -> Result<OpenRequest, Denial> {
     Ok(OpenRequest { node: None, target: target.parse()?, credentials: HeaderMap::new() })
 }
 
-fn unlinked(gate: Gate) -> Arc<FrontContext> {
+fn unlinked(gate: AccessPolicy) -> Arc<ListenerContext> {
     let drain = Drain::new();
     let table = linked(&drain).0;
     Arc::new(context(gate, drain, table, None))
@@ -253,7 +253,7 @@ fn unlinked(gate: Gate) -> Arc<FrontContext> {
 
 #[tokio::test]
 async fn the_node_is_the_targets_host() {
-    let (checked, access) = check(&unlinked(Gate::default()), Proof::None, asks("Node1.:22")).await;
+    let (checked, access) = check(&unlinked(AccessPolicy::default()), Proof::None, asks("Node1.:22")).await;
     let Destination { node, target, .. } = checked.unwrap();
     assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "node1:22"));
     assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
@@ -262,14 +262,14 @@ async fn the_node_is_the_targets_host() {
 #[tokio::test]
 async fn of_an_address_the_node_cannot_be_told() {
     for target in ["10.0.0.1:22", "[fd00::1]:22"] {
-        let (checked, _) = check(&unlinked(Gate::default()), Proof::None, asks(target)).await;
+        let (checked, _) = check(&unlinked(AccessPolicy::default()), Proof::None, asks(target)).await;
         assert_eq!(checked.unwrap_err().status(), 421, "{target}");
     }
 }
 
 #[tokio::test]
 async fn one_who_may_not_come_in_learns_nothing_else() {
-    let context = unlinked(Gate { allow_from: Some(Networks::default()), ..Gate::default() });
+    let context = unlinked(AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() });
     for request in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
         assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 403);
     }
@@ -277,7 +277,7 @@ async fn one_who_may_not_come_in_learns_nothing_else() {
 
 #[tokio::test]
 async fn a_pod_that_stops_takes_nobody_in() {
-    let context = unlinked(Gate::default());
+    let context = unlinked(AccessPolicy::default());
     context.drain.begin();
     for request in [Err(Denial::Method), asks("node1:22")] {
         assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 503);
@@ -287,11 +287,11 @@ async fn a_pod_that_stops_takes_nobody_in() {
 #[tokio::test]
 async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
     let users = Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
-    let gate = Gate {
-        logins: Some(Arc::new(Logins::new(Reload::fixed(users.unwrap())))),
+    let gate = AccessPolicy {
+        logins: Some(Arc::new(PasswordChecker::new(Reload::fixed(users.unwrap())))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         names: vec!["*".parse().unwrap()],
-        ..Gate::default()
+        ..AccessPolicy::default()
     };
     let context = unlinked(gate);
     let certificate = |name: &str| Proof::Certificate(vec![name.to_owned()]);
@@ -311,7 +311,7 @@ async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_ru
 #[tokio::test]
 async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
     let names = vec!["*.example.org".parse().unwrap(), "ops".parse().unwrap()];
-    let context = unlinked(Gate { names, ..Gate::default() });
+    let context = unlinked(AccessPolicy { names, ..AccessPolicy::default() });
     for (names, user) in
         [(&["dev", "A.example.org", "ops"][..], Some("A.example.org")), (&["dev"], None), (&[], None)]
     {
@@ -322,13 +322,13 @@ async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
 }
 
 /// A context whose address book knows a network, and whose process may dial some targets itself.
-fn knowing(gate: Gate, direct: &[&str]) -> Arc<FrontContext> {
+fn knowing(gate: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
         place: Place::ForClients,
         own: LocalAddresses::new(Addresses::default),
         targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
-        listening: Listening::default(),
+        listening: OwnListeners::default(),
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
     };
     let mut context = Arc::unwrap_or_clone(unlinked(gate));
@@ -340,23 +340,23 @@ fn knowing(gate: Gate, direct: &[&str]) -> Arc<FrontContext> {
 #[tokio::test]
 async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target() {
     for dress in ["10.0.0.7:80", "[::ffff:10.0.0.7]:80"] {
-        let (checked, access) = check(&knowing(Gate::default(), &[]), Proof::None, asks(dress)).await;
+        let (checked, access) = check(&knowing(AccessPolicy::default(), &[]), Proof::None, asks(dress)).await;
         let Destination { node, target, .. } = checked.unwrap();
         assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "10.0.0.7:80"));
         assert_eq!(access.node, Some(node));
     }
     let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
-    let gate = Gate { rules: Rules::from_iter([rule]), ..Gate::default() };
+    let gate = AccessPolicy { rules: Rules::from_iter([rule]), ..AccessPolicy::default() };
     let (checked, _) = check(&knowing(gate, &[]), Proof::None, asks("10.0.0.7:80")).await;
     assert_eq!(checked.unwrap_err().status(), 403, "the rules are about the node, whatever it was called");
 }
 
 #[tokio::test]
 async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_nobody() {
-    let listed = knowing(Gate::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
-    let nothing = knowing(Gate::default(), &[]);
+    let listed = knowing(AccessPolicy::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
+    let nothing = knowing(AccessPolicy::default(), &[]);
     let status =
-        async |context: &Arc<FrontContext>, asked: &str| match check(context, Proof::None, asks(asked))
+        async |context: &Arc<ListenerContext>, asked: &str| match check(context, Proof::None, asks(asked))
             .await
             .0
         {
@@ -373,7 +373,10 @@ async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_
         assert_eq!(status(&nothing, asked).await, "403", "{asked}");
     }
     let nodes = Some(vec!["edge-*".parse().unwrap()]);
-    let gate = Gate { rules: Rules::from_iter([Rule { nodes, ..Rule::default() }]), ..Gate::default() };
+    let gate = AccessPolicy {
+        rules: Rules::from_iter([Rule { nodes, ..Rule::default() }]),
+        ..AccessPolicy::default()
+    };
     let ruled = knowing(gate, &["0.0.0.0/0:80"]);
     assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules count");
 }
@@ -408,7 +411,7 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
 #[tokio::test]
 async fn a_front_end_may_know_the_node_itself() {
     let zone = Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
-    let context = unlinked(Gate { zone: Some(Arc::new(zone)), ..Gate::default() });
+    let context = unlinked(AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() });
     for node in ["node1", "node1.nodes.test"] {
         let request = OpenRequest { node: node.parse().ok(), ..asks("127.0.0.1:6443").unwrap() };
         let (checked, access) = check(&context, Proof::None, Ok(request)).await;

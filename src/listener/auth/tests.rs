@@ -18,7 +18,7 @@ fn here() -> Source {
     Source::of([10, 0, 0, 1].into())
 }
 
-async fn check(logins: &Logins, credentials: &str) -> Result<String, Denial> {
+async fn check(logins: &PasswordChecker, credentials: &str) -> Result<String, Denial> {
     logins.check(&head(credentials), here()).await
 }
 
@@ -26,8 +26,8 @@ fn hashed(password: &str) -> String {
     bcrypt::hash(password, MIN_COST).unwrap()
 }
 
-fn logins(text: &str) -> Logins {
-    Logins::new(Reload::fixed(Users::parse(text).unwrap()))
+fn logins(text: &str) -> PasswordChecker {
+    PasswordChecker::new(Reload::fixed(Users::parse(text).unwrap()))
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn a_changed_file_counts_even_for_those_remembered() {
     let users = Reload::file(file.path(), parse).unwrap();
     let drain = Drain::new();
     drain.spawn(tracing::Span::none(), users.clone().watch(drain.clone()));
-    let logins = Logins::new(users.clone());
+    let logins = PasswordChecker::new(users.clone());
     check(&logins, "ops:pw").await.unwrap();
     check(&logins, "root:pw").await.unwrap();
     std::fs::write(file.path(), format!("ops:{}", hashed("new"))).unwrap();
@@ -156,13 +156,13 @@ async fn the_gate_keeps_networks_and_rules() {
     let inside: IpAddr = "10.1.2.3".parse().unwrap();
     let outside: IpAddr = "192.0.2.1".parse().unwrap();
     let node = "edge-1".parse().unwrap();
-    let open = Gate::default();
+    let open = AccessPolicy::default();
     assert!(open.admit(outside).is_ok() && open.permit(None, outside, &node, 22).is_ok());
     assert_eq!(open.identify(&HeaderMap::new(), outside).await.unwrap(), None);
-    let gate = Gate {
+    let gate = AccessPolicy {
         allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
-        ..Gate::default()
+        ..AccessPolicy::default()
     };
     assert!(gate.admit(inside).is_ok());
     assert_eq!(gate.admit(outside).unwrap_err().status(), 403);

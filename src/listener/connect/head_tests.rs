@@ -23,7 +23,7 @@ async fn pair() -> (TcpStream, TcpStream) {
 async fn serve(
     head: &[u8],
     open: Result<u8, Denial>,
-) -> (Handshake<TcpStream, u8>, TcpStream, Option<String>) {
+) -> (HandshakeOutcome<TcpStream, u8>, TcpStream, Option<String>) {
     let (mut client, server) = pair().await;
     client.write_all(head).await.unwrap();
     let mut target = None;
@@ -50,7 +50,7 @@ async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
         "CONNECT node1:22 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n",
     ] {
         let (done, mut client, target) = serve(head.as_bytes(), Ok(7)).await;
-        let Handshake::Opened { session: 7, socket, early } = done else { panic!("{head}: {done:?}") };
+        let HandshakeOutcome::Opened { session: 7, socket, early } = done else { panic!("{head}: {done:?}") };
         assert_eq!((target.as_deref(), early.len()), (Some("node1:22"), 0), "{head}");
         let mut one_read = [0; 4096];
         let n = client.read(&mut one_read).await.unwrap();
@@ -75,14 +75,14 @@ async fn an_ipv6_target_stands_in_brackets() {
 #[tokio::test]
 async fn bytes_sent_early_are_kept() {
     let (done, _client, _) = serve(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n", Ok(0)).await;
-    let Handshake::Opened { early, .. } = done else { panic!("{done:?}") };
+    let HandshakeOutcome::Opened { early, .. } = done else { panic!("{done:?}") };
     assert_eq!(early, "SSH-2.0-early\r\n");
 }
 
 #[tokio::test]
 async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
     let (done, client, _) = serve(b"CONNECT node1:22 HTTP/1.0\r\n\r\n", Err(Denial::Busy("draining"))).await;
-    let Handshake::Denied(socket) = done else { panic!("{done:?}") };
+    let HandshakeOutcome::Denied(socket) = done else { panic!("{done:?}") };
     drop(socket);
     let text = all(client).await;
     assert!(text.starts_with("HTTP/1.0 503 draining\r\n"), "{text}");
@@ -97,7 +97,7 @@ async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
 async fn another_method_is_denied_even_with_a_body_on_its_way() {
     let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
     let (done, _client, _) = serve(head, Err(Denial::Method)).await;
-    assert!(matches!(done, Handshake::Denied(_)), "{done:?}");
+    assert!(matches!(done, HandshakeOutcome::Denied(_)), "{done:?}");
 }
 
 #[tokio::test]
@@ -110,7 +110,9 @@ async fn no_session_is_made_of_what_is_not_http() {
         (long.as_str(), "long_head", "431"),
     ] {
         let (done, mut client, _) = serve(head.as_bytes(), Ok(0)).await;
-        let Handshake::Failed { cause, socket: Some(_socket) } = done else { panic!("{head}: {done:?}") };
+        let HandshakeOutcome::Failed { cause, socket: Some(_socket) } = done else {
+            panic!("{head}: {done:?}")
+        };
         assert_eq!(cause, word);
         let mut text = [0; 12];
         client.read_exact(&mut text).await.unwrap();
@@ -123,7 +125,7 @@ async fn a_connection_without_a_head_is_no_error_to_anybody() {
     let (client, server) = pair().await;
     drop(client);
     let done = handshake(server, async |_| -> Result<(), _> { panic!("no head") }).await;
-    assert!(matches!(done, Handshake::Failed { cause: "no_head", .. }), "{done:?}");
+    assert!(matches!(done, HandshakeOutcome::Failed { cause: "no_head", .. }), "{done:?}");
 }
 
 /// A client ends its direction behind its head, long before the session is open.
@@ -145,7 +147,7 @@ where
     };
     let done = handshake(served, open).await;
     wait.await.unwrap();
-    let Handshake::Opened { session: 1, mut socket, mut early } = done else { panic!("not opened") };
+    let HandshakeOutcome::Opened { session: 1, mut socket, mut early } = done else { panic!("not opened") };
     let mut space = [0; 9];
     while let n @ 1.. = socket.read(&mut space).await.unwrap() {
         early = [&early, &space[..n]].concat().into();
@@ -191,7 +193,7 @@ where
         done = handshake(served, open) => done,
         () = leaves => unreachable!(),
     };
-    assert!(matches!(done, Handshake::Failed { cause: "reset_while_opening", .. }));
+    assert!(matches!(done, HandshakeOutcome::Failed { cause: "reset_while_opening", .. }));
 }
 
 #[tokio::test]
@@ -249,7 +251,9 @@ async fn the_200_leaves_alone_and_at_once() {
     let recorded = Recorded(server, Vec::new(), Vec::new());
     client.write_all(b"CONNECT node-a:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
     let done = handshake(recorded, async |_| Ok(())).await;
-    let Handshake::Opened { socket: Recorded(_, written, flushed), .. } = done else { panic!("{done:?}") };
+    let HandshakeOutcome::Opened { socket: Recorded(_, written, flushed), .. } = done else {
+        panic!("{done:?}")
+    };
     assert_eq!(written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
     assert_eq!(flushed.last(), Some(&1), "flushed once it was written");
 }
@@ -257,7 +261,7 @@ async fn the_200_leaves_alone_and_at_once() {
 #[tokio::test]
 async fn a_client_of_http_2_is_told_that_it_is_not_served() {
     let (done, client, _) = serve(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", Ok(0)).await;
-    let Handshake::Failed { cause: "bad_head", socket } = done else { panic!("{done:?}") };
+    let HandshakeOutcome::Failed { cause: "bad_head", socket } = done else { panic!("{done:?}") };
     drop(socket);
     assert!(all(client).await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));
 }

@@ -57,10 +57,10 @@ enum Verdict {
 /// The answer is complete, and the target did not want the body.
 #[derive(Debug, thiserror::Error)]
 #[error("the target did not want the body")]
-pub(crate) struct Unwanted;
+pub(crate) struct BodyNotWanted;
 
 /// An answer's body on its way to the client: a target's, or one of ours.
-pub(crate) struct AnswerBody {
+pub(crate) struct ResponseBody {
     body: Content,
     clock: Arc<Clock>,
     wanted: Option<Arc<Wanted>>,
@@ -84,7 +84,7 @@ impl Upload {
         Self { body: None, awaited: None, clock }
     }
 
-    fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwanted>> {
+    fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotWanted>> {
         let Some(Awaited { wanted, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
         let verdict = wanted.poll(cx);
         if verdict == Verdict::Unknown {
@@ -94,7 +94,7 @@ impl Upload {
         }
         match verdict {
             Verdict::Held => return Poll::Pending,
-            Verdict::No => return Poll::Ready(Err(Unwanted)),
+            Verdict::No => return Poll::Ready(Err(BodyNotWanted)),
             Verdict::Unknown | Verdict::Yes => self.awaited = None,
         }
         Poll::Ready(Ok(()))
@@ -173,7 +173,7 @@ impl Wanted {
     }
 }
 
-impl AnswerBody {
+impl ResponseBody {
     /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
     pub(crate) fn new(body: Content, clock: Arc<Clock>) -> Self {
         Self { body, clock, wanted: None, _request: None }
@@ -191,7 +191,7 @@ impl AnswerBody {
     }
 }
 
-impl Body for AnswerBody {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -224,7 +224,7 @@ impl Body for AnswerBody {
     }
 }
 
-impl Drop for AnswerBody {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.clock.idle();
         if let Some(wanted) = &self.wanted {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::listener::forward::tests::site::{Site, Target};
-use crate::proto::frame::{Code, Refusal};
+use crate::proto::frame::{Code, SessionError};
 
 use super::*;
 
@@ -115,7 +115,7 @@ async fn what_may_be_done_twice_is_asked_again_when_a_session_that_was_kept_ends
         let head = target.head().await;
         match method {
             "GET" => target.finish().await,
-            _ => target.session.break_off(Refusal::new(Code::GivenUp, "reset")),
+            _ => target.session.break_off(SessionError::new(Code::GivenUp, "reset")),
         }
         let mut again = site.target().await;
         assert_eq!(again.head().await, head);
@@ -166,7 +166,7 @@ async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
 #[tokio::test]
 async fn why_a_session_was_reset_is_told_to_the_client() {
     let (mut site, target, _) = asked(GET).await;
-    let why = Refusal::new(Code::GivenUp, "the target's connection failed: reset");
+    let why = SessionError::new(Code::GivenUp, "the target's connection failed: reset");
     target.session.break_off(why);
     let head = site.head().await;
     assert!(head.starts_with(
@@ -316,7 +316,7 @@ async fn an_answer_that_comes_before_the_body_is_not_lost_though_the_target_goes
     let answer = "HTTP/1.1 413 Too Long\r\nContent-Length: 2\r\n\r\nno";
     target.say(answer).await;
     target.finish().await;
-    let why = Refusal::new(Code::GivenUp, "gone");
+    let why = SessionError::new(Code::GivenUp, "gone");
     target.session.break_off(why);
     site.say("more").await;
     let head = site.head().await;

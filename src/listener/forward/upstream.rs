@@ -18,11 +18,11 @@ use tracing::Span;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::listener::admission::{Granted, HEAD_BYTES};
-use crate::listener::forward::message::{Unwanted, Upload};
+use crate::listener::forward::message::{BodyNotWanted, Upload};
 use crate::net::ByteStream;
 use crate::session_io::copy::linger;
-use crate::session_io::copy::{Counted, Ended, How, Side, Tally};
-use crate::session_io::{FarEnd, LocalPeer};
+use crate::session_io::copy::{ByteCounter, Counted, EndKind, Ended, Side};
+use crate::session_io::{LocalPeer, TargetStream};
 
 /// One client's session, if it has one. It is polled by the task that serves the client, beside hyper's server.
 #[derive(Debug)]
@@ -53,14 +53,14 @@ struct Idle<W> {
 #[derive(Debug)]
 enum State {
     None,
-    Running(Box<Connection<Pipe, Upload>>),
+    Running(Box<Connection<HyperSession, Upload>>),
     Ended(Box<Over>),
 }
 
 /// A session that hyper does not use any more.
 #[derive(Debug)]
 struct Over {
-    pipe: Pipe,
+    pipe: HyperSession,
     unused: Bytes,
     error: Option<hyper::Error>,
 }
@@ -110,7 +110,7 @@ impl<W: PartialEq> Upstream<W> {
 
     /// Begins HTTP over a session that was just opened.
     pub(crate) async fn start(&self, opened: Granted) -> Result<SendRequest<Upload>, hyper::Error> {
-        let pipe = Pipe::new(opened, &self.metrics);
+        let pipe = HyperSession::new(opened, &self.metrics);
         let (sender, connection) = client().handshake(pipe).await?;
         let mut inner = self.lock();
         (inner.state, inner.answered) = (State::Running(Box::new(connection)), false);
@@ -200,14 +200,16 @@ impl<W: PartialEq> Upstream<W> {
                 opened.break_off("bad_answer", &format!("the target gave no proper answer: {error}"));
                 return Some(error.to_string());
             }
-            (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<Unwanted>()) => FINISHED,
+            (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotWanted>()) => {
+                FINISHED
+            }
             (None, _) if cut => ABORTED,
             (None, _) => FINISHED,
         };
         if let Some(mut session) = opened.end(ended, LocalPeer::Client) {
             self.drain.spawn(Span::current(), async move { linger(&mut session).await });
         }
-        let finished = (ended.how == How::Finished).then(|| "it has ended the connection".to_owned());
+        let finished = (ended.how == EndKind::Finished).then(|| "it has ended the connection".to_owned());
         reset.or(finished)
     }
 
@@ -258,16 +260,16 @@ fn client() -> Builder {
 }
 
 /// Nothing more is to be asked.
-const FINISHED: Ended = Ended { by: Side::A, how: How::Finished };
+const FINISHED: Ended = Ended { by: Side::A, how: EndKind::Finished };
 
 /// The client is gone, and with it who wanted the answer.
-const ABORTED: Ended = Ended { by: Side::A, how: How::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
+const ABORTED: Ended = Ended { by: Side::A, how: EndKind::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
 
 // A session as hyper wants a connection to be.
 
 /// An open session that hyper reads and writes; what passes is counted.
 #[derive(Debug)]
-pub(crate) struct Pipe {
+pub(crate) struct HyperSession {
     opened: Granted,
     up: Counter,
     down: Counter,
@@ -276,7 +278,7 @@ pub(crate) struct Pipe {
     ended: Option<Ended>,
 }
 
-impl Pipe {
+impl HyperSession {
     pub(crate) fn new(opened: Granted, metrics: &Metrics) -> Self {
         Self {
             opened,
@@ -308,10 +310,12 @@ impl Pipe {
         opened
     }
 
-    fn counted(&mut self) -> Counted<'_, FarEnd> {
+    fn counted(&mut self) -> Counted<'_, TargetStream> {
         let Granted { session, access, .. } = &mut self.opened;
-        let (given, taken) =
-            (Tally { one: &mut access.up, all: &self.up }, Tally { one: &mut access.down, all: &self.down });
+        let (given, taken) = (
+            ByteCounter { one: &mut access.up, all: &self.up },
+            ByteCounter { one: &mut access.down, all: &self.down },
+        );
         Counted { stream: session, early: Bytes::new(), taken, given }
     }
 
@@ -322,7 +326,7 @@ impl Pipe {
             match self.counted().poll_write_chunk(cx, &mut unsent) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(cause)) => {
-                    self.note(How::WriteFailed(cause.kind()));
+                    self.note(EndKind::WriteFailed(cause.kind()));
                     break;
                 }
                 Poll::Pending => {
@@ -334,12 +338,12 @@ impl Pipe {
         Poll::Ready(())
     }
 
-    fn note(&mut self, how: How) {
+    fn note(&mut self, how: EndKind) {
         self.ended.get_or_insert(Ended { by: Side::B, how });
     }
 }
 
-impl Read for Pipe {
+impl Read for HyperSession {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -347,10 +351,10 @@ impl Read for Pipe {
     ) -> Poll<io::Result<()>> {
         if self.opened.early.is_empty() {
             match ready!(self.counted().poll_read_chunk(cx)) {
-                Ok(bytes) if bytes.is_empty() => self.note(How::Finished),
+                Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
                 Ok(bytes) => self.opened.early = bytes,
                 Err(cause) => {
-                    self.note(How::ReadFailed(cause.kind()));
+                    self.note(EndKind::ReadFailed(cause.kind()));
                     return Poll::Ready(Err(cause));
                 }
             }
@@ -362,7 +366,7 @@ impl Read for Pipe {
 }
 
 /// Bytes that the target takes no more are thrown away: it may have answered before, and a read shows what happened.
-impl Write for Pipe {
+impl Write for HyperSession {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }

@@ -10,11 +10,11 @@ use http::uri::Authority;
 use crate::base::addresses::{AddressBook, NotLocated};
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::plain;
-use crate::base::policy::ports::{KUBELET, StandsFor};
+use crate::base::policy::ports::{KUBELET, PortTarget};
 use crate::base::policy::targets::is_off_limits;
 use crate::listener::Denial;
 use crate::listener::admission::Proof;
-use crate::listener::auth::Gate;
+use crate::listener::auth::AccessPolicy;
 use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::https::NodePort;
 
@@ -26,7 +26,7 @@ pub(crate) struct Asker<'a> {
     pub(crate) trusted: bool,
     /// The port of a Host without one.
     pub(crate) default_port: u16,
-    pub(crate) gate: &'a Gate,
+    pub(crate) gate: &'a AccessPolicy,
     pub(crate) addresses: &'a AddressBook,
 }
 
@@ -38,7 +38,7 @@ struct Named {
     exact: bool,
 }
 
-impl Gate {
+impl AccessPolicy {
     /// Returns true if the settings name this client: by its certificate, or by a network, and not as one of all clients.
     pub(crate) fn trusts(&self, proof: &Proof, from: IpAddr) -> bool {
         let by_name = |names: &[String]| {
@@ -67,7 +67,7 @@ impl NodePort {
         if (told.is_some() || dest.is_some()) && !asker.trusted {
             return Err(Denial::Forbidden(UNTRUSTED.to_owned()));
         }
-        if dest.is_some() && self.stands_for != StandsFor::Host {
+        if dest.is_some() && self.stands_for != PortTarget::Host {
             return Err(Denial::Forbidden(FIXED.to_owned()));
         }
         let told_node = told.map(|told| asker.told(&told)).transpose()?;
@@ -78,8 +78,8 @@ impl NodePort {
         };
         let Some((node, is_named)) = found else { return Ok(None) };
         let target = match &self.stands_for {
-            StandsFor::Target(target) => target.clone(),
-            StandsFor::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), asker)?,
+            PortTarget::Target(target) => target.clone(),
+            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), asker)?,
         };
         Ok(Some((node, target)))
     }

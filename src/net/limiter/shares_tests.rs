@@ -99,7 +99,7 @@ fn holds(state: State) -> bool {
 }
 
 fn live(limits: Limits, steps: &[Step]) {
-    let (mut shares, mut model, mut now) = (Shares::new(limits), Model::default(), Instant::now());
+    let (mut shares, mut model, mut now) = (FairShares::new(limits), Model::default(), Instant::now());
     for step in steps {
         let nth = |n: usize| model.0.get(n % model.0.len().max(1)).map(|entrant| entrant.0);
         match *step {
@@ -108,7 +108,7 @@ fn live(limits: Limits, steps: &[Step]) {
                 let neediest = model.0.iter().all(|g| g.2 != State::Waits || model.held(g.1) > held);
                 match shares.enter(&who, now) {
                     Err(why) => {
-                        assert_eq!(why, NoSlot::ForOne);
+                        assert_eq!(why, AcquireError::ForOne);
                         assert!(held + model.waiting(who) >= limits.for_one && limits.for_one < limits.slots);
                         continue;
                     }
@@ -201,7 +201,7 @@ proptest! {
 
 #[test]
 fn one_source_has_everything_until_another_comes() {
-    let (mut shares, now) = (Shares::new(Limits::slots(100)), Instant::now());
+    let (mut shares, now) = (FairShares::new(Limits::slots(100)), Instant::now());
     let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", now).unwrap().0).collect();
     for lost in first.into_iter().take(50) {
         let (id, effects) = shares.enter(&"few", now).unwrap();
@@ -215,7 +215,7 @@ fn one_source_has_everything_until_another_comes() {
 
 #[test]
 fn of_one_source_the_silent_go_and_those_who_speak_stay() {
-    let (mut shares, now) = (Shares::new(Limits::slots(2)), Instant::now());
+    let (mut shares, now) = (FairShares::new(Limits::slots(2)), Instant::now());
     let ids: Vec<u64> = (0..2).map(|_| shares.enter(&"one", now).unwrap().0).collect();
     shares.mark(ids[0], true, now);
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
@@ -229,7 +229,7 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
 
 #[test]
 fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back() {
-    let (mut shares, now) = (Shares::new(Limits::slots(2)), Instant::now());
+    let (mut shares, now) = (FairShares::new(Limits::slots(2)), Instant::now());
     let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, now).unwrap().0);
     assert_eq!(shares.step_aside(works, now), Effects::default());
     let first = shares.enter(&"a", now).unwrap();
@@ -249,7 +249,7 @@ fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back
 #[test]
 fn turns_go_round_among_those_who_wait() {
     let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 100, patience: None };
-    let (mut shares, now) = (Shares::new(limits), Instant::now());
+    let (mut shares, now) = (FairShares::new(limits), Instant::now());
     let mut of = HashMap::new();
     let mut at_work = 0;
     for who in ["flood"; 50].into_iter().chain(["a", "b"]) {
@@ -269,7 +269,7 @@ fn turns_go_round_among_those_who_wait() {
 #[test]
 fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
     let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 100, patience: None };
-    let (mut shares, now) = (Shares::new(limits), Instant::now());
+    let (mut shares, now) = (FairShares::new(limits), Instant::now());
     let mut at_work = shares.enter(&"flood", now).unwrap().0;
     for _ in 0..50 {
         let _ = shares.enter(&"flood", now);
@@ -285,7 +285,7 @@ fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
 #[test]
 fn who_floods_a_queue_loses_its_own() {
     let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 10, patience: None };
-    let (mut shares, now) = (Shares::new(limits), Instant::now());
+    let (mut shares, now) = (FairShares::new(limits), Instant::now());
     let honest: Vec<u64> = (0..3).map(|_| shares.enter(&"honest", now).unwrap().0).collect();
     for _ in 0..1000 {
         let lost = shares.enter(&"flood", now).unwrap().1.lost;

@@ -15,10 +15,10 @@ fn a_source_is_an_ipv4_address_or_an_ipv6_network() {
 
 #[tokio::test]
 async fn a_place_comes_back_when_it_is_dropped() {
-    let door = Door::new(Limits { patience: None, ..Limits::slots(1) });
+    let door = FairLimiter::new(Limits { patience: None, ..Limits::slots(1) });
     let slot = door.try_enter(&"a").unwrap();
-    assert_eq!(door.try_enter(&"a").unwrap_err(), NoSlot::ForAll);
-    assert_eq!(door.try_enter(&"b").unwrap_err(), NoSlot::ForAll);
+    assert_eq!(door.try_enter(&"a").unwrap_err(), AcquireError::ForAll);
+    assert_eq!(door.try_enter(&"b").unwrap_err(), AcquireError::ForAll);
     drop(slot);
     drop(door.try_enter(&"b").unwrap());
     assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
@@ -26,7 +26,7 @@ async fn a_place_comes_back_when_it_is_dropped() {
 
 #[tokio::test]
 async fn who_loses_its_place_is_told() {
-    let door = Door::new(Limits::slots(2));
+    let door = FairLimiter::new(Limits::slots(2));
     let (one, two) = (door.try_enter(&"a").unwrap(), door.try_enter(&"a").unwrap());
     one.busy();
     let three = door.try_enter(&"b").unwrap();
@@ -38,7 +38,7 @@ async fn who_loses_its_place_is_told() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
     let patience = Duration::from_secs(3);
-    let door = Door::new(Limits { waiting: 9, patience: Some(patience), ..Limits::slots(2) });
+    let door = FairLimiter::new(Limits { waiting: 9, patience: Some(patience), ..Limits::slots(2) });
     let (one, two) = (door.try_enter(&"a").unwrap(), door.try_enter(&"a").unwrap());
     let begun = Instant::now();
     let three = door.enter(&"a").await.unwrap();
@@ -53,7 +53,7 @@ async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
 
 #[tokio::test(start_paused = true)]
 async fn who_no_longer_waits_takes_no_turn() {
-    let door = Door::new(Limits { waiting: 9, patience: None, ..Limits::slots(1) });
+    let door = FairLimiter::new(Limits { waiting: 9, patience: None, ..Limits::slots(1) });
     let slot = door.try_enter(&"a").unwrap();
     assert!(timeout(Duration::from_secs(1), door.enter(&"a")).await.is_err());
     let (_, entered) = tokio::join!(async { drop(slot) }, door.enter(&"b"));
@@ -67,7 +67,7 @@ async fn who_no_longer_waits_takes_no_turn() {
 async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     let patience = Duration::from_secs(3);
-    let door = Door::new(Limits { waiting: 9, patience: Some(patience), ..Limits::slots(1) });
+    let door = FairLimiter::new(Limits { waiting: 9, patience: Some(patience), ..Limits::slots(1) });
     let slot = door.try_enter(&"a").unwrap();
     let (mut far, near) = duplex(64);
     let mut near = slot.attend(near);

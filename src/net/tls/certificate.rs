@@ -16,7 +16,7 @@ use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509
 
 /// Checks the certificate that a server will show. A fault with which it cannot serve is an error; a fault that only
 /// some clients refuse, and dates, are warnings. Each sentence names the remedy.
-pub(crate) fn check(der: &[u8]) -> Result<Vec<Oddity>, String> {
+pub(crate) fn check(der: &[u8]) -> Result<Vec<CertificateWarning>, String> {
     check_at(der, ASN1Time::now())
 }
 
@@ -110,13 +110,13 @@ pub struct Summary {
     /// Days until then; below 0 once it is over.
     pub days: i64,
     /// What some or all clients refuse, each with the remedy.
-    pub oddities: Vec<Oddity>,
+    pub oddities: Vec<CertificateWarning>,
 }
 
 /// Something about a certificate for which some or all clients refuse it. Displays as a sentence that goes on behind the
 /// file's name, with the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Oddity {
+pub struct CertificateWarning {
     /// What it concerns.
     pub about: About,
     /// What was found.
@@ -125,7 +125,7 @@ pub struct Oddity {
     pub remedy: &'static str,
 }
 
-/// What an [`Oddity`] concerns.
+/// What an [`CertificateWarning`] concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
     /// What it was issued for.
@@ -136,7 +136,7 @@ pub enum About {
     Clock,
 }
 
-impl fmt::Display for Oddity {
+impl fmt::Display for CertificateWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.found, self.remedy)
     }
@@ -162,7 +162,7 @@ pub fn summary(der: &[u8]) -> Result<Summary, String> {
     })
 }
 
-fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<Oddity>, String> {
+fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String> {
     let (_, cert) =
         X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
     if cert.version() != X509Version::V3 {
@@ -171,7 +171,8 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<Oddity>, String> {
             .into());
     }
     let mut odd = Vec::new();
-    let mut is = |about, found: &str, remedy| odd.push(Oddity { about, found: found.to_owned(), remedy });
+    let mut is =
+        |about, found: &str, remedy| odd.push(CertificateWarning { about, found: found.to_owned(), remedy });
     if cert.is_ca() {
         is(
             About::Kind,

@@ -14,7 +14,7 @@ use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::ASN1Time;
 
 use crate::base::logging::printable;
-use crate::net::limiter::{Attended, Door, Limits, Slot, Source};
+use crate::net::limiter::{Attended, FairLimiter, Limits, Permit, Source};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
@@ -24,7 +24,7 @@ use crate::net::tls::certificate;
 #[derive(Debug, Clone)]
 pub struct Acceptor {
     tls: Reload<ServerConfig>,
-    turns: Door,
+    turns: FairLimiter,
     pool: Pool,
 }
 
@@ -36,11 +36,11 @@ pub type Encrypted = Buffered<Attended<TcpStream>>;
 
 /// A connection whose handshake is done.
 #[derive(Debug)]
-pub struct Shaken {
+pub struct TlsAccepted {
     /// The connection. While the turn is held it is watched for silence.
     pub stream: TlsSocket,
     /// Its turn: dropped to let the next one in.
-    pub turn: Slot,
+    pub turn: Permit,
     /// When the turn should be over.
     pub until: Instant,
 }
@@ -64,7 +64,7 @@ impl Acceptor {
     pub fn new(tls: Reload<ServerConfig>, pool: Pool, waiting: usize) -> Self {
         let patience = Some(PATIENCE);
         let limits = Limits { slots: HANDSHAKES, for_one: usize::MAX, waiting, patience };
-        Self { tls, turns: Door::new(limits), pool }
+        Self { tls, turns: FairLimiter::new(limits), pool }
     }
 
     /// Waits for the first byte, then for the turn, then does the handshake. `slot` is the connection's place at its
@@ -73,7 +73,12 @@ impl Acceptor {
     /// # Errors
     ///
     /// The client stayed silent, too many others wait, the turn was given to another source, or TLS failed.
-    pub async fn accept(&self, socket: TcpStream, from: SocketAddr, slot: &Slot) -> Result<Shaken, Unshaken> {
+    pub async fn accept(
+        &self,
+        socket: TcpStream,
+        from: SocketAddr,
+        slot: &Permit,
+    ) -> Result<TlsAccepted, Unshaken> {
         // A peek, because the socket may be reported readable before a byte is there.
         if timeout(FIRST_BYTE, socket.peek(&mut [0])).await.is_err() {
             return Err(Unshaken::new("silent", format!("nothing came within {FIRST_BYTE:?}")));
@@ -89,7 +94,7 @@ impl Acceptor {
         Box::pin(self.shake(socket, turn)).await
     }
 
-    async fn shake(&self, socket: TcpStream, turn: Slot) -> Result<Shaken, Unshaken> {
+    async fn shake(&self, socket: TcpStream, turn: Permit) -> Result<TlsAccepted, Unshaken> {
         let until = Instant::now() + TURN;
         // The turn counts as silent only while this side waits for the client: one that waits for us keeps it.
         let socket = Buffered::new(turn.attend(socket), self.pool.clone());
@@ -101,7 +106,7 @@ impl Acceptor {
             shaken = timeout_at(until, handshake) => shaken,
         };
         match shaken {
-            Ok(Ok(stream)) => Ok(Shaken { stream, turn, until }),
+            Ok(Ok(stream)) => Ok(TlsAccepted { stream, turn, until }),
             Ok(Err((error, socket))) => {
                 let fault = Fault::of(&error);
                 let failed = Unshaken::new("tls", format!("the client's TLS handshake failed: {fault}"));
@@ -112,7 +117,7 @@ impl Acceptor {
     }
 }
 
-impl Shaken {
+impl TlsAccepted {
     /// The names in the certificate that the client has shown: its CN, then its DNS names; `None` if it has shown none.
     pub fn names(&self) -> Option<Vec<String>> {
         let shown = self.stream.get_ref().1.peer_certificates()?;
@@ -340,8 +345,8 @@ mod tests {
         (near, listener.accept().await.unwrap().0)
     }
 
-    fn slot(from: SocketAddr) -> Slot {
-        Door::new(Limits::slots(1)).try_enter(&Source::of(from.ip())).unwrap()
+    fn slot(from: SocketAddr) -> Permit {
+        FairLimiter::new(Limits::slots(1)).try_enter(&Source::of(from.ip())).unwrap()
     }
 
     #[tokio::test]
@@ -396,7 +401,7 @@ mod tests {
         let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: None };
         let acceptor = Acceptor {
             tls: server(ca.issue("s", "a.b"), ClientCertificates::Anonymous),
-            turns: Door::new(limits),
+            turns: FairLimiter::new(limits),
             pool: Pool::new(),
         };
         let from: SocketAddr = "192.0.2.1:1".parse().unwrap();
@@ -420,7 +425,7 @@ mod tests {
         let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: Some(PATIENCE) };
         let acceptor = Acceptor {
             tls: server(ca.issue("s", "a.b"), ClientCertificates::Anonymous),
-            turns: Door::new(limits),
+            turns: FairLimiter::new(limits),
             pool: Pool::new(),
         };
         let (slow, other) = ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());

@@ -90,7 +90,7 @@ where
 }
 
 pub(crate) fn server(identity: Identity, clients: ClientCertificates) -> Reload<ServerConfig> {
-    ServerSettings { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
+    TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
         .load()
         .unwrap()
 }
@@ -100,7 +100,7 @@ pub(crate) fn server_at(identity: Identity, clients: ClientCertificates, clock: 
     let read = |file: &PathBuf| std::fs::read(file).unwrap();
     let (cert, key) = (read(&identity.cert), read(&identity.key));
     let cas: Vec<_> = clients.files().iter().map(read).collect();
-    let settings = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let settings = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
     let mut config = settings.config(&cert, &key, &cas).unwrap();
     config.time_provider = Arc::new(clock.clone());
     config.ticketer = Arc::new(settings.tickets(&cert, &key, &cas, Arc::new(clock.clone())).unwrap());
@@ -108,7 +108,7 @@ pub(crate) fn server_at(identity: Identity, clients: ClientCertificates, clock: 
 }
 
 pub(crate) fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
-    ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
+    TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
 }
 
 /// Handshakes and sends a byte each way, since a refused client certificate shows only when the client reads.
@@ -194,7 +194,7 @@ fn a_key_of_another_certificate_is_said_so() {
     let ca = Authority::new("one");
     let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
     let mixed = Identity { cert: one.cert, key: two.key };
-    let failed = ServerSettings {
+    let failed = TlsServerConfig {
         identity: mixed,
         clients: ClientCertificates::Anonymous,
         offer: TlsParams::default(),
@@ -206,13 +206,13 @@ fn a_key_of_another_certificate_is_said_so() {
 }
 
 /// What a pod serves with, and what it dials with.
-fn pod(ca: &Authority, identity: Identity, name: Option<&str>) -> (Reload<ServerConfig>, Mutual) {
+fn pod(ca: &Authority, identity: Identity, name: Option<&str>) -> (Reload<ServerConfig>, PeerTlsConfig) {
     let name = name.map(|name| server_name(name).unwrap());
     let served = server(identity.clone(), ClientCertificates::Siblings(ca.ca(), name.clone()));
-    (served, Mutual { identity, ca: ca.ca(), name })
+    (served, PeerTlsConfig { identity, ca: ca.ca(), name })
 }
 
-fn dialer(mutual: Mutual) -> (Reload<ClientConfig>, String) {
+fn dialer(mutual: PeerTlsConfig) -> (Reload<ClientConfig>, String) {
     let dialer = mutual.load().unwrap().load();
     (Reload::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
 }

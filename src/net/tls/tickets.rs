@@ -17,10 +17,10 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::ProducesTickets;
 use tokio_rustls::rustls::time_provider::TimeProvider;
 
-use crate::net::tls::{self, ClientCertificates, ServerSettings, certificate, text};
+use crate::net::tls::{self, ClientCertificates, TlsServerConfig, certificate, text};
 
 /// What a server's sessions stand on. Only servers that agree on all of it take each other's tickets.
-struct Ground<'a> {
+struct TicketScope<'a> {
     /// The private key.
     key: &'a [u8],
     /// The certificates, who is believed and what is offered, in the same order at each.
@@ -52,7 +52,7 @@ struct Keys {
     of_days: Vec<RandomizedNonceKey>,
 }
 
-impl ServerSettings {
+impl TlsServerConfig {
     /// What gives and takes the tickets of a server with these files.
     pub(crate) fn tickets(
         &self,
@@ -81,7 +81,7 @@ impl ServerSettings {
         let (rule, offered) = (self.clients.rule(), self.alpn.concat());
         let mut parts = vec![cert, rule.as_bytes(), &offered];
         parts.extend(cas.iter().map(Vec::as_slice));
-        Shared::new(&Ground { key: private.secret_der(), parts }, now(clock)).map_err(text)
+        Shared::new(&TicketScope { key: private.secret_der(), parts }, now(clock)).map_err(text)
     }
 }
 
@@ -115,7 +115,7 @@ impl Shared {
     /// # Errors
     ///
     /// The library makes no keys.
-    fn new(ground: &Ground<'_>, now: u64) -> Result<Self, Unspecified> {
+    fn new(ground: &TicketScope<'_>, now: u64) -> Result<Self, Unspecified> {
         let root = Salt::new(HKDF_SHA256, LABEL).extract(ground.key);
         let mut parts = Context::new(&SHA256);
         for part in &ground.parts {

@@ -20,12 +20,12 @@ use crate::net::tls::{TlsParams, certificate, text};
 /// pose as the cloud to edges is a pod, so no further certificates are needed. A client without a certificate passes,
 /// and is not a pod.
 #[derive(Debug)]
-pub(crate) struct SiblingVerifier {
+pub(crate) struct PeerCertVerifier {
     servers: Arc<WebPkiServerVerifier>,
     name: ServerName<'static>,
 }
 
-impl SiblingVerifier {
+impl PeerCertVerifier {
     /// Trusts certificates from `roots` for `name`, or without it for the first DNS name of this pod's chain.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl SiblingVerifier {
     }
 }
 
-impl ClientCertVerifier for SiblingVerifier {
+impl ClientCertVerifier for PeerCertVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // A pod has one certificate and needs no hint.
         &[]
@@ -240,13 +240,13 @@ impl Agents {
 
 /// Believes certificates with the subject of edges' by one rule, and all others by another: no CA makes both.
 #[derive(Debug)]
-pub(crate) struct AgentVerifier {
+pub(crate) struct EdgeCertVerifier {
     issued: Arc<dyn ClientCertVerifier>,
     /// `None`: nobody else may show one.
     others: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-impl AgentVerifier {
+impl EdgeCertVerifier {
     /// `issued` believes those of the agents' CAs.
     pub(crate) fn new(
         issued: Arc<dyn ClientCertVerifier>,
@@ -256,7 +256,7 @@ impl AgentVerifier {
     }
 }
 
-impl ClientCertVerifier for AgentVerifier {
+impl ClientCertVerifier for EdgeCertVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // Who calls has one certificate and needs no hint.
         &[]
@@ -362,7 +362,7 @@ mod tests {
 
     use crate::net::tls::tests::{Authority, client, server};
     use crate::net::tls::tickets::tests::meet;
-    use crate::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams, Trust, server_name};
+    use crate::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig, Trust, server_name};
 
     use super::*;
 
@@ -405,7 +405,7 @@ mod tests {
             let clients = ClientCertificates::Agents(agents, Box::new(siblings));
             let offer = TlsParams::default();
             let identity = cloud.issue("pod", "a.b");
-            ServerSettings { identity, clients, offer, alpn: Vec::new() }.load()
+            TlsServerConfig { identity, clients, offer, alpn: Vec::new() }.load()
         };
         let file = cluster.dir.path().join("ca.crt");
         assert!(load(file.clone()).is_ok());

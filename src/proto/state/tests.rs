@@ -22,8 +22,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn refusal(code: Code) -> Refusal {
-    Refusal::new(code, "because")
+fn refusal(code: Code) -> SessionError {
+    SessionError::new(code, "because")
 }
 
 fn instance() -> Option<Instance> {
@@ -510,8 +510,8 @@ async fn the_end_of_a_direction_stays_one_although_the_connection_breaks_off() {
     );
 }
 
-fn over() -> Refusal {
-    Refusal::new(Code::Over, "")
+fn over() -> SessionError {
+    SessionError::new(Code::Over, "")
 }
 
 #[tokio::test]

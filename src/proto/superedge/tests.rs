@@ -27,12 +27,12 @@ fn send_frame(plain: &mut Plain, word: SessionFrame) -> (Option<StreamMsg>, Vec<
 }
 
 /// The type of the message with which the peer is answered.
-fn answer(plain: &mut Plain, meaning: &Received) -> String {
-    assert_eq!(*meaning, Received::Answered);
+fn answer(plain: &mut Plain, meaning: &PlainEvent) -> String {
+    assert_eq!(*meaning, PlainEvent::Answered);
     plain.next_message().unwrap().r#type
 }
 
-fn on_message(plain: &mut Plain, kind: &str, topic: &str, data: &str) -> Received {
+fn on_message(plain: &mut Plain, kind: &str, topic: &str, data: &str) -> PlainEvent {
     let message = StreamMsg {
         node: "edge-1".into(),
         category: "ssh".into(),
@@ -44,9 +44,9 @@ fn on_message(plain: &mut Plain, kind: &str, topic: &str, data: &str) -> Receive
     plain.on_message(message, Instant::now())
 }
 
-fn frames(meaning: Received) -> Vec<SessionFrame> {
+fn frames(meaning: PlainEvent) -> Vec<SessionFrame> {
     match meaning {
-        Received::Session(decoded) => decoded.frames,
+        PlainEvent::Session(decoded) => decoded.frames,
         other => panic!("{other:?}"),
     }
 }
@@ -61,7 +61,7 @@ fn a_tcp_port_is_called_what_the_peer_knows() {
     let message = plain.next_message().unwrap();
     let said = (message.category.as_str(), message.r#type.as_str(), message.addr.as_str());
     assert_eq!(said, ("ssh", "connecting", "127.0.0.1:6443"));
-    let Received::Session(decoded) = on_message(&mut plain, "connected", &message.topic, "") else {
+    let PlainEvent::Session(decoded) = on_message(&mut plain, "connected", &message.topic, "") else {
         panic!()
     };
     assert_eq!((decoded.id, decoded.category), (id(), Category::Tcp));
@@ -143,7 +143,9 @@ async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() 
 async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
     for goes_on in [false, true] {
         let (mut plain, now) = (plain(), Instant::now());
-        let Received::Session(asked) = on_message(&mut plain, "connecting", "t", "CONNECT") else { panic!() };
+        let PlainEvent::Session(asked) = on_message(&mut plain, "connecting", "t", "CONNECT") else {
+            panic!()
+        };
         frames(on_message(&mut plain, "tcp-forward", "t", "question"));
         say_to(&mut plain, asked.id, SessionFrame::Data("answer".into()));
         assert_eq!(plain.next_end(), None);
@@ -194,18 +196,18 @@ async fn a_failed_dial_says_why() {
 async fn a_late_answer_to_a_session_given_up_is_closed() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let left = SessionFrame::Reset { epoch: 3, refusal: Refusal::new(Code::GivenUp, "client left") };
+    let left = SessionFrame::Reset { epoch: 3, refusal: SessionError::new(Code::GivenUp, "client left") };
     assert_eq!(send_frame(&mut plain, left).0.unwrap().r#type, "closed");
     let meaning = on_message(&mut plain, "tcp-forward", &topic, "x");
     assert_eq!(answer(&mut plain, &meaning), "closed");
     let meaning = on_message(&mut plain, "closed", &topic, "");
-    assert!(matches!(meaning, Received::Unknown(_)), "never answer closed with closed");
+    assert!(matches!(meaning, PlainEvent::Unknown(_)), "never answer closed with closed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_plain_pod_opens_with_any_topic() {
     let mut plain = plain();
-    let Received::Session(decoded) = on_message(&mut plain, "connecting", "any text at all", "CONNECT")
+    let PlainEvent::Session(decoded) = on_message(&mut plain, "connecting", "any text at all", "CONNECT")
     else {
         panic!()
     };
@@ -224,11 +226,11 @@ async fn heartbeats_and_nonsense() {
     let mut plain = plain();
     let beat = heartbeat(&plain.node);
     assert_eq!(beat.topic, "edge-1heartbeat");
-    assert_eq!(plain.on_message(beat, Instant::now()), Received::Heartbeat);
+    assert_eq!(plain.on_message(beat, Instant::now()), PlainEvent::Heartbeat);
     let meaning = on_message(&mut plain, "access", "t", "");
     assert_eq!(answer(&mut plain, &meaning), "closed");
     let foreign = StreamMsg { node: "other".into(), category: "ssh".into(), ..StreamMsg::default() };
-    assert_eq!(plain.on_message(foreign, Instant::now()), Received::Unknown("wrong_node"));
+    assert_eq!(plain.on_message(foreign, Instant::now()), PlainEvent::Unknown("wrong_node"));
 }
 
 #[tokio::test]

@@ -90,8 +90,8 @@ fn pods(ready: &[u8], unready: &[u8]) -> KnownEndpoints {
     Some(Endpoints { ready: set(ready), unready: set(unready) })
 }
 
-fn nobody_lives() -> Lives {
-    Lives::new(|_| Box::pin(std::future::ready(false)))
+fn nobody_lives() -> LivenessProbe {
+    LivenessProbe::new(|_| Box::pin(std::future::ready(false)))
 }
 
 /// The pod 10.0.0.1 at an apiserver that holds this.
@@ -256,7 +256,7 @@ async fn a_pod_that_is_not_ready_keeps_its_lines_while_it_answers() {
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let living = Arc::new(Mutex::new(BTreeSet::from([ip(2), ip(3)])));
     let (asked, wait) = (living.clone(), ABSENCE + SPREAD);
-    map.settings.lives = Lives::new(move |pod| {
+    map.settings.lives = LivenessProbe::new(move |pod| {
         let lives = asked.lock().unwrap().contains(&pod);
         Box::pin(std::future::ready(lives))
     });
@@ -294,7 +294,7 @@ async fn who_was_quicker_than_a_sweep_is_not_swept() {
 async fn a_pod_that_leaves_takes_its_lines_along_and_asks_nobody() {
     let (_told, known) = watch::channel(pods(&[1], &[2]));
     let (mut map, server) = pod(Some(object("10.0.0.1    a\n10.0.0.2    b\n")), Some(known));
-    map.settings.lives = Lives::new(|_| Box::pin(std::future::pending()));
+    map.settings.lives = LivenessProbe::new(|_| Box::pin(std::future::pending()));
     map.gone.insert(ip(2), Instant::now());
     map.withdraw().await.unwrap();
     assert_eq!(server.lock().unwrap().hosts(), "10.0.0.2    b\n");

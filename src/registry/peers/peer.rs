@@ -24,13 +24,13 @@ use crate::link::grpc::LinkContext;
 use crate::link::grpc::dial::{DialError, dial_pod};
 use crate::link::link::Link;
 use crate::link::sender::LinkSender;
-use crate::link::sender::signals::SecondLink;
+use crate::link::sender::signals::BackupLink;
 use crate::net::dial::dial;
 use crate::net::listen::tune_link;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
-use crate::net::tls::Dialer;
+use crate::net::tls::PeerTls;
 use crate::net::tls::handshake::Fault;
 use crate::proto::frame::{Found, Load};
 use crate::proto::hello::Dialect;
@@ -189,7 +189,7 @@ impl Sibling {
     async fn keep_linked(&self, means: &DialContext) {
         let drain = means.drain.clone();
         let mut failures = 0;
-        let mut second = SecondLink::new(means.registry.metrics.clone());
+        let mut second = BackupLink::new(means.registry.metrics.clone());
         loop {
             tokio::select! {
                 biased;
@@ -293,7 +293,7 @@ impl Sibling {
     pub(crate) async fn serve(
         &self,
         mut link: Arc<LinkSender>,
-        second: &mut SecondLink,
+        second: &mut BackupLink,
         means: &DialContext,
     ) {
         let end = loop {
@@ -318,7 +318,7 @@ impl Sibling {
         }
     }
 
-    async fn serve_one(&self, link: &Arc<LinkSender>, second: &mut SecondLink, means: &DialContext) -> End {
+    async fn serve_one(&self, link: &Arc<LinkSender>, second: &mut BackupLink, means: &DialContext) -> End {
         let pod = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, at = %self.at, pod, "linked to another pod");
         self.becomes(State::Up(link.clone()));
@@ -501,7 +501,7 @@ impl Unreachable {
 }
 
 /// Makes links to other pods.
-pub trait PodDialer: fmt::Debug + Send + Sync {
+pub trait PeerDialer: fmt::Debug + Send + Sync {
     /// Makes a link to the pod at an address, `beside` an older one, and has it driven until it ends. Returns its sending
     /// side. Cancel safe: a dropped call leaves no link.
     fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>>;
@@ -509,9 +509,9 @@ pub trait PodDialer: fmt::Debug + Send + Sync {
 
 /// Makes links over TLS. The links come out of a channel, for their driver.
 #[derive(Debug)]
-pub struct TlsPodDialer {
+pub struct TlsPeerDialer {
     ground: LinkContext,
-    tls: Reload<Dialer>,
+    tls: Reload<PeerTls>,
     pool: Pool,
     /// Where new links go, to be driven.
     links: mpsc::Sender<Link>,
@@ -520,7 +520,7 @@ pub struct TlsPodDialer {
 /// What every keeper needs.
 #[derive(Debug, Clone)]
 pub(crate) struct DialContext {
-    pub(crate) dialer: Arc<dyn PodDialer>,
+    pub(crate) dialer: Arc<dyn PeerDialer>,
     /// This process.
     pub(crate) own: Instance,
     pub(crate) registry: Arc<Registry>,
@@ -543,9 +543,9 @@ impl DialContext {
     }
 }
 
-impl TlsPodDialer {
+impl TlsPeerDialer {
     /// The links that it makes come out of the second value; the caller drives them.
-    pub fn new(tls: Reload<Dialer>, pool: Pool, ground: LinkContext) -> (Arc<Self>, mpsc::Receiver<Link>) {
+    pub fn new(tls: Reload<PeerTls>, pool: Pool, ground: LinkContext) -> (Arc<Self>, mpsc::Receiver<Link>) {
         let (links, made) = mpsc::channel(MOST_MADE);
         (Arc::new(Self { ground, tls, pool, links }), made)
     }
@@ -574,7 +574,7 @@ impl TlsPodDialer {
     }
 }
 
-impl PodDialer for TlsPodDialer {
+impl PeerDialer for TlsPeerDialer {
     fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
         async move {
             let no = |cause: String| Unreachable::NoLink { at, cause };

@@ -14,7 +14,7 @@ use crate::proto::frame::Found;
 use crate::proto::hello::Dialect;
 use crate::registry::peers::peer::{UNASKED, process};
 use crate::registry::peers::rendezvous::{Change, Member, Members};
-use crate::registry::peers::{Incoming, MOST_KNOWN, SiblingPod, Siblings, Which};
+use crate::registry::peers::{Incoming, MOST_KNOWN, PeerHandle, Siblings, Which};
 
 /// The pods that may be homes now.
 #[derive(Debug)]
@@ -99,8 +99,8 @@ impl Siblings {
     /// Announces a node to one pod: that it is linked here, or what another pod has said of it, `forwarded`.
     pub fn announce_to(&self, pod: Instance, node: &NodeName, forwarded: Option<Found>) {
         match self.of_process(pod) {
-            Some(SiblingPod(Which::Known(sibling))) => sibling.announce(node, forwarded),
-            Some(SiblingPod(Which::Incoming(_))) => {
+            Some(PeerHandle(Which::Known(sibling))) => sibling.announce(node, forwarded),
+            Some(PeerHandle(Which::Incoming(_))) => {
                 let (_, incoming) = self.pods();
                 if let Some(its) = incoming.iter().find(|incoming| incoming.sender.instance == Some(pod)) {
                     its.news.add(node, forwarded);
@@ -111,7 +111,7 @@ impl Siblings {
     }
 
     /// The other pods that are homes of the node.
-    pub fn homes_of(&self, node: &NodeName) -> Vec<SiblingPod> {
+    pub fn homes_of(&self, node: &NodeName) -> Vec<PeerHandle> {
         self.members().homes(node).filter_map(|home| self.of_process(home.pod)).collect()
     }
 
@@ -178,17 +178,17 @@ impl Siblings {
     }
 
     /// The pod that is this process, if it is known.
-    pub fn of_process(&self, pod: Instance) -> Option<SiblingPod> {
+    pub fn of_process(&self, pod: Instance) -> Option<PeerHandle> {
         let pods = self.lock();
         if let Some(known) = pods.known.values().find(|sibling| sibling.may_be(pod)) {
-            return Some(SiblingPod(Which::Known(known.clone())));
+            return Some(PeerHandle(Which::Known(known.clone())));
         }
         let its = pods.incoming.iter().rev().find(|incoming| incoming.sender.instance == Some(pod))?;
-        Some(SiblingPod(Which::Incoming(its.sender.clone())))
+        Some(PeerHandle(Which::Incoming(its.sender.clone())))
     }
 
     /// The same pod by a link that lives, if it was known by one that has ended.
-    pub fn current(&self, pod: SiblingPod) -> Option<SiblingPod> {
+    pub fn current(&self, pod: PeerHandle) -> Option<PeerHandle> {
         if pod.is_gone() { self.of_process(pod.process()?) } else { Some(pod) }
     }
 

@@ -7,29 +7,29 @@ use crate::link::link::Link;
 use crate::link::table::{SessionLimits, SessionTable};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
-use crate::net::tls::{self, ClientSettings, Dialer, Trust};
-use crate::proto::frame::Peer;
+use crate::net::tls::{self, PeerTls, TlsClientConfig, Trust};
+use crate::proto::frame::Remote;
 use crate::proto::halves::Windows;
 use crate::proto::hello::Dialect;
 use crate::registry::peers::MOST_KNOWN;
 use crate::registry::peers::peer::REDIAL_DELAY;
-use crate::registry::peers::peer::TlsPodDialer;
+use crate::registry::peers::peer::TlsPeerDialer;
 
 use super::*;
 
 /// A pod that has made a link to us.
-pub(crate) fn pod(number: u64) -> SiblingPod {
+pub(crate) fn pod(number: u64) -> PeerHandle {
     let instance = Some(Instance::from_bits(number.into()));
-    SiblingPod(Which::Incoming(LinkSender::new(LinkId(number), Peer::Pod, instance, Dialect::NEWEST)))
+    PeerHandle(Which::Incoming(LinkSender::new(LinkId(number), Remote::Pod, instance, Dialect::NEWEST)))
 }
 
 /// Those of a pod of which nobody listens at any address.
 pub(crate) fn siblings(
     list: &[&str],
 ) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
-    let client = ClientSettings { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
+    let client = TlsClientConfig { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
-    let tls = Reload::fixed(Dialer { config: client.load().unwrap().load(), name });
+    let tls = Reload::fixed(PeerTls { config: client.load().unwrap().load(), name });
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
@@ -37,7 +37,7 @@ pub(crate) fn siblings(
     let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (own, drain) = (ground.table.instance(), ground.drain.clone());
-    let (dialer, made) = TlsPodDialer::new(tls, Pool::new(), ground);
+    let (dialer, made) = TlsPeerDialer::new(tls, Pool::new(), ground);
     let siblings = Siblings::new(addresses, Registry::new(metrics), dialer, own, drain);
     (siblings, tell, made)
 }
@@ -47,8 +47,8 @@ pub(crate) async fn settled() {
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
-fn names(pods: &[SiblingPod]) -> Vec<String> {
-    pods.iter().map(SiblingPod::to_string).collect()
+fn names(pods: &[PeerHandle]) -> Vec<String> {
+    pods.iter().map(PeerHandle::to_string).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,12 +70,12 @@ async fn who_is_off_the_list_is_asked_no_more() {
 #[tokio::test(start_paused = true)]
 async fn who_is_off_the_list_stays_a_pod_as_long_as_its_link_lives() {
     let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
-    let SiblingPod(Which::Known(sibling)) = siblings.all().pop().unwrap() else {
+    let PeerHandle(Which::Known(sibling)) = siblings.all().pop().unwrap() else {
         panic!("it is on the list")
     };
     // It is tried at once, in vain.
     siblings.changes().changed().await.unwrap();
-    let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     sibling.is_linked(&link);
     tell.send_replace(vec!["127.0.0.1:2".parse().unwrap()]);
     while !names(&siblings.all()).contains(&"127.0.0.1:2".to_owned()) {
@@ -109,7 +109,7 @@ async fn what_dns_names_is_not_dialled_for_each_client() {
     for _ in 0..300 {
         let pod = siblings.at([127, 0, 0, 1].into(), 1).pop().unwrap();
         assert!(pod.link().await.is_err());
-        let SiblingPod(Which::Known(dead)) = &pod else { panic!("it has an address") };
+        let PeerHandle(Which::Known(dead)) = &pod else { panic!("it has an address") };
         let until = dead.failed_until();
         if until.is_some() && until != last {
             (dials, last) = (dials + 1, until);
@@ -168,12 +168,12 @@ async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
 #[tokio::test]
 async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     let (siblings, _tell, _made) = siblings(&[]);
-    let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link, false);
     let pod = siblings.all().pop().unwrap();
     let node = "node1".parse().unwrap();
     let found = |question| Found { here: true, ..Found::away(question) };
-    let other = LinkSender::new(LinkId(8), Peer::Pod, None, Dialect::NEWEST);
+    let other = LinkSender::new(LinkId(8), Remote::Pod, None, Dialect::NEWEST);
     let answers = async {
         while siblings.questions().is_empty() {
             tokio::task::yield_now().await;
@@ -192,7 +192,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
     let (siblings, _tell, _made) = siblings(&[]);
-    let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = |id| LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     let (old, new) = (link(1), link(2));
     siblings.joined(&old, false);
     siblings.joined(&new, false);
@@ -206,10 +206,10 @@ async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_linked_both_ways_is_asked_once() {
     let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
-    let SiblingPod(Which::Known(known)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+    let PeerHandle(Which::Known(known)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
     // It is tried at once, in vain.
     siblings.changes().changed().await.unwrap();
-    let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = |id| LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link(1), false);
     assert_eq!(siblings.all().len(), 2, "nobody knows yet that they are one");
     known.is_linked(&link(2));
@@ -219,7 +219,7 @@ async fn a_pod_that_is_linked_both_ways_is_asked_once() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
-    let SiblingPod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
+    let PeerHandle(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
     let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
     for n in 0..10_000 {
         siblings.announce(&format!("node{n}").parse().unwrap());
@@ -244,7 +244,7 @@ async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
     let (siblings, _tell, _made) = siblings(&[]);
     let registry = siblings.means.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
-    let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link, false);
     assert!(arrival.come().now_or_never().is_some());
 }
@@ -252,10 +252,10 @@ async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
 #[tokio::test(start_paused = true)]
 async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
     let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
-    let SiblingPod(Which::Known(listed)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+    let PeerHandle(Which::Known(listed)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
     siblings.changes().changed().await.unwrap();
     let link = |id: u64| {
-        LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+        LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
     };
     let load = |nodes| Load { nodes, stopping: false, catches: false };
     let (dialled, incoming) = (link(7), link(8));
@@ -265,14 +265,14 @@ async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
     listed.is_linked(&dialled);
     assert_eq!(siblings.loads(), None, "it has said nothing yet");
     siblings.on_load(&dialled, load(70));
-    let known = PodLoad { at: Some(listed.at), nodes: 70 };
-    assert_eq!(siblings.loads(), Some(vec![known, PodLoad { at: None, nodes: 80 }]));
+    let known = PeerLoad { at: Some(listed.at), nodes: 70 };
+    assert_eq!(siblings.loads(), Some(vec![known, PeerLoad { at: None, nodes: 80 }]));
     siblings.on_load(&incoming, Load { stopping: true, ..load(0) });
     assert_eq!(siblings.loads(), None, "one is stopping");
     siblings.left(&incoming);
     assert_eq!(siblings.loads(), Some(vec![known]));
     // The pod itself dials, too: it is the same one.
-    let same = LinkSender::new(LinkId(9), Peer::Pod, dialled.instance, Dialect::NEWEST);
+    let same = LinkSender::new(LinkId(9), Remote::Pod, dialled.instance, Dialect::NEWEST);
     siblings.joined(&same, false);
     assert_eq!(siblings.loads(), Some(vec![known]));
     tokio::time::advance(Duration::from_secs(20)).await;
@@ -285,7 +285,7 @@ async fn a_pod_that_is_told_of_loads_under_many_names_keeps_a_bounded_number() {
     let (siblings, _tell, _made) = siblings(&[]);
     for id in 0..MOST_KNOWN as u64 + 10 {
         let link =
-            LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST);
+            LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST);
         siblings.on_load(&link, Load { nodes: 1, stopping: false, catches: false });
     }
     assert_eq!(siblings.loads.lock().unwrap().len(), MOST_KNOWN);

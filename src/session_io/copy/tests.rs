@@ -56,7 +56,7 @@ async fn half_close_is_kept_both_ways() {
         })
         .await;
         let (by, to_a, to_b) = if a_first { (Side::A, 15, 8) } else { (Side::B, 8, 15) };
-        assert_eq!(outcome, Outcome { to_a, to_b, ended: Ended { by, how: How::Finished } });
+        assert_eq!(outcome, Outcome { to_a, to_b, ended: Ended { by, how: EndKind::Finished } });
     }
 }
 
@@ -74,7 +74,7 @@ async fn half_close_is_kept_on_real_sockets() {
         assert_eq!(rest(&mut client).await, b"answer");
     };
     let (outcome, ()) = tokio::join!(splice(&mut near, &mut far), ends);
-    assert_eq!(outcome.ended, Ended { by: Side::A, how: How::Finished });
+    assert_eq!(outcome.ended, Ended { by: Side::A, how: EndKind::Finished });
 }
 
 /// Counts the bytes that were taken from the stream inside.
@@ -208,7 +208,7 @@ async fn a_side_that_cannot_be_written_to_is_still_read_to_its_end() {
     let outcome = splice(&mut client, &mut target).await;
     assert_eq!((client.gives.unwrap(), client.finished), (b"too large".to_vec(), 1));
     assert!(client.takes.is_empty(), "thrown away, so that the client does not get stuck");
-    let ended = Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) };
+    let ended = Ended { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
     assert_eq!(outcome, Outcome { to_a: 9, to_b: 0, ended });
 }
 
@@ -219,7 +219,10 @@ async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
     let mut client = Scripted::new(vec![], Ok(vec![]));
     let outcome = splice(&mut client, &mut target).await;
     assert_eq!((client.gives.unwrap(), client.finished), (b"tail".to_vec(), 0));
-    assert_eq!(outcome.ended, Ended { by: Side::B, how: How::ReadFailed(io::ErrorKind::ConnectionReset) });
+    assert_eq!(
+        outcome.ended,
+        Ended { by: Side::B, how: EndKind::ReadFailed(io::ErrorKind::ConnectionReset) }
+    );
 }
 
 /// Always has bytes, and counts how many were taken; what it is given it swallows.
@@ -266,7 +269,7 @@ async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
     tokio::pin!(copy);
     for _ in 0..10 {
         if let Poll::Ready(outcome) = futures_util::poll!(&mut copy) {
-            let ended = Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) };
+            let ended = Ended { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
             assert_eq!(outcome, Outcome { to_a: 0, to_b: 0, ended });
             return;
         }
@@ -303,7 +306,10 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
             outcome = splice(&mut near, &mut target) => outcome,
             ((), ()) = async { tokio::join!(floods, slow) } => panic!("the client never ends"),
         };
-        assert_eq!(outcome.ended, Ended { by: Side::B, how: How::WriteFailed(io::ErrorKind::BrokenPipe) });
+        assert_eq!(
+            outcome.ended,
+            Ended { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) }
+        );
         assert_eq!(
             outcome.to_a,
             6 * 64,

@@ -14,14 +14,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tunnel::base::logging::{LogSettings, Logs};
 use tunnel::base::names::{Host, Target};
 use tunnel::config::Environment;
-use tunnel::config::edge::EdgeSettings as Settings;
+use tunnel::config::edge::EdgeConfig as Settings;
 use tunnel::edge::Edge;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::{Connection as _, Socket};
 use tunnel::proto::frame::Category;
 use tunnel::route::{Request, Route};
 use tunnel::session_io::copy::linger;
-use tunnel::session_io::copy::{How, Side, splice};
+use tunnel::session_io::copy::{EndKind, Side, splice};
 
 use crate::soak::target::line;
 
@@ -76,7 +76,7 @@ async fn open(mut client: TcpStream, route: Route, pool: Pool) -> Result<()> {
     let mut client = Socket::with_early(client, pool, Bytes::new());
     client.io().breaks_off(true);
     let ended = splice(&mut client, &mut session).await.ended;
-    if ended.by == Side::A || ended.how == How::Finished {
+    if ended.by == Side::A || ended.how == EndKind::Finished {
         client.io().breaks_off(false);
         linger(&mut client).await;
     }

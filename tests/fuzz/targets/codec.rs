@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use tunnel::base::names::NodeName;
 use tunnel::proto::codec::proto::StreamMsg;
 use tunnel::proto::codec::{BadStream, Reader, encode, from_message, to_message};
-use tunnel::proto::frame::{FrameKind, Peer};
+use tunnel::proto::frame::{FrameKind, Remote};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (piece, stream) = input;
@@ -41,7 +41,7 @@ fn send_on(message: &StreamMsg) {
     let wire = encode(message.clone()).to_bytes();
     assert_eq!(read(&wire, wire.len()), (vec![message.clone()], None), "a message changes on its way");
     let Ok(node) = message.node.parse::<NodeName>() else { return };
-    for peer in [Peer::Edge(node), Peer::Pod] {
+    for peer in [Remote::Edge(node), Remote::Pod] {
         let Ok(frame) = from_message(message.clone(), &peer) else { continue };
         let again = from_message(to_message(frame.clone()), &peer);
         // A pong without a number is a plain peer's, whose pongs look like its pings.

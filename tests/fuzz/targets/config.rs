@@ -3,17 +3,17 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tunnel::config::edge::EdgeSettings;
+use tunnel::config::edge::EdgeConfig;
 use tunnel::config::server::Cloud;
-use tunnel::config::{Environment, Faults};
+use tunnel::config::{ConfigErrors, Environment};
 
 fuzz_target!(|text: &str| {
     let env = Environment::default();
     check(Cloud::read(text, &env).err());
-    check(EdgeSettings::read(text, &env).err());
+    check(EdgeConfig::read(text, &env).err());
 });
 
-fn check(faults: Option<Faults>) {
+fn check(faults: Option<ConfigErrors>) {
     let Some(faults) = faults else { return };
     let said = faults.to_string();
     assert!(faults.iter().count() > 0, "refused without a reason");

@@ -8,7 +8,7 @@ use super::{Pods, SOON, first, has_moved, interactive};
 use crate::support::clients::open;
 use crate::support::line::Line;
 use crate::support::programs::at;
-use crate::support::talk::{Does, Talk};
+use crate::support::talk::{ExchangeStep, Talk};
 use crate::support::{Stopwatch, wait_until, wait_within};
 
 /// An edge is linked to the first of two pods. Sessions type over its interactive link: one is opened by a client of the first
@@ -20,12 +20,12 @@ async fn survives(harm: impl Fn(&Line)) {
     let proxy = edge.bound.proxy.unwrap();
     let (node1, node2, cloud) =
         (at("node1", echo), at("node2", echo), format!("web.localhost:{}", echo.port()));
-    let bulk = Talk::on(here.open(&node1).await, Does::Bulk);
+    let bulk = Talk::on(here.open(&node1).await, ExchangeStep::Bulk);
     let typed = [
-        Talk::on(here.open(&node1).await, Does::Types),
-        Talk::on(there.open(&node1).await, Does::Types),
-        Talk::on(open(proxy, &cloud).await, Does::Types),
-        Talk::on(open(proxy, &node2).await, Does::Types),
+        Talk::on(here.open(&node1).await, ExchangeStep::Types),
+        Talk::on(there.open(&node1).await, ExchangeStep::Types),
+        Talk::on(open(proxy, &cloud).await, ExchangeStep::Types),
+        Talk::on(open(proxy, &node2).await, ExchangeStep::Types),
     ];
     has_moved(here, 1, 4).await;
     join_all(typed.iter().map(Talk::is_alive)).await;

@@ -3,20 +3,20 @@
 use super::{DELAY, PROXY, Pods, World, are_over, first, has_moved, interactive, two_pods};
 use crate::support::line::Balancer;
 use crate::support::programs::{TestDir, at, edge, start_edge};
-use crate::support::talk::{Does, Talk};
+use crate::support::talk::{ExchangeStep, Talk};
 use crate::support::{targets, wait_until};
 
 #[tokio::test]
 async fn what_comes_through_a_second_pod_is_sorted_by_the_one_that_has_the_edge() {
     let Pods { place: _place, pods, line: _line, edge: _edge, _other, echo } = Pods::new().await;
-    let bulk = Talk::on(pods[1].open(&at("node1", echo)).await, Does::Bulk);
-    let typed = Talk::on(pods[1].open(&at("node1", echo)).await, Does::Types);
+    let bulk = Talk::on(pods[1].open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = Talk::on(pods[1].open(&at("node1", echo)).await, ExchangeStep::Types);
     has_moved(&pods[0], 1, 1).await;
     assert_eq!(pods[0].pod.table.len(), 0, "both only pass through it");
     typed.is_alive().await;
-    typed.goes_on(Does::Bulk);
+    typed.goes_on(ExchangeStep::Bulk);
     has_moved(&pods[0], 2, 0).await;
-    bulk.goes_on(Does::Types);
+    bulk.goes_on(ExchangeStep::Types);
     has_moved(&pods[0], 1, 1).await;
     are_over([bulk, typed]).await;
     wait_until("nothing passes any more", || pods[0].pod.table.passing() == (0, 0)).await;
@@ -27,18 +27,20 @@ async fn what_the_edge_has_opened_to_the_cloud_and_to_another_node_is_sorted_by_
     let world = World::new().await;
     let _other = edge(&world.place, &world.pod, "node2").await;
     let (cloud, node) = (world.in_cloud(), at("node2", world.echo));
-    let bulk = world.talk_from_node(&cloud, Does::Bulk).await;
-    let more = world.talk_from_node(&node, Does::Bulk).await;
-    let typed =
-        [world.talk_from_node(&cloud, Does::Types).await, world.talk_from_node(&node, Does::Types).await];
+    let bulk = world.talk_from_node(&cloud, ExchangeStep::Bulk).await;
+    let more = world.talk_from_node(&node, ExchangeStep::Bulk).await;
+    let typed = [
+        world.talk_from_node(&cloud, ExchangeStep::Types).await,
+        world.talk_from_node(&node, ExchangeStep::Types).await,
+    ];
     has_moved(&world.pod, 2, 2).await;
     for typed in &typed {
         typed.is_alive().await;
-        typed.goes_on(Does::Bulk);
+        typed.goes_on(ExchangeStep::Bulk);
     }
     has_moved(&world.pod, 4, 0).await;
-    bulk.goes_on(Does::Types);
-    more.goes_on(Does::Types);
+    bulk.goes_on(ExchangeStep::Types);
+    more.goes_on(ExchangeStep::Types);
     has_moved(&world.pod, 2, 2).await;
     are_over(typed.into_iter().chain([bulk, more])).await;
     world.pod.forgets_all().await;
@@ -55,8 +57,8 @@ async fn a_balancer_that_leads_to_another_pod_first_delays_it_and_disturbs_nothi
     let (has, has_not) = (&pods[1], &pods[0]);
     has.has("node1").await;
     let link = first(has).unwrap().id;
-    let bulk = Talk::on(has.open(&at("node1", echo)).await, Does::Bulk);
-    let typed = Talk::on(has.open(&at("node1", echo)).await, Does::Types);
+    let bulk = Talk::on(has.open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = Talk::on(has.open(&at("node1", echo)).await, ExchangeStep::Types);
     has_moved(has, 1, 1).await;
     assert_eq!(has_not.pod.metrics.calls_refused.counted("not_beside"), 1);
     assert!(has_not.pod.registry.nodes().is_empty() && interactive(has_not).is_none());
@@ -70,8 +72,8 @@ async fn where_it_is_refused_again_and_again_nothing_is_disturbed() {
     let refused = || pods[1].pod.metrics.calls_refused.counted("not_beside");
     let link = first(&pods[0]).unwrap().id;
     line.lead_to(pods[1].pod.bound.grpc);
-    let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Bulk);
-    let typed = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Types);
+    let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Types);
     wait_until("it was refused three times", || refused() > 2).await;
     typed.is_alive().await;
     assert_eq!(first(&pods[0]).unwrap().id, link);

@@ -13,8 +13,8 @@ use tunnel::proto::hello::{Hello, Older};
 
 use super::{DELAY, World, are_over, first, has_moved, interactive};
 use crate::support::line::Line;
-use crate::support::peer::{self, ScriptedPod};
-use crate::support::programs::{TestDir, TestPod, start_edge};
+use crate::support::peer::{self, ScriptedServer};
+use crate::support::programs::{TestDir, TestServer, start_edge};
 use crate::support::sibling::open_word;
 use crate::support::{targets, wait_until};
 
@@ -22,7 +22,7 @@ use crate::support::{targets, wait_until};
 /// says nothing.
 async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
     let place = TestDir::new();
-    let mut pod = ScriptedPod::start(&place).await;
+    let mut pod = ScriptedServer::start(&place).await;
     let line = Line::slow(pod.at, DELAY).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     let mut call = pod.call().await;
@@ -110,7 +110,7 @@ async fn hundreds_of_them_replace_one_another_and_the_sessions_go_on() {
 async fn a_process_that_comes_anew_closes_the_interactive_link_of_the_one_before() {
     let (place, pod) = {
         let place = TestDir::new();
-        let pod = TestPod::start(&place);
+        let pod = TestServer::start(&place);
         (place, pod)
     };
     let (before, after) = (Instance::random(), Instance::random());
@@ -127,7 +127,7 @@ async fn a_process_that_comes_anew_closes_the_interactive_link_of_the_one_before
 #[tokio::test]
 async fn a_session_moves_only_to_a_link_on_which_its_edge_has_said_something() {
     let place = TestDir::new();
-    let pod = TestPod::start(&place);
+    let pod = TestServer::start(&place);
     let instances = [Some(Instance::random()), Some(Instance::random())];
     let (mut edges, mut interactive, mut clients) = (Vec::new(), Vec::new(), Vec::new());
     for (node, instance) in ["node1", "node2"].into_iter().zip(instances) {

@@ -8,7 +8,7 @@ use tunnel::net::listen::try_congestion;
 
 use super::{ALLOW, PROXY, World, are_over, has_moved};
 use crate::support::programs::TestDir;
-use crate::support::talk::Does;
+use crate::support::talk::ExchangeStep;
 use crate::support::wait_until;
 
 #[tokio::test]
@@ -24,7 +24,7 @@ async fn an_interactive_link_runs_under_cubic_or_reno_at_both_ends_whatever_is_c
     // Those of the pod's end, and those of the edge's.
     let both = || [congestion(|near, _| near == at_pod), congestion(|_, far| far == at_edge)];
     assert_eq!(both(), [[configured], [configured]]);
-    let (bulk, typed) = (world.talk(Does::Bulk).await, world.talk(Does::Types).await);
+    let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
     has_moved(&world.pod, 1, 1).await;
     let mut wanted = [configured, interactive];
     wanted.sort_unstable();

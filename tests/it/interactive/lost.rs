@@ -5,15 +5,21 @@ use std::time::Duration;
 use super::{Pods, SOON, World, are_over, first, has_moved, interactive, is_left};
 use crate::support::line::Line;
 use crate::support::programs::at;
-use crate::support::talk::{Does, Talk};
+use crate::support::talk::{ExchangeStep, Talk};
 use crate::support::{Stopwatch, targets, wait_until};
 
 /// A world with bulk and typed sessions, of each one that the pod has opened and one that the edge has; and what the harm
 /// is for which the dead links are left soon, and nothing is lost.
 async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
     let world = World::new().await;
-    let bulk = [world.talk(Does::Bulk).await, world.talk_from_node(&world.in_cloud(), Does::Bulk).await];
-    let typed = [world.talk(Does::Types).await, world.talk_from_node(&world.in_cloud(), Does::Types).await];
+    let bulk = [
+        world.talk(ExchangeStep::Bulk).await,
+        world.talk_from_node(&world.in_cloud(), ExchangeStep::Bulk).await,
+    ];
+    let typed = [
+        world.talk(ExchangeStep::Types).await,
+        world.talk_from_node(&world.in_cloud(), ExchangeStep::Types).await,
+    ];
     has_moved(&world.pod, 2, 2).await;
     for typed in &typed {
         typed.is_alive().await;
@@ -45,8 +51,8 @@ async fn the_interactive_link_falls_silent() {
 async fn the_interactive_link_falls_silent_and_tries_at_another_one_come_to_another_pod() {
     let Pods { place: _place, pods, line, edge: _edge, _other, echo } = Pods::new().await;
     let refused = || pods[1].pod.metrics.calls_refused.counted("not_beside");
-    let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Bulk);
-    let typed = Talk::on(pods[0].open(&at("node1", echo)).await, Does::Types);
+    let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Types);
     has_moved(&pods[0], 1, 1).await;
     typed.is_alive().await;
     line.lead_to(pods[1].pod.bound.grpc);
@@ -89,7 +95,7 @@ async fn while_there_is_no_first_link_what_runs_on_the_interactive_one_stays_the
     world.line.lead_to(targets::nothing().await);
     world.line.reset_one(0);
     wait_until("the first link has ended", || first(&world.pod).is_none()).await;
-    typed.goes_on(Does::Bulk);
+    typed.goes_on(ExchangeStep::Bulk);
     moves_for(&typed, Duration::from_secs(3)).await;
     assert_eq!(link.sessions(), 1);
     world.line.lead_to(world.pod.pod.bound.grpc);

@@ -7,7 +7,7 @@ use tunnel::base::drain::Drained;
 
 use super::{Pods, SOON, World, are_over, has_moved, interactive};
 use crate::support::programs::at;
-use crate::support::talk::{Does, Talk};
+use crate::support::talk::{ExchangeStep, Talk};
 use crate::support::{Stopwatch, beside, soon, wait_until};
 
 #[tokio::test]
@@ -15,7 +15,7 @@ async fn the_pod_stops_and_sessions_go_on_at_another_one() {
     let Pods { place: _place, mut pods, line, edge, _other, echo } = Pods::new().await;
     let proxy = edge.bound.proxy.unwrap();
     let mut talks = Vec::new();
-    for does in [Does::Bulk, Does::Types] {
+    for does in [ExchangeStep::Bulk, ExchangeStep::Types] {
         talks.push(Talk::on(pods[1].open(&at("node1", echo)).await, does));
         talks.push(Talk::on(crate::support::clients::open(proxy, &at("node2", echo)).await, does));
     }

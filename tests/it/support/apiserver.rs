@@ -10,7 +10,7 @@ use tunnel::config::Environment;
 use tunnel::config::server::Cloud;
 use tunnel::server::Pod;
 
-use super::programs::{TestDir, TestPod};
+use super::programs::{TestDir, TestServer};
 use super::targets;
 
 /// Starts a pod whose Kubernetes has these objects, by the last part of their path (`nodes`).
@@ -18,7 +18,7 @@ pub(crate) async fn pod_with(
     place: &TestDir,
     more: &str,
     objects: HashMap<&'static str, Vec<Value>>,
-) -> TestPod {
+) -> TestServer {
     let objects = Arc::new(objects);
     let at = targets::serve(move |socket| serve(socket, objects.clone())).await;
     let kubeconfig = json!({
@@ -33,7 +33,7 @@ pub(crate) async fn pod_with(
     };
     let text = place.cloud(&format!("[mode.cloud.addresses]\nkubernetes = true\n{more}"));
     let (settings, _) = Cloud::read(&text, &env).unwrap();
-    TestPod::from(Pod::start(settings, None).unwrap())
+    TestServer::from(Pod::start(settings, None).unwrap())
 }
 
 async fn serve(socket: TcpStream, objects: Arc<HashMap<&'static str, Vec<Value>>>) {

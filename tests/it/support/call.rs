@@ -13,7 +13,7 @@ use tonic::Status;
 use tunnel::base::names::{Instance, NodeName, SessionId};
 use tunnel::proto::codec::proto::StreamMsg;
 use tunnel::proto::codec::{Reader, encode, from_message, to_message};
-use tunnel::proto::frame::{Category, Frame, FrameKind, Peer, SessionFrame};
+use tunnel::proto::frame::{Category, Frame, FrameKind, Remote, SessionFrame};
 use tunnel::proto::hello::Hello;
 
 use super::soon;
@@ -133,7 +133,7 @@ impl Call {
     pub(crate) async fn word(&mut self) -> (SessionId, SessionFrame) {
         loop {
             let message = self.hears().await;
-            match from_message(message, &Peer::Cloud(self.node.clone())).unwrap().body {
+            match from_message(message, &Remote::Cloud(self.node.clone())).unwrap().body {
                 FrameKind::Session(_, _, SessionFrame::Credit { .. }) => {}
                 FrameKind::Session(id, _, word) => return (id, word),
                 other => panic!("{other:?}"),

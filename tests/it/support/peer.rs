@@ -14,22 +14,22 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tunnel::base::names::Instance;
-use tunnel::net::tls::{ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust};
+use tunnel::net::tls::{ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 use tunnel::proto::hello::Hello;
 
 use super::call::{Call, said};
-use super::programs::{NAME, TOKEN, TestDir, TestPod};
+use super::programs::{NAME, TOKEN, TestDir, TestServer};
 use super::{beside, soon};
 
 /// A pod that is the test. Edges may dial it as often as they like.
-pub(crate) struct ScriptedPod {
+pub(crate) struct ScriptedServer {
     pub(crate) at: SocketAddr,
     calls: mpsc::Receiver<Call>,
     connections: Arc<AtomicUsize>,
 }
 
 /// Links to a pod as an edge that speaks extended if it has an instance, else plain.
-pub(crate) async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: Option<Instance>) -> Call {
+pub(crate) async fn link(place: &TestDir, pod: &TestServer, node: &str, instance: Option<Instance>) -> Call {
     let call = try_link(place, pod.pod.bound.grpc, node, instance).await.unwrap();
     pod.has(node).await;
     call
@@ -80,7 +80,7 @@ async fn connect(
     identity: Option<Identity>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let trust = Trust::Ca(place.files.ca.clone());
-    let client = ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] };
+    let client = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] };
     let socket = TcpStream::connect(pod).await.unwrap();
     let name = ServerName::try_from(NAME).unwrap();
     Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
@@ -123,12 +123,12 @@ async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Resul
     }
 }
 
-impl ScriptedPod {
+impl ScriptedServer {
     /// A pod with the certificate of `place`.
     pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
-        let server = ServerSettings {
+        let server = TlsServerConfig {
             identity,
             clients: ClientCertificates::Anonymous,
             offer,

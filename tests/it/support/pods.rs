@@ -15,15 +15,15 @@ use hickory_resolver::proto::rr::rdata::A;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
 use super::beside;
-use super::programs::{TestDir, TestPod};
+use super::programs::{TestDir, TestServer};
 
 /// A pod with a runtime of its own, so that it can be killed.
-pub(crate) struct Separate {
-    pub(crate) pod: TestPod,
+pub(crate) struct SeparateServers {
+    pub(crate) pod: TestServer,
     runtime: Option<Runtime>,
 }
 
-impl Separate {
+impl SeparateServers {
     /// A pod from its config's text.
     pub(crate) async fn start(text: String) -> Self {
         let started = tokio::task::spawn_blocking(move || {
@@ -33,7 +33,7 @@ impl Separate {
             (pod, runtime)
         });
         let (pod, runtime) = started.await.unwrap();
-        Self { pod: TestPod::from(pod), runtime: Some(runtime) }
+        Self { pod: TestServer::from(pod), runtime: Some(runtime) }
     }
 
     /// Ends it where it stands, as SIGKILL does: its sockets are closed, nobody says a word.
@@ -44,7 +44,7 @@ impl Separate {
     }
 }
 
-impl Drop for Separate {
+impl Drop for SeparateServers {
     fn drop(&mut self) {
         self.kill();
     }
@@ -76,14 +76,14 @@ pub(crate) fn siblings(all: &[SocketAddr]) -> String {
 }
 
 /// So many pods that know each other by a list.
-pub(crate) fn start(place: &TestDir, count: u8) -> Vec<TestPod> {
+pub(crate) fn start(place: &TestDir, count: u8) -> Vec<TestServer> {
     let all = addresses(count);
-    all.iter().map(|at| TestPod::from_text(&config(place, *at, &siblings(&all)))).collect()
+    all.iter().map(|at| TestServer::from_text(&config(place, *at, &siblings(&all)))).collect()
 }
 
 /// What a DNS server for a test says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Says {
+pub(crate) enum DnsScript {
     /// Nothing at all.
     Nothing,
     /// That there is no such name.
@@ -95,12 +95,12 @@ pub(crate) enum Says {
 /// A DNS server that says the same of every name; it can change its mind.
 pub(crate) struct Dns {
     pub(crate) at: SocketAddr,
-    says: tokio::sync::watch::Sender<Says>,
+    says: tokio::sync::watch::Sender<DnsScript>,
     asked: Arc<AtomicUsize>,
 }
 
 impl Dns {
-    pub(crate) async fn start(says: Says) -> Self {
+    pub(crate) async fn start(says: DnsScript) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = socket.local_addr().unwrap();
         let (says, said) = tokio::sync::watch::channel(says);
@@ -125,22 +125,22 @@ impl Dns {
         self.asked.load(Relaxed)
     }
 
-    pub(crate) fn say(&self, says: Says) {
+    pub(crate) fn say(&self, says: DnsScript) {
         self.says.send_replace(says);
     }
 }
 
-fn answer(question: &Message, says: Says) -> Option<Message> {
+fn answer(question: &Message, says: DnsScript) -> Option<Message> {
     let query = &question.queries[0];
     let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
     answer.add_query(query.clone());
     match says {
-        Says::Nothing => return None,
-        Says::NoSuchName => answer.metadata.response_code = ResponseCode::NXDomain,
-        Says::At(ip) if query.query_type() == RecordType::A => {
+        DnsScript::Nothing => return None,
+        DnsScript::NoSuchName => answer.metadata.response_code = ResponseCode::NXDomain,
+        DnsScript::At(ip) if query.query_type() == RecordType::A => {
             answer.add_answer(Record::from_rdata(query.name().clone(), 1, RData::A(A(ip))));
         }
-        Says::At(_) => {}
+        DnsScript::At(_) => {}
     }
     Some(answer)
 }

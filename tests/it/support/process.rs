@@ -7,7 +7,7 @@ use super::programs::TestDir;
 use super::{clients, pods, soon, wait_until};
 
 /// A pod that is a process. Dropping it kills it.
-pub(crate) struct PodProcess {
+pub(crate) struct ServerProcess {
     child: Child,
     /// Where edges dial.
     pub(crate) grpc: SocketAddr,
@@ -16,7 +16,7 @@ pub(crate) struct PodProcess {
     log: SocketAddr,
 }
 
-impl PodProcess {
+impl ServerProcess {
     pub(crate) async fn start(place: &TestDir) -> Self {
         let [grpc, connect, log] = std::array::from_fn(|_| pods::addresses(1)[0]);
         let text = pods::config(place, grpc, "");
@@ -53,7 +53,7 @@ impl PodProcess {
     }
 }
 
-impl Drop for PodProcess {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

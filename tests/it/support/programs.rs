@@ -8,11 +8,11 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tunnel::base::names::{NodeName, Target};
 use tunnel::config::Environment;
-use tunnel::config::edge::EdgeSettings;
+use tunnel::config::edge::EdgeConfig;
 use tunnel::config::server::Cloud;
 use tunnel::edge::Edge;
 use tunnel::net::tls::Identity;
-use tunnel::registry::{Linked, NodeLocation as Where};
+use tunnel::registry::{LinkedNode, NodeLocation as Where};
 use tunnel::server::Pod;
 
 use super::clients::{self, Answer};
@@ -30,7 +30,7 @@ pub(crate) struct TestDir {
 }
 
 /// A pod that clients and edges can reach.
-pub(crate) struct TestPod {
+pub(crate) struct TestServer {
     pub(crate) pod: Pod,
     /// Where clients come in.
     pub(crate) connect: SocketAddr,
@@ -101,7 +101,7 @@ log_listen = "127.0.0.1:0"
     }
 }
 
-impl TestPod {
+impl TestServer {
     pub(crate) fn start(place: &TestDir) -> Self {
         Self::with(place, "")
     }
@@ -144,7 +144,7 @@ impl TestPod {
     }
 
     /// The link of a node, if it has one.
-    pub(crate) fn link(&self, node: &str) -> Option<Linked> {
+    pub(crate) fn link(&self, node: &str) -> Option<LinkedNode> {
         match self.pod.registry.find(&node.parse().unwrap()) {
             Where::Here(linked) => Some(linked),
             Where::Nowhere(_) => None,
@@ -152,7 +152,7 @@ impl TestPod {
     }
 
     /// Waits until a node is linked.
-    pub(crate) async fn has(&self, node: &str) -> Linked {
+    pub(crate) async fn has(&self, node: &str) -> LinkedNode {
         let node: NodeName = node.parse().unwrap();
         let until = Instant::now() + super::PATIENCE;
         self.pod.registry.wait(&node, None, until).await.unwrap_or_else(|| panic!("{node} is not linked"))
@@ -176,12 +176,12 @@ impl TestPod {
 }
 
 /// An edge of that name, linked to a pod.
-pub(crate) async fn edge(place: &TestDir, pod: &TestPod, node: &str) -> Edge {
+pub(crate) async fn edge(place: &TestDir, pod: &TestServer, node: &str) -> Edge {
     edge_with(place, pod, node, "").await
 }
 
 /// As [`edge`], with more config, see [`TestDir::edge`].
-pub(crate) async fn edge_with(place: &TestDir, pod: &TestPod, node: &str, more: &str) -> Edge {
+pub(crate) async fn edge_with(place: &TestDir, pod: &TestServer, node: &str, more: &str) -> Edge {
     let edge = start_edge(&place.edge(node, pod.pod.bound.grpc, more));
     pod.has(node).await;
     edge
@@ -189,7 +189,7 @@ pub(crate) async fn edge_with(place: &TestDir, pod: &TestPod, node: &str, more: 
 
 /// An edge from its config's text.
 pub(crate) fn start_edge(text: &str) -> Edge {
-    let (settings, _) = EdgeSettings::read(text, &Environment::default()).unwrap();
+    let (settings, _) = EdgeConfig::read(text, &Environment::default()).unwrap();
     Edge::start(settings, None).unwrap()
 }
 

@@ -15,7 +15,7 @@ use tunnel::base::names::{Instance, NodeName};
 use tunnel::proto::codec::encode;
 use tunnel::proto::codec::proto::StreamMsg;
 
-use super::programs::{NAME, TestDir, TestPod};
+use super::programs::{NAME, TestDir, TestServer};
 use super::{beside, peer, soon};
 
 type Io = TlsStream<TcpStream>;
@@ -74,7 +74,12 @@ impl Raw {
     }
 
     /// A link to a pod as an edge that speaks extended if it has an instance, else plain. It reads as much as comes.
-    pub(crate) async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: Option<Instance>) -> Self {
+    pub(crate) async fn link(
+        place: &TestDir,
+        pod: &TestServer,
+        node: &str,
+        instance: Option<Instance>,
+    ) -> Self {
         let raw = Self::link_at(place, pod.pod.bound.grpc, node, instance).await;
         pod.has(node).await;
         raw

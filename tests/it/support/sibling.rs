@@ -5,11 +5,11 @@ use std::time::Duration;
 use tunnel::base::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
 use tunnel::proto::codec::{from_message, to_message};
-use tunnel::proto::frame::{Category, Found, Frame, FrameKind, Peer, SessionFrame};
+use tunnel::proto::frame::{Category, Found, Frame, FrameKind, Remote, SessionFrame};
 use tunnel::proto::hello::Caller;
 
 use super::call::Call;
-use super::programs::{TestDir, TestPod};
+use super::programs::{TestDir, TestServer};
 use super::{peer, soon};
 
 /// Says a word about a session with another node.
@@ -30,7 +30,7 @@ pub(crate) fn open_word(epoch: u64) -> SessionFrame {
 }
 
 /// Another pod that is the test, linked to that one.
-pub(crate) async fn scripted_pod(place: &TestDir, pod: &TestPod, number: u128) -> Call {
+pub(crate) async fn scripted_pod(place: &TestDir, pod: &TestServer, number: u128) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
     let mut call = peer::link_as_pod(place, pod.pod.bound.grpc, Some(shows), headers, "node1").await.unwrap();
@@ -45,7 +45,7 @@ pub(crate) async fn is_heard(call: &mut Call) {
         loop {
             let message = call.next().await.expect("the stream goes on");
             if let FrameKind::Found(Found { question: 5, .. }) =
-                from_message(message, &Peer::Pod).unwrap().body
+                from_message(message, &Remote::Pod).unwrap().body
             {
                 return;
             }
@@ -59,7 +59,7 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
     let question = async {
         loop {
             let message = call.next().await.expect("the stream goes on");
-            if let FrameKind::Find(question) = from_message(message, &Peer::Pod).unwrap().body {
+            if let FrameKind::Find(question) = from_message(message, &Remote::Pod).unwrap().body {
                 return question;
             }
         }

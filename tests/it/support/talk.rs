@@ -15,7 +15,7 @@ use super::{Stopwatch, beside, soon};
 
 /// What a client does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Does {
+pub(crate) enum ExchangeStep {
     /// It writes as fast as what it wrote comes back, a quarter of a MiB ahead.
     Bulk,
     /// It writes a few bytes, waits for them, and rests.
@@ -26,13 +26,13 @@ pub(crate) enum Does {
 
 /// A client on a session to an echo.
 pub(crate) struct Talk {
-    does: watch::Sender<Does>,
+    does: watch::Sender<ExchangeStep>,
     heard: Arc<AtomicU64>,
     task: JoinHandle<(u64, u64)>,
 }
 
 impl Talk {
-    pub(crate) fn on(socket: TcpStream, does: Does) -> Self {
+    pub(crate) fn on(socket: TcpStream, does: ExchangeStep) -> Self {
         let (hear, say) = socket.into_split();
         let (does, what) = watch::channel(does);
         let heard = Arc::<AtomicU64>::default();
@@ -43,7 +43,7 @@ impl Talk {
     }
 
     /// From now on it does that.
-    pub(crate) fn goes_on(&self, does: Does) {
+    pub(crate) fn goes_on(&self, does: ExchangeStep) {
         self.does.send_replace(does);
     }
 
@@ -71,20 +71,24 @@ impl Talk {
 
     /// Ends the session in order; all that was said has come back.
     pub(crate) async fn over(self) {
-        self.goes_on(Does::Ends);
+        self.goes_on(ExchangeStep::Ends);
         let (said, heard) = soon("the end of a session", self.task).await.unwrap();
         assert!(said == heard && said > 0, "{said} bytes were said, and {heard} have come back");
     }
 }
 
 /// Returns how many bytes were said.
-async fn says(mut say: OwnedWriteHalf, mut does: watch::Receiver<Does>, heard: Arc<AtomicU64>) -> u64 {
+async fn says(
+    mut say: OwnedWriteHalf,
+    mut does: watch::Receiver<ExchangeStep>,
+    heard: Arc<AtomicU64>,
+) -> u64 {
     let mut said = 0;
     loop {
         let bytes = match *does.borrow_and_update() {
-            Does::Bulk => CHUNK,
-            Does::Types => TYPED,
-            Does::Ends => break,
+            ExchangeStep::Bulk => CHUNK,
+            ExchangeStep::Types => TYPED,
+            ExchangeStep::Ends => break,
         };
         let text: Vec<u8> = (said..said + bytes).map(byte).collect();
         say.write_all(&text).await.expect("the session goes on");

@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
-use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
+use tunnel::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tunnel::TestDir;
@@ -35,7 +35,7 @@ impl Kubelet {
         let clients = ClientCertificates::Required(place.files.ca.clone());
         let alpn = vec![b"http/1.1".to_vec()];
         let tls =
-            ServerSettings { identity, clients, offer: TlsParams::default(), alpn }.load().unwrap().load();
+            TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn }.load().unwrap().load();
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let (at, seen, finished) =

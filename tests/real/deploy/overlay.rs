@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tunnel::config::Environment;
-use tunnel::config::edge::EdgeSettings;
+use tunnel::config::edge::EdgeConfig;
 use tunnel::config::server::Cloud;
 
 use super::{Cluster, container, deploy};
@@ -70,7 +70,7 @@ fn its_settings_load(cluster: &Cluster) {
         |name: &str| object(cluster, "configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
     let (_, warnings) = Cloud::read(&config("tunnel-cloud-conf"), &env).unwrap();
     assert_eq!(warnings, []);
-    let (_, warnings) = EdgeSettings::read(&config("tunnel-edge-conf"), &env).unwrap();
+    let (_, warnings) = EdgeConfig::read(&config("tunnel-edge-conf"), &env).unwrap();
     assert_eq!(warnings, []);
 }
 

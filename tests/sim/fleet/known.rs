@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tunnel::base::names::NodeName;
 use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::{Found, Frame, FrameKind, Peer};
+use tunnel::proto::frame::{Found, Frame, FrameKind, Remote};
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
 
@@ -38,7 +38,7 @@ async fn measure() {
         (1..=10).map(|n| Pod::start(&net, (Ipv4Addr::new(10, 0, 0, n), 9000).into())).collect::<Vec<_>>();
     let (names, others) = (|| (0..30_000).map(|n| format!("node-{n:07}").parse::<NodeName>().unwrap()), 3);
     let links: Vec<_> = (0..others)
-        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Peer::Pod, Some(net.instance()), Dialect::NEWEST))
+        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Remote::Pod, Some(net.instance()), Dialect::NEWEST))
         .collect();
     let told = |body: &dyn Fn() -> FrameKind| {
         let before = memory();

@@ -15,10 +15,10 @@ use tracing::Span;
 use tunnel::base::names::{Instance, NodeName};
 use tunnel::link::sender::LinkSender;
 use tunnel::net::resolver::{Lookup, LookupError};
-use tunnel::proto::frame::Peer;
+use tunnel::proto::frame::Remote;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::registry::peers::peer::{PodDialer, Unreachable};
+use tunnel::registry::peers::peer::{PeerDialer, Unreachable};
 
 use super::figures::Figures;
 use super::pod::{PODS, Pod, ZONE};
@@ -135,7 +135,7 @@ impl Wires {
     }
 }
 
-impl PodDialer for Wires {
+impl PeerDialer for Wires {
     fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
         async move {
             // A connection, TLS and the call.
@@ -152,7 +152,7 @@ impl PodDialer for Wires {
                 return Err(Unreachable::NoLink { at, cause: "no answer".to_owned() });
             }
             let end = |instance| {
-                LinkSender::new(LinkId(self.net.number()), Peer::Pod, Some(instance), Dialect::NEWEST)
+                LinkSender::new(LinkId(self.net.number()), Remote::Pod, Some(instance), Dialect::NEWEST)
             };
             let (there, back) = (end(far.own), end(self.own));
             far.siblings.joined(&back, beside);

@@ -16,13 +16,13 @@ use tunnel::base::names::{Instance, NodeName};
 use tunnel::base::policy::zone::Zone;
 use tunnel::link::sender::LinkSender;
 use tunnel::link::table::{SessionLimits, SessionTable};
-use tunnel::proto::frame::{Found, Frame, FrameKind, Load, Peer};
+use tunnel::proto::frame::{Found, Frame, FrameKind, Load, Remote};
 use tunnel::proto::halves::Windows;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::registry::peers::{ANNOUNCE_EVERY, PodAddresses, Siblings};
+use tunnel::registry::peers::{ANNOUNCE_EVERY, PeerAddressSource, Siblings};
 use tunnel::registry::search::Dns;
-use tunnel::registry::{Finder, Linked, Path, Registry};
+use tunnel::registry::{Finder, LinkedNode, Path, Registry};
 
 use super::figures::Figures;
 use super::net::{Net, Wires};
@@ -52,7 +52,8 @@ impl Pod {
         let (table, registry) = (SessionTable::new(own, limits, metrics.clone()), Registry::new(metrics));
         let names = net.names(&figures);
         let service = Some((PODS.to_owned(), at.port()));
-        let addresses = PodAddresses { service, ..PodAddresses::default() }.follow(names.clone(), &drain);
+        let addresses =
+            PeerAddressSource { service, ..PeerAddressSource::default() }.follow(names.clone(), &drain);
         let wires = Arc::new(Wires::new(net, at, own));
         let siblings = Siblings::new(addresses, registry.clone(), wires, own, drain.clone());
         let zone = Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false));
@@ -88,10 +89,14 @@ impl Pod {
 
     /// A node's edge links here.
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
-        let (id, peer) = (LinkId(net.number()), Peer::Edge(node.clone()));
+        let (id, peer) = (LinkId(net.number()), Remote::Edge(node.clone()));
         let sender = LinkSender::new(id, peer, Some(process), Dialect::NEWEST);
-        let linked =
-            Linked { sender: sender.clone(), instance: Some(process), from: self.at, ips: Arc::default() };
+        let linked = LinkedNode {
+            sender: sender.clone(),
+            instance: Some(process),
+            from: self.at,
+            ips: Arc::default(),
+        };
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.gained(node);
@@ -170,7 +175,7 @@ impl Pod {
     /// Whether a search leads to that pod. A path that leads to another one is not tried again, as sessions do it.
     pub(crate) async fn finds(&self, node: &NodeName, there: &Self) -> bool {
         let leads = |path: &Path| match &path.sender.peer {
-            Peer::Pod => path.sender.instance == Some(there.own),
+            Remote::Pod => path.sender.instance == Some(there.own),
             _ => self.own == there.own,
         };
         match self.finder.find(node, None, None).await {

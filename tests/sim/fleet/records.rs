@@ -13,12 +13,12 @@ use tunnel::base::names::NodeName;
 use tunnel::base::policy::zone::Zone;
 use tunnel::link::sender::LinkSender;
 use tunnel::net::resolver::Resolver;
-use tunnel::proto::frame::Peer;
+use tunnel::proto::frame::Remote;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::publish::record_policy::Vet;
+use tunnel::publish::record_policy::RecordPolicy;
 use tunnel::publish::{Publisher, Store, etcd};
-use tunnel::registry::{Linked, Registry};
+use tunnel::registry::{LinkedNode, Registry};
 
 use super::HANDSHAKE;
 use super::etcd::{Etcd, Way};
@@ -56,7 +56,7 @@ impl Pod {
             registry: registry.clone(),
             store: Store::Etcd(Box::new(etcd::Etcd::by(way, "/skydns".to_owned(), ip))),
             zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
-            vet: Vet::new(resolver, |_| Box::pin(std::future::ready(false))),
+            vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,
             report: Box::new(move |state| {
                 let mut told = telling.lock().unwrap();
@@ -84,9 +84,9 @@ impl Cloud {
         let (name, at) = &mut self.nodes[node];
         *at = pod;
         self.links += 1;
-        let sender = LinkSender::new(LinkId(self.links), Peer::Edge(name.clone()), None, Dialect::Plain);
+        let sender = LinkSender::new(LinkId(self.links), Remote::Edge(name.clone()), None, Dialect::Plain);
         let from = (self.pods[pod].ip, 1).into();
-        let linked = Linked { sender, instance: None, from, ips: Arc::default() };
+        let linked = LinkedNode { sender, instance: None, from, ips: Arc::default() };
         self.pods[pod].registry.insert(linked, false);
     }
 

@@ -267,7 +267,7 @@ async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
     let apiserver = Apiserver::start();
     let _still = time_stands_still();
     let names = names(&apiserver, "first");
-    let term = Term { number: 1 };
+    let term = LeaderTerm { number: 1 };
     let node = |last: u8| {
         let node = json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP", "address": format!("10.0.0.{last}")}]}});
         serde_json::from_value::<NamedNode>(node).unwrap()

@@ -9,7 +9,7 @@ use super::*;
 
 pub(crate) struct Line;
 
-impl FrontEnd<UnixStream> for Line {
+impl ListenerProtocol<UnixStream> for Line {
     const NAME: &'static str = "line";
     const CATEGORY: Category = Category::Ssh;
     type Connection = UnixStream;
@@ -22,12 +22,16 @@ impl FrontEnd<UnixStream> for Line {
         format!("no: {}\n", denial.sentence(false)).into()
     }
 
-    async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+    async fn handshake(
+        &self,
+        mut socket: UnixStream,
+        visit: &mut Admission<'_>,
+    ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         while !line.ends_with('\n') {
             match socket.read_u8().await {
                 Ok(byte) => line.push(char::from(byte)),
-                Err(_) => return Handshake::Failed { cause: "no_head", socket: Some(socket) },
+                Err(_) => return HandshakeOutcome::Failed { cause: "no_head", socket: Some(socket) },
             }
         }
         if let Ok(user) = socket.peer_cred() {
@@ -38,9 +42,9 @@ impl FrontEnd<UnixStream> for Line {
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
         match (socket.write_all(answer.as_bytes()).await, session) {
-            (Ok(()), Some(session)) => Handshake::Opened { session, socket, early: Bytes::new() },
-            (Ok(()), None) => Handshake::Denied(socket),
-            (Err(_), _) => Handshake::Failed { cause: "reset", socket: None },
+            (Ok(()), Some(session)) => HandshakeOutcome::Opened { session, socket, early: Bytes::new() },
+            (Ok(()), None) => HandshakeOutcome::Denied(socket),
+            (Err(_), _) => HandshakeOutcome::Failed { cause: "reset", socket: None },
         }
     }
 }
@@ -48,7 +52,7 @@ impl FrontEnd<UnixStream> for Line {
 /// Any number of lines over one connection: each is opened, and answered with the first bytes of its session.
 pub(crate) struct Lines;
 
-impl FrontEnd<UnixStream> for Lines {
+impl ListenerProtocol<UnixStream> for Lines {
     const NAME: &'static str = "lines";
     const CATEGORY: Category = Category::Ssh;
     type Connection = UnixStream;
@@ -57,7 +61,7 @@ impl FrontEnd<UnixStream> for Lines {
         Span::none()
     }
 
-    async fn handshake(&self, socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+    async fn handshake(&self, socket: UnixStream, visit: &mut Admission<'_>) -> HandshakeOutcome<UnixStream> {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
@@ -73,14 +77,14 @@ impl FrontEnd<UnixStream> for Lines {
             visit.waits();
             line.clear();
         }
-        Handshake::Served(Some(lines.into_inner()))
+        HandshakeOutcome::Served(Some(lines.into_inner()))
     }
 }
 
 /// After one line that is judged as one of many, the connection is the session's.
 pub(crate) struct Switch;
 
-impl FrontEnd<UnixStream> for Switch {
+impl ListenerProtocol<UnixStream> for Switch {
     const NAME: &'static str = "switch";
     const CATEGORY: Category = Category::Ssh;
     type Connection = UnixStream;
@@ -89,12 +93,16 @@ impl FrontEnd<UnixStream> for Switch {
         Span::none()
     }
 
-    async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+    async fn handshake(
+        &self,
+        mut socket: UnixStream,
+        visit: &mut Admission<'_>,
+    ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
         let permitted = visit.judge(asks(line.trim()), listener::new()).await.unwrap();
         let session = permitted.open().await.unwrap();
-        Handshake::Opened { session, socket, early: Bytes::new() }
+        HandshakeOutcome::Opened { session, socket, early: Bytes::new() }
     }
 }
 

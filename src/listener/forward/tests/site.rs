@@ -17,9 +17,9 @@ use crate::link::session::stream::{Offer, Session};
 use crate::link::table::SessionTable;
 use crate::listener::admission::ClientKey;
 use crate::listener::admission::tests::context;
-use crate::listener::auth::Gate;
+use crate::listener::auth::AccessPolicy;
 use crate::net::ByteStream;
-use crate::net::limiter::Door;
+use crate::net::limiter::FairLimiter;
 use crate::proto::frame::Category;
 use crate::session_io::tests::linked;
 use crate::session_io::{LocalPeer, Opened, carry};
@@ -29,7 +29,7 @@ use super::*;
 pub(crate) struct Site {
     client: DuplexStream,
     offered: mpsc::Receiver<Offer>,
-    pub(crate) context: FrontContext,
+    pub(crate) context: ListenerContext,
     /// How often the router was called because a client had its answer.
     pub(crate) answered: Arc<AtomicUsize>,
     over: oneshot::Receiver<&'static str>,
@@ -45,7 +45,7 @@ impl Site {
     pub(crate) fn new() -> Self {
         let drain = Drain::new();
         let (table, link, offered) = linked(&drain);
-        let context = context(Gate::default(), drain.clone(), Arc::clone(&table), None);
+        let context = context(AccessPolicy::default(), drain.clone(), Arc::clone(&table), None);
         let answered = Arc::<AtomicUsize>::default();
         let router = ByHost {
             table,
@@ -59,15 +59,15 @@ impl Site {
         let served = context.clone();
         drain.spawn(Span::none(), async move {
             let word = match forward(socket, router, &served).await {
-                Handshake::Opened { session, socket, early } => {
+                HandshakeOutcome::Opened { session, socket, early } => {
                     let socket = Socket::with_early(socket, served.pool.clone(), early);
                     carry(session, LocalPeer::Client, socket, &served.metrics).await;
                     "carried"
                 }
-                Handshake::Served(Some(_)) => "over",
-                Handshake::Served(None) => "answer_cut",
-                Handshake::Denied(_) => "denied",
-                Handshake::Failed { cause, .. } => cause,
+                HandshakeOutcome::Served(Some(_)) => "over",
+                HandshakeOutcome::Served(None) => "answer_cut",
+                HandshakeOutcome::Denied(_) => "denied",
+                HandshakeOutcome::Failed { cause, .. } => cause,
             };
             let _ = ended.send(word);
         });
@@ -129,7 +129,7 @@ impl Site {
     }
 
     /// The client is gone; how its serving ended.
-    pub(crate) async fn leave(self) -> (&'static str, FrontContext) {
+    pub(crate) async fn leave(self) -> (&'static str, ListenerContext) {
         drop(self.client);
         (self.over.await.unwrap(), self.context)
     }
@@ -140,7 +140,7 @@ impl Site {
     }
 
     /// Sessions that ended with this result, once none is left.
-    pub(crate) async fn ended(context: &FrontContext, result: &'static str) -> u64 {
+    pub(crate) async fn ended(context: &ListenerContext, result: &'static str) -> u64 {
         while context.metrics.sessions.now(FRONT) > 0 {
             tokio::task::yield_now().await;
         }
@@ -217,7 +217,7 @@ impl Target {
 struct ByHost {
     table: Arc<SessionTable>,
     link: Arc<LinkSender>,
-    sessions: Door<ClientKey>,
+    sessions: FairLimiter<ClientKey>,
     metrics: Metrics,
     answered: Arc<AtomicUsize>,
 }

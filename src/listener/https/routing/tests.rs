@@ -2,17 +2,17 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::base::addresses::cluster_state::{NodeFacts, PodFacts};
+use crate::base::addresses::cluster_state::{NodeInfo, PodInfo};
 use crate::base::metrics::Metrics;
 use crate::base::names::Instance;
 use crate::base::policy::ports::ProxyPorts;
 use crate::base::policy::zone::Zone;
 use crate::base::policy::{Networks, network};
 use crate::link::sender::LinkSender;
-use crate::proto::frame::Peer;
+use crate::proto::frame::Remote;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
-use crate::registry::{Finder, Linked, Registry};
+use crate::registry::{Finder, LinkedNode, Registry};
 
 use super::*;
 
@@ -33,15 +33,20 @@ fn with(headers: &[(&HeaderName, &str)]) -> Parts {
 struct Site {
     finder: Arc<Finder>,
     addresses: AddressBook,
-    gate: Gate,
+    gate: AccessPolicy,
 }
 
 impl Site {
     fn new() -> Self {
         let registry = Registry::new(Metrics::edge());
-        let edge4 = LinkSender::new(LinkId(1), Peer::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
+        let edge4 = LinkSender::new(LinkId(1), Remote::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
         registry.insert(
-            Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into(), ips: Arc::default() },
+            LinkedNode {
+                sender: edge4,
+                instance: None,
+                from: ([10, 0, 0, 4], 1).into(),
+                ips: Arc::default(),
+            },
             false,
         );
         let addresses = AddressBook::new(
@@ -51,18 +56,18 @@ impl Site {
             ],
             false,
         );
-        let at_edge3 = PodFacts { node: "edge3".parse().unwrap(), ips: [ip("10.3.0.1")].into() };
+        let at_edge3 = PodInfo { node: "edge3".parse().unwrap(), ips: [ip("10.3.0.1")].into() };
         addresses.change(|facts| {
             facts.pods.put("shop/db", at_edge3);
             for (node, own) in [("edge3", "10.0.0.3"), ("edge4", "10.0.0.4")] {
                 facts.nodes.put(
                     node,
-                    NodeFacts { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() },
+                    NodeInfo { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() },
                 );
             }
         });
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
-        let gate = Gate { zone: Some(Arc::new(zone)), ..Gate::default() };
+        let gate = AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() };
         Self { finder: Finder::alone(registry, Instance::random()), addresses, gate }
     }
 
@@ -167,7 +172,7 @@ fn a_port_that_stands_for_host_leads_to_that_port_of_the_node_itself() {
     }
     let unknown = site.by_host("edge1:9051", "/metrics", None);
     assert!(unknown.starts_with("421 no address of node edge1 is known"), "{unknown}");
-    let twice = NodeFacts { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
+    let twice = NodeInfo { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
     site.addresses.change(|facts| facts.nodes.put("edge5", twice));
     let both = site.by_host("10.0.0.4:9051", "/metrics", None);
     assert!(both.starts_with("421 10.0.0.4 is claimed by both"), "{both}");
@@ -254,7 +259,7 @@ fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
     }
     // A kubelet writes the addresses of its Node.
     for own in ["169.254.2.1", "127.0.0.1"] {
-        let facts = NodeFacts { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() };
+        let facts = NodeInfo { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() };
         site.addresses.change(|all| all.nodes.put("edge4", facts));
         refused(site.by_host(&format!("{own}:10261"), "/metrics", None));
         refused(site.by_host("edge4:10261", "/metrics", None));
@@ -266,7 +271,7 @@ fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
 #[test]
 fn the_fixed_table_says_which_address_a_node_has_whatever_its_kubelet_writes() {
     let site = Site::new();
-    let facts = NodeFacts { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
+    let facts = NodeInfo { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
     site.addresses.change(|all| all.nodes.put("edge9", facts));
     assert_eq!(site.by_host("edge9:9051", "/metrics", None), "10.0.0.9:9051 at edge9");
 }
@@ -298,18 +303,19 @@ fn headers_of_a_client_that_the_settings_do_not_name_are_refused() {
     }
     let certificate = |name: &str| Proof::Certificate(vec![name.to_owned()]);
     let from = ip("10.0.0.1");
-    let open = Gate::default();
+    let open = AccessPolicy::default();
     for proof in [Proof::None, Proof::User("uid=0".to_owned()), certificate("prometheus")] {
         assert!(!open.trusts(&proof, from), "{proof:?}: the settings name nobody");
     }
-    let listed = |net: &str| Gate {
+    let listed = |net: &str| AccessPolicy {
         allow_from: Some([network(net).unwrap()].into_iter().collect::<Networks>()),
-        ..Gate::default()
+        ..AccessPolicy::default()
     };
     assert!(listed("10.0.0.0/8").trusts(&Proof::None, from));
     assert!(!listed("10.1.0.0/16").trusts(&Proof::None, from));
     assert!(!listed("0.0.0.0/0").trusts(&Proof::None, from), "everybody is nobody in particular");
-    let of_names = |glob: &str| Gate { names: vec![glob.parse().unwrap()], ..Gate::default() };
+    let of_names =
+        |glob: &str| AccessPolicy { names: vec![glob.parse().unwrap()], ..AccessPolicy::default() };
     assert!(!of_names("*").trusts(&certificate("prometheus"), from), "that names no client either");
     let named = of_names("prom*");
     assert!(named.trusts(&certificate("prometheus"), from));

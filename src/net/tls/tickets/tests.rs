@@ -184,7 +184,7 @@ const YEAR_2029: u64 = 1_877_000_000;
 const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];
 
 fn tickets(key: &[u8], until: u64, clock: &SetTime) -> Tickets {
-    let ground = Ground { key, parts: vec![b"certificate", b"ca"] };
+    let ground = TicketScope { key, parts: vec![b"certificate", b"ca"] };
     let shared = Some(Shared::new(&ground, clock.0.load(Relaxed)).unwrap());
     let own = aws_lc_rs::Ticketer::new().unwrap();
     Tickets { until, clock: Arc::new(clock.clone()), shared, own }

@@ -10,17 +10,17 @@ use tokio::sync::watch;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::link::sender::LinkSender;
-use crate::proto::frame::{FrameKind, Load, Peer};
+use crate::proto::frame::{FrameKind, Load, Remote};
 use crate::proto::state::LinkId;
-use crate::registry::peers::peer::{PodDialer, UNASKED, Unreachable};
+use crate::registry::peers::peer::{PeerDialer, UNASKED, Unreachable};
 use crate::registry::peers::tests::{settled, siblings};
-use crate::registry::{Linked, Registry};
+use crate::registry::{LinkedNode, Registry};
 
 use super::*;
 
 /// A link to a pod, whose process has that number.
 fn link(id: u64, pod: u64, dialect: Dialect) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(u128::from(pod) << 64)), dialect)
+    LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(u128::from(pod) << 64)), dialect)
 }
 
 /// Pods that have made links, `first` being the number of the first.
@@ -39,8 +39,9 @@ fn node(n: u64) -> NodeName {
 /// So many nodes link here.
 fn link_nodes(siblings: &Siblings, count: u64) {
     for n in 0..count {
-        let sender = LinkSender::new(LinkId(1000 + n), Peer::Edge(node(n)), None, Dialect::NEWEST);
-        let linked = Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
+        let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), None, Dialect::NEWEST);
+        let linked =
+            LinkedNode { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
         siblings.means.registry.insert(linked, false);
         siblings.announce(&node(n));
     }
@@ -168,7 +169,7 @@ async fn a_pod_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others() {
     let again = number_announced(&pods[1..]);
     assert!(its.len() > 20 && (its.len() / 2..=its.len()).contains(&again), "{again} of {}", its.len());
     assert_eq!(number_announced(&pods[..1]), 0);
-    let is = |home: &SiblingPod| home.process() == pods[0].instance;
+    let is = |home: &PeerHandle| home.process() == pods[0].instance;
     assert!((0..100).all(|n| !siblings.homes_of(&node(n)).iter().any(is)));
     siblings.on_load(&pods[0], stopping);
     settled().await;
@@ -200,7 +201,7 @@ async fn this_pod_is_no_home_while_it_stops() {
 #[derive(Debug, Default)]
 struct OnePod(AtomicUsize);
 
-impl PodDialer for OnePod {
+impl PeerDialer for OnePod {
     fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
         let number = self.0.fetch_add(1, Relaxed) as u64;
         let refused = Unreachable::NoLink { at, cause: "refused".to_owned() };
@@ -262,7 +263,7 @@ async fn pods_that_link_and_vanish_without_end_cost_their_own_announcements_and_
     }
     settled().await;
     assert_eq!(siblings.other_members(), pods.len());
-    let known = |home: &SiblingPod| pods.iter().any(|pod| pod.instance == home.process());
+    let known = |home: &PeerHandle| pods.iter().any(|pod| pod.instance == home.process());
     assert!((0..200).all(|n| siblings.homes_of(&node(n)).iter().all(known)));
 }
 
