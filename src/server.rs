@@ -320,8 +320,8 @@ impl ServerCore {
         let nodes = (kubernetes::follow_nodes(settings, &links), kubernetes::agents(settings).is_some());
         let proven =
             AuthenticatedLinks::start(files.tokens.clone(), enrolment.clone(), nodes, table.clone(), &links);
-        let (registry, pool, zone) =
-            (Registry::new(metrics.clone()), Pool::new(), zone(settings, proven.clone()));
+        let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
+        let zone = zone(settings, proven.clone());
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
         let no_pods = kubernetes::follow_node_names(settings, &readiness, &links);
         let joined = Joined {
@@ -364,8 +364,8 @@ impl ServerCore {
             searches: Arc::new(Semaphore::new(link_events::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(link_events::MOST_MOVES)),
         };
-        let (client_sessions, resolver) =
-            (admission::sessions(session.max, session.max_for_client), files.resolver.clone());
+        let client_sessions = admission::sessions(session.max, session.max_for_client);
+        let resolver = files.resolver.clone();
         let core =
             Self { context, client_sessions, zone, resolver, readiness, stopping, pods, no_pods, made };
         core.spawn_upkeep(files);
