@@ -49,6 +49,7 @@ impl World {
         let line = Line::slow(pod.pod.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, edge));
         pod.has("node1").await;
+        wait_until("the edge knows its link", || edge.metrics.links.get() == 1).await;
         Self { place, pod, line, edge, echo }
     }
 
