@@ -16,14 +16,14 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{debug, info_span};
 
-use crate::base::access_log::Access;
+use crate::base::access_log::AccessLogEntry;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::plain;
 use crate::base::policy::targets::{OwnListeners, Targets, is_number, is_off_limits};
-use crate::link::session::stream::Offer;
-use crate::net::dial::{DialError, Failure, dial};
+use crate::link::session::stream::IncomingSession;
+use crate::net::dial::{ConnectError, Failure, dial};
 use crate::net::interfaces::{Addresses, LocalAddresses};
 use crate::net::listen::is_private;
 use crate::net::pool::Pool;
@@ -31,9 +31,9 @@ use crate::net::reload::Reload;
 use crate::net::resolver::{LookupError, Resolver};
 use crate::net::socket::{Buffered, Connection, Socket};
 use crate::net::tls;
-use crate::net::tls::handshake::Fault;
-use crate::proto::frame::{Category, Code, SessionError};
-use crate::session_io::{LocalPeer, Opened, carry};
+use crate::net::tls::handshake::HandshakeError;
+use crate::proto::frame::{Category, ErrorCode, SessionError};
+use crate::session_io::{LocalPeer, OpenSession, run_session};
 
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -59,24 +59,24 @@ impl SessionAcceptor {
     }
 
     /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
-    pub fn take(&self, offer: Offer) {
+    pub fn serve_incoming(&self, offer: IncomingSession) {
         let span = info_span!("session", session = %offer.id(), target = %offer.target());
         let this = self.clone();
         self.drain.spawn(span, async move { this.serve(offer).await });
     }
 
-    async fn serve(&self, offer: Offer) {
-        let mut access = Access::begin(FRONT, offer.client().to_owned());
+    async fn serve(&self, offer: IncomingSession) {
+        let mut access = AccessLogEntry::start(FRONT, offer.client().to_owned());
         access.id = Some(offer.id());
         access.node = self.dialer.node().cloned();
         access.target = Some(offer.target().clone());
-        let begun = Instant::now();
+        let started = Instant::now();
         let dialled = tokio::select! {
             biased;
             dialled = self.dial(&offer) => dialled,
-            () = offer.withdrawn() => Err(SessionError::new(Code::GivenUp, "the opener gave up before the target answered")),
+            () = offer.withdrawn() => Err(SessionError::new(ErrorCode::Cancelled, "the opener gave up before the target answered")),
         };
-        self.metrics.opening.observe(begun.elapsed());
+        self.metrics.opening.observe(started.elapsed());
         match dialled {
             Ok(TargetConnection::Tcp(socket)) => self.carry(offer, access, socket).await,
             Ok(TargetConnection::Tls(stream)) => self.carry(offer, access, *stream).await,
@@ -89,20 +89,21 @@ impl SessionAcceptor {
         }
     }
 
-    async fn carry<C: Connection>(&self, offer: Offer, access: Access, target: C) {
-        let alive = self.metrics.sessions.begin(FRONT);
-        let opened = Opened { session: offer.accept().into(), early: Bytes::new(), access, alive, slot: () };
-        carry(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
+    async fn carry<C: Connection>(&self, offer: IncomingSession, access: AccessLogEntry, target: C) {
+        let alive = self.metrics.sessions.start(FRONT);
+        let opened =
+            OpenSession { session: offer.accept().into(), buffered: Bytes::new(), access, alive, permit: () };
+        run_session(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 
-    async fn dial(&self, offer: &Offer) -> Result<TargetConnection, SessionError> {
+    async fn dial(&self, offer: &IncomingSession) -> Result<TargetConnection, SessionError> {
         let (target, until) = (offer.target(), Instant::now() + offer.patience());
         let tls = match (&self.tls, offer.category()) {
             (_, category) if category != Category::Https => None,
             (Some(tls), _) => Some(tls),
             (None, _) => {
                 let reason = "this end speaks no TLS to targets";
-                return Err(SessionError::new(Code::NotAllowed, reason));
+                return Err(SessionError::new(ErrorCode::NotAllowed, reason));
             }
         };
         let socket = self.dialer.dial(target, offer.patience()).await?;
@@ -116,7 +117,7 @@ impl SessionAcceptor {
 /// A target that was dialled.
 enum TargetConnection {
     Tcp(TcpStream),
-    Tls(Box<TlsTarget>),
+    Tls(Box<TlsTargetStream>),
 }
 
 /// The client's address as a pod has sent it: `10.0.0.1:5`, or `user@10.0.0.1:5`.
@@ -140,7 +141,7 @@ pub struct TargetTls {
 }
 
 /// A connection to a target under TLS.
-pub(crate) type TlsTarget = TlsStream<Buffered<TcpStream>>;
+pub(crate) type TlsTargetStream = TlsStream<Buffered<TcpStream>>;
 
 impl TargetTls {
     /// Follows its files until draining begins; connections that stand are not touched.
@@ -157,16 +158,16 @@ impl TargetTls {
         target: &Target,
         patience: Duration,
         pool: &Pool,
-    ) -> Result<TlsTarget, SessionError> {
+    ) -> Result<TlsTargetStream, SessionError> {
         let near = socket.peer_addr().is_ok_and(|at| plain(at.ip()).is_loopback());
         let shaking = self.shake(near, &target.host, Buffered::new(socket, pool.clone()));
         match timeout(patience, shaking).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(why)) => {
-                Err(SessionError::new(Code::TargetUnreachable, format!("TLS with {target}: {why}")))
+                Err(SessionError::new(ErrorCode::TargetUnreachable, format!("TLS with {target}: {why}")))
             }
             Err(_) => Err(SessionError::new(
-                Code::TargetTimeout,
+                ErrorCode::TargetTimeout,
                 format!("{target} did not finish its TLS handshake"),
             )),
         }
@@ -188,9 +189,9 @@ impl TargetTls {
 
 /// What went wrong, with the remedy where it stands in the settings.
 fn sentence(cause: &io::Error) -> String {
-    match Fault::of(cause) {
-        Fault::Authority => format!("its certificate is of another authority: {REMEDY}"),
-        fault @ Fault::Name(_) => format!("{fault}: issue one that has it"),
+    match HandshakeError::of(cause) {
+        HandshakeError::UnknownIssuer => format!("its certificate is of another authority: {REMEDY}"),
+        fault @ HandshakeError::Name(_) => format!("{fault}: issue one that has it"),
         fault => fault.to_string(),
     }
 }
@@ -203,7 +204,7 @@ const REMEDY: &str = "name the one that has signed it with ca in [mode.edge.http
 #[derive(Debug, Clone)]
 pub struct TargetDialer {
     /// Where it stands, and for whom it dials.
-    pub place: Place,
+    pub place: DialerRole,
     /// The machine's own addresses. Those that other machines use are tried after loopback for a target of the node's name.
     pub own: LocalAddresses,
     /// What may be dialled; swap it when the config changes, for the sessions to come.
@@ -216,7 +217,7 @@ pub struct TargetDialer {
 
 /// Where a dialer stands, and for whom it dials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum DialerRole {
     /// At the node of this name: a target of that name is on this machine.
     Node(NodeName),
     /// At a pod, for edges: what is off limits is dialled only where it alone is allowed.
@@ -253,7 +254,7 @@ impl TargetDialer {
         let socket = dialled.map_err(|why| refusal(&why))?;
         // Only now, as a port of operators is announced before it takes connections.
         let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &here.all));
-        if is_private { Err(self.ours(target).into()) } else { Ok(socket) }
+        if is_private { Err(self.is_own_address(target).into()) } else { Ok(socket) }
     }
 
     /// The addresses to try, all of them allowed, in their order.
@@ -277,7 +278,7 @@ impl TargetDialer {
                 return Err(self.forbidden(target, None).into());
             }
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) if self.is_here(name) => {
+            Host::Name(name) if self.is_local_name(name) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
                 let own = if at_node { &here.own[..] } else { &[] };
                 loopback.into_iter().chain(own.iter().copied()).collect()
@@ -288,9 +289,9 @@ impl TargetDialer {
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
             let off_limits = match self.place {
-                Place::Node(_) => false,
-                Place::ForEdges => is_off_limits(ip) && !targets.name_off_limits(at),
-                Place::ForClients => is_off_limits(ip),
+                DialerRole::Node(_) => false,
+                DialerRole::ForEdges => is_off_limits(ip) && !targets.name_off_limits(at),
+                DialerRole::ForClients => is_off_limits(ip),
             };
             if off_limits {
                 continue;
@@ -298,7 +299,7 @@ impl TargetDialer {
             if targets.allows(at, &here.own) && !found.contains(&at) {
                 // Even if others of its addresses are not: what comes of those would only hide the reason.
                 if self.listening.holds(at, &here.all) {
-                    return Err(self.ours(target).into());
+                    return Err(self.is_own_address(target).into());
                 }
                 // At a node that is loopback by another name, from which who asks may have been kept.
                 if !(at_node && ip.is_unspecified()) {
@@ -310,56 +311,62 @@ impl TargetDialer {
             return Ok(found);
         }
         let refusal = match (all.first(), &target.host) {
-            (None, _) => SessionError::new(Code::TargetUnreachable, format_args!("{target} has no address")),
-            (Some(ip), Host::Name(name)) if !self.is_here(name) => self.forbidden(target, Some(plain(*ip))),
+            (None, _) => {
+                SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))
+            }
+            (Some(ip), Host::Name(name)) if !self.is_local_name(name) => {
+                self.forbidden(target, Some(plain(*ip)))
+            }
             _ => self.forbidden(target, None),
         };
-        let off_limits = self.place == Place::ForClients && all.iter().any(|ip| is_off_limits(*ip));
+        let off_limits = self.place == DialerRole::ForClients && all.iter().any(|ip| is_off_limits(*ip));
         Err(TargetDialError { refusal, off_limits })
     }
 
     /// The node at which it stands; `None` at a pod.
     pub fn node(&self) -> Option<&NodeName> {
         match &self.place {
-            Place::Node(node) => Some(node),
-            Place::ForEdges | Place::ForClients => None,
+            DialerRole::Node(node) => Some(node),
+            DialerRole::ForEdges | DialerRole::ForClients => None,
         }
     }
 
-    fn ours(&self, target: &Target) -> SessionError {
+    fn is_own_address(&self, target: &Target) -> SessionError {
         let why = match self.place {
-            Place::Node(_) => {
+            DialerRole::Node(_) => {
                 format!(
                     "{target} is a tunnel process's own port; its metrics_listen is the one that may be reached"
                 )
             }
-            Place::ForEdges | Place::ForClients => format!("{target} is a port of the cloud's own pod"),
+            DialerRole::ForEdges | DialerRole::ForClients => {
+                format!("{target} is a port of the cloud's own pod")
+            }
         };
-        SessionError::new(Code::OwnPort, why)
+        SessionError::new(ErrorCode::OwnPort, why)
     }
 
     /// `found` is what the target's name stands for, if it is a name.
     fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> SessionError {
         let why = match (&self.place, found) {
-            (Place::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
-            (Place::Node(_), None) => format!("this edge may not dial {target}"),
+            (DialerRole::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
+            (DialerRole::Node(_), None) => format!("this edge may not dial {target}"),
             // Neither an edge nor a client gets to know the addresses behind a name within the cloud.
-            (Place::ForEdges, found) => {
+            (DialerRole::ForEdges, found) => {
                 debug!(%target, found = found.map(display), "no entry of mode.cloud.allow.targets holds it");
                 format!(
                     "edges may not have the cloud dial {target}: its pods' mode.cloud.allow.targets does not hold it"
                 )
             }
-            (Place::ForClients, found) => {
+            (DialerRole::ForClients, found) => {
                 debug!(%target, found = found.map(display), "no entry of mode.cloud.direct.targets holds it, or it is off limits");
                 format!("the cloud does not dial {target} for its clients")
             }
         };
-        SessionError::new(Code::NotAllowed, why)
+        SessionError::new(ErrorCode::NotAllowed, why)
     }
 
     /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
-    fn is_here(&self, name: &str) -> bool {
+    fn is_local_name(&self, name: &str) -> bool {
         self.node().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
     }
 }
@@ -381,19 +388,19 @@ async fn resolve(
     lookup: impl Future<Output = Result<Vec<IpAddr>, LookupError>>,
     deadline: Instant,
 ) -> Result<Vec<IpAddr>, SessionError> {
-    let unresolved = |why: String| SessionError::new(Code::TargetUnreachable, why);
+    let unresolved = |why: String| SessionError::new(ErrorCode::TargetUnreachable, why);
     match timeout_at(deadline, lookup).await {
         Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
         Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
     }
 }
 
-fn refusal(why: &DialError) -> SessionError {
+fn refusal(why: &ConnectError) -> SessionError {
     let code = match why.first() {
-        Some(Failure::Refused(_)) => Code::TargetRefused,
-        Some(Failure::Timeout(..)) => Code::TargetTimeout,
-        Some(Failure::Local(..)) => Code::Internal,
-        Some(Failure::Unreachable(..)) | None => Code::TargetUnreachable,
+        Some(Failure::Refused(_)) => ErrorCode::TargetRefused,
+        Some(Failure::Timeout(..)) => ErrorCode::TargetTimeout,
+        Some(Failure::Local(..)) => ErrorCode::Internal,
+        Some(Failure::Unreachable(..)) | None => ErrorCode::TargetUnreachable,
     };
     SessionError::new(code, why)
 }
@@ -405,7 +412,7 @@ pub struct DirectDialer {
     listed: Arc<TargetDialer>,
     /// Everything that is not off limits.
     all: Arc<TargetDialer>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl DirectDialer {
@@ -413,7 +420,7 @@ impl DirectDialer {
     pub fn new(dialer: TargetDialer, patience: Duration) -> Self {
         let all = Arc::new(ArcSwap::from_pointee(Targets::everything()));
         let all = TargetDialer { targets: all, ..dialer.clone() };
-        Self { listed: Arc::new(dialer), all: Arc::new(all), patience }
+        Self { listed: Arc::new(dialer), all: Arc::new(all), timeout: patience }
     }
 
     /// Whether anything may be dialled at this port, for a client who may have `all`.
@@ -428,7 +435,7 @@ impl DirectDialer {
     /// Why not, in words for the client.
     pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, TargetDialError> {
         let dialer = if all { &self.all } else { &self.listed };
-        dialer.dial(target, self.patience).await
+        dialer.dial(target, self.timeout).await
     }
 }
 
@@ -444,7 +451,7 @@ mod tls_tests {
     use tokio_rustls::TlsAcceptor;
 
     use crate::net::tls::tests::Authority;
-    use crate::net::tls::{ClientCertificates, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
+    use crate::net::tls::{ClientAuth, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 
     use super::*;
 
@@ -455,7 +462,7 @@ mod tls_tests {
     /// Who shakes hands with a target whose certificate for `edge-1` an authority has signed.
     async fn shaken(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
         let identity = by.issue("target", "edge-1");
-        let clients = ClientCertificates::Anonymous;
+        let clients = ClientAuth::Anonymous;
         let server =
             TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![] }.load().unwrap();
         let (socket, far) = duplex(1 << 16);
@@ -468,7 +475,7 @@ mod tls_tests {
     #[tokio::test]
     async fn only_a_target_on_loopback_is_believed_without_proof() {
         let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-        let unsure = TargetTls { loopback: client(Trust::Anyone), others: None };
+        let unsure = TargetTls { loopback: client(Trust::NoVerify), others: None };
         shaken(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
         let why = shaken(&unsure, false, "edge-1", &ours).await.unwrap_err();
         assert!(why.contains("cannot be verified: name") && why.contains("[mode.edge.https]"), "{why}");
@@ -483,7 +490,7 @@ mod tls_tests {
 
     #[tokio::test]
     async fn a_target_that_speaks_no_tls_is_told_so() {
-        let tls = TargetTls { loopback: client(Trust::Anyone), others: None };
+        let tls = TargetTls { loopback: client(Trust::NoVerify), others: None };
         let (socket, mut far) = duplex(1 << 16);
         let host = "edge-1".parse().unwrap();
         let plain = async {

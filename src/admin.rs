@@ -30,7 +30,7 @@ use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
 use crate::base::drain::Drain;
 use crate::base::logging::{AUDIT, LogLevel, log_trouble};
-use crate::base::metrics::{Form, Metrics};
+use crate::base::metrics::{ExpositionFormat, Metrics};
 use crate::base::names::NodeName;
 use crate::base::policy::{Networks, plain};
 use crate::invitations::{EnrolError, Enrolment};
@@ -43,7 +43,7 @@ use crate::net::listen::{Accept, TcpAccept, UnixAccept};
 #[derive(Clone)]
 pub struct Admin {
     /// Which program this is.
-    pub side: Program,
+    pub side: ProcessView,
     /// Shown as `/metrics`.
     pub metrics: Metrics,
     /// Shown as `/readyz`.
@@ -65,7 +65,7 @@ type Reply = Either<Full<Bytes>, Events>;
 
 /// Which program this is, and what it is looked at by.
 #[derive(Debug, Clone)]
-pub enum Program {
+pub enum ProcessView {
     /// A pod, with `/cloud/healthz`.
     Cloud(ServerView),
     /// An edge, with `/edge/healthz`.
@@ -104,7 +104,7 @@ pub struct Listeners {
 pub async fn serve<L>(listener: L, admin: Admin, port: Port, drain: Drain)
 where
     L: Accept,
-    Served: ConnectionHandler<L::Stream>,
+    Served: ConnectionHandler<L::AnyStream>,
 {
     let door = FairLimiter::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
@@ -126,7 +126,7 @@ impl ConnectionHandler for Served {
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
-        let asker = Asker::Address(accepted.from.ip());
+        let asker = Requester::Address(accepted.from.ip());
         let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
         connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
     }
@@ -140,7 +140,7 @@ impl ConnectionHandler<UnixStream> for Served {
     async fn serve(self: Arc<Self>, accepted: Accepted<UnixStream>) {
         // A peer that the system cannot name has gone.
         let Ok(user) = accepted.socket.peer_cred() else { return };
-        let asker = Asker::User(user.uid());
+        let asker = Requester::User(user.uid());
         let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
         connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
     }
@@ -183,9 +183,9 @@ async fn connection<S, A>(
     A: Future<Output = Response<Reply>> + Send,
 {
     let answer = |request| async {
-        slot.busy();
+        slot.mark_active();
         let answer = answer(request).await;
-        slot.waits();
+        slot.mark_idle();
         Ok::<_, Infallible>(answer)
     };
     let mut server = http1::Builder::new();
@@ -221,14 +221,14 @@ impl Admin {
         &self,
         request: Request<Incoming>,
         port: Port,
-        asker: Asker,
+        asker: Requester,
         drain: &Drain,
     ) -> Response<Reply> {
         let path = request.uri().path();
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
         if port != Port::Metrics
             && !PUBLIC.contains(&path)
-            && let Some(refused) = self.turned_away(asker, request.headers(), private).await
+            && let Some(refused) = self.denial(asker, request.headers(), private).await
         {
             return refused.map(Reply::Left);
         }
@@ -246,7 +246,7 @@ impl Admin {
         &self,
         request: Request<Incoming>,
         port: Port,
-        asker: Asker,
+        asker: Requester,
     ) -> Response<Full<Bytes>> {
         if port == Port::Metrics && !PUBLIC.contains(&request.uri().path()) {
             return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
@@ -259,39 +259,41 @@ impl Admin {
             }
             ("/metrics", _) => {
                 let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-                let form = Form::wanted(accept.unwrap_or_default());
+                let form = ExpositionFormat::wanted(accept.unwrap_or_default());
                 text(StatusCode::OK, self.metrics.encode(form), form.content_type())
             }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => ready(&self.readiness),
-            ("/cloud/healthz", Program::Cloud(_)) | ("/edge/healthz", Program::Edge(_)) if !get => {
+            ("/cloud/healthz", ProcessView::Cloud(_)) | ("/edge/healthz", ProcessView::Edge(_)) if !get => {
                 only("GET", READ_ONLY)
             }
-            ("/cloud/healthz", Program::Cloud(pod)) => {
-                plain_text(StatusCode::OK, go_list(&pod.registry.nodes()))
+            ("/cloud/healthz", ProcessView::Cloud(server)) => {
+                plain_text(StatusCode::OK, go_list(&server.registry.nodes()))
             }
-            ("/edge/healthz", Program::Edge(edge)) => {
+            ("/edge/healthz", ProcessView::Edge(edge)) => {
                 let linked = edge.uplinks.is_linked();
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
-            ("/invitations" | "/revocations", Program::Cloud(_)) if port != Port::Local => {
+            ("/invitations" | "/revocations", ProcessView::Cloud(_)) if port != Port::Local => {
                 plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
             }
-            ("/invitations" | "/revocations", Program::Cloud(_)) if *request.method() != Method::POST => {
+            ("/invitations" | "/revocations", ProcessView::Cloud(_)) if *request.method() != Method::POST => {
                 only("POST", "only supports POST method\n")
             }
-            ("/invitations", Program::Cloud(pod)) => {
-                invite(pod.enrolment.as_ref(), pod.port, request, asker).await
+            ("/invitations", ProcessView::Cloud(server)) => {
+                invite(server.enrolment.as_ref(), server.port, request, asker).await
             }
-            ("/revocations", Program::Cloud(pod)) => revoke(pod.enrolment.as_ref(), request, asker).await,
+            ("/revocations", ProcessView::Cloud(server)) => {
+                revoke(server.enrolment.as_ref(), request, asker).await
+            }
             ("/debug/flags/v", _) => self.set_level(request, asker).await,
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
         }
     }
 
     /// Sets the log level in SuperEdge's way, with its texts and statuses, 406 too.
-    async fn set_level(&self, request: Request<Incoming>, asker: Asker) -> Response<Full<Bytes>> {
+    async fn set_level(&self, request: Request<Incoming>, asker: Requester) -> Response<Full<Bytes>> {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
@@ -371,7 +373,7 @@ const BODY_BYTES: usize = 64;
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker {
+pub enum Requester {
     /// Whoever is at that address.
     Address(IpAddr),
     /// A user of this machine, by number, at the admin socket.
@@ -389,7 +391,7 @@ pub(crate) enum AdminAccessError {
     Host,
 }
 
-impl Asker {
+impl Requester {
     /// Whether it is on this machine.
     pub fn is_local(&self) -> bool {
         match self {
@@ -416,7 +418,7 @@ impl Asker {
     }
 }
 
-impl fmt::Display for Asker {
+impl fmt::Display for Requester {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(ip) => ip.fmt(f),
@@ -487,7 +489,7 @@ pub(crate) async fn invite(
     enrolment: Option<&Arc<Enrolment>>,
     port: u16,
     request: Request<Incoming>,
-    asker: Asker,
+    asker: Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, seconds) = match asked(enrolment, request).await {
         Ok((enrolment, node, Some(seconds))) if LASTING.contains(&seconds) => (enrolment, node, seconds),
@@ -508,7 +510,7 @@ pub(crate) async fn invite(
 pub(crate) async fn revoke(
     enrolment: Option<&Arc<Enrolment>>,
     request: Request<Incoming>,
-    asker: Asker,
+    asker: Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, _) = match asked(enrolment, request).await {
         Ok(asked) => asked,
@@ -576,8 +578,10 @@ mod asker_tests {
 
     #[test]
     fn only_this_machine_looks_and_all_ask_by_an_address_or_as_localhost() {
-        let (near, far) =
-            (Asker::Address("127.0.0.1".parse().unwrap()), Asker::Address("10.0.0.1".parse().unwrap()));
+        let (near, far) = (
+            Requester::Address("127.0.0.1".parse().unwrap()),
+            Requester::Address("10.0.0.1".parse().unwrap()),
+        );
         for host in
             ["127.0.0.1", "127.0.0.1:51010", "[::1]:51010", "localhost", "LocalHost:8080", "10.0.0.7:51010"]
         {
@@ -599,9 +603,9 @@ mod asker_tests {
         assert_eq!(near.may_ask(&head(&[]), true), Err(AdminAccessError::Host));
         assert_eq!(near.may_ask(&head(&[]), false), Ok(()), "as HTTP/1.0 has it");
         assert_eq!(near.may_ask(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
-        assert_eq!(Asker::User(0).may_ask(&head(&[]), true), Ok(()));
-        let mapped = Asker::Address("::ffff:127.0.0.1".parse().unwrap());
+        assert_eq!(Requester::User(0).may_ask(&head(&[]), true), Ok(()));
+        let mapped = Requester::Address("::ffff:127.0.0.1".parse().unwrap());
         assert!(mapped.is_local() && near.is_local() && !far.is_local());
-        assert_eq!((near.to_string(), Asker::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));
+        assert_eq!((near.to_string(), Requester::User(7).to_string()), ("127.0.0.1".into(), "uid=7".into()));
     }
 }

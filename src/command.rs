@@ -22,34 +22,34 @@ use clap_complete::Shell;
 use tracing::warn;
 
 #[cfg(feature = "kubernetes")]
-use crate::command::approve::Approve;
-use crate::command::connect::Connect;
+use crate::command::approve::ApproveArgs;
+use crate::command::connect::ConnectArgs;
 use crate::command::demo::Module;
-use crate::command::doctor::Doctor;
-use crate::command::init::Init;
-use crate::command::invitations::{Invite, Join, Revoke};
+use crate::command::doctor::DoctorArgs;
+use crate::command::init::InitArgs;
+use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
 #[cfg(feature = "kubernetes")]
-use crate::command::migrate::Migrate;
+use crate::command::migrate::MigrateArgs;
 use crate::config::edge::EdgeConfig;
 use crate::config::live::{ConfigFile, tell_warnings};
-use crate::config::server::Cloud;
+use crate::config::server::ServerConfig;
 use crate::config::{Environment, Warning};
 use crate::edge::Edge;
 use crate::net::reload::warn_of_readers;
-use crate::server::Pod;
+use crate::server::Server;
 use crate::startup::{Startup, StartupErrorKind};
 
 /// Why a command for people was not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct Failure {
+pub struct CommandError {
     /// The program's exit code, as in sysexits.h.
     pub code: u8,
     /// What is wrong, and the remedy.
     pub text: String,
 }
 
-impl Failure {
+impl CommandError {
     /// What was asked for cannot be.
     fn usage(text: impl Into<String>) -> Self {
         Self { code: 64, text: text.into() }
@@ -114,7 +114,7 @@ pub struct Args {
     pub logtostderr: bool,
     /// Form of log lines.
     #[arg(long, value_name = "FORM", default_value = "text")]
-    pub log_format: Form,
+    pub log_format: LogFormat,
     /// How much to log: 0 what operators need, 2 debug, 4 libraries too, 6 everything but frames, 8 these too.
     #[arg(long = "v", value_name = "N", default_value_t = 0)]
     pub verbosity: i32,
@@ -133,22 +133,22 @@ pub enum Command {
         with: Vec<Module>,
     },
     /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
-    Init(Init),
+    Init(InitArgs),
     /// Look at all that a pod or an edge of this machine needs, from its config to its cloud, and say what is wrong: for each
     /// check what was found, what was wanted, and what to do. Ends with 1 if a check failed.
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
     /// Have the pod on this machine let another machine join the cloud as a node, once and for a while.
-    Invite(Invite),
+    Invite(InviteArgs),
     /// Make this machine a node of a cloud that has invited it.
-    Join(Join),
+    Join(JoinArgs),
     /// Have the pod on this machine forget the token of a node that has joined, and what it was invited by.
-    Revoke(Revoke),
+    Revoke(RevokeArgs),
     /// Approve or deny the certificates that pods and edges of the tunnel ask a cluster of Kubernetes for; no others are
     /// touched. Goes on until a signal ends it.
     #[cfg(feature = "kubernetes")]
-    Approve(Approve),
+    Approve(ApproveArgs),
     /// Connect stdin and stdout with a port of a node, through a pod: as ssh's ProxyCommand, or for a local port.
-    Connect(Connect),
+    Connect(ConnectArgs),
     /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.
     Status {
         /// The socket (its config's `listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: that of a pod, otherwise of
@@ -161,7 +161,7 @@ pub enum Command {
     },
     /// Print settings for what another tunnel was set to do in Kubernetes, and what became of each of its settings.
     #[cfg(feature = "kubernetes")]
-    Migrate(Migrate),
+    Migrate(MigrateArgs),
     /// Print what makes a shell complete this command line: `source <(tunnel completions bash)`.
     Completions {
         /// Which shell.
@@ -179,14 +179,14 @@ pub enum Command {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// A pod, where edges are reached.
-    Cloud,
+    Server,
     /// An edge, on each node.
     Edge,
 }
 
 /// Form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Form {
+pub enum LogFormat {
     /// For people.
     Text,
     /// One object a line.
@@ -200,7 +200,7 @@ impl Args {
     ///
     /// It is wrong, or asks for help or the version: print the error, and see [`is_wrong`].
     pub fn read(args: impl Iterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(args.map(spelled_our_way))
+        Self::try_parse_from(args.map(normalize_flag))
     }
 
     /// Which config file is read.
@@ -213,7 +213,7 @@ impl Mode {
     /// Where its config is, unless it is named.
     pub fn config(self) -> &'static str {
         match self {
-            Self::Cloud => "/etc/tunnel/cloud.toml",
+            Self::Server => "/etc/tunnel/cloud.toml",
             Self::Edge => "/etc/tunnel/edge.toml",
         }
     }
@@ -225,7 +225,7 @@ pub fn is_wrong(error: &clap::Error) -> bool {
 }
 
 /// Go's flags in clap's spelling: one dash becomes two, `_` in a name becomes `-`.
-fn spelled_our_way(arg: OsString) -> OsString {
+fn normalize_flag(arg: OsString) -> OsString {
     let Some(text) = arg.to_str() else { return arg };
     let name = text.trim_start_matches('-');
     if name.len() == text.len() || name.is_empty() || matches!(text, "-h" | "-V") {
@@ -257,10 +257,10 @@ pub fn completions(shell: Shell) -> String {
 /// # Errors
 ///
 /// The directory, or a file in it, cannot be written.
-pub fn man(dir: &Path) -> Result<String, Failure> {
+pub fn man(dir: &Path) -> Result<String, CommandError> {
     let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Args::command(), dir));
     let failed = |cause| format!("cannot write man pages into {}: {cause}", dir.display());
-    written.map(|()| String::new()).map_err(|cause: io::Error| Failure::cannot_write(failed(cause)))
+    written.map(|()| String::new()).map_err(|cause: io::Error| CommandError::cannot_write(failed(cause)))
 }
 
 /// By which the program is called.
@@ -272,7 +272,7 @@ const NAME: &str = "tunnel";
 #[derive(Debug)]
 pub enum Settings {
     /// A pod's.
-    Cloud(Box<Cloud>),
+    Cloud(Box<ServerConfig>),
     /// An edge's.
     Edge(Box<EdgeConfig>),
 }
@@ -311,11 +311,11 @@ impl Settings {
         let text = std::fs::read_to_string(path).map_err(|cause| {
             format!("cannot read the config {}: {cause}; name it with --c=FILE", path.display())
         });
-        let text = startup.keep(StartupErrorKind::Config, &["--c"], text)?;
+        let text = startup.collect(StartupErrorKind::Config, &["--c"], text)?;
         let environment = Environment { kubeconfig, ..Environment::read(variable) };
         let (settings, warnings) = match mode {
-            Mode::Cloud => {
-                let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
+            Mode::Server => {
+                let (settings, warnings) = startup.settings(ServerConfig::examine(&text, &environment));
                 (Self::Cloud(Box::new(settings)), warnings)
             }
             Mode::Edge => {
@@ -329,8 +329,8 @@ impl Settings {
     /// Looks for all that is in the way of a start, and starts nothing.
     pub fn check(&self, startup: &mut Startup) {
         match self {
-            Self::Cloud(settings) => Pod::check(settings, startup),
-            Self::Edge(settings) => Edge::check(settings, startup),
+            Self::Cloud(settings) => Server::validate(settings, startup),
+            Self::Edge(settings) => Edge::validate(settings, startup),
         }
     }
 

@@ -18,8 +18,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::listen::Access;
-use crate::config::table::Table;
+use crate::config::listen::AccessConfig;
+use crate::config::table::ConfigTable;
 
 /// Values of the environment and the command line, as plain text; empty means absent. `main` alone reads it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub struct AdminConfig {
     /// The unix socket for commands of this machine, as `tunnel status`; only its owner may open it.
     pub socket: AdminSocket,
     /// Who may look at the log port from other machines: users, or else nobody.
-    pub access: Access,
+    pub access: AccessConfig,
 }
 
 /// Where the admin socket is.
@@ -91,20 +91,20 @@ pub enum AdminSocket {
 
 /// The settings of a file and the environment, as far as they can be read.
 #[derive(Debug)]
-pub struct Reading<T> {
+pub struct ParsedConfig<T> {
     /// The settings. With faults they are good for nothing but to look further: what is wrong or missing is made up.
     pub settings: T,
     /// What the operator should know.
     pub warnings: Vec<Warning>,
     /// All that is wrong, in the order of the file.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<ConfigError>,
     /// The whole keys that stand in the file and were understood; none if the file is not TOML.
     pub given: BTreeSet<String>,
 }
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConfigError {
     /// The whole key, as `mode.cloud.ssh.port`, or what else is wrong (`NODE_IP`); empty for a text that is not TOML.
     pub key: String,
     /// The line in the file, from 1, where there is one.
@@ -115,7 +115,7 @@ pub struct Fault {
 
 /// All that is wrong. Displays as one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigErrors<F = Fault>(Vec<F>);
+pub struct ConfigErrors<F = ConfigError>(Vec<F>);
 
 /// Something the operator should know of a file that loads nevertheless.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,11 +132,11 @@ pub struct Warning {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarningKind {
     /// A port is open to everybody who can reach it.
-    OpenDoor,
+    Insecure,
     /// SuperEdge's key is understood, but what it asks for is not served yet.
-    NotServed,
+    Unsupported,
     /// It works, though perhaps not as meant.
-    Surprise,
+    Unexpected,
 }
 
 impl Environment {
@@ -173,7 +173,7 @@ impl Secret {
     }
 }
 
-impl<T> Reading<T> {
+impl<T> ParsedConfig<T> {
     /// The settings and all warnings, or else all faults.
     ///
     /// # Errors
@@ -224,7 +224,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {
             write!(f, "line {line}: ")?;
@@ -255,33 +255,38 @@ impl fmt::Display for Warning {
 }
 
 /// Two modes may share a file: the other one's table is left alone. Alone it is the wrong file.
-fn other_mode(mode: &mut Table<'_>, ours: &Table<'_>, other: &'static str, report: &mut Report) {
-    if !mode.skip(other, report) {
+fn other_mode(
+    mode: &mut ConfigTable<'_>,
+    ours: &ConfigTable<'_>,
+    other: &'static str,
+    report: &mut Diagnostics,
+) {
+    if !mode.ignore(other, report) {
         return;
     }
     if ours.is_present() {
         report.warn(
             mode.key(other),
-            WarningKind::Surprise,
+            WarningKind::Unexpected,
             "this table is for the other mode and is not read",
         );
     } else {
         let found = Some("the only mode in this file".to_owned());
-        mode.complain(other, found, format!("start with --m={other}, or give the other file"), report);
+        mode.error(other, found, format!("start with --m={other}, or give the other file"), report);
     }
 }
 
 /// An address from the environment; empty is absent.
-fn address(key: &str, text: Option<&str>, report: &mut Report) -> Option<IpAddr> {
+fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -> Option<IpAddr> {
     let text = text.filter(|text| !text.is_empty())?;
-    text.parse().map_err(|_| report.fault(key, Some(value::excerpt(text)), "want an address")).ok()
+    text.parse().map_err(|_| report.error(key, Some(value::excerpt(text)), "want an address")).ok()
 }
 
-fn grace(table: &mut Table<'_>, report: &mut Report) -> Duration {
+fn grace(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
     table.read("grace", value::duration(Duration::ZERO..=DAY), report).unwrap_or(GRACE)
 }
 
-fn drain(table: &mut Table<'_>, report: &mut Report) -> Duration {
+fn drain(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
     table.read("drain", value::duration(Duration::ZERO..=DAY), report).unwrap_or(DRAIN)
 }
 
@@ -295,7 +300,7 @@ const DRAIN: Duration = Duration::from_secs(25);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Below this not even a few sessions have their windows.
-const LEAST_MEMORY: usize = 1 << 20;
+const MIN_MEMORY: usize = 1 << 20;
 
 /// SuperEdge's fixed path of the certificate authority.
 const CA: &str = "/etc/tunnel/certs/ca.crt";
@@ -304,7 +309,7 @@ const CA: &str = "/etc/tunnel/certs/ca.crt";
 
 /// What reading has found out so far.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct Diagnostics {
     faults: Vec<PlacedFault>,
     warnings: Vec<Warning>,
     /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
@@ -319,13 +324,13 @@ struct PlacedFault {
     /// In bytes from the start of the file, or [`NOWHERE`].
     place: usize,
     /// Whether it is that something is missing, or that nobody knows a key: what a broken line causes, too.
-    doubt: Doubt,
-    fault: Fault,
+    doubt: Certainty,
+    fault: ConfigError,
 }
 
 /// Whether a fault may only follow from a line that is not TOML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doubt {
+enum Certainty {
     /// It stands there, and is wrong.
     None,
     /// A key is missing: it may stand in that line.
@@ -334,18 +339,18 @@ enum Doubt {
     Unknown,
 }
 
-impl Report {
+impl Diagnostics {
     /// Notes a key that nobody knows.
     pub(crate) fn unknown(&mut self, place: usize, key: &str, wanted: &str) {
         let found = Some("not a key that is known".to_owned());
         self.place_fault(Some(place), key, found, wanted);
         if let Some(fault) = self.faults.last_mut() {
-            fault.doubt = Doubt::Unknown;
+            fault.doubt = Certainty::Unknown;
         }
     }
 
     /// Notes what is wrong outside the file, or missing in it.
-    pub(crate) fn fault(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
+    pub(crate) fn error(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
         self.place_fault(None, key, found, wanted);
     }
 
@@ -360,7 +365,7 @@ impl Report {
     }
 
     /// All that was found out, with the line of each fault.
-    pub(crate) fn finish<T>(mut self, text: &str, settings: T) -> Reading<T> {
+    pub(crate) fn finish<T>(mut self, text: &str, settings: T) -> ParsedConfig<T> {
         self.faults.sort_by_key(|found| found.place);
         let line = lines_of(text);
         let mut broken = BTreeSet::new();
@@ -374,24 +379,24 @@ impl Report {
                 broken.insert(line);
                 if first.is_none() {
                     first = Some(*place);
-                    faults.push(Fault { line, ..fault.clone() });
+                    faults.push(ConfigError { line, ..fault.clone() });
                 }
             }
         }
         for PlacedFault { place, doubt, fault } in self.faults {
             let line = (place != NOWHERE).then(|| line(place));
             let unread = first.is_some_and(|first| match doubt {
-                Doubt::None => false,
-                Doubt::Missing => true,
-                Doubt::Unknown => place > first,
+                Certainty::None => false,
+                Certainty::Missing => true,
+                Certainty::Unknown => place > first,
             });
             if !fault.key.is_empty() && !unread && !broken.contains(&line) {
-                faults.push(Fault { line, ..fault });
+                faults.push(ConfigError { line, ..fault });
             }
         }
         faults.sort_by_key(|fault| fault.line.unwrap_or(NOWHERE));
         let given = if broken.is_empty() { self.given } else { BTreeSet::new() };
-        Reading { settings, warnings: self.warnings, faults, given }
+        ParsedConfig { settings, warnings: self.warnings, faults, given }
     }
 
     /// Notes what is wrong at that place, in bytes from the start of the file; none: it stands nowhere there.
@@ -402,9 +407,9 @@ impl Report {
         found: Option<String>,
         wanted: impl Into<String>,
     ) {
-        let doubt = if found.is_none() { Doubt::Missing } else { Doubt::None };
+        let doubt = if found.is_none() { Certainty::Missing } else { Certainty::None };
         let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
-        let fault = Fault { key: key.to_owned(), line: None, text };
+        let fault = ConfigError { key: key.to_owned(), line: None, text };
         self.faults.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, fault });
     }
 }

@@ -18,11 +18,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, info_span, warn};
 
-use crate::acceptor::{Place, SessionAcceptor, TargetDialer, TargetTls};
+use crate::acceptor::{DialerRole, SessionAcceptor, TargetDialer, TargetTls};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView};
-use crate::admin::{Admin, Listeners, Program};
+use crate::admin::{Admin, Listeners, ProcessView};
 use crate::base::drain::{Drain, Drained};
 use crate::base::logging::LogLevel;
 use crate::base::metrics::Metrics;
@@ -30,26 +30,26 @@ use crate::base::names::Instance;
 use crate::base::policy::targets::Targets;
 use crate::base::process::third_of_memory;
 use crate::config::Secret;
-use crate::config::edge::{Client, EdgeConfig as Settings, Https, MEMORY, Token};
+use crate::config::edge::{EdgeConfig as Settings, MEMORY, TargetTlsConfig, Token, UplinkConfig};
 use crate::config::live::ConfigFile;
 use crate::edge::http_proxy::ProxyListener;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
-use crate::edge::reconnect::{Keeper, give_back};
+use crate::edge::reconnect::{Reconnector, release_memory};
 use crate::link::grpc::LinkContext;
 use crate::link::table::{SessionLimits, SessionTable};
-use crate::net::http_proxy::{Proxy, ProxyError};
+use crate::net::http_proxy::{HttpProxyClient, ProxyError};
 use crate::net::interfaces::LocalAddresses;
 use crate::net::listen::{TcpAccept, UnixAccept};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{Identity, TlsClientConfig, Trust};
-use crate::proto::frame::{Code, SessionError};
-use crate::proto::halves::Windows;
-use crate::route::{Route, Uplinks};
+use crate::proto::frame::{ErrorCode, SessionError};
+use crate::proto::halves::WindowLimits;
+use crate::route::{SessionRouter, Uplinks};
 use crate::startup::access::{AccessPolicies, ListenerPolicies};
-use crate::startup::{StartFaults, Startup, StartupErrorKind};
+use crate::startup::{Startup, StartupErrorKind, StartupErrors};
 
 /// Where an edge listens.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ pub struct Edge {
     /// The sessions.
     pub table: Arc<SessionTable>,
     /// The way to other nodes and to the cloud.
-    pub route: Route,
+    pub route: SessionRouter,
     targets: Arc<ArcSwap<Targets>>,
     doors: ListenerPolicies,
     readiness: Readiness,
@@ -91,7 +91,7 @@ impl Edge {
     /// # Errors
     ///
     /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartFaults> {
+    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports, proxy, (viewers, gates)) = startup.finish(prepared)?;
@@ -113,7 +113,7 @@ impl Edge {
             });
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
-        edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.keep());
+        edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run());
         let listeners = Listeners {
             log: ports.log,
             metrics: ports.metrics,
@@ -132,7 +132,7 @@ impl Edge {
     }
 
     /// Reads the config again when it changes: who may reach what counts for whoever comes next.
-    pub fn follow(&self, config: ConfigFile) {
+    pub fn watch_config(&self, config: ConfigFile) {
         let (targets, doors) = (self.targets.clone(), self.doors.clone());
         let apply = move |settings: &Settings| {
             targets.store(Arc::new(settings.targets.clone()));
@@ -144,21 +144,21 @@ impl Edge {
     }
 
     /// Looks for all that is in the way of a start, and starts nothing.
-    pub fn check(settings: &Settings, startup: &mut Startup) {
+    pub fn validate(settings: &Settings, startup: &mut Startup) {
         prepare(settings, startup);
     }
 
     /// The core, which nothing is joined to yet.
     fn new(
         Settings { client, session, targets, .. }: &Settings,
-        ports: &Ports,
+        ports: &AdminListeners,
         proxy: Option<SocketAddr>,
     ) -> Self {
         let metrics = Metrics::edge();
         let limits = SessionLimits {
             windows: WINDOWS,
             memory: session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
-            sessions: MOST_SESSIONS,
+            sessions: MAX_SESSIONS,
             grace: session.grace,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
@@ -170,12 +170,12 @@ impl Edge {
                 channelz: ports.channelz.as_ref().map(TcpAccept::at),
                 proxy,
             },
-            route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
+            route: SessionRouter::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
             metrics,
             table,
             targets: Arc::new(ArcSwap::from_pointee(targets.clone())),
             doors: ListenerPolicies::default(),
-            readiness: Readiness::waiting_for(&[LINK]),
+            readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             uplinks,
             sessions: Drain::new(),
             links: Drain::new(),
@@ -185,12 +185,12 @@ impl Edge {
     }
 
     /// What keeps the link to the cloud, and serves what comes over it.
-    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Arc<Keeper> {
+    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Arc<Reconnector> {
         let Settings { client, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
-            place: Place::Node(client.node.clone()),
+            place: DialerRole::Node(client.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
             // Not the one for metrics: it is read-only, and so that others reach it.
@@ -200,7 +200,7 @@ impl Edge {
                 .collect(),
             resolver: resolver.clone(),
         };
-        let ground = LinkContext {
+        let link_context = LinkContext {
             table: self.table.clone(),
             metrics: self.metrics.clone(),
             drain: self.links.clone(),
@@ -217,38 +217,38 @@ impl Edge {
             proxy,
             known: KnownAddresses::new(resolver, session.grace, self.links.clone()),
             pool: pool.clone(),
-            ground: ground.clone(),
+            link_context: link_context.clone(),
         };
-        Arc::new(Keeper {
+        Arc::new(Reconnector {
             dialer: cloud,
-            ground,
+            link_context,
             backend: SessionAcceptor::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
                 .with_tls(target_tls),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),
             route: self.route.clone(),
-            freed: Notify::new(),
+            redial: Notify::new(),
             started: Once::new(),
         })
     }
 
     /// Follows files, and tidies up.
-    fn spawn_upkeep(&self, keeper: &Keeper, pool: Pool) {
+    fn spawn_upkeep(&self, keeper: &Reconnector, pool: Pool) {
         let links = &self.links;
         let dialer = &keeper.dialer;
         links.spawn(info_span!("token"), dialer.tokens.clone().watch(links.clone()));
         links.spawn(info_span!("tls"), dialer.tls.clone().watch(links.clone()));
         links.spawn(info_span!("dns"), dialer.known.resolver.clone().watch(links.clone()));
-        links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
-        links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone(), give_back));
-        links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
+        links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
+        links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone(), release_memory));
+        links.spawn(info_span!("given up"), self.route.clone().resume_cancelled(links.clone()));
     }
 
     fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
         Admin {
-            side: Program::Edge(view),
+            side: ProcessView::Edge(view),
             clock: Clock::now(),
             viewers,
             streams: EventStreamLimiter::default(),
@@ -260,15 +260,15 @@ impl Edge {
     }
 
     /// Stops: not ready, no new sessions, those that run until the deadline or until `at_once` completes.
-    pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
+    pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
         self.readiness.set(RUNNING, Err("stopping".into()));
         info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
-        let why = SessionError::new(Code::Busy, "the edge is stopping");
+        let why = SessionError::new(ErrorCode::Overloaded, "the edge is stopping");
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
-            self.table.last_frames_sent().await;
+            self.table.wait_closed().await;
         };
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
@@ -276,14 +276,14 @@ impl Edge {
         }
         // The last bytes of targets are still on their way.
         tokio::select! {
-            () = self.table.delivered() => {}
+            () = self.table.wait_delivered() => {}
             () = sleep_until(until) => {}
             () = at_once => {}
         }
         self.table.reset_all(&why);
-        self.links.begin();
+        self.links.start();
         sleep(FLUSH_TIMEOUT).await;
-        self.table.last_frames_sent().await;
+        self.table.wait_closed().await;
         self.uplinks.close_all();
         self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
@@ -294,16 +294,16 @@ impl Edge {
 /// How long opening a session from here may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Condition of readiness: there is a link.
-const LINK: &str = "link";
+const LINK_CONDITION: &str = "link";
 /// Shown beside readiness: another machine has our name, too.
-const NAME: &str = "name";
+const NAME_CONDITION: &str = "name";
 /// Condition of readiness: not stopping.
 const RUNNING: &str = "running";
 /// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes. The largest is as
 /// a pod's: 100 Mbit/s at 300 ms.
-const WINDOWS: Windows = Windows { start: 32 * 1024, max: 4 << 20 };
+const WINDOWS: WindowLimits = WindowLimits { start: 32 * 1024, max: 4 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
-const MOST_SESSIONS: usize = 20_000;
+const MAX_SESSIONS: usize = 20_000;
 /// For sessions to end by themselves once they know the cause, and for the last resets to leave before the link is
 /// closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
@@ -323,14 +323,14 @@ pub(crate) struct EdgeFiles {
     /// What proves the node: one token, or two; none where a certificate proves it.
     pub(crate) tokens: Reload<Vec<Secret>>,
     /// What the cloud is dialled through, if anything.
-    pub(crate) proxy: Option<Proxy>,
+    pub(crate) proxy: Option<HttpProxyClient>,
     /// The system's.
     pub(crate) resolver: Resolver,
 }
 
 /// The ports that operators come to.
 #[derive(Debug)]
-pub(crate) struct Ports {
+pub(crate) struct AdminListeners {
     /// Health, log level, metrics; none if the implicit port could not be had.
     pub(crate) log: Option<TcpAccept>,
     /// Metrics alone.
@@ -342,12 +342,12 @@ pub(crate) struct Ports {
 }
 
 /// What the settings name; who may look from other machines, with the files that say so.
-pub(crate) type Prepared = (EdgeFiles, Ports, Option<ProxyListener>, (AdminUsers, AccessPolicies));
+pub(crate) type Prepared = (EdgeFiles, AdminListeners, Option<ProxyListener>, (AdminUsers, AccessPolicies));
 
 /// What the settings name, had before anything runs; `None`: something is wrong, and noted.
 pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
     let files = EdgeFiles::read(settings, startup);
-    let ports = Ports::bind(settings, startup);
+    let ports = AdminListeners::bind(settings, startup);
     // Outer: whether it can be served; inner: whether it is asked for.
     let proxy = match &settings.http_proxy {
         None => Some(None),
@@ -364,13 +364,13 @@ impl EdgeFiles {
         let client = &settings.client;
         let trust = Trust::Ca(client.ca.clone());
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
-        let tls = startup.keep(StartupErrorKind::Config, &["mode.edge.stream.client.cert"], tls);
+        let tls = startup.collect(StartupErrorKind::Config, &["mode.edge.stream.client.cert"], tls);
         let servers = client.servers.iter().map(ServerEndpoint::new).collect();
-        let servers = startup.keep(StartupErrorKind::Config, &["mode.edge.stream.client.dns"], servers);
+        let servers = startup.collect(StartupErrorKind::Config, &["mode.edge.stream.client.dns"], servers);
         let targets = targets(&settings.https, startup);
         let tokens = tokens(client.token.as_ref(), startup);
-        let proxy = startup.keep(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(client));
-        let resolver = startup.keep(StartupErrorKind::System, &["DNS"], Resolver::system());
+        let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(client));
+        let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
         Some(Self {
             tls: tls?,
@@ -383,7 +383,7 @@ impl EdgeFiles {
     }
 }
 
-impl Ports {
+impl AdminListeners {
     /// Takes all of them; `None`: one cannot be had, which is noted.
     pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
         let log = startup.bind_optional_private(TABLE, settings.client.log_listen);
@@ -412,23 +412,23 @@ fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Sec
         Some(Token::File(path)) => {
             let file = path.clone();
             let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
-            startup.keep(StartupErrorKind::Config, &["mode.edge.stream.client.token_file"], tokens)
+            startup.collect(StartupErrorKind::Config, &["mode.edge.stream.client.token_file"], tokens)
         }
     }
 }
 
 /// TLS towards targets; the files are read again when they change.
-fn targets(https: &Https, startup: &mut Startup) -> Option<TargetTls> {
+fn targets(https: &TargetTlsConfig, startup: &mut Startup) -> Option<TargetTls> {
     let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
     let client =
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["mode.edge.https.cert", "mode.edge.https.key"];
-    let loopback = startup.keep(StartupErrorKind::Config, &keys, client(Trust::Anyone).load());
+    let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
     let others = match &https.ca {
         None => Some(None),
         Some(ca) => {
             let others = client(Trust::Ca(ca.clone())).load();
-            startup.keep(StartupErrorKind::Config, &["mode.edge.https.ca"], others).map(Some)
+            startup.collect(StartupErrorKind::Config, &["mode.edge.https.ca"], others).map(Some)
         }
     };
     Some(TargetTls { loopback: loopback?, others: others? })
@@ -448,9 +448,9 @@ fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
     }
 }
 
-fn proxy(client: &Client) -> Result<Option<Proxy>, ProxyError> {
+fn proxy(client: &UplinkConfig) -> Result<Option<HttpProxyClient>, ProxyError> {
     let Some(url) = &client.https_proxy else { return Ok(None) };
-    Proxy::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())
+    HttpProxyClient::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())
 }
 
 const TABLE: &str = "mode.edge.stream.client";

@@ -390,9 +390,9 @@ impl fmt::Debug for Connection {
     }
 }
 
-type Line = Either<tokio::net::TcpStream, tokio_rustls::client::TlsStream<tokio::net::TcpStream>>;
+type EtcdIo = Either<tokio::net::TcpStream, tokio_rustls::client::TlsStream<tokio::net::TcpStream>>;
 
-async fn connect(at: &Target, tls: Option<Arc<ClientConfig>>, resolver: &Resolver) -> io::Result<Line> {
+async fn connect(at: &Target, tls: Option<Arc<ClientConfig>>, resolver: &Resolver) -> io::Result<EtcdIo> {
     let host = match &at.host {
         Host::Ip(ip) => ip.to_string(),
         Host::Name(name) => name.to_string(),

@@ -51,7 +51,7 @@ pub struct InterceptRules {
 
 /// The table of this process. Dropped without [`Self::delete`] it stays in the kernel, until its ports are forgotten.
 #[derive(Debug)]
-pub struct InterceptTable {
+pub struct NftTable {
     catch: InterceptRules,
     /// What the kernel has; `None`: that is not known, so all is made anew.
     kept: Option<Sets>,
@@ -81,16 +81,16 @@ pub enum InterceptError {
     Foreign(String),
     /// The kernel knows no owners.
     #[error("this kernel lets no process own a table of nftables: it takes Linux 5.12 or newer")]
-    Old,
+    KernelTooOld,
     /// nft does not end.
-    #[error("nft has not ended within {PATIENCE:?}")]
-    Silent,
+    #[error("nft has not ended within {TIMEOUT:?}")]
+    Timeout,
     /// nft, or the kernel, refuses. Usual cause: a kernel without a module (nft_redir, nft_fib_inet, nf_conntrack).
     #[error("nft: {0}")]
     Failed(String),
 }
 
-impl InterceptTable {
+impl NftTable {
     /// Takes the table's name, and tries whether nft and the kernel would make it; nothing is caught yet. Blocks for some
     /// milliseconds: for start-up.
     ///
@@ -99,7 +99,7 @@ impl InterceptTable {
     /// What will not do.
     pub fn claim(catch: InterceptRules) -> Result<Self, InterceptError> {
         let owner = TableOwner::of(&catch.table)?;
-        catch.is_free()?;
+        catch.is_name_free()?;
         wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&Sets::default())))?;
         Ok(Self { catch, kept: None, _owner: owner })
     }
@@ -110,7 +110,7 @@ impl InterceptTable {
     /// # Errors
     ///
     /// The kernel has what it had; the next call makes the whole table anew.
-    pub async fn keep(&mut self, sets: &Sets) -> Result<(), InterceptError> {
+    pub async fn sync(&mut self, sets: &Sets) -> Result<(), InterceptError> {
         let (commands, joined) = match &self.kept {
             Some(kept) => {
                 let mut joined = sets.clone();
@@ -145,7 +145,7 @@ impl InterceptTable {
 
 impl InterceptRules {
     /// Whether the name is free, or that of a table as we make it, whose owner has died.
-    fn is_free(&self) -> Result<(), InterceptError> {
+    fn is_name_free(&self) -> Result<(), InterceptError> {
         match wait(&["-j", "-t", "list", "table", "inet", &self.table], "") {
             Ok(listed) => {
                 let ours = [NODES4, NODES6, PORTS];
@@ -180,7 +180,7 @@ fn text(commands: &Nftables<'_>) -> String {
 }
 
 /// nft takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 // Messages to the kernel's netfilter, as netlink has them.
 
@@ -231,7 +231,7 @@ pub(crate) async fn run(commands: &str) -> Result<(), InterceptError> {
         }
         judge(&child.wait_with_output().await.map_err(InterceptError::Program)?)
     };
-    timeout(PATIENCE, done).await.unwrap_or(Err(InterceptError::Silent)).map(drop)
+    timeout(TIMEOUT, done).await.unwrap_or(Err(InterceptError::Timeout)).map(drop)
 }
 
 /// As [`run`], with these arguments: what it prints. Blocks: for start-up.
@@ -289,17 +289,17 @@ impl TableOwner {
         // The kernel has answered before the call returns.
         let len = kernel.read(&mut room).map_err(failed)?;
         match verdict(room.get(..len).unwrap_or_default()) {
-            Verdict::Made => Ok(Self { _kernel: kernel }),
-            Verdict::MayNot => Err(InterceptError::Denied),
-            Verdict::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
-            Verdict::Refused(EOPNOTSUPP) => Err(InterceptError::Old),
-            Verdict::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
+            OwnResult::Made => Ok(Self { _kernel: kernel }),
+            OwnResult::MayNot => Err(InterceptError::Denied),
+            OwnResult::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
+            OwnResult::Refused(EOPNOTSUPP) => Err(InterceptError::KernelTooOld),
+            OwnResult::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
         }
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum OwnResult {
     Made,
     /// The whole batch is refused, as the process may change nothing here.
     MayNot,
@@ -308,12 +308,12 @@ enum Verdict {
 }
 
 /// What the kernel's answer says of the table.
-fn verdict(answer: &[u8]) -> Verdict {
+fn verdict(answer: &[u8]) -> OwnResult {
     let code = tcp_info::error(answer).raw_os_error();
     match (code, answer.get(8..12)) {
-        (Some(0), _) => Verdict::Made,
-        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => Verdict::MayNot,
-        (code, _) => Verdict::Refused(code.unwrap_or(EOPNOTSUPP)),
+        (Some(0), _) => OwnResult::Made,
+        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => OwnResult::MayNot,
+        (code, _) => OwnResult::Refused(code.unwrap_or(EOPNOTSUPP)),
     }
 }
 
@@ -372,18 +372,18 @@ impl InterceptRules {
         {
             batch.add(NfListObject::Set(Box::new(self.set(name, of))));
         }
-        self.begin(&mut batch, OUTPUT, NfHook::Output);
+        self.start(&mut batch, OUTPUT, NfHook::Output);
         let led = [(NODES4, "ip", self.v4), (NODES6, "ip6", self.v6)];
         for (nodes, family, port) in led {
-            port.into_iter().for_each(|port| batch.add(self.rule(OUTPUT, caught(family, nodes, port))));
+            port.into_iter().for_each(|port| batch.add(self.rule(OUTPUT, intercepted(family, nodes, port))));
         }
         if let Some((from, port)) = &self.forwarded {
-            self.begin(&mut batch, PREROUTING, NfHook::Prerouting);
+            self.start(&mut batch, PREROUTING, NfHook::Prerouting);
             for net in from {
                 let (nodes, family) = if net.addr().is_ipv4() { (NODES4, "ip") } else { (NODES6, "ip6") };
                 let whence = is(field(family, "saddr"), network(*net));
-                let caught = [vec![whence], caught(family, nodes, *port)].concat();
-                batch.add(self.rule(PREROUTING, caught));
+                let intercepted = [vec![whence], intercepted(family, nodes, *port)].concat();
+                batch.add(self.rule(PREROUTING, intercepted));
             }
         }
         self.fill(&mut batch, sets);
@@ -451,7 +451,7 @@ impl InterceptRules {
     }
 
     /// A chain that first lets pass what is for this machine, and what is our own.
-    fn begin(&self, batch: &mut Batch<'static>, name: &'static str, hook: NfHook) {
+    fn start(&self, batch: &mut Batch<'static>, name: &'static str, hook: NfHook) {
         batch.add(NfListObject::Chain(Chain {
             family: NfFamily::INet,
             table: self.named(),
@@ -489,7 +489,7 @@ impl InterceptRules {
 }
 
 /// Traffic to one of those nodes, at one of the ports, led to a port of this machine.
-fn caught(family: &'static str, nodes: &str, port: u16) -> Vec<Statement<'static>> {
+fn intercepted(family: &'static str, nodes: &str, port: u16) -> Vec<Statement<'static>> {
     let to = NAT { addr: None, family: None, port: Some(Expression::Number(port.into())), flags: None };
     vec![
         is(field(family, "daddr"), Expression::String(format!("@{nodes}").into())),
@@ -566,7 +566,8 @@ pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
 /// What names each such connection to the kernel.
 async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<Vec<u8>>> {
     // Only what was neither answered nor led elsewhere; an older kernel tells of all.
-    let wanted = [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &LED.to_be_bytes())].concat();
+    let wanted =
+        [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &REPLIED_OR_DNAT.to_be_bytes())].concat();
     kernel.send(&message(CT_GET, NLM_F_DUMP, 0, (family, 0), &wanted))?;
     let (mut room, mut found) = (vec![0; ROOM], Vec::new());
     loop {
@@ -618,7 +619,7 @@ impl Entry {
     }
 
     fn is_pending(&self) -> bool {
-        self.state == SYN_SENT && self.status & LED == 0
+        self.state == SYN_SENT && self.status & REPLIED_OR_DNAT == 0
     }
 }
 
@@ -644,7 +645,7 @@ const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_STATUS_MASK: u16 = 26;
 /// An answer was seen, or the target was changed.
-const LED: u32 = 1 << 1 | 1 << 5;
+const REPLIED_OR_DNAT: u32 = 1 << 1 | 1 << 5;
 /// The state of a connection whose first packet nobody has answered.
 const SYN_SENT: u8 = 1;
 /// As much as the kernel says at once.
@@ -669,12 +670,12 @@ mod tests {
 
     #[test]
     fn who_may_change_nothing_is_told_from_who_comes_second() {
-        assert_eq!(verdict(&answer(MAKE, 0)), Verdict::Made);
-        assert_eq!(verdict(&answer(BEGIN, EPERM)), Verdict::MayNot);
+        assert_eq!(verdict(&answer(MAKE, 0)), OwnResult::Made);
+        assert_eq!(verdict(&answer(BEGIN, EPERM)), OwnResult::MayNot);
         for code in [EPERM, EEXIST, EOPNOTSUPP] {
-            assert_eq!(verdict(&answer(MAKE, code)), Verdict::Refused(code));
+            assert_eq!(verdict(&answer(MAKE, code)), OwnResult::Refused(code));
         }
-        assert_eq!(verdict(&[]), Verdict::Refused(EOPNOTSUPP), "no answer makes no owner");
+        assert_eq!(verdict(&[]), OwnResult::Refused(EOPNOTSUPP), "no answer makes no owner");
     }
 
     #[test]
@@ -796,7 +797,7 @@ mod rules_tests {
     }
 
     #[test]
-    fn only_families_with_a_listener_are_caught_and_nothing_forwarded_unless_asked() {
+    fn only_families_with_a_listener_are_intercepted_and_nothing_forwarded_unless_asked() {
         let all = commands(&InterceptRules { v6: None, ..catch() }.whole(&Sets::default()));
         assert_eq!((rules(&all, "output").len(), rules(&all, "prerouting").len()), (3, 0));
         assert!(!all.iter().any(|(_, kind, of)| kind == "chain" && of["name"] == "prerouting"));

@@ -22,7 +22,7 @@ use crate::base::drain::Drain;
 use crate::base::logging::AUDIT;
 use crate::base::names::NodeName;
 use crate::invitations::store::{
-    CellError, EnrolmentState, SecretHash, SharedState, TooManyInvitations, Uninvited,
+    CellError, EnrolmentState, InvitationError, SecretHash, SharedState, TooManyInvitations,
 };
 use crate::net::limiter::{LoginThrottle, Source};
 use crate::net::reload::{Reload, ReloadError};
@@ -44,9 +44,9 @@ pub struct Enrolment {
 
 /// An invitation, as its maker gets it.
 #[derive(Debug, Clone)]
-pub struct Invitation {
+pub struct IssuedInvitation {
     /// What is given to who sets the machine up: a secret.
-    pub code: Code,
+    pub code: InvitationCode,
     /// Until when it counts.
     pub until: SystemTime,
     /// A name or address of the cloud, of those in its certificate.
@@ -66,7 +66,7 @@ pub enum EnrolError<E> {
     #[error("invitations cannot be read: {0}; name another store, or mend it")]
     Foreign(String),
     /// Others were quicker each time.
-    #[error("other pods have changed the invitations {MOST_TRIES} times while we tried: try again")]
+    #[error("other pods have changed the invitations {MAX_TRIES} times while we tried: try again")]
     Contended,
 }
 
@@ -78,7 +78,7 @@ pub enum JoinRefusal {
     Malformed(&'static str),
     /// Its invitation does not count.
     #[error(transparent)]
-    Uninvited(Uninvited),
+    Uninvited(InvitationError),
     /// Too many wrong ones came from there.
     #[error("too many wrong invitations from your address: wait a minute")]
     TooOften,
@@ -130,17 +130,17 @@ impl Enrolment {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                () = sleep(LOOK_EVERY.mul_f64(0.5 + rand::random::<f64>())) => {}
+                () = sleep(LOOK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())) => {}
             }
         }
     }
 
     /// Reads the store now, for who may have joined a moment ago at another pod; but not if that was done within a second.
-    pub async fn look_soon(&self) {
+    pub async fn refresh_soon(&self) {
         let due = |looked: Option<Instant>| looked.is_none_or(|looked| looked.elapsed() >= LOOK_PAUSE);
         if due(*lock(&self.looked)) {
             // The failure is told by `follow`.
-            let _ = tokio::time::timeout(LOOK_PATIENCE, self.look()).await;
+            let _ = tokio::time::timeout(LOOK_TIMEOUT, self.look()).await;
         }
     }
 
@@ -154,15 +154,15 @@ impl Enrolment {
         node: &NodeName,
         lasting: Duration,
         who: &str,
-    ) -> Result<Invitation, EnrolError<TooManyInvitations>> {
+    ) -> Result<IssuedInvitation, EnrolError<TooManyInvitations>> {
         let authority = self.authority.load();
-        let code = Code::random(authority.pin);
+        let code = InvitationCode::random(authority.pin);
         let (now, hash) = (now(), code.hash());
         let until = now.saturating_add(lasting.as_secs());
         self.change(|enrolled| enrolled.invite(hash.clone(), node, until, now)).await?;
         info!(target: AUDIT, who, %node, seconds = lasting.as_secs(), "an invitation was made");
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(until);
-        Ok(Invitation { code, until, host: authority.host.clone() })
+        Ok(IssuedInvitation { code, until, host: authority.host.clone() })
     }
 
     /// Takes a node's token and open invitations away. Whether there was any.
@@ -185,12 +185,12 @@ impl Enrolment {
     /// It has not joined, for all that is known here.
     pub async fn join(&self, from: IpAddr, secret: &str, node: &str, token: &str) -> Result<(), JoinRefusal> {
         let who = (Source::of(from), 0);
-        if lock(&self.wrong).bar(&who, Instant::now()) {
+        if lock(&self.wrong).check(&who, Instant::now()) {
             return Err(JoinRefusal::TooOften);
         }
         let name =
             node.parse::<NodeName>().map_err(|_| JoinRefusal::Malformed("that is no name of a node"))?;
-        let strong = (LEAST_TOKEN..=MOST_TOKEN).contains(&token.len());
+        let strong = (MIN_TOKEN..=MAX_TOKEN).contains(&token.len());
         if !strong || !token.bytes().all(|b| b.is_ascii_alphanumeric()) {
             return Err(JoinRefusal::Malformed("the token has to be 32 to 128 letters and digits"));
         }
@@ -227,7 +227,7 @@ impl Enrolment {
         apply: impl Fn(&mut EnrolmentState) -> Result<T, E>,
     ) -> Result<T, EnrolError<E>> {
         let mut cell = self.cell.lock().await;
-        for _ in 0..MOST_TRIES {
+        for _ in 0..MAX_TRIES {
             let seen = cell.read().await?;
             let old = self.parse(&seen.text).map_err(EnrolError::Foreign)?;
             let mut new = old.clone();
@@ -267,21 +267,21 @@ fn now() -> u64 {
 }
 
 /// How often the store is read, on average.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Between two looks for the sake of strangers.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a stranger's call waits for such a look.
-const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Tries to change what others change as well, and the longest pause between them.
-const MOST_TRIES: usize = 30;
+const MAX_TRIES: usize = 30;
 const TRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Characters of a token that nobody guesses, and that fits everywhere.
-const LEAST_TOKEN: usize = 32;
-const MOST_TOKEN: usize = 128;
+const MIN_TOKEN: usize = 32;
+const MAX_TOKEN: usize = 128;
 
 // The authority by which a cloud is to be believed.
 
@@ -333,7 +333,7 @@ impl ServerCa {
 
 /// An invitation's code. It is a secret, and displays as what is given to who sets a machine up.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Code {
+pub struct InvitationCode {
     pin: Pin,
     secret: [u8; SECRET_BYTES],
 }
@@ -348,7 +348,7 @@ pub type Pin = [u8; PIN_BYTES];
 )]
 pub struct CodeError;
 
-impl Code {
+impl InvitationCode {
     /// A new one of the cloud with this authority.
     pub fn random(pin: Pin) -> Self {
         Self { pin, secret: rand::random() }
@@ -370,7 +370,7 @@ impl Code {
     }
 }
 
-impl FromStr for Code {
+impl FromStr for InvitationCode {
     type Err = CodeError;
 
     fn from_str(text: &str) -> Result<Self, CodeError> {
@@ -381,13 +381,13 @@ impl FromStr for Code {
     }
 }
 
-impl fmt::Display for Code {
+impl fmt::Display for InvitationCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{START}{}", URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat()))
     }
 }
 
-impl fmt::Debug for Code {
+impl fmt::Debug for InvitationCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
@@ -414,14 +414,14 @@ mod code_tests {
 
     #[test]
     fn a_code_is_one_word_that_is_read_as_it_was_printed() {
-        let code = Code::random([7; PIN_BYTES]);
+        let code = InvitationCode::random([7; PIN_BYTES]);
         let text = code.to_string();
         assert_eq!(text.len(), CODE_CHARS);
-        assert!(!Code::random([0xf8; PIN_BYTES]).to_string().starts_with('-'), "that is an option");
+        assert!(!InvitationCode::random([0xf8; PIN_BYTES]).to_string().starts_with('-'), "that is an option");
         assert_eq!(format!(" {text}\n").parse(), Ok(code.clone()));
         assert_eq!((code.pin(), format!("{code:?}").as_str()), ([7; PIN_BYTES], "***"));
         for bad in ["", "abc", &text[1..], &format!("{text}A"), &text.replace(&text[..1], "!")] {
-            assert_eq!(bad.parse::<Code>(), Err(CodeError), "{bad}");
+            assert_eq!(bad.parse::<InvitationCode>(), Err(CodeError), "{bad}");
         }
     }
 }

@@ -33,7 +33,7 @@
 //!                   session_io                                           session_io
 //! ```
 //!
-//! Nothing is pushed. `splice` puts bytes into the session's sending half while there is room and wakes the link's
+//! Nothing is pushed. `copy_bidirectional` puts bytes into the session's sending half while there is room and wakes the link's
 //! [`link::sender::LinkSender`], which notes that the session has something to send. When HTTP/2 can take more, the link
 //! sender asks its schedule who is next and takes one frame from that session. What waits, waits in its own session;
 //! order and fairness are decided at the last moment; a resumed session simply moves its sending position back. A slow

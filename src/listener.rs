@@ -18,11 +18,11 @@ use hyper::ext::ReasonPhrase;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tracing::debug;
 
-use crate::base::addresses::NotLocated;
+use crate::base::addresses::LocateError;
 use crate::base::names::{NameError, Target};
-use crate::net::tls::handshake::Fault;
-use crate::proto::frame::{Code, SessionError};
-use crate::registry::NotFound;
+use crate::net::tls::handshake::HandshakeError;
+use crate::proto::frame::{ErrorCode, SessionError};
+use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 
 /// Why a client gets no session.
@@ -45,16 +45,16 @@ pub enum Denial {
     Request(&'static str),
     /// Nothing in the request says for which node it is.
     #[error("neither the Host nor a TLS server name is a node's, and the path is no known pod's")]
-    Unnamed,
+    NoNodeInHost,
     /// The same of a request without TLS.
     #[error("the Host is no node's name, and the path is no known pod's")]
     NoHost,
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
-    Unanswered(String),
+    UpstreamFailed(String),
     /// The target was reached, and the TLS that this process speaks with it came to nothing.
     #[error("TLS with the target failed: {0}")]
-    TargetTls(Fault),
+    TargetTls(HandshakeError),
     /// User and password are missing.
     #[error("this proxy needs a user and a password")]
     Credentials,
@@ -75,7 +75,7 @@ pub enum Denial {
     NoServerName,
     /// The target is known, and at no node, or at two.
     #[error(transparent)]
-    NotLocated(#[from] NotLocated),
+    NotLocated(#[from] LocateError),
     /// Loopback, link-local, a cloud's metadata and the like: no pod dials them for clients.
     #[error("{0} is no target: the cloud never dials itself, its links or its metadata for clients")]
     OffLimits(Target),
@@ -84,17 +84,17 @@ pub enum Denial {
     Direct(SessionError),
     /// The port leads to whichever node there is, and there is none.
     #[error("no node is linked to this pod, and none is known to be linked to another")]
-    NoNodes,
+    NoNodeConnected,
     /// The target is the edge's own machine, or is called so. Usual cause: a program that sends all it asks for to its
     /// proxy.
     #[error("{0} is at this machine itself: ask there, not through its proxy")]
     OwnNode(Target),
     /// The edge has no link.
     #[error("this edge is not linked to the cloud")]
-    Unlinked,
+    EdgeOffline,
     /// The cloud did not dial the target for this edge.
     #[error("{0}")]
-    Cloud(SessionError),
+    DirectDenied(SessionError),
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
@@ -115,17 +115,17 @@ impl Denial {
 
     /// The status of the answer.
     pub fn status(&self) -> StatusCode {
-        self.row().0
+        self.response_row().0
     }
 
     /// A fixed label for metrics and the access log.
     pub fn name(&self) -> &'static str {
-        self.row().1
+        self.response_row().1
     }
 
     /// What the operator or the user can do about it: the answer's line `next:`.
     pub fn next_step(&self) -> &'static str {
-        self.row().2
+        self.response_row().2
     }
 
     /// The whole answer. The reason phrase carries the cause, since ssh behind its helpers shows nothing else.
@@ -174,7 +174,7 @@ fn no_head(error: &hyper::Error) -> &'static str {
 }
 
 /// Answers a client whose first bytes are those of HTTP/2, which nobody has offered it: hyper has no answer for it.
-async fn turn_away_http_2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
+async fn reject_http2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
     if begin.starts_with(HTTP_2) {
         debug!("the client speaks HTTP/2 without asking for it: only HTTP/1.1 is served here");
         let _ = socket.write_all(NO_HTTP_2.as_bytes()).await;
@@ -183,7 +183,7 @@ async fn turn_away_http_2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
 }
 
 /// Answers a client whose first bytes are those of ssh: in ssh's own words, as it shows no others. Whether it is one.
-async fn turn_away_ssh<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) -> bool {
+async fn reject_ssh<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) -> bool {
     let is_ssh = begin.starts_with(SSH_BEGIN);
     if is_ssh {
         let _ = socket.write_all(&ssh_disconnect(NO_SSH)).await;
@@ -276,21 +276,23 @@ impl Denial {
     pub fn sentence(&self, trusted: bool) -> String {
         match self {
             Self::Route(RouteError::Offline { node, .. }) if !trusted => {
-                RouteError::Offline { node: node.clone(), missing: NotFound::default() }.to_string()
+                RouteError::Offline { node: node.clone(), missing: NodeNotFound::default() }.to_string()
             }
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
                 format!("node {node}: {}", in_general(refusal.code))
             }
-            Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::UpstreamFailed(_) if !trusted => "the target gave no proper answer".to_owned(),
             Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
-            Self::Direct(refusal) | Self::Cloud(refusal) if !trusted => in_general(refusal.code).to_owned(),
-            Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
+            Self::Direct(refusal) | Self::DirectDenied(refusal) if !trusted => {
+                in_general(refusal.code).to_owned()
+            }
+            Self::NotLocated(LocateError::Ambiguous { ip, .. }) if !trusted => {
                 format!("{ip} is an address at several nodes")
             }
-            Self::NotLocated(NotLocated::NoService(_) | NotLocated::NoPort { .. }) if !trusted => {
+            Self::NotLocated(LocateError::NoService(_) | LocateError::NoPort { .. }) if !trusted => {
                 "there is no such Service, or it has no such port".to_owned()
             }
-            Self::NotLocated(NotLocated::NoEndpoint(..)) if !trusted => {
+            Self::NotLocated(LocateError::NoEndpoint(..)) if !trusted => {
                 "the Service has no ready endpoint".to_owned()
             }
             other => other.to_string(),
@@ -298,7 +300,7 @@ impl Denial {
     }
 
     /// Status, fixed word and next step for each cause.
-    pub(crate) fn row(&self) -> (StatusCode, &'static str, &'static str) {
+    pub(crate) fn response_row(&self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
         match self {
             Self::BadTarget(_) => {
@@ -318,11 +320,11 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
             }
-            Self::Unnamed => (S::MISDIRECTED_REQUEST, "no_node", NO_NODE),
+            Self::NoNodeInHost => (S::MISDIRECTED_REQUEST, "no_node", NO_NODE),
             Self::NoHost => {
                 (S::MISDIRECTED_REQUEST, "no_node", "ask by the node's name: http://<node>:<port>/")
             }
-            Self::Unanswered(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
+            Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
             Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", GIVE_PASSWORD),
             Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "password", CHECK_PASSWORD),
@@ -338,19 +340,21 @@ impl Denial {
                 "ask for a node by its name; for its own loopback, as <node>:<port>",
             ),
             Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
-            Self::Cloud(refusal) => not_dialled(refusal, ALLOW_EDGES),
+            Self::DirectDenied(refusal) => not_dialled(refusal, ALLOW_EDGES),
             Self::OwnNode(_) => (
                 S::MISDIRECTED_REQUEST,
                 "own_node",
                 "list this machine's names and addresses in the client's no_proxy",
             ),
-            Self::Unlinked => {
+            Self::EdgeOffline => {
                 (S::BAD_GATEWAY, "offline", "see /readyz of this edge, and what it logs about its link")
             }
             Self::NoServerName => {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
-            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node"),
+            Self::NoNodeConnected => {
+                (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node")
+            }
             Self::WrongPasswords => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
             Self::Busy(_) => BUSY,
             Self::Route(why) => not_routed(why),
@@ -359,10 +363,10 @@ impl Denial {
 }
 
 /// What to do about a target with which this process could not speak TLS.
-fn target_tls(fault: &Fault) -> &'static str {
+fn target_tls(fault: &HandshakeError) -> &'static str {
     match fault {
         fault if fault.is_of_the_certificate() => TARGET_CERTIFICATE,
-        Fault::Disbelieves(_) => OUR_CERTIFICATE,
+        HandshakeError::AlertReceived(_) => OUR_CERTIFICATE,
         _ => TARGET_TLS,
     }
 }
@@ -388,56 +392,58 @@ fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
 /// The same for a refusal by the far end, docs/protocol.md#codes.
 fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
     let (status, next) = match refusal.code {
-        Code::TargetRefused => {
+        ErrorCode::TargetRefused => {
             (StatusCode::BAD_GATEWAY, "check that the service listens on that port of the node")
         }
-        Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
-        Code::TargetUnreachable => {
+        ErrorCode::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
+        ErrorCode::TargetUnreachable => {
             let next = "check that the node can resolve and reach the target; for a target's certificate, ca in \
                         [mode.edge.https] of that node's config";
             (StatusCode::BAD_GATEWAY, next)
         }
-        Code::NotAllowed => (
+        ErrorCode::NotAllowed => (
             StatusCode::FORBIDDEN,
             "add the target to [mode.edge.allow] targets in that node's config, and keep what stands there: a list stands alone",
         ),
-        Code::NodeNotAllowed => {
+        ErrorCode::NodeNotAllowed => {
             (StatusCode::FORBIDDEN, "add the node to [mode.cloud.allow] nodes in the config of every pod")
         }
-        Code::OwnPort => (
+        ErrorCode::OwnPort => (
             StatusCode::FORBIDDEN,
             "ask for another port: no setting opens this one; for metrics, ask for the port of that edge's metrics_listen",
         ),
-        Code::Busy => (
+        ErrorCode::Overloaded => (
             StatusCode::SERVICE_UNAVAILABLE,
             "try again in a moment, or raise [mode.edge.session] memory in that node's config",
         ),
-        Code::NotHere => (
+        ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,
             "check that `tunnel --m=edge` runs on that node; if it is only moving to another pod, try again",
         ),
-        Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
-            (StatusCode::BAD_GATEWAY, "search the pod's log for the trace")
-        }
+        ErrorCode::NoError
+        | ErrorCode::UnknownSession
+        | ErrorCode::ProtocolError
+        | ErrorCode::Cancelled
+        | ErrorCode::Internal => (StatusCode::BAD_GATEWAY, "search the pod's log for the trace"),
     };
     (status, refusal.code.name(), next)
 }
 
 /// The same for a target that is nowhere.
-fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
+fn not_located(why: &LocateError) -> (StatusCode, &'static str, &'static str) {
     match why {
-        NotLocated::Ambiguous { .. } => {
+        LocateError::Ambiguous { .. } => {
             (StatusCode::MISDIRECTED_REQUEST, "ambiguous", "ask for the node by its name")
         }
-        NotLocated::NoAddress(_) => (
+        LocateError::NoAddress(_) => (
             StatusCode::MISDIRECTED_REQUEST,
             "no_address",
             "list the node's address in [mode.cloud.addresses] of every pod, or let the pods ask Kubernetes for it",
         ),
-        NotLocated::NoEndpoint(..) => {
+        LocateError::NoEndpoint(..) => {
             (StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", "check that the pods of the Service are ready")
         }
-        NotLocated::NoService(_) | NotLocated::NoPort { .. } => {
+        LocateError::NoService(_) | LocateError::NoPort { .. } => {
             (StatusCode::BAD_GATEWAY, "no_service", "check the name and the ports of the Service")
         }
     }
@@ -447,27 +453,27 @@ fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
 fn not_dialled(refusal: &SessionError, allow: &'static str) -> (StatusCode, &'static str, &'static str) {
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
-        Code::NotAllowed => allow,
-        Code::OwnPort => "ask for another port: no setting opens this one",
-        Code::Busy => BUSY.2,
+        ErrorCode::NotAllowed => allow,
+        ErrorCode::OwnPort => "ask for another port: no setting opens this one",
+        ErrorCode::Overloaded => BUSY.2,
         _ => "check that the pod can resolve and reach the target",
     };
     (status, name, next)
 }
 
 /// What a code means, without the far end's own text, which may hold addresses.
-fn in_general(code: Code) -> &'static str {
+fn in_general(code: ErrorCode) -> &'static str {
     match code {
-        Code::TargetRefused => "the target refused the connection",
-        Code::TargetTimeout => "the target did not answer in time",
-        Code::TargetUnreachable => "the target cannot be reached",
-        Code::NotAllowed | Code::OwnPort => "the target is not allowed",
-        Code::NodeNotAllowed => "edges may not reach that node",
-        Code::NotHere => "the node is not here",
-        Code::Busy => "the node can take no more sessions",
-        Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
-        Code::Violation => "the protocol was violated",
-        Code::Internal => "internal error",
+        ErrorCode::TargetRefused => "the target refused the connection",
+        ErrorCode::TargetTimeout => "the target did not answer in time",
+        ErrorCode::TargetUnreachable => "the target cannot be reached",
+        ErrorCode::NotAllowed | ErrorCode::OwnPort => "the target is not allowed",
+        ErrorCode::NodeNotAllowed => "edges may not reach that node",
+        ErrorCode::NodeNotConnected => "the node is not here",
+        ErrorCode::Overloaded => "the node can take no more sessions",
+        ErrorCode::NoError | ErrorCode::UnknownSession | ErrorCode::Cancelled => "the session was given up",
+        ErrorCode::ProtocolError => "the protocol was violated",
+        ErrorCode::Internal => "internal error",
     }
 }
 
@@ -513,10 +519,10 @@ const UNRECOGNIZED_NAME: u8 = 112;
 /// The client's own trace, or else a new one: its `Traceid` if that is short and printable, else the trace id of its
 /// `traceparent` (W3C Trace Context) if that is well formed. It appears in logs and answers only.
 pub(crate) fn of(head: &HeaderMap) -> String {
-    let given = text(head, TRACE.as_str()).filter(|given| (1..=MOST_BYTES).contains(&given.len()));
+    let given = text(head, TRACE.as_str()).filter(|given| (1..=MAX_BYTES).contains(&given.len()));
     match given.filter(|given| given.bytes().all(|b| b.is_ascii_graphic())) {
         Some(given) => given.to_owned(),
-        None => text(head, PARENT).and_then(trace_id).map_or_else(new, str::to_owned),
+        None => text(head, TRACEPARENT).and_then(trace_id).map_or_else(new, str::to_owned),
     }
 }
 
@@ -547,27 +553,27 @@ fn trace_id(parent: &str) -> Option<&str> {
 /// The header in which SuperEdge passes its trace, both ways.
 pub(crate) const TRACE: HeaderName = HeaderName::from_static("traceid");
 
-const PARENT: &str = "traceparent";
+const TRACEPARENT: &str = "traceparent";
 
 /// Longest trace in bytes that is taken from a client.
-const MOST_BYTES: usize = 64;
+const MAX_BYTES: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use crate::proto::frame::Code;
-    use crate::registry::NotFound;
-    use crate::registry::peers::peer::Unreachable;
+    use crate::proto::frame::ErrorCode;
+    use crate::registry::NodeNotFound;
+    use crate::registry::peers::peer::PeerError;
 
     use super::*;
 
     fn offline() -> Denial {
-        let missing = NotFound { seen: Some(Duration::from_secs(180)), ..NotFound::default() };
+        let missing = NodeNotFound { seen: Some(Duration::from_secs(180)), ..NodeNotFound::default() };
         RouteError::Offline { node: "edge7".parse().unwrap(), missing }.into()
     }
 
-    fn refused_with(code: Code, reason: &str) -> Denial {
+    fn refused_with(code: ErrorCode, reason: &str) -> Denial {
         let refusal = SessionError::new(code, reason);
         RouteError::Refused { node: "edge7".parse().unwrap(), refusal }.into()
     }
@@ -587,18 +593,18 @@ mod tests {
             (Denial::Password("ops".into()), 407),
             (Denial::WrongPasswords, 503),
             (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
-            (Denial::NoNodes, 502),
+            (Denial::NoNodeConnected, 502),
             (Denial::NoServerName, 421),
             (Denial::Busy("draining"), 503),
             (RouteError::Busy("full").into(), 503),
             (offline(), 502),
-            (RouteError::Timeout { node: node(), patience: Duration::ZERO }.into(), 504),
+            (RouteError::Timeout { node: node(), timeout: Duration::ZERO }.into(), 504),
         ] {
             assert_eq!(denial.status(), status, "{denial}");
         }
         let codes = [502, 502, 504, 502, 403, 502, 503, 502, 502, 502, 502];
         for (code, status) in (0..).zip(codes) {
-            assert_eq!(refused_with(Code::from_wire(code), "x").status(), status, "code {code}");
+            assert_eq!(refused_with(ErrorCode::from_wire(code), "x").status(), status, "code {code}");
         }
     }
 
@@ -619,13 +625,14 @@ mod tests {
     fn strangers_learn_no_addresses_and_no_times() {
         assert_eq!(offline().sentence(false), "node edge7 is not connected");
         let at = "10.1.2.3:9000".parse().unwrap();
-        let trouble = vec![Unreachable::NoLink { at, cause: "it is off".into() }];
-        let missing = NotFound { dns: Some("not in DNS".into()), asked: 2, trouble, ..NotFound::default() };
+        let trouble = vec![PeerError::NoLink { at, cause: "it is off".into() }];
+        let missing =
+            NodeNotFound { dns: Some("not in DNS".into()), asked: 2, trouble, ..NodeNotFound::default() };
         let nowhere: Denial = RouteError::Offline { node: "edge7".parse().unwrap(), missing }.into();
         assert_eq!(nowhere.sentence(false), "node edge7 is not connected");
         let all = "node edge7 is not connected; not in DNS; not at 2 other pods; pod 10.1.2.3:9000 cannot be reached: it is off";
         assert_eq!(nowhere.sentence(true), all);
-        let refused = refused_with(Code::TargetRefused, "10.1.2.3:22 refused the connection");
+        let refused = refused_with(ErrorCode::TargetRefused, "10.1.2.3:22 refused the connection");
         assert_eq!(refused.sentence(false), "node edge7: the target refused the connection");
         assert_eq!(refused.sentence(true), "node edge7: 10.1.2.3:22 refused the connection");
     }
@@ -634,10 +641,10 @@ mod tests {
     fn strangers_are_told_of_services_no_more_than_they_asked() {
         let service = || "shop/db".to_owned();
         for why in [
-            NotLocated::NoService(service()),
-            NotLocated::NoPort { service: service(), port: 5432 },
-            NotLocated::NoEndpoint(service(), true),
-            NotLocated::Ambiguous {
+            LocateError::NoService(service()),
+            LocateError::NoPort { service: service(), port: 5432 },
+            LocateError::NoEndpoint(service(), true),
+            LocateError::Ambiguous {
                 ip: [10, 0, 0, 7].into(),
                 one: "shop1".parse().unwrap(),
                 other: "shop2".parse().unwrap(),
@@ -652,7 +659,7 @@ mod tests {
     #[test]
     fn a_reason_phrase_is_printable_and_short_whatever_it_is_told() {
         let wild = "line\r\nSet-Cookie: a=\u{e9}\u{7f} ".repeat(40);
-        let phrase = phrase_of(&refused_with(Code::TargetRefused, &wild).answer(true, "t"));
+        let phrase = phrase_of(&refused_with(ErrorCode::TargetRefused, &wild).answer(true, "t"));
         assert!(phrase.len() <= 120 && phrase.bytes().all(|b| (b' '..=b'~').contains(&b)), "{phrase:?}");
         let phrase = phrase_of(&Denial::Forbidden(wild).answer(true, "bad\ntrace"));
         assert_eq!(phrase.len(), 120);
@@ -671,15 +678,15 @@ mod statuses_tests {
     use super::*;
 
     #[test]
-    fn the_next_step_is_whoevers_who_can_take_it() {
+    fn the_next_step_is_for_the_party_that_can_take_it() {
         let refused = |code| refused(&SessionError::new(code, "whatever the sentence says")).2;
-        let cloud = |code| Denial::Cloud(SessionError::new(code, "x")).next_step();
+        let cloud = |code| Denial::DirectDenied(SessionError::new(code, "x")).next_step();
         for (next, says) in [
-            (refused(Code::NotAllowed), "[mode.edge.allow] targets in that node's config"),
-            (refused(Code::NodeNotAllowed), "[mode.cloud.allow] nodes"),
-            (refused(Code::OwnPort), "no setting opens this one"),
-            (cloud(Code::NotAllowed), "[mode.cloud.allow] targets"),
-            (cloud(Code::OwnPort), "no setting opens this one"),
+            (refused(ErrorCode::NotAllowed), "[mode.edge.allow] targets in that node's config"),
+            (refused(ErrorCode::NodeNotAllowed), "[mode.cloud.allow] nodes"),
+            (refused(ErrorCode::OwnPort), "no setting opens this one"),
+            (cloud(ErrorCode::NotAllowed), "[mode.cloud.allow] targets"),
+            (cloud(ErrorCode::OwnPort), "no setting opens this one"),
             (Denial::Credentials.next_step(), "only at a terminal"),
             (Denial::Password("ops".into()).next_step(), "check the user and the password"),
             (Denial::WrongPasswords.next_step(), "in a minute"),
@@ -687,18 +694,22 @@ mod statuses_tests {
         ] {
             assert!(next.contains(says), "{next}");
         }
-        assert!(!refused(Code::NodeNotAllowed).contains("[mode.edge.allow]"));
+        assert!(!refused(ErrorCode::NodeNotAllowed).contains("[mode.edge.allow]"));
     }
 
     #[test]
     fn what_to_do_about_a_targets_tls_depends_on_what_failed() {
         use tokio_rustls::rustls::AlertDescription::{InternalError, UnknownCA};
         let next = |fault| Denial::TargetTls(fault).next_step();
-        for fault in [Fault::Authority, Fault::Name(vec!["node9".to_owned()]), Fault::IsAuthority] {
+        for fault in [
+            HandshakeError::UnknownIssuer,
+            HandshakeError::Name(vec!["node9".to_owned()]),
+            HandshakeError::CaUsedAsEndEntity,
+        ] {
             assert!(next(fault.clone()).contains("target_ca of [mode.cloud.https]"), "{fault}");
         }
-        assert!(next(Fault::Disbelieves(UnknownCA)).contains("target_cert of [mode.cloud.https]"));
-        assert!(next(Fault::Other(format!("alert {InternalError:?}"))).contains("kubectl get csr"));
+        assert!(next(HandshakeError::AlertReceived(UnknownCA)).contains("target_cert of [mode.cloud.https]"));
+        assert!(next(HandshakeError::Other(format!("alert {InternalError:?}"))).contains("kubectl get csr"));
     }
 
     #[test]
@@ -737,7 +748,7 @@ mod trace_tests {
         const ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
         let with = |value: &str| {
             let value = http::HeaderValue::from_bytes(value.as_bytes()).unwrap();
-            of(&HeaderMap::from_iter([(http::HeaderName::from_static(PARENT), value)]))
+            of(&HeaderMap::from_iter([(http::HeaderName::from_static(TRACEPARENT), value)]))
         };
         for good in
             [format!("00-{ID}-00f067aa0ba902b7-01"), format!("cc-{ID}-00f067aa0ba902b7-01-what-comes")]
@@ -758,7 +769,7 @@ mod trace_tests {
         ] {
             assert!(made(&with(&bad)), "{bad}");
         }
-        let both = [("traceid", "mine"), (PARENT, &format!("00-{ID}-00f067aa0ba902b7-01"))];
+        let both = [("traceid", "mine"), (TRACEPARENT, &format!("00-{ID}-00f067aa0ba902b7-01"))];
         let both = both.map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()));
         assert_eq!(of(&HeaderMap::from_iter(both)), "mine");
     }

@@ -3,21 +3,22 @@
 use tunnel::base::drain::Drained;
 use tunnel::base::logging::{LogLevel, LogSettings, Logs};
 #[cfg(feature = "kubernetes")]
-use tunnel::command::approve::{self, Approve};
+use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::demo::{self, Module};
-use tunnel::command::doctor::{self, Doctor, Findings};
+use tunnel::command::doctor::{self, DoctorArgs, Findings};
 #[cfg(feature = "kubernetes")]
 use tunnel::command::migrate;
 use tunnel::command::{
-    self, Args, Command, Failure, Form, Mode, Settings, connect, init, invitations, is_wrong, status,
+    self, Args, Command, CommandError, LogFormat, Mode, Settings, connect, init, invitations, is_wrong,
+    status,
 };
 use tunnel::config::live::ConfigFile;
-use tunnel::config::{Environment, Fault};
+use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
 use tunnel::net::fd_limit;
-use tunnel::server::Pod;
-use tunnel::server::kubernetes::Issued;
-use tunnel::startup::{Service, Signals, StartFaults, Startup, StartupErrorKind};
+use tunnel::server::Server;
+use tunnel::server::kubernetes::IssuedCertificates;
+use tunnel::startup::{Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
 
 use std::io::Write as _;
 use std::path::Path;
@@ -67,7 +68,7 @@ fn run(args: &Args) -> ExitCode {
     let mut startup = if args.check { Startup::checking() } else { Startup::default() };
     let Some(logs) = logs(args, &mut startup) else { return ExitCode::from(code(StartupErrorKind::System)) };
     let config = args.config();
-    let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
+    let mode = if args.mode == Mode::Server { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
     let settings = Settings::read(args, variable, &mut startup);
     let refused = match runtime(args.mode) {
@@ -80,18 +81,18 @@ fn run(args: &Args) -> ExitCode {
             Err(faults) => faults,
         },
         Err(cause) => {
-            startup.fault(StartupErrorKind::System, "", format!("the system gives no threads: {cause}"));
+            startup.error(StartupErrorKind::System, "", format!("the system gives no threads: {cause}"));
             startup.into_faults()
         }
     };
-    let Some(gravest) = refused.gravest() else {
+    let Some(gravest) = refused.most_severe() else {
         answer(&format!("{}: ok", config.display()));
         return ExitCode::SUCCESS;
     };
     report(&refused, &config);
     if logs.are_in_files_only() {
         // Who starts it looks here.
-        Logs::on_stderr(args.log_format == Form::Json, || report(&refused, &config));
+        Logs::on_stderr(args.log_format == LogFormat::Json, || report(&refused, &config));
     }
     ExitCode::from(code(gravest))
 }
@@ -100,23 +101,27 @@ fn run(args: &Args) -> ExitCode {
 fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
     // A check leaves nothing behind.
     let dir = args.log_dir.clone().filter(|_| !args.logtostderr && !args.check);
-    let name = if args.mode == Mode::Cloud { "tunnel-cloud" } else { "tunnel-edge" };
+    let name = if args.mode == Mode::Server { "tunnel-cloud" } else { "tunnel-edge" };
     let stderr = LogSettings {
-        json: args.log_format == Form::Json,
+        json: args.log_format == LogFormat::Json,
         dir: None,
         name,
         also_stderr: args.alsologtostderr,
         verbosity: args.verbosity,
     };
     startup
-        .keep(StartupErrorKind::LogFiles, &["--log-dir"], Logs::start(LogSettings { dir, ..stderr.clone() }))
+        .collect(
+            StartupErrorKind::LogFiles,
+            &["--log-dir"],
+            Logs::start(LogSettings { dir, ..stderr.clone() }),
+        )
         .or_else(|| Logs::start(stderr).ok())
 }
 
 /// One line for each fault.
-fn report(faults: &StartFaults, config: &Path) {
+fn report(faults: &StartupErrors, config: &Path) {
     for found in faults {
-        let Fault { key, line, text } = &found.fault;
+        let ConfigError { key, line, text } = &found.fault;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
         error!(key, line, "{text}");
     }
@@ -139,8 +144,8 @@ async fn serve(
     settings: Option<(Settings, ConfigFile)>,
     mut startup: Startup,
     level: LogLevel,
-) -> Result<Drained, StartFaults> {
-    let signals = startup.keep(StartupErrorKind::System, &["signals"], Signals::of_a_daemon());
+) -> Result<Drained, StartupErrors> {
+    let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_a_daemon());
     let ((settings, config), mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
@@ -154,39 +159,39 @@ async fn serve(
     match settings {
         Settings::Cloud(settings) => {
             let issued = tokio::select! {
-                issued = Issued::first(&settings) => issued,
+                issued = IssuedCertificates::wait_ready(&settings) => issued,
                 () = signals.next() => return Ok(Drained::Finished),
             };
-            let pod = Pod::start(*settings, Some(level))?;
-            pod.keep(issued);
-            pod.follow(config);
+            let server = Server::start(*settings, Some(level))?;
+            server.keep(issued);
+            server.watch_config(config);
             ends(&mut signals).await;
-            Ok(pod.stop(signals.next()).await)
+            Ok(server.shutdown(signals.next()).await)
         }
         Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
-            edge.follow(config);
+            edge.watch_config(config);
             // Of the start, on this thread, which only waits from here on.
-            let _ = tunnel_pages::forget_stack();
+            let _ = tunnel_pages::release_stack_pages();
             ends(&mut signals).await;
-            Ok(edge.stop(signals.next()).await)
+            Ok(edge.shutdown(signals.next()).await)
         }
     }
 }
 
 /// The process is up, until a signal ends it.
 async fn ends(signals: &mut Signals) {
-    Service.is_up();
+    SystemdNotifier.is_up();
     tokio::select! {
-        () = signals.next() => Service.stops(),
-        () = Service.lives() => {}
+        () = signals.next() => SystemdNotifier.stops(),
+        () = SystemdNotifier.run_watchdog() => {}
     }
 }
 
 fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
-        let done = runtime(Mode::Cloud)?.block_on(async {
+        let done = runtime(Mode::Server)?.block_on(async {
             let mut signals = Signals::new()?;
             demo::run(check, with, signals.next(), &print_stderr).await
         });
@@ -204,7 +209,7 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
 
 /// Approves certificates, and logs to stderr as a service does.
 #[cfg(feature = "kubernetes")]
-fn approve(asked: &Approve) -> ExitCode {
+fn approve(asked: &ApproveArgs) -> ExitCode {
     let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
         Ok(logs) => logs,
         Err(cause) => {
@@ -218,7 +223,7 @@ fn approve(asked: &Approve) -> ExitCode {
 }
 
 /// Prints what the doctor has found.
-fn diagnose(asked: &Doctor) -> ExitCode {
+fn diagnose(asked: &DoctorArgs) -> ExitCode {
     let found = in_runtime(async { Ok(doctor::run(asked, variable).await) });
     let is_well = found.as_ref().is_ok_and(Findings::is_well);
     let told = told(found.map(|found| if asked.json { found.json() } else { found.text() }));
@@ -226,7 +231,7 @@ fn diagnose(asked: &Doctor) -> ExitCode {
 }
 
 /// Prints what a command has to say, or why it was not done.
-fn told(done: Result<String, Failure>) -> ExitCode {
+fn told(done: Result<String, CommandError>) -> ExitCode {
     match done {
         Ok(text) => {
             if !text.is_empty() {
@@ -234,7 +239,7 @@ fn told(done: Result<String, Failure>) -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        Err(Failure { code, text }) => {
+        Err(CommandError { code, text }) => {
             print_stderr(&format!("tunnel: {text}"));
             ExitCode::from(code)
         }
@@ -242,8 +247,8 @@ fn told(done: Result<String, Failure>) -> ExitCode {
 }
 
 /// Does a command that waits for something.
-fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let failed = |cause| Failure {
+fn in_runtime<T>(work: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
+    let failed = |cause| CommandError {
         code: code(StartupErrorKind::System),
         text: format!("the system gives no threads: {cause}"),
     };

@@ -23,7 +23,7 @@ use bytes::Bytes;
 
 /// A byte stream with two halves that hands bytes over without copying them.
 ///
-/// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `splice::splice` joins any two.
+/// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `copy_bidirectional::copy_bidirectional` joins any two.
 pub trait ByteStream: Unpin + Send {
     /// Returns bytes that have arrived; empty means that the far end has finished its direction.
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;

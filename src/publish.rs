@@ -22,11 +22,11 @@ use tracing::{info, warn};
 use crate::base::backoff::Backoff;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
-use crate::base::policy::zone::{Zone, merged, pods};
+use crate::base::policy::zone::{Zone, merged, servers};
 use crate::etcd::EtcdError;
 #[cfg(feature = "kubernetes")]
 use crate::publish::configmap::{ConfigMap, ConfigMapError};
-use crate::publish::etcd::Etcd;
+use crate::publish::etcd::EtcdRecords;
 use crate::publish::record_policy::RecordPolicy;
 use crate::registry::Registry;
 
@@ -35,7 +35,7 @@ pub struct Publisher {
     /// Whose nodes.
     pub registry: Arc<Registry>,
     /// Where they are published.
-    pub store: Store,
+    pub store: RecordStore,
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
     /// Asked before a name is published that may belong to somebody else.
@@ -48,11 +48,11 @@ pub struct Publisher {
 
 /// Where records stand.
 #[derive(Debug)]
-pub enum Store {
+pub enum RecordStore {
     /// In a hosts file.
     Hosts(Hosts),
     /// In etcd.
-    Etcd(Box<Etcd>),
+    Etcd(Box<EtcdRecords>),
     /// In a ConfigMap of Kubernetes.
     #[cfg(feature = "kubernetes")]
     ConfigMap(Box<ConfigMap>),
@@ -75,19 +75,19 @@ pub enum PublishError {
 
 /// The records of the nodes here, and of those that left a moment ago.
 #[derive(Debug, Default)]
-struct Wanted(HashMap<String, Option<Instant>>);
+struct DesiredRecords(HashMap<String, Option<Instant>>);
 
 impl Publisher {
     /// Publishes until draining begins, then takes the records away.
     pub async fn run(mut self, drain: Drain) {
-        let mut changes = self.registry.changes();
-        let mut wanted = Wanted::default();
+        let mut changes = self.registry.subscribe();
+        let mut wanted = DesiredRecords::default();
         let mut backoff = Backoff::new();
         let mut failing = false;
         while !drain.is_draining() {
             changes.mark_unchanged();
             let nodes = self.registry.nodes();
-            let records = self.vet.records(nodes, &self.zone, &self.store.pods().await).await;
+            let records = self.vet.records(nodes, &self.zone, &self.store.servers().await).await;
             wanted.follow(records.into_iter(), Instant::now());
             let records = wanted.records();
             let written = self.store.write(&records).await;
@@ -122,18 +122,18 @@ impl Publisher {
                 () = sleep_until(next) => {}
             }
         }
-        match timeout(WITHDRAWAL, self.store.withdraw()).await {
+        match timeout(WITHDRAW_TIMEOUT, self.store.withdraw()).await {
             Ok(Ok(())) => {
                 self.metrics.published.set(0);
                 info!("records withdrawn");
             }
             Ok(Err(cause)) => warn!("records could not be withdrawn: {cause}"),
-            Err(_) => warn!("records could not be withdrawn within {WITHDRAWAL:?}"),
+            Err(_) => warn!("records could not be withdrawn within {WITHDRAW_TIMEOUT:?}"),
         }
     }
 }
 
-impl Store {
+impl RecordStore {
     /// Makes these records, and no other ones of ours, stand. Not cancel safe: what is begun goes on.
     async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), PublishError> {
         match self {
@@ -156,12 +156,12 @@ impl Store {
     }
 
     /// The addresses of all pods that have records, pods that are gone included; empty if the store does not list them.
-    async fn pods(&self) -> BTreeSet<IpAddr> {
+    async fn servers(&self) -> BTreeSet<IpAddr> {
         match self {
-            Self::Hosts(hosts) => hosts.pods().await,
+            Self::Hosts(hosts) => hosts.servers().await,
             Self::Etcd(_) => BTreeSet::new(),
             #[cfg(feature = "kubernetes")]
-            Self::ConfigMap(map) => map.pods(),
+            Self::ConfigMap(map) => map.servers(),
         }
     }
 
@@ -185,8 +185,8 @@ impl Store {
     }
 }
 
-impl Wanted {
-    /// Takes note of who is here now: the new at once, the missing until they have been away for [`BLIP`].
+impl DesiredRecords {
+    /// Takes note of who is here now: the new at once, the missing until they have been away for [`WITHDRAW_DELAY`].
     fn follow(&mut self, here: impl Iterator<Item = String>, now: Instant) {
         let here: BTreeSet<String> = here.collect();
         for (record, left) in &mut self.0 {
@@ -195,12 +195,12 @@ impl Wanted {
             }
         }
         self.0.extend(here.into_iter().map(|record| (record, None)));
-        self.0.retain(|_, left| left.is_none_or(|left| now < left + BLIP));
+        self.0.retain(|_, left| left.is_none_or(|left| now < left + WITHDRAW_DELAY));
     }
 
     /// When the next of them is to go.
     fn next(&self) -> Option<Instant> {
-        self.0.values().flatten().min().map(|left| *left + BLIP)
+        self.0.values().flatten().min().map(|left| *left + WITHDRAW_DELAY)
     }
 
     fn records(&self) -> BTreeSet<String> {
@@ -225,10 +225,10 @@ async fn gathered(changes: &mut watch::Receiver<()>, time: Duration) {
 }
 
 /// How long a node may be away before its record goes: a blip must not flap.
-const BLIP: Duration = Duration::from_secs(2);
+const WITHDRAW_DELAY: Duration = Duration::from_secs(2);
 
 /// For the records to go at the end; the process must end well before it is killed.
-const WITHDRAWAL: Duration = Duration::from_secs(2);
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
 // Records in a hosts file that several pods, and people, share.
 
@@ -236,33 +236,33 @@ const WITHDRAWAL: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct Hosts {
     file: PathBuf,
-    pod: IpAddr,
+    server: IpAddr,
 }
 
 impl Hosts {
     /// The lines of the pod at this address.
-    pub fn new(file: PathBuf, pod: IpAddr) -> Self {
-        Self { file, pod }
+    pub fn new(file: PathBuf, server: IpAddr) -> Self {
+        Self { file, server }
     }
 
     /// The addresses that have lines as pods write them; none if the file cannot be read.
-    pub(crate) async fn pods(&self) -> BTreeSet<IpAddr> {
-        tokio::fs::read(&self.file).await.map_or_else(|_| BTreeSet::new(), |text| pods(&text))
+    pub(crate) async fn servers(&self) -> BTreeSet<IpAddr> {
+        tokio::fs::read(&self.file).await.map_or_else(|_| BTreeSet::new(), |text| servers(&text))
     }
 
     /// Makes these our only lines. Not cancel safe: it goes on without its caller.
     pub async fn write(&self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
-        let Self { file, pod } = self.clone();
-        in_background(move || write(&file, pod, &records)).await
+        let Self { file, server } = self.clone();
+        in_background(move || write(&file, server, &records)).await
     }
 }
 
-fn write(file: &Path, pod: IpAddr, records: &BTreeSet<String>) -> Result<(), SharedFileError> {
+fn write(file: &Path, server: IpAddr, records: &BTreeSet<String>) -> Result<(), SharedFileError> {
     // Where a link leads is replaced, not the link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let _held = lock(file)?;
     let old = content(file)?;
-    let new = merged(old.as_deref().unwrap_or_default(), pod, records);
+    let new = merged(old.as_deref().unwrap_or_default(), server, records);
     if old.as_ref() == Some(&new) {
         return Ok(());
     }
@@ -281,7 +281,7 @@ pub(crate) const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum SharedFileError {
     /// Something else holds the lock, and for long. Usual cause: a pod that hangs in its disk.
-    #[error("{} is locked by another process for more than {LOCK_PATIENCE:?}: see who holds it with `fuser`", .0.display())]
+    #[error("{} is locked by another process for more than {LOCK_TIMEOUT:?}: see who holds it with `fuser`", .0.display())]
     Locked(PathBuf),
     /// The system refused a step.
     #[error("{}: {cause}; check that its directory exists, is not full, and that this user may write there", .path.display())]
@@ -316,7 +316,7 @@ pub(crate) fn lock(file: &Path) -> Result<File, SharedFileError> {
     let path = &beside(file, "lock");
     let mut open = OpenOptions::new();
     let lock = open.create(true).truncate(false).write(true).open(path).map_err(failed(path))?;
-    for _ in 0..LOCK_PATIENCE.as_millis() / LOCK_PAUSE.as_millis() {
+    for _ in 0..LOCK_TIMEOUT.as_millis() / LOCK_PAUSE.as_millis() {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
@@ -370,7 +370,7 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
 }
 
 /// Longest wait for other writers: each takes a few milliseconds.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between two looks at the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -419,14 +419,14 @@ mod hosts_tests {
         let foreign = "127.0.0.1 localhost\n#CustomStart\n10.0.0.3    x\n#CustomEnd";
         fs::write(&file, foreign).unwrap();
         std::thread::scope(|scope| {
-            for pod in 1..=8_u8 {
+            for server in 1..=8_u8 {
                 let file = &file;
                 scope.spawn(move || {
                     for turn in 0..25 {
-                        let mine = names(&[&format!("n{pod}"), &format!("turn{turn}-{pod}")]);
-                        write(file, ip(pod), &mine).unwrap();
+                        let mine = names(&[&format!("n{server}"), &format!("turn{turn}-{server}")]);
+                        write(file, ip(server), &mine).unwrap();
                         let now = fs::read_to_string(file).unwrap();
-                        assert!(now.contains(&format!("10.0.0.{pod}    turn{turn}-{pod}\n")), "{now}");
+                        assert!(now.contains(&format!("10.0.0.{server}    turn{turn}-{server}\n")), "{now}");
                         assert!(now.ends_with(foreign), "{now}");
                     }
                 });

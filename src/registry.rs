@@ -18,7 +18,7 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::base::addresses::{Claim, ClaimSource};
+use crate::base::addresses::{AddressClaim, ClaimSource};
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
 use crate::link::sender::LinkSender;
@@ -26,9 +26,9 @@ use crate::link::session::stream::Parked;
 use crate::link::table::SessionTable;
 use crate::proto::frame::{Found, Remote};
 use crate::registry::history::NodeHistory;
-use crate::registry::location_cache::{Interest, LocationCache};
-use crate::registry::peers::peer::Unreachable;
-use crate::registry::peers::{NodeLocationAnswer, Siblings};
+use crate::registry::location_cache::{LocationCache, Subscribers};
+use crate::registry::peers::peer::PeerError;
+use crate::registry::peers::{NodeLocationAnswer, Peers};
 use crate::registry::replace::Conflicts;
 use crate::registry::search::{Dns, NodeQuery, Searches};
 
@@ -46,9 +46,9 @@ use crate::registry::search::{Dns, NodeQuery, Searches};
 ///   relies on it being alive.
 #[derive(Debug)]
 pub struct Registry {
-    nodes: Mutex<Nodes>,
+    nodes: Mutex<NodeLinks>,
     /// Wakes those who wait for a node, whenever that is linked.
-    awaited: Awaited,
+    awaited: NodeWaiters,
     conflicts: Conflicts,
     /// Sent to whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
@@ -61,13 +61,13 @@ pub enum NodeLocation {
     /// Linked to this pod.
     Here(LinkedNode),
     /// It is not linked to this pod, perhaps to another. How long ago it last was here; none if never, or forgotten.
-    Nowhere(Option<Duration>),
+    NotHere(Option<Duration>),
 }
 
 /// Another process holds the node's name, and its link is alive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("node {node} is linked from {from} by another process, which is alive: two machines with one name?")]
-pub struct Taken {
+pub struct NameInUse {
     /// The name that both processes use.
     pub node: NodeName,
     /// The address of the process that keeps it.
@@ -75,7 +75,7 @@ pub struct Taken {
 }
 
 #[derive(Debug, Default)]
-struct Nodes {
+struct NodeLinks {
     linked: HashMap<NodeName, LinkedNode>,
     /// The older link of a process that keeps two for a while: at most one for each node.
     older: HashMap<NodeName, LinkedNode>,
@@ -88,7 +88,7 @@ struct Nodes {
     past: NodeHistory,
 }
 
-impl Nodes {
+impl NodeLinks {
     /// Every link, the older ones too.
     fn all(&self) -> Vec<LinkedNode> {
         let aside = self.leaving.values().chain(self.interactive.values());
@@ -100,7 +100,7 @@ impl Registry {
     /// A registry without nodes.
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
-        let (awaited, conflicts) = (Awaited::default(), Conflicts::default());
+        let (awaited, conflicts) = (NodeWaiters::default(), Conflicts::default());
         Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
@@ -109,17 +109,17 @@ impl Registry {
         let nodes = self.lock();
         match nodes.linked.get(node) {
             Some(linked) => NodeLocation::Here(linked.clone()),
-            None => NodeLocation::Nowhere(nodes.past.gone(node).map(|at| at.elapsed())),
+            None => NodeLocation::NotHere(nodes.past.gone(node).map(|at| at.elapsed())),
         }
     }
 
     /// The link of a node, if it is linked here.
-    pub fn here(&self, node: &NodeName) -> Option<LinkedNode> {
+    pub fn link_of(&self, node: &NodeName) -> Option<LinkedNode> {
         self.lock().linked.get(node).cloned()
     }
 
     /// A waiter for the node: it is woken by each link of the node, here or at another pod, that comes after this call.
-    pub fn arrival(&self, node: &NodeName) -> Arrival<'_> {
+    pub fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         self.awaited.arrival(node)
     }
 
@@ -129,7 +129,7 @@ impl Registry {
     }
 
     /// Wakes all who wait for any node: a link to another pod has come up, and the node may be there.
-    pub fn told_of_a_pod(&self) {
+    pub fn wake_all_waiters(&self) {
         self.awaited.wake_all();
     }
 
@@ -144,9 +144,9 @@ impl Registry {
             // The waiter is registered before the look: a link that is inserted between the two wakes it. The other way
             // round it would be missed, and this would wait until the deadline.
             let arrival = self.arrival(node);
-            match self.here(node) {
+            match self.link_of(node) {
                 Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
-                _ => timeout_at(until, arrival.come()).await.ok()?,
+                _ => timeout_at(until, arrival.wait()).await.ok()?,
             }
         }
     }
@@ -161,18 +161,18 @@ impl Registry {
     /// # Errors
     ///
     /// Another process of that name is alive.
-    pub async fn admit(
+    pub async fn check_name(
         &self,
         node: &NodeName,
         instance: Option<Instance>,
         from: SocketAddr,
-    ) -> Result<(), Taken> {
+    ) -> Result<(), NameInUse> {
         let NodeLocation::Here(old) = self.find(node) else { return Ok(()) };
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
-        if old.sender.answers_within(PONG_TIMEOUT).await {
-            return Err(self.keeps(node, &old, &format!("from {from}")));
+        if old.sender.ping_within(PONG_TIMEOUT).await {
+            return Err(self.reject_newcomer(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
         Ok(())
@@ -184,7 +184,7 @@ impl Registry {
     pub fn insert(&self, linked: LinkedNode, beside: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let mut nodes = self.lock();
-        nodes.past.came(&node);
+        nodes.past.on_linked(&node);
         let instance = linked.instance;
         let before = nodes.linked.insert(node.clone(), linked);
         let oldest = nodes.older.remove(&node);
@@ -211,7 +211,7 @@ impl Registry {
     pub fn remove(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
-        if !nodes.take_aside(node, sender) && nodes.take(node, sender).is_some() {
+        if !nodes.remove_secondary(node, sender) && nodes.take(node, sender).is_some() {
             self.count(&nodes);
             drop(nodes);
             self.changed.send_replace(());
@@ -224,7 +224,7 @@ impl Registry {
     }
 
     /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.
-    pub fn changes(&self) -> watch::Receiver<()> {
+    pub fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -244,11 +244,11 @@ impl Registry {
         }
     }
 
-    fn count(&self, nodes: &Nodes) {
+    fn count(&self, nodes: &NodeLinks) {
         self.metrics.nodes.set(i64::try_from(nodes.linked.len()).unwrap_or(i64::MAX));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Nodes> {
+    fn lock(&self) -> MutexGuard<'_, NodeLinks> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -265,7 +265,7 @@ const PONG_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The nodes that somebody waits for.
 #[derive(Debug, Default)]
-pub(crate) struct Awaited(Mutex<HashMap<NodeName, Waiters>>);
+pub(crate) struct NodeWaiters(Mutex<HashMap<NodeName, Waiters>>);
 
 /// Who waits for one node.
 #[derive(Debug)]
@@ -278,21 +278,21 @@ struct Waiters {
 
 /// A waiter for one node: it notices each time the node comes after the waiter was made.
 #[derive(Debug)]
-pub struct Arrival<'a> {
-    awaited: &'a Awaited,
+pub struct NodeWaiter<'a> {
+    awaited: &'a NodeWaiters,
     node: NodeName,
     wake_waiters: watch::Receiver<()>,
 }
 
-impl Awaited {
-    pub(crate) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
+impl NodeWaiters {
+    pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         let mut awaited = self.lock();
         let new = || Waiters { wake: Arc::new(watch::Sender::new(())), count: 0 };
         let waiting = awaited.entry(node.clone()).or_insert_with(new);
         waiting.count += 1;
         let wake_waiters = waiting.wake.subscribe();
         drop(awaited);
-        Arrival { awaited: self, node: node.clone(), wake_waiters }
+        NodeWaiter { awaited: self, node: node.clone(), wake_waiters }
     }
 
     pub(crate) fn wake(&self, node: &NodeName) {
@@ -315,9 +315,9 @@ impl Awaited {
     }
 }
 
-impl Arrival<'_> {
+impl NodeWaiter<'_> {
     /// Waits until the node comes; returns at once if it has come since this waiter was made. Cancel safe.
-    pub async fn come(&self) {
+    pub async fn wait(&self) {
         let mut wake_waiters = self.wake_waiters.clone();
         if wake_waiters.changed().await.is_err() {
             // Never reached: this waiter is counted, and the sender lives as long as anybody is.
@@ -326,7 +326,7 @@ impl Arrival<'_> {
     }
 }
 
-impl Drop for Arrival<'_> {
+impl Drop for NodeWaiter<'_> {
     fn drop(&mut self) {
         let mut awaited = self.awaited.lock();
         if let Some(waiting) = awaited.get_mut(&self.node) {
@@ -359,11 +359,11 @@ impl LinkedNode {
     pub fn found(&self, question: u64, own: Instance) -> Found {
         Found {
             here: true,
-            silence: self.sender.silence(),
+            silence: self.sender.idle_for(),
             instance: Some(self.instance.unwrap_or(own)),
             age: Some(self.sender.age()),
             ips: self.ips.clone(),
-            ..Found::away(question)
+            ..Found::not_here(question)
         }
     }
 }
@@ -376,16 +376,16 @@ pub struct Finder {
     registry: Arc<Registry>,
     /// This process.
     own: Instance,
-    others: Option<Others>,
+    others: Option<FindPeers>,
 }
 
 /// What one of several pods needs to find nodes elsewhere.
 #[derive(Debug)]
-struct Others {
-    siblings: Arc<Siblings>,
+struct FindPeers {
+    peers: Arc<Peers>,
     known: Arc<LocationCache>,
     searches: Searches,
-    interest: Interest,
+    interest: Subscribers,
 }
 
 /// A path to a node: the link over which a session is to be opened or resumed.
@@ -399,25 +399,19 @@ pub struct Path {
 
 impl Finder {
     /// For a pod that is alone.
-    pub fn alone(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
+    pub fn without_peers(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
         Arc::new(Self { registry, own, others: None })
     }
 
     /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names
     /// another.
-    pub fn new(
-        registry: Arc<Registry>,
-        own: Instance,
-        siblings: Arc<Siblings>,
-        dns: Dns,
-        port: u16,
-    ) -> Arc<Self> {
+    pub fn new(registry: Arc<Registry>, own: Instance, peers: Arc<Peers>, dns: Dns, port: u16) -> Arc<Self> {
         let known = Arc::new(LocationCache::default());
-        let searches = Searches::new(siblings.clone(), known.clone(), dns, port);
+        let searches = Searches::new(peers.clone(), known.clone(), dns, port);
         Arc::new(Self {
             registry,
             own,
-            others: Some(Others { siblings, known, searches, interest: Interest::default() }),
+            others: Some(FindPeers { peers, known, searches, interest: Subscribers::default() }),
         })
     }
 
@@ -442,9 +436,9 @@ impl Finder {
         node: &NodeName,
         instance: Option<Instance>,
         not: Option<&LinkSender>,
-    ) -> Result<Path, NotFound> {
+    ) -> Result<Path, NodeNotFound> {
         let wanted = NodeQuery::new(node, instance, not);
-        if let Ok(path) = self.at_hand(&wanted) {
+        if let Ok(path) = self.find_cached(&wanted) {
             return Ok(path);
         }
         let mut searching = pin!(self.search(wanted.clone()));
@@ -453,7 +447,7 @@ impl Finder {
             // The waiter is made before the second look: a node that comes between the two ends the wait below. The
             // search itself would not notice it, as it asks other pods only.
             let arrival = self.registry.arrival(node);
-            let missing = match self.at_hand(&wanted) {
+            let missing = match self.find_cached(&wanted) {
                 Ok(path) => return Ok(path),
                 // The node has come, but as another process than the one that is sought. The caller decides how long it
                 // still waits for that one.
@@ -466,7 +460,7 @@ impl Finder {
                     Ok(yes) => return Ok(Path { sender: yes.sender, instance: yes.instance }),
                     Err(not_found) => not_found,
                 },
-                () = arrival.come() => {
+                () = arrival.wait() => {
                     came = true;
                     continue;
                 }
@@ -474,54 +468,59 @@ impl Finder {
             let another = missing.another || not_found.another;
             let moving = missing.moving || not_found.moving;
             let seen = missing.seen.into_iter().chain(not_found.seen).min();
-            return Err(NotFound { seen, another, moving, ..not_found });
+            return Err(NodeNotFound { seen, another, moving, ..not_found });
         }
     }
 
     /// Whether there is a node of that name, as far as is known without asking anybody. What was heard of a pod's nodes
     /// before the link to it was made does not count: nobody has said since that they are there, or gone.
     pub fn knows(&self, node: &NodeName) -> bool {
-        let Ok(Path { sender, .. }) = self.at_hand(&NodeQuery::new(node, None, None)) else { return false };
+        let Ok(Path { sender, .. }) = self.find_cached(&NodeQuery::new(node, None, None)) else {
+            return false;
+        };
         let heard = || self.others.as_ref().and_then(|others| others.known.age(node));
-        sender.peer != Remote::Pod || heard().is_some_and(|heard| heard <= sender.age())
+        sender.peer != Remote::Peer || heard().is_some_and(|heard| heard <= sender.age())
     }
 
     /// What edges at other pods say of their nodes' addresses, as far as the nodes are known to be there.
-    pub fn claims(&self) -> Vec<Claim> {
+    pub fn claims(&self) -> Vec<AddressClaim> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut said = others.known.claims();
         said.retain(|(node, _)| self.knows(node));
-        let claim =
-            |node: &NodeName, ip: &IpAddr| Claim { ip: *ip, node: node.clone(), by: ClaimSource::Edge };
+        let claim = |node: &NodeName, ip: &IpAddr| AddressClaim {
+            ip: *ip,
+            node: node.clone(),
+            by: ClaimSource::Edge,
+        };
         said.iter().flat_map(|(node, ips)| ips.iter().map(move |ip| claim(node, ip))).collect()
     }
 
     /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one
     /// of those that are known to be at other pods, the first by name.
-    pub fn longest(&self) -> Option<(NodeName, bool)> {
+    pub fn oldest_link(&self) -> Option<(NodeName, bool)> {
         self.registry.longest().or_else(|| self.others.as_ref()?.known.first())
     }
 
     /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a
     /// link.
-    fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
+    fn find_cached(&self, wanted: &NodeQuery) -> Result<Path, NodeNotFound> {
         let node = &wanted.node;
-        let mut missing = NotFound::default();
+        let mut missing = NodeNotFound::default();
         match self.registry.find(node) {
             // The link is closed already and its task is about to remove it: another thread is between the two.
             NodeLocation::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
-            NodeLocation::Here(linked) if wanted.suits(linked.instance, &linked.sender) => {
+            NodeLocation::Here(linked) if wanted.accepts(linked.instance, &linked.sender) => {
                 return Ok(Path { sender: linked.sender, instance: linked.instance });
             }
             NodeLocation::Here(linked) => missing.another = !wanted.is_of(linked.instance),
-            NodeLocation::Nowhere(seen) => missing.seen = seen,
+            NodeLocation::NotHere(seen) => missing.seen = seen,
         }
-        missing.moving = missing.seen.is_some_and(|seen| seen < MOVE_WINDOW);
+        missing.moving = missing.seen.is_some_and(|seen| seen < RELINK_WINDOW);
         if let Some(others) = &self.others
-            && let Some((pod, instance)) = others.known.of(node)
-            && let Some(sender) = others.siblings.current(pod).and_then(|pod| pod.up())
+            && let Some((server, instance)) = others.known.of(node)
+            && let Some(sender) = others.peers.current(server).and_then(|server| server.up())
         {
-            if wanted.suits(instance, &sender) {
+            if wanted.accepts(instance, &sender) {
                 return Ok(Path { sender, instance });
             }
             missing.another |= !wanted.is_of(instance);
@@ -529,24 +528,24 @@ impl Finder {
         Err(missing)
     }
 
-    async fn search(&self, wanted: NodeQuery) -> Result<NodeLocationAnswer, NotFound> {
-        let Some(others) = &self.others else { return Err(NotFound::default()) };
+    async fn search(&self, wanted: NodeQuery) -> Result<NodeLocationAnswer, NodeNotFound> {
+        let Some(others) = &self.others else { return Err(NodeNotFound::default()) };
         let node = wanted.node.clone();
         let any = wanted.is_any();
-        let missed = if any { others.known.missing(&node) } else { None };
+        let missed = if any { others.known.negative_age(&node) } else { None };
         let found = match missed {
             Some(not_found) => Err(not_found),
             None => others.searches.join(wanted).await.inspect_err(|not_found| {
                 if any {
-                    others.known.miss(&node, not_found);
+                    others.known.insert_negative(&node, not_found);
                 }
             }),
         };
         found.map_err(|not_found| {
             let lost = others.known.lost(&node);
-            let moving = lost.into_iter().chain(not_found.seen).any(|since| since < MOVE_WINDOW);
+            let moving = lost.into_iter().chain(not_found.seen).any(|since| since < RELINK_WINDOW);
             let seen = not_found.seen.into_iter().chain(others.known.seen(&node)).min();
-            NotFound { seen, moving, ..not_found }
+            NodeNotFound { seen, moving, ..not_found }
         })
     }
 
@@ -555,48 +554,57 @@ impl Finder {
     /// # Errors
     ///
     /// No pod that could be reached is that process. The error names those that could not be reached.
-    pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Path, NotFound> {
-        let (Some(others), Some(wanted)) = (&self.others, instance) else { return Err(NotFound::default()) };
-        match others.siblings.process(wanted).await {
+    pub async fn find_server(&self, instance: Option<Instance>) -> Result<Path, NodeNotFound> {
+        let (Some(others), Some(wanted)) = (&self.others, instance) else {
+            return Err(NodeNotFound::default());
+        };
+        match others.peers.process(wanted).await {
             Ok(sender) => Ok(Path { sender, instance }),
-            Err(trouble) => Err(NotFound { trouble, ..NotFound::default() }),
+            Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
         }
     }
 
     /// Whether the node is known to be linked, and as another process than this one.
     pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
         let wanted = NodeQuery::new(node, Some(instance), None);
-        self.at_hand(&wanted).is_err_and(|missing| missing.another)
+        self.find_cached(&wanted).is_err_and(|missing| missing.another)
     }
 
     /// Closes all links to other pods.
     pub fn close_links(&self) {
-        for link in self.others.iter().flat_map(|others| others.siblings.links()) {
+        for link in self.others.iter().flat_map(|others| others.peers.links()) {
             link.close();
         }
     }
 
     /// Notes that the node is not at the pod behind this path, because the node was not there.
-    pub fn is_wrong(&self, node: &NodeName, path: &Path) {
+    pub fn invalidate(&self, node: &NodeName, path: &Path) {
         if let Some(others) = &self.others {
-            others.known.forget(node, &others.siblings.behind(&path.sender));
+            others.known.forget(node, &others.peers.peer_of(&path.sender));
         }
     }
 
     /// A node was linked anew at the pod `at`, which may be this one. Other links over which our sessions run to it are
     /// pinged; those that do not answer within 1 s are left. Returns the sessions that need another path.
-    pub async fn make_way(&self, at: Instance, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
+    pub async fn migrate_from_old_links(
+        &self,
+        at: Instance,
+        node: &NodeName,
+        table: &SessionTable,
+    ) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
-        if table.is_empty() && table.passing().0 == 0 {
+        if table.is_empty() && table.relayed().0 == 0 {
             return Vec::new();
         }
-        let mut links = others.siblings.links();
-        links.retain(|link| link.instance != Some(at) && link.sessions() > 0 && table.leads(link, node));
-        let lives = join_all(links.iter().map(|link| link.answers_within(CONTEST_PONG_TIMEOUT))).await;
+        let mut links = others.peers.links();
+        links.retain(|link| {
+            link.instance != Some(at) && link.sessions() > 0 && table.has_sessions_on(link, node)
+        });
+        let lives = join_all(links.iter().map(|link| link.ping_within(CONTEST_PONG_TIMEOUT))).await;
         let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
-            self.is_wrong(node, &Path { sender: link.clone(), instance: None });
-            table.release(link, |of| of == node);
+            self.invalidate(node, &Path { sender: link.clone(), instance: None });
+            table.detach_relays(link, |of| of == node);
             parked.extend(table.leave(link, |of, _| of == node));
         }
         parked
@@ -604,7 +612,7 @@ impl Finder {
 }
 
 /// How long an edge that has lost its link usually takes to link again: for so long its node counts as moving.
-pub(crate) const MOVE_WINDOW: Duration = Duration::from_secs(3);
+pub(crate) const RELINK_WINDOW: Duration = Duration::from_secs(3);
 /// How long an old link has to answer a ping when its node has come elsewhere.
 const CONTEST_PONG_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -612,7 +620,7 @@ const CONTEST_PONG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// No pod has the node: the pods that were asked, and their answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NotFound {
+pub struct NodeNotFound {
     /// How long ago the node was last linked here, or known to be at another pod, here or to a pod that was asked, if ever.
     pub seen: Option<Duration>,
     /// Why DNS named no pod, if DNS was asked.
@@ -620,16 +628,16 @@ pub struct NotFound {
     /// How many other pods answered that the node is not there.
     pub asked: usize,
     /// The other pods that could not be reached.
-    pub trouble: Vec<Unreachable>,
+    pub trouble: Vec<PeerError>,
     /// It was found, but as another process than the one that is sought.
     pub another: bool,
     /// It was linked a moment ago, and may be linking to another pod.
     pub moving: bool,
 }
 
-impl NotFound {
+impl NodeNotFound {
     /// No link from that node is remembered anywhere: it may have no edge at all.
-    pub fn is_of_a_stranger(&self) -> bool {
+    pub fn is_unknown_node(&self) -> bool {
         self.seen.is_none() && !self.moving && !self.another
     }
 
@@ -640,7 +648,7 @@ impl NotFound {
     }
 }
 
-impl fmt::Display for NotFound {
+impl fmt::Display for NodeNotFound {
     /// Goes on where a sentence on the node has ended.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(dns) = &self.dns {
@@ -675,22 +683,22 @@ mod tests {
 
     #[tokio::test]
     async fn only_who_waits_for_that_node_hears_of_it_and_nothing_is_kept() {
-        let awaited = Awaited::default();
+        let awaited = NodeWaiters::default();
         let (one, two): (NodeName, NodeName) = ("one".parse().unwrap(), "two".parse().unwrap());
         let (first, second, other) = (awaited.arrival(&one), awaited.arrival(&one), awaited.arrival(&two));
         awaited.wake(&one);
-        assert!(first.come().now_or_never().is_some() && second.come().now_or_never().is_some());
-        assert!(other.come().now_or_never().is_none());
+        assert!(first.wait().now_or_never().is_some() && second.wait().now_or_never().is_some());
+        assert!(other.wait().now_or_never().is_none());
         drop(first);
         awaited.wake(&one);
-        assert!(second.come().now_or_never().is_some());
+        assert!(second.wait().now_or_never().is_some());
         drop((second, other));
         assert!(awaited.lock().is_empty());
     }
 
     #[test]
     fn nothing_is_kept_of_two_who_stop_waiting_at_once() {
-        let awaited = Awaited::default();
+        let awaited = NodeWaiters::default();
         let node: NodeName = "one".parse().unwrap();
         for _ in 0..20_000 {
             let (first, second) = (awaited.arrival(&node), awaited.arrival(&node));

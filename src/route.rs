@@ -11,15 +11,15 @@ use crate::base::backoff::Backoff;
 use crate::base::drain::Drain;
 use crate::base::names::{Instance, NodeName, SessionId, Target};
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::{Answer, Parked, PendingOpen, Session};
+use crate::link::session::stream::{OpenOutcome, Parked, PendingOpen, Session};
 use crate::link::table::{SessionTable, TableFull};
-use crate::proto::frame::{Category, Code, Remote, SessionError};
+use crate::proto::frame::{Category, ErrorCode, Remote, SessionError};
 use crate::proto::state::LinkId;
-use crate::registry::{Arrival, Awaited, Finder, LinkedNode, MOVE_WINDOW, NotFound, Path};
+use crate::registry::{Finder, LinkedNode, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct SessionRequest {
     /// The node at which the target is.
     pub node: NodeName,
     /// What to dial there. Its host may be the node itself.
@@ -39,7 +39,7 @@ pub enum RouteError {
         /// The node that was asked for.
         node: NodeName,
         /// Which pods were asked, and when the node was last seen.
-        missing: NotFound,
+        missing: NodeNotFound,
     },
     /// The node's edge refused; its link works.
     #[error("node {node}: {refusal}")]
@@ -50,12 +50,12 @@ pub enum RouteError {
         refusal: SessionError,
     },
     /// No answer within the time to open.
-    #[error("node {node} did not answer within {patience:?}")]
+    #[error("node {node} did not answer within {timeout:?}")]
     Timeout {
         /// The node that was asked.
         node: NodeName,
         /// How long the answer was waited for.
-        patience: Duration,
+        timeout: Duration,
     },
     /// This pod has as many sessions as it may, or is draining.
     #[error("{0}")]
@@ -81,23 +81,23 @@ impl From<RouteError> for OpenError {
 
 /// Opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Route {
+pub struct SessionRouter {
     pub(crate) paths: PathSource,
     table: Arc<SessionTable>,
     /// How long opening may take in all.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     /// How long a session may be without a path.
     grace: Duration,
-    pub(crate) chance: Chance,
+    pub(crate) chance: RandomFraction,
 }
 
 /// A random number from 0 to 1, for the pauses between tries.
-pub type Chance = fn() -> f64;
+pub type RandomFraction = fn() -> f64;
 
-impl Route {
+impl SessionRouter {
     /// For a pod: paths lead to the nodes that `finder` finds.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { paths: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
+        Self { paths: PathSource::Pod(finder), table, timeout: patience, grace, chance: rand::random }
     }
 
     /// For an edge: every path leads over one of its links to the cloud.
@@ -107,12 +107,12 @@ impl Route {
         patience: Duration,
         grace: Duration,
     ) -> Self {
-        Self { paths: PathSource::Edge(uplinks), table, patience, grace, chance: rand::random }
+        Self { paths: PathSource::Edge(uplinks), table, timeout: patience, grace, chance: rand::random }
     }
 
     /// With pauses drawn from `chance`, for simulations with a seed.
     #[must_use]
-    pub fn with_chance(self, chance: Chance) -> Self {
+    pub fn with_chance(self, chance: RandomFraction) -> Self {
         Self { chance, ..self }
     }
 
@@ -121,10 +121,10 @@ impl Route {
     /// # Errors
     ///
     /// No session could be opened; the sentence is fit for the client.
-    pub async fn open(&self, request: Request) -> Result<Session, OpenError> {
-        let Request { node, target, category, client } = request;
-        let until = Instant::now() + self.patience;
-        let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
+    pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
+        let SessionRequest { node, target, category, client } = request;
+        let until = Instant::now() + self.timeout;
+        let late = || RouteError::Timeout { node: node.clone(), timeout: self.timeout };
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Pod(_) = self.paths {
             search = search.at_most(MOVING);
@@ -149,18 +149,18 @@ impl Route {
     }
 
     /// Has a new path looked for, as [`Self::seek`] does, in a task of its own.
-    pub fn mend(&self, parked: Parked, drain: &Drain) {
+    pub fn spawn_resume(&self, parked: Parked, drain: &Drain) {
         let (route, span) = (self.clone(), info_span!("seek", session = %parked.id()));
-        drain.spawn(span, async move { route.seek(parked).await });
+        drain.spawn(span, async move { route.resume(parked).await });
     }
 
     /// Looks for paths for openings that were given up when they had none, so that their acceptors get the reset, until
     /// draining begins.
-    pub async fn mend_given_up(self, drain: Drain) {
+    pub async fn resume_cancelled(self, drain: Drain) {
         loop {
             tokio::select! {
                 () = drain.draining() => return,
-                parked = self.table.given_up() => self.mend(parked, &drain),
+                parked = self.table.given_up() => self.spawn_resume(parked, &drain),
             }
         }
     }
@@ -171,25 +171,25 @@ impl Route {
     /// is lost before this notices, the loop goes on with the same [`Parked`], which is the right to look for a path:
     /// [`Parked::seeks`] gives it up only when it finds, under the session's lock, that no path is needed. So a loss is
     /// never left without a seeker.
-    pub async fn seek(&self, parked: Parked) {
+    pub async fn resume(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
         let mut search = PathSearch::new(&self.paths, &node, parked.instance(), until, self.chance);
-        search.again(parked.again()).await;
-        while parked.seeks() {
+        search.again(parked.consecutive_losses()).await;
+        while parked.needs_path() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {
-                    (Code::Unknown, format!("{far} came back as another process"))
+                    (ErrorCode::UnknownSession, format!("{far} came back as another process"))
                 } else {
-                    (Code::GivenUp, format!("{far} did not come back within {:?}", self.grace))
+                    (ErrorCode::Cancelled, format!("{far} did not come back within {:?}", self.grace))
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
             let answered = search.ask(|path| parked.resume(&path.sender), parked.answered());
             if timeout_at(until, answered).await.is_err() {
                 let why = format!("{far} did not resume");
-                return parked.give_up(SessionError::new(Code::GivenUp, why));
+                return parked.give_up(SessionError::new(ErrorCode::Cancelled, why));
             }
         }
     }
@@ -199,11 +199,11 @@ impl Route {
 async fn ask(opening: &PendingOpen, search: &mut PathSearch<'_>) -> Result<(), RouteError> {
     loop {
         match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
-            Answer::Open => return Ok(()),
-            Answer::Refused(refusal) => {
+            OpenOutcome::Open => return Ok(()),
+            OpenOutcome::Refused(refusal) => {
                 return Err(RouteError::Refused { node: search.node().clone(), refusal });
             }
-            Answer::NoPath => {
+            OpenOutcome::NoPath => {
                 let node = search.node().clone();
                 search.next().await.map_err(|missing| RouteError::Offline { node, missing })?;
             }
@@ -224,14 +224,14 @@ pub(crate) const MOVING: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(crate) struct PathSearch<'a> {
     paths: &'a PathSource,
-    chance: Chance,
+    chance: RandomFraction,
     node: &'a NodeName,
     /// The process of the node that is sought; `None` if any process will do.
     instance: Option<Instance>,
     /// When the search ends.
     until: Instant,
     /// How long it goes on looking for a node that no pod has; `None`: until the end of the search.
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     /// The path over which it asks next, or has asked.
     path: Option<Path>,
     /// Whether it has asked over that path; then the next look is for another one.
@@ -250,7 +250,7 @@ impl<'a> PathSearch<'a> {
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
-        chance: Chance,
+        chance: RandomFraction,
     ) -> Self {
         Self {
             paths,
@@ -258,7 +258,7 @@ impl<'a> PathSearch<'a> {
             node,
             instance,
             until,
-            patience: None,
+            timeout: None,
             path: None,
             tried: false,
             wait: ANSWER_TIMEOUT,
@@ -269,7 +269,7 @@ impl<'a> PathSearch<'a> {
 
     /// Limits how long it goes on looking each time that no pod has the node.
     pub(crate) fn at_most(self, patience: Duration) -> Self {
-        Self { patience: Some(patience), ..self }
+        Self { timeout: Some(patience), ..self }
     }
 
     /// Begins with a pause, which grows with `times`: so often in a row a path was found and was soon lost again.
@@ -300,7 +300,7 @@ impl<'a> PathSearch<'a> {
     /// # Errors
     ///
     /// No pod has the node, or the time is over.
-    pub(crate) async fn first(&mut self) -> Result<(), NotFound> {
+    pub(crate) async fn first(&mut self) -> Result<(), NodeNotFound> {
         match timeout_at(self.until, self.paths.find(self.node, self.instance, None)).await {
             Ok(Ok(path)) => {
                 (self.path, self.tried) = (Some(path), false);
@@ -317,8 +317,8 @@ impl<'a> PathSearch<'a> {
     /// # Errors
     ///
     /// The time is over, or the process that is sought is gone.
-    pub(crate) async fn next(&mut self) -> Result<(), NotFound> {
-        let until = self.patience.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
+    pub(crate) async fn next(&mut self) -> Result<(), NodeNotFound> {
+        let until = self.timeout.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
         let before = self.path.take().filter(|_| self.tried);
         if let Some(before) = &before {
             self.paths.is_wrong(self.node, before);
@@ -327,8 +327,8 @@ impl<'a> PathSearch<'a> {
         // The pod that was asked may still answer that it has the node, and sooner than the pod that does. So the first
         // look leaves it out.
         let mut not = before.as_ref().map(|before| before.sender.clone());
-        not.take_if(|link| link.peer != Remote::Pod || link.is_closed());
-        let mut missing = NotFound::default();
+        not.take_if(|link| link.peer != Remote::Peer || link.is_closed());
+        let mut missing = NodeNotFound::default();
         loop {
             // The waiter is made before the look: a link that comes between the two ends the wait below.
             let arrival = self.paths.arrival(self.node);
@@ -337,10 +337,10 @@ impl<'a> PathSearch<'a> {
                 self.another.get_or_insert_with(Instant::now);
             }
             let looking = self.paths.find(self.node, self.instance, not.as_deref());
-            let late = || Err(NotFound { another: self.another.is_some(), ..missing.clone() });
+            let late = || Err(NodeNotFound { another: self.another.is_some(), ..missing.clone() });
             let found = tokio::select! {
                 looked = timeout_at(self.limit(until), looking) => looked.unwrap_or_else(|_| late()),
-                () = arrival.come(), if others => late(),
+                () = arrival.wait(), if others => late(),
             };
             match found {
                 Ok(path) => {
@@ -352,13 +352,13 @@ impl<'a> PathSearch<'a> {
                 }
                 Err(not_found) => {
                     missing = not_found;
-                    self.is_hopeless(&missing, until)?;
+                    self.check_may_continue(&missing, until)?;
                 }
             }
             paused = true;
             let pause = self.pause();
             tokio::select! {
-                () = arrival.come() => {}
+                () = arrival.wait() => {}
                 () = sleep_until(self.limit(until).min(Instant::now() + pause)) => {}
             }
         }
@@ -398,21 +398,21 @@ impl<'a> PathSearch<'a> {
             let pause = backoff.pause((self.chance)()) + RETRY_INTERVAL;
             tokio::select! {
                 biased;
-                () = arrival.come() => {}
+                () = arrival.wait() => {}
                 () = sleep(pause) => {}
             }
         }
     }
 
     /// An error if the search should end.
-    fn is_hopeless(&mut self, missing: &NotFound, until: Instant) -> Result<(), NotFound> {
+    fn check_may_continue(&mut self, missing: &NodeNotFound, until: Instant) -> Result<(), NodeNotFound> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
         } else if self.paths.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_AFTER {
             return Err(missing.clone());
         }
-        if now >= until { Err(NotFound { another: false, ..missing.clone() }) } else { Ok(()) }
+        if now >= until { Err(NodeNotFound { another: false, ..missing.clone() }) } else { Ok(()) }
     }
 
     /// When it stops looking: at `until`, or earlier if it has found only another process of the node for too long.
@@ -453,12 +453,13 @@ impl PathSource {
         node: &NodeName,
         instance: Option<Instance>,
         not: Option<&LinkSender>,
-    ) -> Result<Path, NotFound> {
+    ) -> Result<Path, NodeNotFound> {
         match self {
             Self::Pod(finder) => finder.find(node, instance, not).await,
-            Self::Pods(finder) => finder.find_pod(instance).await,
+            Self::Pods(finder) => finder.find_server(instance).await,
             Self::Edge(uplinks) => {
-                let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.missing())?;
+                let newest =
+                    uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
                 // By its own name it means the cloud: the pod that it asks is the one that dials.
                 let own = || newest.instance.filter(|_| uplinks.node() == node);
                 Ok(Path { instance: instance.or_else(own), sender: newest })
@@ -467,7 +468,7 @@ impl PathSource {
     }
 
     /// The same pod's paths to other pods.
-    pub(crate) fn of_pods(&self) -> Self {
+    pub(crate) fn of_servers(&self) -> Self {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => Self::Pods(finder.clone()),
             Self::Edge(uplinks) => Self::Edge(uplinks.clone()),
@@ -477,13 +478,13 @@ impl PathSource {
     /// The node's link to this pod, if it has one; an edge has no links of other nodes.
     pub(crate) fn here(&self, node: &NodeName) -> Option<LinkedNode> {
         match self {
-            Self::Pod(finder) | Self::Pods(finder) => finder.registry().here(node),
+            Self::Pod(finder) | Self::Pods(finder) => finder.registry().link_of(node),
             Self::Edge(_) => None,
         }
     }
 
     /// A waiter that notices when a path to the node may have come.
-    pub(crate) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
+    pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.registry().arrival(node),
             Self::Edge(uplinks) => uplinks.arrival(),
@@ -501,7 +502,7 @@ impl PathSource {
     /// Forgets that the node is at the end of this path, because the node was not there.
     pub(crate) fn is_wrong(&self, node: &NodeName, path: &Path) {
         if let Self::Pod(finder) = self {
-            finder.is_wrong(node, path);
+            finder.invalidate(node, path);
         }
     }
 
@@ -533,13 +534,13 @@ pub struct Uplinks {
     links: Mutex<Vec<Arc<LinkSender>>>,
     /// When a link has ended.
     lost: Mutex<Option<Instant>>,
-    came: Awaited,
+    came: NodeWaiters,
 }
 
 impl Uplinks {
     /// No link yet.
     pub fn new(node: NodeName) -> Arc<Self> {
-        Arc::new(Self { node, links: Mutex::default(), lost: Mutex::default(), came: Awaited::default() })
+        Arc::new(Self { node, links: Mutex::default(), lost: Mutex::default(), came: NodeWaiters::default() })
     }
 
     /// The node that this edge is. A request for that name through the cloud means the cloud itself.
@@ -572,10 +573,10 @@ impl Uplinks {
     }
 
     /// Why there is no link to use: one that has just ended is about to be replaced.
-    pub fn missing(&self) -> NotFound {
+    pub fn not_linked_reason(&self) -> NodeNotFound {
         let lost = *self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        let moving = lost.is_some_and(|at| at.elapsed() < MOVE_WINDOW);
-        NotFound { moving, ..NotFound::default() }
+        let moving = lost.is_some_and(|at| at.elapsed() < RELINK_WINDOW);
+        NodeNotFound { moving, ..NodeNotFound::default() }
     }
 
     /// Whether there is a link.
@@ -584,19 +585,19 @@ impl Uplinks {
     }
 
     /// Notices the next link that comes.
-    pub fn arrival(&self) -> Arrival<'_> {
+    pub fn arrival(&self) -> NodeWaiter<'_> {
         self.came.arrival(&self.node)
     }
 
     /// Waits until there is a link. Cancel safe.
-    pub async fn any(&self) {
+    pub async fn wait_any(&self) {
         loop {
             // As in [`Self::newer`].
             let arrival = self.arrival();
             if self.newest(None).is_some() {
                 return;
             }
-            arrival.come().await;
+            arrival.wait().await;
         }
     }
 
@@ -608,14 +609,14 @@ impl Uplinks {
             if self.newest(None).is_some_and(|newest| newest.id > than) {
                 return;
             }
-            arrival.come().await;
+            arrival.wait().await;
         }
     }
 
     /// Asks every link's pod for a sign of life, by interactive links as well, as the way to it may have changed.
     pub fn probe(&self) {
         for link in self.links() {
-            link.beside().inspect(|beside| beside.probe());
+            link.interactive().inspect(|beside| beside.probe());
             link.probe();
         }
     }

@@ -28,11 +28,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
-use crate::acceptor::{DirectDialer, Place, SessionAcceptor, TargetDialer};
+use crate::acceptor::{DialerRole, DirectDialer, SessionAcceptor, TargetDialer};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, ServerView};
-use crate::admin::{Admin, Listeners, Program};
+use crate::admin::{Admin, Listeners, ProcessView};
 use crate::base::addresses::AddressBook;
 use crate::base::drain::{Drain, Drained};
 use crate::base::logging::LogLevel;
@@ -43,31 +43,31 @@ use crate::base::policy::zone::Zone;
 use crate::base::process::third_of_memory;
 use crate::config::ListenConfig;
 use crate::config::live::ConfigFile;
-use crate::config::server::{Cloud, MEMORY};
+use crate::config::server::{MEMORY, ServerConfig};
 use crate::invitations::Enrolment;
 use crate::link::grpc::LinkContext;
 use crate::link::link::Link;
 use crate::link::table::{SessionLimits, SessionTable};
 use crate::listener::admission::{self, ClientKey, ListenerContext, ListenerProtocol, serve};
 use crate::listener::auth::AccessPolicy;
-use crate::listener::connect::{Module, Ssh};
+use crate::listener::connect::{ConnectVariant, Ssh};
 use crate::net::interfaces::LocalAddresses;
 use crate::net::limiter::FairLimiter;
 use crate::net::listen::{Accept, TcpAccept, UnixAccept};
 use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
-use crate::proto::frame::{Code, SessionError};
-use crate::proto::halves::Windows;
-use crate::registry::peers::Siblings;
+use crate::proto::frame::{ErrorCode, SessionError};
+use crate::proto::halves::WindowLimits;
+use crate::registry::peers::Peers;
 use crate::registry::{Finder, Registry};
-use crate::route::Route;
+use crate::route::SessionRouter;
 use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::intercept::PreparedIntercept;
-use crate::server::kubernetes::Pods;
-use crate::server::peers::{FinderParts, Joined};
+use crate::server::kubernetes::ServerPods;
+use crate::server::peers::{FinderDeps, FinderParts};
 use crate::startup::access::{AccessPolicies, ListenerAccess, ListenerPolicies};
-use crate::startup::{StartFaults, Startup};
+use crate::startup::{Startup, StartupErrors};
 
 /// Where a pod listens.
 #[derive(Debug, Clone)]
@@ -86,7 +86,7 @@ pub struct ServerAddresses {
 
 /// A running pod: its addresses, and how to stop it.
 #[derive(Debug)]
-pub struct Pod {
+pub struct Server {
     /// Where it listens.
     pub bound: ServerAddresses,
     /// Its metrics.
@@ -99,15 +99,15 @@ pub struct Pod {
     pub enrolment: Option<Arc<Enrolment>>,
     finder: Arc<Finder>,
     readiness: Readiness,
-    stopping: Stopping,
+    stopping: Shutdown,
     policies: LivePolicies,
     doors: ListenerPolicies,
 }
 
 /// What the settings name, had before anything runs.
-struct Prepared {
+struct PreparedListeners {
     files: ServerFiles,
-    ports: Ports,
+    ports: BaseListeners,
     gates: AccessPolicies,
     client_ports: Vec<ClientListener>,
     interception: Option<PreparedIntercept>,
@@ -115,35 +115,35 @@ struct Prepared {
 }
 
 /// From the settings of a module to its ports; `None`: something is wrong, and noted.
-type Prepare = fn(&Cloud, &mut AccessPolicies, &mut Startup) -> Option<Vec<ClientListener>>;
+type PrepareListener = fn(&ServerConfig, &mut AccessPolicies, &mut Startup) -> Option<Vec<ClientListener>>;
 
 /// The name of the front end for CONNECT.
-const CONNECT: &str = <Ssh as Module>::NAME;
+const CONNECT: &str = <Ssh as ConnectVariant>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 6] = [
+const MODULES: [PrepareListener; 6] = [
     connect::prepare,
     egress::prepare,
     http_proxy::prepare,
     tcp::prepare,
     https::prepare,
-    https::prepare_plain,
+    https::prepare_http,
 ];
 
-impl Pod {
+impl Server {
     /// Reads the files that the settings name, binds every port, then serves.
     ///
     /// # Errors
     ///
     /// Every file that cannot be used, and every configured port that cannot be bound. Nothing runs then.
-    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
+    pub fn start(settings: ServerConfig, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
-        let prepared = Prepared::new(&settings, &mut startup);
-        let Prepared { files, ports, gates, client_ports, interception, viewers } =
+        let prepared = PreparedListeners::new(&settings, &mut startup);
+        let PreparedListeners { files, ports, gates, client_ports, interception, viewers } =
             startup.finish(prepared)?;
         let port = ports.grpc.at().port();
-        interception.iter().for_each(PreparedIntercept::mark_own);
-        let mut core = ServerCore::new(&settings, &files, port, ports.own(&client_ports));
+        interception.iter().for_each(PreparedIntercept::mark_sockets);
+        let mut core = ServerCore::new(&settings, &files, port, ports.local_addresses(&client_ports));
         let bound = ServerAddresses {
             grpc: ports.grpc.at(),
             clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
@@ -151,60 +151,61 @@ impl Pod {
             metrics: ports.metrics.as_ref().map(TcpAccept::at),
             channelz: ports.channelz.as_ref().map(TcpAccept::at),
         };
-        let doors = gates.watch(&core.stopping.links);
+        let doors = gates.watch(&core.shutdown.links);
         for port in client_ports {
             (port.spawn)(&core);
         }
-        core.stopping.caught = interception.map(|interception| interception.spawn(&core, &settings));
+        core.shutdown.intercept_stopped =
+            interception.map(|interception| interception.spawn(&core, &settings));
         registry::spawn_publisher(&settings, files.dns, &core, port);
-        let pod = Self {
+        let server = Self {
             bound,
-            metrics: core.context.ground.metrics.clone(),
+            metrics: core.context.link_context.metrics.clone(),
             registry: core.context.registry.clone(),
-            table: core.context.ground.table.clone(),
+            table: core.context.link_context.table.clone(),
             enrolment: core.context.enrolment.clone(),
             finder: core.context.finder.clone(),
             readiness: core.readiness,
-            stopping: core.stopping,
+            stopping: core.shutdown,
             policies: core.context.policies.clone(),
             doors,
         };
         let view = ServerView {
-            registry: pod.registry.clone(),
-            table: pod.table.clone(),
-            siblings: core.context.siblings.clone(),
+            registry: server.registry.clone(),
+            table: server.table.clone(),
+            peers: core.context.peers.clone(),
             publishes: settings.registry.publish.name(),
             enrolment: core.context.enrolment.clone(),
             port,
         };
-        let admin = pod.admin(view, viewers, level, !settings.server.log_listen.is_local());
+        let admin = server.admin(view, viewers, level, !settings.server.log_listen.is_local());
         let listeners = Listeners {
             log: ports.log,
             metrics: ports.metrics,
             local: ports.admin,
             channelz: ports.channelz,
-            grpc: Some(pod.bound.grpc),
+            grpc: Some(server.bound.grpc),
         };
-        admin.spawn(listeners, &pod.stopping.admin);
-        admin.follow_certificates(settings.certificates(), settings.authorities(), &pod.stopping.admin);
+        admin.spawn(listeners, &server.stopping.admin);
+        admin.follow_certificates(settings.certificates(), settings.ca_files(), &server.stopping.admin);
         registry::spawn_balance(&core.context, &settings);
         let proxies = settings.server.proxy_protocol;
-        links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
-        let ServerAddresses { grpc, log, .. } = &pod.bound;
-        info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");
-        Ok(pod)
+        links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
+        let ServerAddresses { grpc, log, .. } = &server.bound;
+        info!(%grpc, ssh = server.bound.connect().map(tracing::field::display), %log, "pod is up");
+        Ok(server)
     }
 
     /// Reads the config again when it changes: who may reach what counts for whoever comes next.
-    pub fn follow(&self, config: ConfigFile) {
+    pub fn watch_config(&self, config: ConfigFile) {
         let (policies, doors) = (self.policies.clone(), self.doors.clone());
-        let apply = move |settings: &Cloud| policies.apply(settings, &doors);
-        config.follow(Cloud::examine, &self.stopping.links, apply);
+        let apply = move |settings: &ServerConfig| policies.apply(settings, &doors);
+        config.follow(ServerConfig::examine, &self.stopping.links, apply);
     }
 
     /// Finds all faults that would prevent a start, and starts nothing.
-    pub fn check(settings: &Cloud, startup: &mut Startup) {
-        Prepared::new(settings, startup);
+    pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
+        PreparedListeners::new(settings, startup);
     }
 
     fn admin(
@@ -215,7 +216,7 @@ impl Pod {
         level_from_anywhere: bool,
     ) -> Admin {
         Admin {
-            side: Program::Cloud(view),
+            side: ProcessView::Cloud(view),
             clock: Clock::now(),
             viewers,
             streams: EventStreamLimiter::default(),
@@ -234,17 +235,17 @@ impl ServerAddresses {
     }
 }
 
-impl Prepared {
+impl PreparedListeners {
     /// `None`: there are faults, which `startup` has noted.
-    fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+    fn new(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let files = ServerFiles::read(settings, startup);
-        let ports = Ports::bind(settings, startup);
+        let ports = BaseListeners::bind(settings, startup);
         let mut gates = AccessPolicies::default();
         let viewers = gates.viewers(&settings.admin, startup);
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
-        let caught = intercept::prepare(settings, &mut gates, startup);
+        let intercepted = intercept::prepare(settings, &mut gates, startup);
         let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
-        let (more, interception) = caught?;
+        let (more, interception) = intercepted?;
         let client_ports = client_ports?.into_iter().flatten().chain(more).collect();
         Some(Self { files: files?, ports: ports?, gates, client_ports, interception, viewers: viewers? })
     }
@@ -261,9 +262,9 @@ pub(crate) struct ServerContext {
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
     /// The other pods; `None` if this pod is alone.
-    pub(crate) siblings: Option<Arc<Siblings>>,
-    pub(crate) route: Route,
-    pub(crate) ground: LinkContext,
+    pub(crate) peers: Option<Arc<Peers>>,
+    pub(crate) route: SessionRouter,
+    pub(crate) link_context: LinkContext,
     pub(crate) pool: Pool,
     /// Cancelled when the pod begins to stop: no call is accepted then.
     pub(crate) stopping: CancellationToken,
@@ -278,9 +279,9 @@ pub(crate) struct ServerContext {
     /// Who may reach what through this pod.
     pub(crate) policies: LivePolicies,
     /// Permits for searches that run at once for all edges.
-    pub(crate) searches: Arc<Semaphore>,
+    pub(crate) search_permits: Arc<Semaphore>,
     /// Permits for pinging older links of nodes that have linked anew.
-    pub(crate) moves: Arc<Semaphore>,
+    pub(crate) move_permits: Arc<Semaphore>,
 }
 
 // The core of a pod: its sessions, the nodes linked to it, and how it finds other pods.
@@ -291,7 +292,7 @@ pub(crate) struct ServerCore {
     /// Shared by the tasks.
     pub(crate) context: ServerContext,
     /// The door to the sessions of all front ends.
-    pub(crate) client_sessions: FairLimiter<ClientKey>,
+    pub(crate) session_limiter: FairLimiter<ClientKey>,
     /// The names of nodes outside of this pod.
     pub(crate) zone: Arc<Zone>,
     /// Asks the system's DNS servers.
@@ -299,113 +300,123 @@ pub(crate) struct ServerCore {
     /// Shown as `/readyz`.
     pub(crate) readiness: Readiness,
     /// Its tasks, in the order in which they are stopped.
-    pub(crate) stopping: Stopping,
+    pub(crate) shutdown: Shutdown,
     /// The pods as Kubernetes reports them.
     #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
-    pub(crate) pods: Pods,
+    pub(crate) servers: ServerPods,
     /// Addresses that no pod has, although names of nodes lead there in DNS.
-    pub(crate) no_pods: watch::Receiver<BTreeSet<IpAddr>>,
+    pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
     /// Links that this pod has dialled to other pods; `None` if it is alone.
-    pub(crate) made: Option<mpsc::Receiver<Link>>,
+    pub(crate) dialled_links: Option<mpsc::Receiver<Link>>,
 }
 
 impl ServerCore {
     /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this pod listens.
-    pub(crate) fn new(settings: &Cloud, files: &ServerFiles, port: u16, own: Vec<SocketAddr>) -> Self {
-        let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
-        let mut stopping = stopping(settings);
+    pub(crate) fn new(settings: &ServerConfig, files: &ServerFiles, port: u16, own: Vec<SocketAddr>) -> Self {
+        let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
+        let mut stopping = new_shutdown(settings);
         let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
-        let ground = ground(settings, &metrics, &links);
-        let (table, enrolment) = (ground.table.clone(), registry::start(settings, files, &readiness, &links));
-        let nodes = (kubernetes::follow_nodes(settings, &links), kubernetes::agents(settings).is_some());
+        let link_context = link_context(settings, &metrics, &links);
+        let (table, enrolment) =
+            (link_context.table.clone(), registry::start(settings, files, &readiness, &links));
+        let nodes = (kubernetes::follow_nodes(settings, &links), kubernetes::edge_cas(settings).is_some());
         let proven =
             AuthenticatedLinks::start(files.tokens.clone(), enrolment.clone(), nodes, table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
-        let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
-        let no_pods = kubernetes::follow_node_names(settings, &readiness, &links);
-        let joined = Joined {
-            ground: &ground,
+        let servers = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
+        let no_servers = kubernetes::run_node_names(settings, &readiness, &links);
+        let joined = FinderDeps {
+            link_context: &link_context,
             pool: &pool,
             zone: &zone,
-            tls: files.siblings.clone(),
+            tls: files.peers.clone(),
             resolver: &files.resolver,
             dns: &files.dns,
-            no_pods: &no_pods,
+            no_servers: &no_servers,
             registry: registry.clone(),
             port,
         };
-        let cluster = pods.siblings.clone();
-        let FinderParts { finder, several } = peers::finder(&settings.registry.siblings, joined, cluster);
-        stopping.several = several.is_some();
-        let (siblings, made) = several.map(|several| (several.siblings, several.made)).unzip();
-        if let Some(siblings) = &siblings {
-            peers::report(siblings.clone(), readiness.clone(), &links);
+        let cluster = servers.peers.clone();
+        let FinderParts { finder, several } = peers::finder(&settings.registry.peers, joined, cluster);
+        stopping.has_peers = several.is_some();
+        let (peers, made) = several.map(|several| (several.peers, several.made)).unzip();
+        if let Some(peers) = &peers {
+            peers::report(peers.clone(), readiness.clone(), &links);
         }
         let policies = LivePolicies::new(settings);
-        let ports = kubernetes::follow_ports(settings, &own, &readiness, &links);
+        let ports = kubernetes::watch_ports(settings, &own, &readiness, &links);
         let dialer = dialer(settings, &policies, files, own);
         let session = &settings.session;
         let context = ServerContext {
             proven,
             enrolment,
             registry,
-            route: Route::new(finder.clone(), table, session.open_timeout, session.grace),
+            route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
-            siblings,
+            peers,
             ports,
-            addresses: kubernetes::follow_addresses(&settings.addresses, &readiness, &links),
-            direct: DirectDialer::new(for_clients(&dialer, &policies), session.open_timeout),
+            addresses: kubernetes::watch_addresses(&settings.addresses, &readiness, &links),
+            direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
-            ground,
+            link_context,
             pool,
-            stopping: stopping.begun.clone(),
+            stopping: stopping.started.clone(),
             policies,
-            searches: Arc::new(Semaphore::new(link_events::MOST_SEARCHES)),
-            moves: Arc::new(Semaphore::new(link_events::MOST_MOVES)),
+            search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
+            move_permits: Arc::new(Semaphore::new(link_events::MAX_CONCURRENT_MOVES)),
         };
         let client_sessions = admission::sessions(session.max, session.max_for_client);
         let resolver = files.resolver.clone();
-        let core =
-            Self { context, client_sessions, zone, resolver, readiness, stopping, pods, no_pods, made };
+        let core = Self {
+            context,
+            session_limiter: client_sessions,
+            zone,
+            resolver,
+            readiness,
+            shutdown: stopping,
+            servers,
+            service_addresses: no_servers,
+            dialled_links: made,
+        };
         core.spawn_upkeep(files);
         core
     }
 
     /// The context of a front end with this gate.
     pub(crate) fn front_context(&self, gate: Arc<ArcSwap<AccessPolicy>>) -> ListenerContext {
-        let ServerContext { pool, route, ground, addresses, direct, .. } = &self.context;
+        let ServerContext { pool, route, link_context, addresses, direct, .. } = &self.context;
         ListenerContext {
             gate,
-            sessions: self.client_sessions.clone(),
+            sessions: self.session_limiter.clone(),
             pool: pool.clone(),
             route: route.clone(),
             addresses: addresses.clone(),
             direct: Some(direct.clone()),
-            own_node: None,
-            metrics: ground.metrics.clone(),
-            drain: self.stopping.clients.clone(),
+            edge_routing: None,
+            metrics: link_context.metrics.clone(),
+            drain: self.shutdown.clients.clone(),
         }
     }
 
     /// Spawns the tasks that follow files and remove what has expired.
     fn spawn_upkeep(&self, files: &ServerFiles) {
-        let (drain, LinkContext { table, metrics, .. }) = (&self.stopping.links, &self.context.ground);
+        let (drain, LinkContext { table, metrics, .. }) = (&self.shutdown.links, &self.context.link_context);
         drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
         drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
-        drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().begun()));
+        drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
         let give_back = || _ = tunnel_pages::trim_heap();
         let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone(), give_back);
         drain.spawn(info_span!("upkeep"), upkeep);
-        drain.spawn(info_span!("given up"), self.context.route.clone().mend_given_up(drain.clone()));
+        drain.spawn(info_span!("given up"), self.context.route.clone().resume_cancelled(drain.clone()));
     }
 }
 
-fn stopping(settings: &Cloud) -> Stopping {
-    Stopping {
-        begun: CancellationToken::new(),
-        several: false,
-        caught: None,
+fn new_shutdown(settings: &ServerConfig) -> Shutdown {
+    Shutdown {
+        started: CancellationToken::new(),
+        has_peers: false,
+        intercept_stopped: None,
         clients: Drain::new(),
         publisher: Drain::new(),
         links: Drain::new(),
@@ -414,7 +425,7 @@ fn stopping(settings: &Cloud) -> Stopping {
     }
 }
 
-fn ground(settings: &Cloud, metrics: &Metrics, links: &Drain) -> LinkContext {
+fn link_context(settings: &ServerConfig, metrics: &Metrics, links: &Drain) -> LinkContext {
     LinkContext {
         table: SessionTable::new(Instance::random(), limits(settings), metrics.clone()),
         metrics: metrics.clone(),
@@ -423,7 +434,7 @@ fn ground(settings: &Cloud, metrics: &Metrics, links: &Drain) -> LinkContext {
     }
 }
 
-fn limits(settings: &Cloud) -> SessionLimits {
+fn limits(settings: &ServerConfig) -> SessionLimits {
     SessionLimits {
         windows: WINDOWS,
         memory: settings.session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
@@ -432,20 +443,20 @@ fn limits(settings: &Cloud) -> SessionLimits {
     }
 }
 
-fn zone(settings: &Cloud, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
+fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
     let patterns = settings.registry.publish_names.clone();
-    Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.names(node)))
+    Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
 }
 
 /// Dials for edges; never one of the addresses in `listening`.
 fn dialer(
-    settings: &Cloud,
+    settings: &ServerConfig,
     policies: &LivePolicies,
     files: &ServerFiles,
     listening: Vec<SocketAddr>,
 ) -> TargetDialer {
     TargetDialer {
-        place: Place::ForEdges,
+        place: DialerRole::ForEdges,
         own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
         targets: policies.for_edges.clone(),
         listening: listening.into_iter().collect(),
@@ -454,18 +465,18 @@ fn dialer(
 }
 
 /// The same, dialling for clients.
-fn for_clients(dialer: &TargetDialer, policies: &LivePolicies) -> TargetDialer {
-    TargetDialer { place: Place::ForClients, targets: policies.for_clients.clone(), ..dialer.clone() }
+fn client_dialer(dialer: &TargetDialer, policies: &LivePolicies) -> TargetDialer {
+    TargetDialer { place: DialerRole::ForClients, targets: policies.for_clients.clone(), ..dialer.clone() }
 }
 
 /// Receive windows of a pod's sessions in bytes.
-const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };
+const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
 
 // The ports of a pod, bound before anything runs.
 
 /// The ports for edges and operators.
 #[derive(Debug)]
-pub(crate) struct Ports {
+pub(crate) struct BaseListeners {
     /// gRPC, for edges and other pods.
     pub(crate) grpc: TcpAccept,
     /// Health, log level, metrics; `None` if the default port could not be had.
@@ -510,22 +521,22 @@ impl ClientListener {
     ) -> Self
     where
         L: Accept + 'static,
-        F: ListenerProtocol<L::Stream>,
+        F: ListenerProtocol<L::AnyStream>,
     {
         let spawn = move |core: &ServerCore| {
             info!(module = F::NAME, at = %listener.at(), "clients may come in");
             let (proxies, front_end) = (guard.proxies(), front_end(core));
             let serving =
                 serve(front_end, listener, proxies, core.front_context(guard.gate(Some(core.zone.clone()))));
-            core.stopping.clients.spawn(info_span!("clients", module = F::NAME), serving);
+            core.shutdown.clients.spawn(info_span!("clients", module = F::NAME), serving);
         };
         Self { name: F::NAME, at: None, spawn: Box::new(spawn) }
     }
 }
 
-impl Ports {
+impl BaseListeners {
     /// Binds all of them; `None`: one cannot be had, which `startup` has noted.
-    pub(crate) fn bind(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+    pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let server = &settings.server;
         let mut bind = |ListenConfig { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
         let grpc = bind(server.listen);
@@ -547,7 +558,7 @@ impl Ports {
 
     /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics
     /// is not among them.
-    pub(crate) fn own(&self, front_ends: &[ClientListener]) -> Vec<SocketAddr> {
+    pub(crate) fn local_addresses(&self, front_ends: &[ClientListener]) -> Vec<SocketAddr> {
         let more = self.log.iter().chain(&self.channelz).map(TcpAccept::at);
         [self.grpc.at()].into_iter().chain(more).chain(front_ends.iter().filter_map(|end| end.at)).collect()
     }
@@ -559,13 +570,13 @@ const TABLE: &str = "mode.cloud.stream.server";
 
 /// The tasks in the order in which they are stopped: clients first, links when no session needs them, admin ports last.
 #[derive(Debug)]
-pub(crate) struct Stopping {
+pub(crate) struct Shutdown {
     /// Cancelled when the pod begins to stop: no call is accepted then.
-    pub(crate) begun: CancellationToken,
+    pub(crate) started: CancellationToken,
     /// Whether there are other pods, which take over.
-    pub(crate) several: bool,
+    pub(crate) has_peers: bool,
     /// Says that nothing is caught any more; `None`: nothing ever was.
-    pub(crate) caught: Option<oneshot::Receiver<()>>,
+    pub(crate) intercept_stopped: Option<oneshot::Receiver<()>>,
     pub(crate) clients: Drain,
     pub(crate) publisher: Drain,
     pub(crate) links: Drain,
@@ -573,12 +584,21 @@ pub(crate) struct Stopping {
     pub(crate) deadline: Duration,
 }
 
-impl Pod {
+impl Server {
     /// Stops the pod. It becomes unready and asks its edges to link elsewhere. If there are other pods it still takes
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
-    pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Stopping { begun, several, caught, clients, publisher, links, admin, deadline } = self.stopping;
+    pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
+        let Shutdown {
+            started,
+            has_peers: several,
+            intercept_stopped: intercepted,
+            clients,
+            publisher,
+            links,
+            admin,
+            deadline,
+        } = self.stopping;
         let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
         self.readiness.set("running", Err("stopping".into()));
         info!(
@@ -586,26 +606,26 @@ impl Pod {
             ?deadline,
             "stopping: no new sessions, waiting for those that run"
         );
-        begun.cancel();
+        started.cancel();
         // First, so that balancers stop sending clients here.
-        publisher.begin();
+        publisher.start();
         self.registry.drain_all();
-        if let Some(emptied) = caught {
+        if let Some(emptied) = intercepted {
             // Whoever asks for a node from now on goes there itself, not to a listener that is about to close.
             let _ = timeout(CLOSE_TIMEOUT.min(deadline), emptied).await;
         }
         if several {
             tokio::select! {
-                () = sleep(STILL_COMING.min(deadline / 4)) => {}
+                () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}
                 () = at_once.clone() => {}
             }
         }
         let left = until.saturating_duration_since(Instant::now());
-        let why = SessionError::new(Code::Busy, "the pod is stopping");
+        let why = SessionError::new(ErrorCode::Overloaded, "the pod is stopping");
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
-            self.table.last_frames_sent().await;
+            self.table.wait_closed().await;
         };
         let drained = clients.finish_after(left, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
@@ -613,8 +633,8 @@ impl Pod {
         }
         let passing = async {
             // The last bytes of clients may still be under way; sessions of other pods with plain nodes end here.
-            self.table.delivered().await;
-            while self.table.passing().0 > 0 {
+            self.table.wait_delivered().await;
+            while self.table.relayed().0 > 0 {
                 sleep(POLL_INTERVAL).await;
             }
         };
@@ -625,9 +645,9 @@ impl Pod {
         }
         self.table.reset_all(&why);
         publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
-        links.begin();
+        links.start();
         sleep(FLUSH_TIMEOUT).await;
-        self.table.last_frames_sent().await;
+        self.table.wait_closed().await;
         self.registry.close_all();
         self.finder.close_links();
         links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
@@ -637,7 +657,7 @@ impl Pod {
 }
 
 /// How long balancers may still send clients to a pod that is not ready.
-const STILL_COMING: Duration = Duration::from_secs(2);
+const LISTEN_GRACE: Duration = Duration::from_secs(2);
 /// Between two looks whether other pods' sessions have found another path.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for sessions to end after their reset, and for the last resets to leave before links are closed.

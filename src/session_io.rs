@@ -16,46 +16,46 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::debug;
 
-use crate::base::access_log::Access;
-use crate::base::metrics::{Alive, Metrics};
+use crate::base::access_log::AccessLogEntry;
+use crate::base::metrics::{ActiveSession, Metrics};
 use crate::base::names::SessionId;
 use crate::link::session::stream::Session;
 use crate::net::ByteStream;
 use crate::net::pool::Pool;
 use crate::net::socket::{ByteStreamIo, Connection, Socket};
-use crate::proto::frame::{Code, SessionError};
+use crate::proto::frame::{ErrorCode, SessionError};
 use crate::session_io::copy::close;
-use crate::session_io::copy::{ByteCounter, Counted, EndKind, Ended, Side, splice};
+use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side, copy_bidirectional};
 
 /// A session that was opened, with all that counts it.
 #[derive(Debug)]
-pub struct Opened<P> {
+pub struct OpenSession<P> {
     /// This end of it, or the connection that stands for one.
     pub session: TargetStream,
     /// What was taken from it and counted already, and not given to who is at this end yet.
-    pub early: Bytes,
+    pub buffered: Bytes,
     /// Its line in the access log.
-    pub access: Access,
+    pub access: AccessLogEntry,
     /// Counts it among those that run.
-    pub alive: Alive,
+    pub alive: ActiveSession,
     /// Its slot among the sessions of this process; freed when it ends, before its connection is closed with care.
-    pub slot: P,
+    pub permit: P,
 }
 
-impl<P> Opened<P> {
+impl<P> OpenSession<P> {
     /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of
     /// `local`: if that broke off, the session is reset with the cause; otherwise it is given back, to be let go of.
-    pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<TargetStream> {
+    pub(crate) fn end(self, ended: CopyEnd, local: LocalPeer) -> Option<TargetStream> {
         let (result, why) = match (&self.session, ended) {
             (
                 TargetStream::Direct(_),
-                Ended { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) },
+                CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) },
             ) => (local.other().failed(), local.other().failure() + &kind.to_string()),
-            (session, _) => verdict(ended, local, session.ended().as_ref()),
+            (session, _) => end_reason(ended, local, session.ended().as_ref()),
         };
-        let session = self.settle(result, &why);
+        let session = self.record_end(result, &why);
         if ended.by == Side::A && ended.how != EndKind::Finished {
-            session.break_off(SessionError::new(Code::GivenUp, why));
+            session.break_off(SessionError::new(ErrorCode::Cancelled, why));
             return None;
         }
         if ended.how == EndKind::Finished {
@@ -66,10 +66,10 @@ impl<P> Opened<P> {
 
     /// As [`Self::end`], of a session that this end breaks off for a reason of its own: a fixed word, and a sentence.
     pub(crate) fn break_off(self, result: &'static str, why: &str) {
-        self.settle(result, why).break_off(SessionError::new(Code::GivenUp, why));
+        self.record_end(result, why).break_off(SessionError::new(ErrorCode::Cancelled, why));
     }
 
-    fn settle(self, result: &'static str, why: &str) -> TargetStream {
+    fn record_end(self, result: &'static str, why: &str) -> TargetStream {
         let Self { session, mut access, alive, .. } = self;
         access.resumed = session.resumed();
         access.end(result, why);
@@ -119,7 +119,7 @@ impl LocalPeer {
     /// any end that its owner wants; the sentence has the difference, so that both ends use one label for it.
     fn reset_by_other(self, why: &SessionError) -> &'static str {
         let other = self.other();
-        let failed = why.code == Code::GivenUp && why.reason.starts_with(&other.failure());
+        let failed = why.code == ErrorCode::Cancelled && why.reason.starts_with(&other.failure());
         if failed { other.failed() } else { why.code.name() }
     }
 }
@@ -127,42 +127,45 @@ impl LocalPeer {
 /// Carries a session's bytes until both ends are done, writes the access line, and closes the connection.
 ///
 /// Not cancel safe: a dropped call breaks the connection off and resets the session, and its access line shows that.
-pub async fn carry<C: Connection, P>(
-    mut opened: Opened<P>,
+pub async fn run_session<C: Connection, P>(
+    mut opened: OpenSession<P>,
     local: LocalPeer,
     mut socket: Socket<C>,
     metrics: &Metrics,
 ) {
-    let Opened { session, early, access, .. } = &mut opened;
+    let OpenSession { session, buffered, access, .. } = &mut opened;
     let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_up };
     let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_down };
     let (taken, given) = match local {
         LocalPeer::Client => (down, up),
         LocalPeer::Target => (up, down),
     };
-    let mut counted = Counted { stream: session, early: std::mem::take(early), taken, given };
+    let mut counted = Counted { stream: session, buffered: std::mem::take(buffered), taken, given };
     socket.io().breaks_off(true);
-    let ended = splice(&mut socket, &mut counted).await.ended;
+    let ended = copy_bidirectional(&mut socket, &mut counted).await.ended;
     drop(opened.end(ended, local));
     close(&mut socket, Side::A, ended).await;
 }
 
 /// Carries bytes between two sessions until both are done: this process is an end of each. If one is broken off, the
 /// far end of the other one gets the cause.
-pub async fn join(mut one: Session, mut other: Session, alive: Alive) {
-    let ended = splice(&mut one, &mut other).await.ended;
+pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: ActiveSession) {
+    let ended = copy_bidirectional(&mut one, &mut other).await.ended;
     if ended.how == EndKind::Finished {
         return alive.end("over");
     }
     let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
-    let why = broken.account().ended.unwrap_or_else(|| SessionError::new(Code::GivenUp, "the session broke"));
+    let why = broken
+        .account()
+        .ended
+        .unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session broke"));
     debug!(%why, "a session with a plain node is over");
     alive.end(why.code.name());
     left.break_off(why);
 }
 
 /// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `local`.
-fn verdict(ended: Ended, local: LocalPeer, reset: Option<&SessionError>) -> (&'static str, String) {
+fn end_reason(ended: CopyEnd, local: LocalPeer, reset: Option<&SessionError>) -> (&'static str, String) {
     match (ended.by, ended.how) {
         (Side::A, EndKind::Finished) => ("over", format!("the {} finished first", local.name())),
         (Side::B, EndKind::Finished) => ("over", format!("the {} finished first", local.other().name())),
@@ -186,11 +189,11 @@ pub enum TargetStream {
     /// A connection that this process has dialled itself.
     Direct(Socket<TcpStream>),
     /// One of the two, under TLS that this process speaks with the target.
-    Encrypted(Box<Encrypted>),
+    Tls(Box<TlsOverTarget>),
 }
 
 /// TLS over a far end.
-type Encrypted = Socket<TlsStream<ByteStreamIo<TargetStream>>>;
+type TlsOverTarget = Socket<TlsStream<ByteStreamIo<TargetStream>>>;
 
 impl TargetStream {
     /// A connection of this process's own, which breaks off when it is dropped.
@@ -211,7 +214,7 @@ impl TargetStream {
         pool: Pool,
     ) -> io::Result<Self> {
         let stream = TlsConnector::from(config).connect(name, ByteStreamIo::new(self)).await?;
-        Ok(Self::Encrypted(Box::new(Socket::new(stream, pool))))
+        Ok(Self::Tls(Box::new(Socket::new(stream, pool))))
     }
 
     /// The session's id, if it is one.
@@ -219,7 +222,7 @@ impl TargetStream {
         match self {
             Self::Session(session) => Some(session.id()),
             Self::Direct(_) => None,
-            Self::Encrypted(over) => inside(over).id(),
+            Self::Tls(over) => inside(over).id(),
         }
     }
 
@@ -228,7 +231,7 @@ impl TargetStream {
         match self {
             Self::Session(session) => session.account().resumed,
             Self::Direct(_) => 0,
-            Self::Encrypted(over) => inside(over).resumed(),
+            Self::Tls(over) => inside(over).resumed(),
         }
     }
 
@@ -237,7 +240,7 @@ impl TargetStream {
         match self {
             Self::Session(session) => session.account().ended,
             Self::Direct(_) => None,
-            Self::Encrypted(over) => inside(over).ended(),
+            Self::Tls(over) => inside(over).ended(),
         }
     }
 
@@ -246,7 +249,7 @@ impl TargetStream {
         match self {
             Self::Session(session) => session.break_off(why),
             Self::Direct(_) => {}
-            Self::Encrypted(over) => over.into_io().into_inner().0.into_inner().break_off(why),
+            Self::Tls(over) => over.into_io().into_inner().0.into_inner().break_off(why),
         }
     }
 
@@ -255,13 +258,13 @@ impl TargetStream {
         match self {
             Self::Session(_) => {}
             Self::Direct(connection) => connection.io().breaks_off(false),
-            Self::Encrypted(over) => inside(over).is_over(),
+            Self::Tls(over) => inside(over).is_over(),
         }
     }
 }
 
 /// What TLS sits on.
-fn inside(over: &Encrypted) -> &TargetStream {
+fn inside(over: &TlsOverTarget) -> &TargetStream {
     over.io().get_ref().0.get_ref()
 }
 
@@ -276,7 +279,7 @@ impl ByteStream for TargetStream {
         match self {
             Self::Session(session) => session.poll_read_chunk(cx),
             Self::Direct(connection) => connection.poll_read_chunk(cx),
-            Self::Encrypted(over) => over.poll_read_chunk(cx),
+            Self::Tls(over) => over.poll_read_chunk(cx),
         }
     }
 
@@ -284,7 +287,7 @@ impl ByteStream for TargetStream {
         match self {
             Self::Session(session) => session.poll_write_chunk(cx, bytes),
             Self::Direct(connection) => connection.poll_write_chunk(cx, bytes),
-            Self::Encrypted(over) => over.poll_write_chunk(cx, bytes),
+            Self::Tls(over) => over.poll_write_chunk(cx, bytes),
         }
     }
 
@@ -292,7 +295,7 @@ impl ByteStream for TargetStream {
         match self {
             Self::Session(session) => session.poll_flush(cx),
             Self::Direct(connection) => connection.poll_flush(cx),
-            Self::Encrypted(over) => over.poll_flush(cx),
+            Self::Tls(over) => over.poll_flush(cx),
         }
     }
 
@@ -300,7 +303,7 @@ impl ByteStream for TargetStream {
         match self {
             Self::Session(session) => session.poll_finish(cx),
             Self::Direct(connection) => connection.poll_finish(cx),
-            Self::Encrypted(over) => over.poll_finish(cx),
+            Self::Tls(over) => over.poll_finish(cx),
         }
     }
 
@@ -308,7 +311,7 @@ impl ByteStream for TargetStream {
         match self {
             Self::Session(session) => session.poll_lost(cx),
             Self::Direct(connection) => connection.poll_lost(cx),
-            Self::Encrypted(over) => inside(over).poll_lost(cx),
+            Self::Tls(over) => inside(over).poll_lost(cx),
         }
     }
 }

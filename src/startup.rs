@@ -14,7 +14,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{AdminSocket, ConfigErrors, Fault, ListenConfig, Reading, Warning};
+use crate::config::{AdminSocket, ConfigError, ConfigErrors, ListenConfig, ParsedConfig, Warning};
 use crate::net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use crate::net::reload;
 use crate::startup::admin_socket::SocketDirs;
@@ -40,7 +40,7 @@ pub struct StartupError {
     /// Whom to blame.
     pub kind: StartupErrorKind,
     /// The key, or keys; empty if the text names it. What is wrong with the value, and the remedy.
-    pub fault: Fault,
+    pub fault: ConfigError,
 }
 
 /// Whom to blame; the gravest first: what no second try mends.
@@ -59,7 +59,7 @@ pub enum StartupErrorKind {
 }
 
 /// All that is in the way; displays as one line each.
-pub type StartFaults = ConfigErrors<StartupError>;
+pub type StartupErrors = ConfigErrors<StartupError>;
 
 impl Startup {
     /// Files are read, those as well that a start leaves for later; no port is tried.
@@ -79,8 +79,8 @@ impl Startup {
 
     /// The settings of a config, and its warnings. If it has faults, warnings are left out, and only the parts without
     /// faults are looked into.
-    pub fn settings<T>(&mut self, read: Reading<T>) -> (T, Vec<Warning>) {
-        let Reading { settings, mut warnings, faults, given } = read;
+    pub fn settings<T>(&mut self, read: ParsedConfig<T>) -> (T, Vec<Warning>) {
+        let ParsedConfig { settings, mut warnings, faults, given } = read;
         if !faults.is_empty() {
             warnings.clear();
             self.given = Some(given);
@@ -91,13 +91,13 @@ impl Startup {
     }
 
     /// Notes a fault.
-    pub fn fault(&mut self, kind: StartupErrorKind, key: impl Into<String>, text: impl Into<String>) {
-        let fault = Fault { key: key.into(), line: None, text: text.into() };
+    pub fn error(&mut self, kind: StartupErrorKind, key: impl Into<String>, text: impl Into<String>) {
+        let fault = ConfigError { key: key.into(), line: None, text: text.into() };
         self.faults.push(StartupError { kind, fault });
     }
 
     /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
-    pub fn keep<T>(
+    pub fn collect<T>(
         &mut self,
         kind: StartupErrorKind,
         keys: &[&str],
@@ -105,7 +105,7 @@ impl Startup {
     ) -> Option<T> {
         let given = keys.iter().all(|key| self.is_given(key));
         match result {
-            Err(cause) if given => self.fault(kind, keys.join(", "), cause.to_string()),
+            Err(cause) if given => self.error(kind, keys.join(", "), cause.to_string()),
             result => return result.ok(),
         }
         None
@@ -113,7 +113,7 @@ impl Startup {
 
     /// Whether a file can be read and holds what it should; if not, that is noted. A fault of its content need not name
     /// the file.
-    pub fn holds<T, E: fmt::Display>(
+    pub fn check_file<T, E: fmt::Display>(
         &mut self,
         key: &str,
         path: &Path,
@@ -128,12 +128,12 @@ impl Startup {
                 if cause.contains(&path) { cause } else { format!("{path}: {cause}") }
             })
         });
-        self.keep(StartupErrorKind::Config, &[key], held).is_some()
+        self.collect(StartupErrorKind::Config, &[key], held).is_some()
     }
 
     /// Whether the kernel has the congestion control that a key names, if any; if not, that is noted.
     pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Option<()> {
-        self.keep(StartupErrorKind::System, &[key], name.map_or(Ok(()), try_congestion))
+        self.collect(StartupErrorKind::System, &[key], name.map_or(Ok(()), try_congestion))
     }
 
     /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
@@ -159,7 +159,7 @@ impl Startup {
             return None;
         }
         let bound = UnixAccept::bind(path);
-        bound.map_err(|error| self.fault(StartupErrorKind::Port, key, error.to_string())).ok()
+        bound.map_err(|error| self.error(StartupErrorKind::Port, key, error.to_string())).ok()
     }
 
     /// As [`Self::bind_local`], for the admin socket; `Some(None)` if no key names it and no directory takes it.
@@ -208,7 +208,7 @@ impl Startup {
     /// # Errors
     ///
     /// All that was noted; nothing, where nothing was and something lacks nevertheless, as in a check.
-    pub fn finish<T>(self, prepared: Option<T>) -> Result<T, StartFaults> {
+    pub fn finish<T>(self, prepared: Option<T>) -> Result<T, StartupErrors> {
         match prepared {
             Some(prepared) if self.faults.is_empty() => Ok(prepared),
             _ => Err(self.into_faults()),
@@ -216,7 +216,7 @@ impl Startup {
     }
 
     /// All that was noted, each thing once.
-    pub fn into_faults(self) -> StartFaults {
+    pub fn into_faults(self) -> StartupErrors {
         let mut faults: Vec<StartupError> = Vec::new();
         for fault in self.faults {
             if !faults.contains(&fault) {
@@ -232,7 +232,7 @@ impl Startup {
         let other = self.asked.iter().find(|(_, of)| at.port() != 0 && of.port() == at.port() && one(*of));
         if let Some(other) = other.map(|(other, _)| other.clone()) {
             let text = format!("{at}: {other} asks for that port, too: give each a port of its own");
-            self.fault(StartupErrorKind::Config, key, text);
+            self.error(StartupErrorKind::Config, key, text);
             return false;
         }
         self.asked.push((key.to_owned(), at));
@@ -245,7 +245,7 @@ impl Startup {
 
     fn unbound(&mut self, key: &str, error: &BindError) {
         let denied = error.cause.kind() == io::ErrorKind::PermissionDenied;
-        self.fault(
+        self.error(
             if denied { StartupErrorKind::Permission } else { StartupErrorKind::Port },
             key,
             error.to_string(),
@@ -253,9 +253,9 @@ impl Startup {
     }
 }
 
-impl StartFaults {
+impl StartupErrors {
     /// The gravest kind among them; none if there are none.
-    pub fn gravest(&self) -> Option<StartupErrorKind> {
+    pub fn most_severe(&self) -> Option<StartupErrorKind> {
         self.iter().map(|found| found.kind).min()
     }
 }
@@ -305,7 +305,7 @@ impl Signals {
                 _ = self.interrupt.recv() => return,
                 _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
                     info!("SIGHUP: certificates, tokens, users and the config's policies are read again; what else it says counts at a start");
-                    reload::look_now();
+                    reload::reload_now();
                 }
             }
         }
@@ -316,9 +316,9 @@ impl Signals {
 
 /// The service that this process is, if systemd has started it.
 #[derive(Debug, Clone, Copy)]
-pub struct Service;
+pub struct SystemdNotifier;
 
-impl Service {
+impl SystemdNotifier {
     /// It is up: what waits for the service may start.
     pub fn is_up(self) {
         tell(&[NotifyState::Ready]);
@@ -330,7 +330,7 @@ impl Service {
     }
 
     /// Tells again and again that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
-    pub async fn lives(self) {
+    pub async fn run_watchdog(self) {
         let Some(within) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
         // Twice in the time, so that one that is late kills nothing.
         let mut beat = tokio::time::interval((within / 2).max(SHORTEST));
@@ -352,7 +352,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use crate::config::Environment;
-    use crate::config::server::Cloud;
+    use crate::config::server::ServerConfig;
 
     use super::*;
 
@@ -361,14 +361,14 @@ mod tests {
     #[test]
     fn each_fault_is_told_once_and_the_gravest_counts() {
         let mut startup = Startup::default();
-        startup.fault(StartupErrorKind::Port, "", "taken");
+        startup.error(StartupErrorKind::Port, "", "taken");
         for _ in 0..2 {
-            assert_eq!(startup.keep(StartupErrorKind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
+            assert_eq!(startup.collect(StartupErrorKind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
         }
-        assert_eq!(startup.keep(StartupErrorKind::Config, &["c"], Ok::<_, String>(1)), Some(1));
+        assert_eq!(startup.collect(StartupErrorKind::Config, &["c"], Ok::<_, String>(1)), Some(1));
         let faults = startup.finish(Some(())).unwrap_err();
         assert_eq!(
-            (faults.to_string().as_str(), faults.gravest()),
+            (faults.to_string().as_str(), faults.most_severe()),
             ("taken\na, b: no DNS", Some(StartupErrorKind::System))
         );
     }
@@ -377,10 +377,10 @@ mod tests {
     async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
         let text = "[mode.cloud.stream.server]\ncert = \"/nowhere/c\"\n[mode.cloud.ssh]\nport = \"x\"\n";
         let mut startup = Startup::default();
-        let (settings, _) = startup.settings(Cloud::examine(text, &Environment::default()));
+        let (settings, _) = startup.settings(ServerConfig::examine(text, &Environment::default()));
         let (cert, key) = ("mode.cloud.stream.server.cert", "mode.cloud.stream.server.key");
         for (name, path) in [(cert, &settings.server.cert), (key, &settings.server.key)] {
-            assert!(!startup.holds(name, path, |_| Ok::<_, String>(())));
+            assert!(!startup.check_file(name, path, |_| Ok::<_, String>(())));
         }
         assert!(startup.bind_optional("mode.cloud.ssh", settings.ssh.listen).is_none());
         let told = startup.into_faults().to_string();
@@ -412,7 +412,10 @@ mod tests {
         }
         let faults = startup.into_faults();
         let told = "two: 0.0.0.0:7000: one asks for that port, too: give each a port of its own";
-        assert_eq!((faults.to_string().as_str(), faults.gravest()), (told, Some(StartupErrorKind::Config)));
+        assert_eq!(
+            (faults.to_string().as_str(), faults.most_severe()),
+            (told, Some(StartupErrorKind::Config))
+        );
     }
 
     #[tokio::test]
@@ -428,8 +431,8 @@ mod tests {
         let path = dir.path().join("f");
         std::fs::write(&path, "").unwrap();
         let mut startup = Startup::default();
-        assert!(!startup.holds("k", &path, |_| Err::<(), _>("is empty")));
-        assert!(!startup.holds("l", &path, |_| Err::<(), _>(format!("{} is odd", path.display()))));
+        assert!(!startup.check_file("k", &path, |_| Err::<(), _>("is empty")));
+        assert!(!startup.check_file("l", &path, |_| Err::<(), _>(format!("{} is odd", path.display()))));
         let told = startup.into_faults().to_string();
         assert_eq!(told.matches(&*path.to_string_lossy()).count(), 2, "{told}");
     }

@@ -37,7 +37,7 @@ const ORDER: [&str; 20] = [
 ];
 
 /// A file longer than this, without its tests, has more than one idea.
-const LONGEST_FILE: usize = 800;
+const MAX_FILE: usize = 800;
 
 /// One broken rule: where, and which.
 #[derive(Debug, PartialEq, Eq)]
@@ -195,8 +195,8 @@ fn length_fault(file: &str, text: &str) -> Option<Fault> {
         return None;
     }
     let length = without_tests(text).lines().count();
-    (length > LONGEST_FILE)
-        .then(|| fault(file, length, format!("{length} lines without tests, {LONGEST_FILE} are allowed")))
+    (length > MAX_FILE)
+        .then(|| fault(file, length, format!("{length} lines without tests, {MAX_FILE} are allowed")))
 }
 
 /// Whether a file has nothing but tests: `tests.rs`, or `x_tests.rs` where a file has several.
@@ -482,7 +482,7 @@ fn http_statuses_are_known_to_listeners_and_admin_only() {
 
 #[test]
 fn a_file_over_its_length_is_found_and_its_tests_do_not_count() {
-    let body = "let x = 1;\n".repeat(LONGEST_FILE);
+    let body = "let x = 1;\n".repeat(MAX_FILE);
     assert_eq!(length_fault("net.rs", &body), None);
     assert!(length_fault("net.rs", &format!("{body}\n")).is_some());
     assert_eq!(length_fault("net.rs", &format!("{body}#[cfg(test)]\nmod tests {{\n{body}}}\n")), None);

@@ -19,7 +19,7 @@ use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER};
 /// # Errors
 ///
 /// The range is not mapped, or the kernel was built without this.
-pub(crate) fn map_alone(watch: &OwnedFd, range: &Range<usize>) -> io::Result<()> {
+pub(crate) fn disable_fault_around(watch: &OwnedFd, range: &Range<usize>) -> io::Result<()> {
     let watched = uffdio_range { start: range.start as u64, len: range.len() as u64 };
     let mut asked = uffdio_register { range: watched, mode: u64::from(UFFDIO_REGISTER_MODE_WP), ioctls: 0 };
     // SAFETY: it is the struct that this call takes and fills, and no page of the range changes by it. Writing is never

@@ -27,9 +27,9 @@ pub fn trim_heap() -> bool {
     false
 }
 
-/// What [`forget_program`] has done.
+/// What [`release_program_pages`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct ReleasedPages {
     /// So many bytes of addresses have no page any more.
     pub bytes: usize,
     /// Whether what is used again is mapped page by page, without what lies around it.
@@ -45,12 +45,13 @@ pub struct Forgotten {
 /// # Errors
 ///
 /// The kernel does not say what is mapped: `/proc` is not there, or not readable.
-pub fn forget_program() -> io::Result<Forgotten> {
+pub fn release_program_pages() -> io::Result<ReleasedPages> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let watch = alone::watch();
-    let mut forgotten = Forgotten { bytes: 0, alone: watch.is_ok() };
-    for range in maps::pristine(&smaps) {
-        forgotten.alone &= watch.as_ref().is_ok_and(|watch| alone::map_alone(watch, &range).is_ok());
+    let mut forgotten = ReleasedPages { bytes: 0, alone: watch.is_ok() };
+    for range in maps::clean_mappings(&smaps) {
+        forgotten.alone &=
+            watch.as_ref().is_ok_and(|watch| alone::disable_fault_around(watch, &range).is_ok());
         let start = std::ptr::without_provenance_mut(range.start);
         // SAFETY: the range is one mapping of a file, which the kernel keeps as long as it is mapped. It cannot be written
         // to, and no page of it differs from the file: each comes back as it was when it is used again. Nothing in
@@ -70,11 +71,11 @@ pub fn forget_program() -> io::Result<Forgotten> {
 ///
 /// # Errors
 ///
-/// As [`forget_program`].
-pub fn forget_stack() -> io::Result<usize> {
+/// As [`release_program_pages`].
+pub fn release_stack_pages() -> io::Result<usize> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let local = 0_u8;
-    let left = (std::ptr::from_ref(&local).addr() - FRAMES) & !(LARGEST_PAGE - 1);
+    let left = (std::ptr::from_ref(&local).addr() - FRAMES) & !(MAX_PAGE - 1);
     let Some(start) = maps::start(&maps, left).filter(|start| *start < left) else { return Ok(0) };
     // SAFETY: stacks grow down, so all that is in use of this one lies above, or within `FRAMES` of, a variable of this
     // frame: nothing refers to what lies below, down to the guard that ends each stack's mapping. No other thread uses it.
@@ -86,16 +87,16 @@ pub fn forget_stack() -> io::Result<usize> {
 /// More than the calls behind a look at the stack take of it.
 const FRAMES: usize = 16 * 1024;
 /// A multiple of the size of pages.
-const LARGEST_PAGE: usize = 64 * 1024;
+const MAX_PAGE: usize = 64 * 1024;
 
 /// Has a table that was large once give most of its room back. To be called behind each removal: mostly it compares two
 /// numbers, and what is left is moved once each time that it has become half.
 pub fn shrink<K: Eq + Hash, V, S: BuildHasher>(table: &mut HashMap<K, V, S>) {
-    table.shrink_to(LEAST_ROOM.max(table.len() * 4));
+    table.shrink_to(MIN_ROOM.max(table.len() * 4));
 }
 
 /// A table with room for so many entries stays as it is.
-const LEAST_ROOM: usize = 1024;
+const MIN_ROOM: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -132,7 +133,7 @@ mod tests {
         let checked = thread.spawn(move || {
             assert_eq!(deepest(), 1500);
             let before = resident(used.as_ptr().addr());
-            assert!(forget_stack().unwrap() > 1 << 20);
+            assert!(release_stack_pages().unwrap() > 1 << 20);
             let after = resident(used.as_ptr().addr());
             assert_eq!((deepest(), used), (1500, [7; 10_000]));
             (before, after)
@@ -226,7 +227,7 @@ mod tests {
         if !is_watch_known() {
             return eprintln!("not here: the sandbox forbids userfaultfd, or the kernel is older than 6.7");
         }
-        alone::map_alone(alone::watch().unwrap(), &range).unwrap();
+        alone::disable_fault_around(alone::watch().unwrap(), &range).unwrap();
         // SAFETY: it takes a number.
         let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap() / 1024;
         assert_eq!(looked_at(&range), 3 * page);
@@ -236,7 +237,7 @@ mod tests {
     #[test]
     fn a_program_goes_on_without_the_pages_that_it_forgot() {
         let said = "constants are there".to_owned();
-        let forgotten = forget_program().unwrap();
+        let forgotten = release_program_pages().unwrap();
         assert!(forgotten.bytes > 100 * 1024, "{forgotten:?}");
         assert_eq!(said, "constants are there");
         // Code that nothing has run so far.

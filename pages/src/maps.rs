@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// The mappings of the program and its libraries that nobody can write to and of which no page differs from the file, by
 /// `/proc/self/smaps`. Of a file that is one of these, some part may be executed.
-pub(crate) fn pristine(smaps: &str) -> Vec<Range<usize>> {
+pub(crate) fn clean_mappings(smaps: &str) -> Vec<Range<usize>> {
     let heads = || smaps.lines().filter_map(Head::read);
     let code: HashSet<&str> = heads().filter(Head::is_code).map(|head| head.path).collect();
     let mut found = Vec::new();
@@ -81,7 +81,7 @@ Anonymous:             0 kB
 
     #[test]
     fn only_what_is_as_in_the_file_is_found() {
-        let found = pristine(SMAPS);
+        let found = clean_mappings(SMAPS);
         let program = [0x55a6_1d40_6000..0x55a6_1d9d_c000, 0x55a6_1d9d_c000..0x55a6_1ea4_6000];
         assert_eq!(found[..2], program);
         assert_eq!(found.len(), 3);
@@ -97,13 +97,13 @@ Anonymous:             0 kB
     #[test]
     fn a_mapping_of_which_the_kernel_tells_nothing_is_left_alone() {
         let untold = SMAPS.replace("Anonymous:", "Anon:");
-        assert_eq!(pristine(&untold), []);
+        assert_eq!(clean_mappings(&untold), []);
     }
 
     proptest! {
         #[test]
         fn whatever_is_read_nothing_panics(text: String) {
-            let _ = (pristine(&text), start(&text, 1));
+            let _ = (clean_mappings(&text), start(&text, 1));
         }
     }
 }

@@ -9,7 +9,7 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDiale
     let own = LocalAddresses::new(move || Addresses { all: own.clone(), own: own.clone() });
     let resolver = Resolver::system().unwrap();
     TargetDialer {
-        place: Place::Node(node.parse().unwrap()),
+        place: DialerRole::Node(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
         listening: OwnListeners::default(),
@@ -71,13 +71,13 @@ async fn an_edge_does_not_dial_addresses_that_its_machine_keeps_for_itself_unles
     assert_eq!(among(&by_default, "edge-1:22", &here, &[]).await.unwrap(), all);
     for target in ["169.254.2.1:22", "[::ffff:169.254.2.1]:22", "web.local:22"] {
         let refused = among(&by_default, target, &here, &["169.254.2.1"]).await.unwrap_err();
-        assert_eq!(refused.refusal.code, Code::NotAllowed, "{target}");
+        assert_eq!(refused.refusal.code, ErrorCode::NotAllowed, "{target}");
     }
     let listening = ["0.0.0.0:7".parse().unwrap()].into_iter().collect();
     let listed = TargetDialer { listening, ..place(&["169.254.2.1:*"]) };
     assert_eq!(among(&listed, "169.254.2.1:22", &here, &[]).await.unwrap(), ["169.254.2.1:22"]);
     let own_port = among(&listed, "169.254.2.1:7", &here, &[]).await.unwrap_err();
-    assert_eq!(own_port.refusal.code, Code::OwnPort);
+    assert_eq!(own_port.refusal.code, ErrorCode::OwnPort);
 }
 
 #[tokio::test]
@@ -93,12 +93,12 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
         ("[::ffff:192.0.2.1]:443", &[], "this edge may not dial [::ffff:192.0.2.1]:443"),
     ] {
         let refused = found(&place, target, &[], names).await.unwrap_err();
-        assert_eq!((refused.code, refused.reason.as_str()), (Code::NotAllowed, says));
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::NotAllowed, says));
     }
     let nothing = found(&place, "web.local:443", &[], &[]).await.unwrap_err();
     assert_eq!(
         (nothing.code, nothing.reason.as_str()),
-        (Code::TargetUnreachable, "web.local:443 has no address")
+        (ErrorCode::TargetUnreachable, "web.local:443 has no address")
     );
 }
 
@@ -113,15 +113,15 @@ async fn an_edge_never_dials_the_unspecified_address_whatever_is_allowed() {
         ("web.local:22", &["0.0.0.0", "::"]),
     ] {
         let refused = found(&place, target, &[], names).await.unwrap_err();
-        assert_eq!(refused.code, Code::NotAllowed, "{target}");
+        assert_eq!(refused.code, ErrorCode::NotAllowed, "{target}");
     }
     assert_eq!(found(&place, "web.local:22", &[], &["::", "10.0.0.1"]).await.unwrap(), ["10.0.0.1:22"]);
 }
 
 #[tokio::test]
-async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
-    let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };
-    let listed = pod(&["10.1.0.0/16:443", "own:22"]);
+async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
+    let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
+    let listed = server(&["10.1.0.0/16:443", "own:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
     assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
     assert_eq!(found(&listed, "10.9.9.9:22", &["10.9.9.9"], &[]).await.unwrap(), ["10.9.9.9:22"]);
@@ -133,26 +133,26 @@ async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest
         assert!(refused.reason.starts_with(&says), "{refused}");
         assert!(refused.reason.contains("mode.cloud.allow.targets"), "{refused}");
         assert!(!refused.reason.contains("192.0.2.1"), "{refused}");
-        assert_eq!(refused.code, Code::NotAllowed);
+        assert_eq!(refused.code, ErrorCode::NotAllowed);
     }
     let deadline = Instant::now() + Duration::from_secs(1);
-    for (place, target) in [(pod(&[]), "web.local:443"), (listed, "web.local:80")] {
+    for (place, target) in [(server(&[]), "web.local:443"), (listed, "web.local:80")] {
         let unasked = async |_| unreachable!("DNS is not asked for what cannot be dialled");
         let refused = place
             .addresses(&target.parse().unwrap(), &Addresses::default(), unasked, deadline)
             .await
             .unwrap_err()
             .refusal;
-        assert_eq!(refused.code, Code::NotAllowed);
+        assert_eq!(refused.code, ErrorCode::NotAllowed);
     }
 }
 
 #[tokio::test]
-async fn a_pod_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_spelt() {
-    let pod = TargetDialer { place: Place::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
-    assert_eq!(found(&pod, "192.0.2.1:80", &[], &[]).await.unwrap(), ["192.0.2.1:80"]);
+async fn a_server_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_spelt() {
+    let server = TargetDialer { place: DialerRole::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    assert_eq!(found(&server, "192.0.2.1:80", &[], &[]).await.unwrap(), ["192.0.2.1:80"]);
     let mixed = ["127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "fd00:ec2::254"];
-    assert_eq!(found(&pod, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
+    assert_eq!(found(&server, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
     for (target, names) in [
         ("127.0.0.1:80", &[][..]),
         ("[::ffff:127.0.0.1]:80", &[]),
@@ -166,26 +166,28 @@ async fn a_pod_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_sp
         ("0177.0.0.1:80", &["10.0.0.1"]),
         ("127.1:80", &["10.0.0.1"]),
     ] {
-        let refused = found(&pod, target, &[], names).await.unwrap_err();
-        assert_eq!(refused.code, Code::NotAllowed, "{target}: {refused}");
+        let refused = found(&server, target, &[], names).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NotAllowed, "{target}: {refused}");
         assert_eq!(refused.reason, format!("the cloud does not dial {target} for its clients"));
     }
-    let unlisted = TargetDialer { place: Place::ForClients, ..place(&["10.0.0.0/8:*"]) };
-    for (pod, name, off_limits) in
-        [(&pod, "127.0.0.1", true), (&pod, "64:ff9b::a9fe:a9fe", true), (&unlisted, "192.0.2.1", false)]
+    let unlisted = TargetDialer { place: DialerRole::ForClients, ..place(&["10.0.0.0/8:*"]) };
+    for (server, name, off_limits) in
+        [(&server, "127.0.0.1", true), (&server, "64:ff9b::a9fe:a9fe", true), (&unlisted, "192.0.2.1", false)]
     {
-        let refused = sought(pod, "web.local:80", &[], &[name]).await.unwrap_err();
-        assert_eq!((refused.refusal.code, refused.off_limits), (Code::NotAllowed, off_limits), "{name}");
+        let refused = sought(server, "web.local:80", &[], &[name]).await.unwrap_err();
+        assert_eq!((refused.refusal.code, refused.off_limits), (ErrorCode::NotAllowed, off_limits), "{name}");
     }
     let listening = ["192.0.2.7:22".parse().unwrap()].into_iter().collect();
-    let pod = TargetDialer { listening, ..pod };
-    assert!(found(&pod, "192.0.2.7:22", &[], &[]).await.unwrap_err().reason.contains("the cloud's own pod"));
+    let server = TargetDialer { listening, ..server };
+    assert!(
+        found(&server, "192.0.2.7:22", &[], &[]).await.unwrap_err().reason.contains("the cloud's own pod")
+    );
 }
 
 #[tokio::test]
-async fn a_pod_dials_for_edges_what_is_off_limits_only_where_that_alone_is_allowed() {
-    let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };
-    let wide = pod(&["0.0.0.0/0:*", "[::/0]:*", "own:*"]);
+async fn a_server_dials_for_edges_what_is_off_limits_only_where_that_alone_is_allowed() {
+    let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
+    let wide = server(&["0.0.0.0/0:*", "[::/0]:*", "own:*"]);
     for (target, names) in [
         ("127.0.0.1:80", &[][..]),
         ("[::ffff:127.0.0.1]:80", &[]),
@@ -197,11 +199,11 @@ async fn a_pod_dials_for_edges_what_is_off_limits_only_where_that_alone_is_allow
         ("0177.0.0.1:80", &["10.0.0.1"]),
     ] {
         let refused = found(&wide, target, &["169.254.169.254"], names).await.unwrap_err();
-        assert_eq!(refused.code, Code::NotAllowed, "{target}: {refused}");
+        assert_eq!(refused.code, ErrorCode::NotAllowed, "{target}: {refused}");
     }
     let mixed = ["127.0.0.1", "10.0.0.1"];
     assert_eq!(found(&wide, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
-    let named = pod(&["127.0.0.0/8:80", "169.254.169.254:80"]);
+    let named = server(&["127.0.0.0/8:80", "169.254.169.254:80"]);
     for target in ["127.0.0.1:80", "169.254.169.254:80"] {
         assert_eq!(found(&named, target, &[], &[]).await.unwrap(), [target]);
     }
@@ -224,11 +226,11 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
     ] {
         let refused = found(&edge, target, &own, names).await.unwrap_err();
         assert!(refused.reason.starts_with(&format!("{target} is a tunnel process's own port")), "{refused}");
-        assert_eq!(refused.code, Code::OwnPort);
+        assert_eq!(refused.code, ErrorCode::OwnPort);
     }
     assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
-    let pod = TargetDialer { place: Place::ForEdges, ..edge };
-    let refused = found(&pod, "192.0.2.7:7", &own, &[]).await.unwrap_err();
+    let server = TargetDialer { place: DialerRole::ForEdges, ..edge };
+    let refused = found(&server, "192.0.2.7:7", &own, &[]).await.unwrap_err();
     assert_eq!(refused.reason, "192.0.2.7:7 is a port of the cloud's own pod");
 }
 
@@ -249,7 +251,7 @@ async fn a_target_that_does_not_listen_refuses_in_plain_words() {
     let place = at("edge-1", &[], Targets::default());
     let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err().refusal;
     let says = format!("127.0.0.1:{port} refused the connection");
-    assert_eq!(refused.code, Code::TargetRefused);
+    assert_eq!(refused.code, ErrorCode::TargetRefused);
     // Whether there is IPv6 on this machine or not.
     assert!(
         refused.reason.starts_with(&says) && refused.reason.contains(&format!("[::1]:{port}")),
@@ -271,7 +273,7 @@ async fn a_target_that_hangs_on_one_address_is_told_as_such_though_the_other_ref
     let target = format!("edge-1:{}", at.port()).parse().unwrap();
     let place = place(&["127.0.0.0/8:*", "[::1]:*"]);
     let refused = place.dial(&target, Duration::from_millis(400)).await.unwrap_err().refusal;
-    assert_eq!(refused.code, Code::TargetTimeout, "{refused}");
+    assert_eq!(refused.code, ErrorCode::TargetTimeout, "{refused}");
     let says = format!("{at} did not answer within ");
     assert!(refused.reason.starts_with(&says) && refused.reason.contains("[::1]"), "{refused}");
 }
@@ -279,14 +281,14 @@ async fn a_target_that_hangs_on_one_address_is_told_as_such_though_the_other_ref
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_never_answered_ends_with_the_patience() {
     let place = place(&["10.0.0.0/8:*"]);
-    let begun = Instant::now();
+    let started = Instant::now();
     let never = async |_| std::future::pending().await;
-    let deadline = begun + Duration::from_secs(4);
+    let deadline = started + Duration::from_secs(4);
     let refused = place
         .addresses(&"web:80".parse().unwrap(), &Addresses::default(), never, deadline)
         .await
         .unwrap_err()
         .refusal;
     assert_eq!(refused.reason, "web:80 was not resolved in time");
-    assert_eq!(begun.elapsed(), Duration::from_secs(4));
+    assert_eq!(started.elapsed(), Duration::from_secs(4));
 }

@@ -8,17 +8,17 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::acceptor::Place;
+use crate::acceptor::DialerRole;
 use crate::base::names::{Instance, Target};
 use crate::base::policy::targets::{OwnListeners, Targets};
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::{Answer, PendingOpen, Session};
+use crate::link::session::stream::{OpenOutcome, PendingOpen, Session};
 use crate::link::table::{Event, SessionLimits, SessionTable};
 use crate::net::ByteStream;
 use crate::net::interfaces::{Addresses, LocalAddresses};
 use crate::net::resolver::Resolver;
 use crate::proto::frame::{FrameKind, Remote, SessionKey};
-use crate::proto::halves::Windows;
+use crate::proto::halves::WindowLimits;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
 
@@ -35,7 +35,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let limits = SessionLimits {
-            windows: Windows { start: 64 * 1024, max: 1024 * 1024 },
+            windows: WindowLimits { start: 64 * 1024, max: 1024 * 1024 },
             memory: 16 << 20,
             sessions: 100,
             grace: Duration::from_secs(60),
@@ -46,7 +46,7 @@ impl Pair {
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
         let place = TargetDialer {
-            place: Place::Node(node),
+            place: DialerRole::Node(node),
             own: LocalAddresses::new(Addresses::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             listening: OwnListeners::default(),
@@ -54,14 +54,14 @@ impl Pair {
         };
         let backend = SessionAcceptor::new(place, Pool::new(), metrics.clone(), drain.clone());
         let sender =
-            |n| LinkSender::new(LinkId(n), Remote::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
+            |n| LinkSender::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None, Dialect::Plain);
         let (near, far) = (sender(1), sender(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);
         Self { opener, link: near, metrics, drain }
     }
 
-    async fn ask(&self, target: &str, category: Category) -> (PendingOpen, Answer) {
+    async fn ask(&self, target: &str, category: Category) -> (PendingOpen, OpenOutcome) {
         let node = "edge-1".parse().unwrap();
         let target: Target = target.parse().unwrap();
         let opening = self.opener.open(node, target, category, "ops@10.0.0.1:5".into()).unwrap();
@@ -91,8 +91,8 @@ fn pump(
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
             let FrameKind::Session(id, category, word) = frame.body else { continue };
             let key = SessionKey { id, category, node: frame.node };
-            if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
-                backend.as_ref().unwrap().take(offer);
+            if let Some(Event::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
+                backend.as_ref().unwrap().serve_incoming(offer);
             }
         }
     });
@@ -126,7 +126,7 @@ async fn an_offered_session_reaches_its_target_and_both_ends_end_well() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
     let (opening, answer) = pair.ask(&target, Category::Ssh).await;
-    assert_eq!(answer, Answer::Open);
+    assert_eq!(answer, OpenOutcome::Open);
     let mut session = opening.into_session();
     let (mut socket, _) = listener.accept().await.unwrap();
     give(&mut session, b"question").await;
@@ -148,14 +148,19 @@ async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
     let at = listener.local_addr().unwrap();
     drop(listener);
     for (target, category, code, says) in [
-        (at.to_string().as_str(), Category::Ssh, Code::TargetRefused, format!("{at} refused the connection")),
-        ("192.0.2.1:22", Category::Ssh, Code::NotAllowed, "this edge may not dial 192.0.2.1:22".into()),
-        ("edge-1:443", Category::Https, Code::NotAllowed, "this end speaks no TLS to targets".into()),
+        (
+            at.to_string().as_str(),
+            Category::Ssh,
+            ErrorCode::TargetRefused,
+            format!("{at} refused the connection"),
+        ),
+        ("192.0.2.1:22", Category::Ssh, ErrorCode::NotAllowed, "this edge may not dial 192.0.2.1:22".into()),
+        ("edge-1:443", Category::Https, ErrorCode::NotAllowed, "this end speaks no TLS to targets".into()),
     ] {
         let (_opening, answer) = pair.ask(target, category).await;
-        assert_eq!(answer, Answer::Refused(SessionError::new(code, says)));
+        assert_eq!(answer, OpenOutcome::Refused(SessionError::new(code, says)));
     }
-    assert_eq!(pair.ended(Code::NotAllowed.name()).await, 2);
+    assert_eq!(pair.ended(ErrorCode::NotAllowed.name()).await, 2);
 }
 
 #[tokio::test]
@@ -179,7 +184,7 @@ async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
     let (listener, target) = listening().await;
     let (opening, _) = pair.ask(&target, Category::Ssh).await;
     let (mut socket, _) = listener.accept().await.unwrap();
-    opening.into_session().break_off(SessionError::new(Code::GivenUp, "the client went away"));
+    opening.into_session().break_off(SessionError::new(ErrorCode::Cancelled, "the client went away"));
     let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
     assert_eq!(pair.ended("given_up").await, 1);

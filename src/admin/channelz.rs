@@ -34,7 +34,7 @@ use crate::admin::channelz::wire::{
     GetSubchannelRequest, GetSubchannelResponse, GetTopChannelsRequest, GetTopChannelsResponse, Security,
     Server, ServerData, ServerRef, Socket, SocketData, SocketRef, address, security,
 };
-use crate::admin::{Admin, Program};
+use crate::admin::{Admin, ProcessView};
 use crate::base::drain::Drain;
 use crate::base::policy::{Networks, plain};
 use crate::link::sender::LinkSender;
@@ -71,9 +71,9 @@ impl ConnectionHandler for Debugging {
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
-        let channelz = ChannelzServer::from_arc(self.entities.clone()).max_decoding_message_size(MOST_BYTES);
+        let channelz = ChannelzServer::from_arc(self.entities.clone()).max_decoding_message_size(MAX_BYTES);
         let reflection =
-            ServerReflectionServer::new(Reflection::default()).max_decoding_message_size(MOST_BYTES);
+            ServerReflectionServer::new(Reflection::default()).max_decoding_message_size(MAX_BYTES);
         let service = service_fn(move |request: http::Request<Incoming>| {
             let (mut channelz, mut reflection) = (channelz.clone(), reflection.clone());
             async move {
@@ -88,7 +88,7 @@ impl ConnectionHandler for Debugging {
         let mut http = http2::Builder::new(self.drain.clone());
         http.timer(TokioTimer::new())
             .max_concurrent_streams(CALLS)
-            .max_header_list_size(MOST_HEAD)
+            .max_header_list_size(MAX_HEAD)
             .keep_alive_interval(Some(PING_AFTER))
             .keep_alive_timeout(PING_AFTER);
         let mut serving = std::pin::pin!(http.serve_connection(TokioIo::new(accepted.socket), service));
@@ -174,7 +174,7 @@ fn some<T: Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
     all.retain(|one| one.number() >= start);
     all.sort_by_key(T::number);
     let most =
-        usize::try_from(most).ok().filter(|most| (1..=MOST_RESULTS).contains(most)).unwrap_or(MOST_RESULTS);
+        usize::try_from(most).ok().filter(|most| (1..=MAX_RESULTS).contains(most)).unwrap_or(MAX_RESULTS);
     let end = all.len() <= most;
     all.truncate(most);
     (all, end)
@@ -193,10 +193,10 @@ const CONNECTIONS: usize = 16;
 /// Calls at once of one connection.
 const CALLS: u32 = 16;
 /// Longest request.
-const MOST_BYTES: usize = 16 * 1024;
-const MOST_HEAD: u32 = 16 * 1024;
+const MAX_BYTES: usize = 16 * 1024;
+const MAX_HEAD: u32 = 16 * 1024;
 /// Answers hold so many entities at most, as in gRPC's own servers.
-const MOST_RESULTS: usize = 100;
+const MAX_RESULTS: usize = 100;
 /// A client that is silent for so long is asked whether it is there, and has as long to answer.
 const PING_AFTER: Duration = Duration::from_secs(20);
 const CLOSE_TIME: Duration = Duration::from_secs(1);
@@ -261,12 +261,12 @@ impl Entities {
 
     fn links(&self) -> Vec<Arc<LinkSender>> {
         match &self.admin.side {
-            Program::Cloud(pod) => {
+            ProcessView::Cloud(server) => {
                 let nodes =
-                    pod.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.sender);
-                nodes.chain(pod.siblings.iter().flat_map(|siblings| siblings.links())).collect()
+                    server.registry.overview(0).linked.into_iter().map(|(_, _, linked, _)| linked.sender);
+                nodes.chain(server.peers.iter().flat_map(|peers| peers.links())).collect()
             }
-            Program::Edge(edge) => edge.uplinks.all(),
+            ProcessView::Edge(edge) => edge.uplinks.all(),
         }
     }
 
@@ -280,7 +280,7 @@ impl Entities {
                 calls_started: 1,
                 calls_succeeded: 0,
                 calls_failed: 0,
-                last_call_started_timestamp: Some(self.time(link.made())),
+                last_call_started_timestamp: Some(self.time(link.created_at())),
             }),
             socket_ref: vec![socket_ref(link)],
         }
@@ -288,9 +288,9 @@ impl Entities {
 
     fn socket(&self, link: &LinkSender) -> Socket {
         let Traffic { sent_messages, received_messages, .. } = link.traffic();
-        let made = Some(self.time(link.made()));
+        let made = Some(self.time(link.created_at()));
         let (local_stream, remote_stream) = if is_dialled(link) { (made, None) } else { (None, made) };
-        let heard = Instant::now().checked_sub(link.silence()).filter(|_| received_messages > 0);
+        let heard = Instant::now().checked_sub(link.idle_for()).filter(|_| received_messages > 0);
         let ends = link.ends();
         Socket {
             r#ref: Some(socket_ref(link)),

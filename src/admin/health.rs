@@ -22,33 +22,33 @@ use crate::net::listen::TcpAccept;
 
 /// Whether work that never ends goes on: it says so by itself. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]
-pub struct Pulse(Arc<Mutex<Instant>>);
+pub struct Watchdog(Arc<Mutex<Instant>>);
 
-impl Pulse {
+impl Watchdog {
     /// As if there had been a beat now.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(Instant::now())))
     }
 
     /// The work goes on.
-    pub fn beat(&self) {
+    pub fn kick(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// Whether there was a beat within five minutes.
-    fn is_felt(&self) -> bool {
+    fn is_alive(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < STILL
     }
 }
 
-impl Default for Pulse {
+impl Default for Watchdog {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// Answers `/livez`, which is well for as long as `pulse` is felt, and `/readyz`, and nothing else, until draining begins.
-pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Pulse, drain: Drain) {
+pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
     let Metrics { connections_refused, refusals, .. } = Metrics::edge();
     let door = FairLimiter::new(Limits::slots(CONNECTIONS));
     let entrance =
@@ -59,7 +59,7 @@ pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Pulse, dra
 #[derive(Debug)]
 struct Health {
     readiness: Readiness,
-    pulse: Pulse,
+    pulse: Watchdog,
     drain: Drain,
 }
 
@@ -77,7 +77,7 @@ impl ConnectionHandler for Health {
 impl Health {
     fn answer(&self, path: &str) -> Response<Full<Bytes>> {
         match path {
-            "/livez" if self.pulse.is_felt() => plain_text(StatusCode::OK, "ok\n"),
+            "/livez" if self.pulse.is_alive() => plain_text(StatusCode::OK, "ok\n"),
             "/livez" => plain_text(StatusCode::SERVICE_UNAVAILABLE, "its work stands still: start it anew\n"),
             "/readyz" => ready(&self.readiness),
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
@@ -98,14 +98,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_lives_for_as_long_as_its_work_goes_on() {
-        let (pulse, readiness) = (Pulse::new(), Readiness::waiting_for(&["requests"]));
+        let (pulse, readiness) = (Watchdog::new(), Readiness::waiting_for(&["requests"]));
         let health = Health { readiness, pulse: pulse.clone(), drain: Drain::new() };
         tokio::time::advance(STILL - Duration::from_secs(1)).await;
         assert_eq!(asked(&health, "/livez"), StatusCode::OK);
         assert_eq!(asked(&health, "/readyz"), StatusCode::SERVICE_UNAVAILABLE);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(asked(&health, "/livez"), StatusCode::SERVICE_UNAVAILABLE);
-        pulse.beat();
+        pulse.kick();
         assert_eq!(asked(&health, "/livez"), StatusCode::OK, "it was slow, and goes on");
         assert_eq!(asked(&health, "/metrics"), StatusCode::NOT_FOUND);
     }

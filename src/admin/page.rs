@@ -24,16 +24,16 @@ use tokio::time::sleep;
 use tracing::info_span;
 
 use crate::admin::status::{LinkStatus, Status, Totals};
-use crate::admin::{Admin, AdminAccessError, Asker, Reply, plain_text};
+use crate::admin::{Admin, AdminAccessError, Reply, Requester, plain_text};
 use crate::base::drain::Drain;
 use crate::net::limiter::{FairLimiter, Limits, Permit, Source};
 
 /// Checks the name and password in a request's headers, of a client at that address.
-type Check = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
+type PasswordCheck = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
 
 /// Who may look from other machines, by name and password; by default nobody.
 #[derive(Clone, Default)]
-pub struct AdminUsers(Option<Arc<Check>>);
+pub struct AdminUsers(Option<Arc<PasswordCheck>>);
 
 /// The streams of the live page that are open. Clones count together.
 #[derive(Debug, Clone)]
@@ -50,21 +50,21 @@ impl AdminUsers {
 
 impl Default for EventStreamLimiter {
     fn default() -> Self {
-        Self(FairLimiter::new(Limits { for_one: STREAMS_OF_ONE, ..Limits::slots(STREAMS) }))
+        Self(FairLimiter::new(Limits { per_source: STREAMS_OF_ONE, ..Limits::slots(STREAMS) }))
     }
 }
 
 impl Admin {
     /// The answer for an asker who may not ask that, see [`Asker::may_ask`]; `None` if it may. Name and password of a
     /// viewer stand for both checks: no browser sends them to a stranger's name.
-    pub(crate) async fn turned_away(
+    pub(crate) async fn denial(
         &self,
-        asker: Asker,
+        asker: Requester,
         head: &HeaderMap,
         private: bool,
     ) -> Option<Response<Full<Bytes>>> {
         let why = asker.may_ask(head, private).err()?;
-        if let (Some(check), Asker::Address(ip)) = (&self.viewers.0, asker) {
+        if let (Some(check), Requester::Address(ip)) = (&self.viewers.0, asker) {
             if check(head.clone(), ip).await {
                 return None;
             }
@@ -83,14 +83,14 @@ impl Admin {
     }
 
     /// What happens from now on, for the page.
-    pub(crate) fn events(&self, asker: Asker, drain: &Drain) -> Response<Reply> {
+    pub(crate) fn events(&self, asker: Requester, drain: &Drain) -> Response<Reply> {
         let source = match asker {
-            Asker::Address(ip) => Source::of(ip),
-            Asker::User(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
+            Requester::Address(ip) => Source::of(ip),
+            Requester::User(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
         };
-        match self.streams.0.try_enter(&source) {
+        match self.streams.0.try_acquire(&source) {
             Ok(slot) => {
-                let mut answer = Response::new(Reply::Right(Events::begin(self.clone(), slot, drain)));
+                let mut answer = Response::new(Reply::Right(Events::start(self.clone(), slot, drain)));
                 guard(answer.headers_mut(), "text/event-stream");
                 answer
             }
@@ -159,17 +159,17 @@ struct Update {
     ready: bool,
     notes: Vec<String>,
     totals: Totals,
-    /// Links that there are; at most [`MOST_LINKS`] are told one by one.
+    /// Links that there are; at most [`MAX_LINKS`] are told one by one.
     links_in_all: usize,
-    links: Change,
-    sessions: Change,
-    siblings: Change,
-    gone: Change,
+    links: ListDelta,
+    sessions: ListDelta,
+    peers: ListDelta,
+    gone: ListDelta,
 }
 
 /// Of one list: what is new or has changed, each with its key, and the keys of what is there no more.
 #[derive(Serialize)]
-struct Change {
+struct ListDelta {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     set: Vec<(String, serde_json::Value)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -178,21 +178,21 @@ struct Change {
 
 /// What the reader of one stream has been told: of each item a hash.
 #[derive(Debug, Default)]
-struct Told {
+struct SentState {
     links: HashMap<String, u64>,
     sessions: HashMap<String, u64>,
-    siblings: HashMap<String, u64>,
+    peers: HashMap<String, u64>,
     gone: HashMap<String, u64>,
 }
 
 impl Events {
     /// Begins a stream, fed by a task that ends with it.
-    pub(crate) fn begin(admin: Admin, slot: Permit, drain: &Drain) -> Self {
+    pub(crate) fn start(admin: Admin, slot: Permit, drain: &Drain) -> Self {
         // One event waits for a slow reader; the next one is made when it is taken.
         let (send, events) = mpsc::channel(1);
-        let (lost, draining) = (slot.lost(), drain.clone());
+        let (lost, draining) = (slot.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
-            let (mut told, _slot) = (Told::default(), slot);
+            let (mut told, _slot) = (SentState::default(), slot);
             loop {
                 tokio::select! {
                     biased;
@@ -206,7 +206,7 @@ impl Events {
                     }
                 }
                 tokio::select! {
-                    () = sleep(EVERY) => {}
+                    () = sleep(CHECK_INTERVAL) => {}
                     () = draining.draining() => return,
                     () = send.closed() => return,
                 }
@@ -228,7 +228,7 @@ impl Body for Events {
     }
 }
 
-impl Told {
+impl SentState {
     /// The next event; `None` if it cannot be written, which never is.
     fn event(&mut self, status: Status) -> Option<Bytes> {
         let Status { mode, version, process, node, started, now, ready, notes, totals, links, .. } = status;
@@ -246,9 +246,9 @@ impl Told {
             notes,
             totals,
             links_in_all,
-            links: changes(&mut self.links, links.into_iter().take(MOST_LINKS), by_link),
+            links: changes(&mut self.links, links.into_iter().take(MAX_LINKS), by_link),
             sessions: changes(&mut self.sessions, status.sessions, |one| format!("{} {}", one.id, one.since)),
-            siblings: changes(&mut self.siblings, status.siblings, by_link),
+            peers: changes(&mut self.peers, status.peers, by_link),
             gone: changes(&mut self.gone, status.gone, |one| one.name.clone()),
         };
         let json = serde_json::to_string(&update).ok()?;
@@ -260,7 +260,7 @@ fn changes<T: Serialize>(
     told: &mut HashMap<String, u64>,
     now: impl IntoIterator<Item = T>,
     key: impl Fn(&T) -> String,
-) -> Change {
+) -> ListDelta {
     let (mut seen, mut set) = (HashMap::new(), Vec::new());
     for item in now {
         let (key, value) = (key(&item), serde_json::to_value(&item).unwrap_or_default());
@@ -274,13 +274,13 @@ fn changes<T: Serialize>(
     }
     let gone = told.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
     *told = seen;
-    Change { set, gone }
+    ListDelta { set, gone }
 }
 
 /// Between two events.
-const EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Links that are told one by one; nobody looks through more of them, and each costs the reader's machine something.
-const MOST_LINKS: usize = 2000;
+const MAX_LINKS: usize = 2000;
 
 #[cfg(test)]
 mod tests {

@@ -12,28 +12,28 @@ use crate::admin::Admin;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::net::reload;
-use crate::net::tls::certificate::{Ends, date};
+use crate::net::tls::certificate::{NotAfter, date};
 
 /// What this process waits for before it is ready, and whether it has it. Cheap to clone; clones share the truth.
 #[derive(Debug, Clone)]
-pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, State>>>);
+pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ConditionState>>>);
 
 /// How one condition stands.
 #[derive(Debug)]
-enum State {
-    Met,
+enum ConditionState {
+    Ready,
     /// Nobody should be sent here.
-    Unmet(String),
+    NotReady(String),
     /// Something does not work, but nobody is served better elsewhere. Forgotten at that time, if one is given.
-    Troubled(String, Option<Instant>),
+    Degraded(String, Option<Instant>),
 }
 
-impl State {
+impl ConditionState {
     fn trouble(&self) -> Option<&String> {
         match self {
-            Self::Met => None,
-            Self::Troubled(_, Some(until)) if *until <= Instant::now() => None,
-            Self::Unmet(why) | Self::Troubled(why, _) => Some(why),
+            Self::Ready => None,
+            Self::Degraded(_, Some(until)) if *until <= Instant::now() => None,
+            Self::NotReady(why) | Self::Degraded(why, _) => Some(why),
         }
     }
 }
@@ -41,24 +41,28 @@ impl State {
 impl Readiness {
     /// Not ready until each of these conditions has been set to `Ok`.
     pub fn waiting_for(conditions: &[&'static str]) -> Self {
-        let all = conditions.iter().map(|name| (*name, State::Unmet("not yet".to_owned()))).collect();
+        let all =
+            conditions.iter().map(|name| (*name, ConditionState::NotReady("not yet".to_owned()))).collect();
         Self(Arc::new(Mutex::new(all)))
     }
 
     /// Sets the state of a condition; `/readyz` shows why it is not met.
     pub fn set(&self, condition: &'static str, state: Result<(), String>) {
-        self.insert(condition, state.map_or_else(State::Unmet, |()| State::Met));
+        self.insert(condition, state.map_or_else(ConditionState::NotReady, |()| ConditionState::Ready));
     }
 
     /// Sets the state of something that this process can serve without: `/readyz` shows it, but it does not make the
     /// process unready.
-    pub fn note(&self, what: &'static str, state: Result<(), String>) {
-        self.insert(what, state.map_or_else(|why| State::Troubled(why, None), |()| State::Met));
+    pub fn set_degraded(&self, what: &'static str, state: Result<(), String>) {
+        self.insert(
+            what,
+            state.map_or_else(|why| ConditionState::Degraded(why, None), |()| ConditionState::Ready),
+        );
     }
 
     /// As [`Self::note`], for something that is over unless it is noted again before `until`.
     pub fn note_until(&self, what: &'static str, why: String, until: Instant) {
-        self.insert(what, State::Troubled(why, Some(until)));
+        self.insert(what, ConditionState::Degraded(why, Some(until)));
     }
 
     /// Whether all is met. One line for each trouble.
@@ -70,16 +74,20 @@ impl Readiness {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.trouble()?)));
         let lines: String = lines.collect();
-        if all.values().any(|state| matches!(state, State::Unmet(_))) { Err(lines) } else { Ok(lines) }
+        if all.values().any(|state| matches!(state, ConditionState::NotReady(_))) {
+            Err(lines)
+        } else {
+            Ok(lines)
+        }
     }
 
     /// What troubles a condition, if anything does now.
     pub fn trouble(&self, condition: &str) -> Option<String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(condition).and_then(State::trouble).cloned()
+        all.get(condition).and_then(ConditionState::trouble).cloned()
     }
 
-    fn insert(&self, condition: &'static str, state: State) {
+    fn insert(&self, condition: &'static str, state: ConditionState) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(condition, state);
     }
 }
@@ -127,12 +135,15 @@ async fn follow(files: Vec<CertificateFile>, metrics: Metrics, readiness: Readin
         let mut soon = Vec::new();
         for file in &files {
             let Ok(pem) = tokio::fs::read(&file.path).await else { continue };
-            let Some(ends) = Ends::of(&pem) else { continue };
+            let Some(ends) = NotAfter::of(&pem) else { continue };
             let end = if file.authorities { ends.last } else { ends.first };
             metrics.certificates.set(file.key, end);
             soon.extend(warning(file, end, SystemTime::now()));
         }
-        readiness.note(NAME, if soon.is_empty() { Ok(()) } else { Err(soon.join("; ")) });
+        readiness.set_degraded(
+            CERTIFICATES_CONDITION,
+            if soon.is_empty() { Ok(()) } else { Err(soon.join("; ")) },
+        );
         tokio::select! {
             biased;
             () = drain.draining() => return,
@@ -151,7 +162,7 @@ fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Option<String> 
             "{what} ended on {}: write a new one there, it is read without a restart",
             date(end)
         )),
-        Some(left) if left < SOON => {
+        Some(left) if left < WARN_BEFORE_EXPIRY => {
             let days = left / DAY;
             Some(format!(
                 "{what} ends in {days} days, on {}: write a new one there, it is read without a restart",
@@ -163,19 +174,19 @@ fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Option<String> 
 }
 
 /// Its name beside readiness.
-const NAME: &str = "certificates";
+const CERTIFICATES_CONDITION: &str = "certificates";
 /// How often the files are looked at: their dates are days away.
 const INTERVAL: Duration = Duration::from_secs(60);
 /// After which a file that is being written is whole.
 const SETTLED: Duration = Duration::from_secs(2);
 const DAY: u64 = 24 * 3600;
 /// When a certificate should be issued anew.
-const SOON: u64 = 30 * DAY;
+const WARN_BEFORE_EXPIRY: u64 = 30 * DAY;
 
 #[cfg(test)]
 mod tests {
-    use crate::base::metrics::Form;
-    use crate::net::pki::Authority;
+    use crate::base::metrics::ExpositionFormat;
+    use crate::net::pki::CertificateAuthority;
 
     use super::*;
 
@@ -187,7 +198,8 @@ mod tests {
     async fn what_ends_within_30_days_is_told_and_of_authorities_one_that_lasts_is_enough() {
         let place = tempfile::tempdir().unwrap();
         let day = Duration::from_secs(DAY);
-        let [short, long] = [29, 40].map(|days| Authority::new("ours", days * day + day / 2).unwrap());
+        let [short, long] =
+            [29, 40].map(|days| CertificateAuthority::new("ours", days * day + day / 2).unwrap());
         let path = place.path().join("a.crt");
         let readiness = Readiness::waiting_for(&[]);
         for (text, authorities, says) in [
@@ -198,7 +210,7 @@ mod tests {
         ] {
             std::fs::write(&path, text).unwrap();
             let (metrics, drain) = (Metrics::edge(), Drain::new());
-            drain.begin();
+            drain.start();
             follow(vec![file(path.clone(), authorities)], metrics.clone(), readiness.clone(), drain).await;
             let told = readiness.check().unwrap();
             match says {
@@ -206,7 +218,9 @@ mod tests {
                 None => assert_eq!(told, ""),
             }
             assert!(
-                metrics.encode(Form::Open).contains("tunnel_certificate_not_after_seconds{key=\"mode.cloud")
+                metrics
+                    .encode(ExpositionFormat::Open)
+                    .contains("tunnel_certificate_not_after_seconds{key=\"mode.cloud")
             );
         }
         let later = SystemTime::UNIX_EPOCH + Duration::from_secs(200);

@@ -6,14 +6,14 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::admin::{Admin, Program};
+use crate::admin::{Admin, ProcessView};
 use crate::invitations::Enrolment;
 use crate::link::sender::LinkSender;
 use crate::link::session::SessionView;
 use crate::link::table::SessionTable;
 use crate::registry::Registry;
-use crate::registry::history::{LastError, Overview, Standing};
-use crate::registry::peers::{PeerHandle, Siblings};
+use crate::registry::history::{LastError, LinkRole, Overview};
+use crate::registry::peers::{PeerHandle, Peers};
 use crate::route::Uplinks;
 
 /// The answer to `GET /status`. Times are seconds since 1970, each by one and the same clock; durations are seconds.
@@ -45,7 +45,7 @@ pub struct Status {
     pub gone: Vec<DisconnectedStatus>,
     /// The other pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub siblings: Vec<LinkStatus>,
+    pub peers: Vec<LinkStatus>,
     /// What is published for DNS, if anything is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub publisher: Option<PublisherStatus>,
@@ -94,7 +94,7 @@ pub struct LinkStatus {
     pub since: Option<f64>,
     /// The latest round trip, once one was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub round_trip: Option<f64>,
+    pub rtt: Option<f64>,
     /// Sessions that run on it now, those that only pass among them.
     pub sessions: usize,
     /// Bytes that it has carried away from here.
@@ -180,7 +180,7 @@ pub struct ServerView {
     /// The sessions.
     pub table: Arc<SessionTable>,
     /// The other pods; `None` if this pod is alone.
-    pub siblings: Option<Arc<Siblings>>,
+    pub peers: Option<Arc<Peers>>,
     /// Where records are published, as a fixed word; `None`: nowhere.
     pub publishes: Option<&'static str>,
     /// Who joins by invitation; `None`: nobody.
@@ -232,8 +232,8 @@ impl Admin {
             Err(notes) => (false, notes),
         };
         let table = match &self.side {
-            Program::Cloud(pod) => &pod.table,
-            Program::Edge(edge) => &edge.table,
+            ProcessView::Cloud(server) => &server.table,
+            ProcessView::Edge(edge) => &edge.table,
         };
         let mut status = Status {
             mode: "edge".into(),
@@ -246,23 +246,23 @@ impl Admin {
             notes: notes.lines().map(str::to_owned).collect(),
             totals: Totals {
                 sessions: table.len(),
-                passing: table.passing().0,
+                passing: table.relayed().0,
                 up_bytes: self.metrics.bytes_up.get(),
                 down_bytes: self.metrics.bytes_down.get(),
             },
             links: Vec::new(),
             gone: Vec::new(),
-            siblings: Vec::new(),
+            peers: Vec::new(),
             publisher: None,
-            sessions: table.overview(MOST_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
+            sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
         };
         match &self.side {
-            Program::Cloud(pod) => self.show_pod(pod, &mut status),
-            Program::Edge(EdgeView { uplinks, .. }) => {
+            ProcessView::Cloud(server) => self.show_server(server, &mut status),
+            ProcessView::Edge(EdgeView { uplinks, .. }) => {
                 status.node = Some(uplinks.node().to_string());
                 for link in uplinks.all().into_iter().rev() {
                     status.links.push(self.link("cloud".into(), &link));
-                    let beside = link.beside().map(|beside| self.link("cloud".into(), &beside));
+                    let beside = link.interactive().map(|beside| self.link("cloud".into(), &beside));
                     let interactive = |beside| LinkStatus { state: "interactive".into(), ..beside };
                     status.links.extend(beside.map(interactive));
                 }
@@ -271,18 +271,18 @@ impl Admin {
         status
     }
 
-    fn show_pod(&self, pod: &ServerView, status: &mut Status) {
+    fn show_server(&self, server: &ServerView, status: &mut Status) {
         status.mode = "cloud".into();
-        let Overview { linked, gone } = pod.registry.overview(MOST_GONE);
+        let Overview { linked, gone } = server.registry.overview(MAX_GONE);
         status.links = linked
             .into_iter()
             .map(|(node, standing, linked, error)| {
                 let mut link = self.link(node.to_string(), &linked.sender);
                 match standing {
-                    Standing::Current => {}
-                    Standing::Older => link.state = "older".into(),
-                    Standing::Interactive => link.state = "interactive".into(),
-                    Standing::Leaving => link.state = "leaving".into(),
+                    LinkRole::Primary => {}
+                    LinkRole::Previous => link.state = "older".into(),
+                    LinkRole::Interactive => link.state = "interactive".into(),
+                    LinkRole::Retiring => link.state = "leaving".into(),
                 }
                 link.address = Some(linked.from.to_string());
                 link.error = error.map(|error| self.error(&error));
@@ -297,9 +297,9 @@ impl Admin {
                 error: error.map(|error| self.error(&error)),
             })
             .collect();
-        let siblings = pod.siblings.iter().flat_map(|siblings| siblings.all());
-        status.siblings = siblings.map(|sibling| self.sibling(&sibling)).collect();
-        status.publisher = pod.publishes.map(|store| PublisherStatus {
+        let peers = server.peers.iter().flat_map(|peers| peers.all());
+        status.peers = peers.map(|peer| self.peer(&peer)).collect();
+        status.publisher = server.publishes.map(|store| PublisherStatus {
             store: store.into(),
             records: self.metrics.published.get(),
             failures: self.metrics.publish_failures.get(),
@@ -307,11 +307,11 @@ impl Admin {
         });
     }
 
-    fn sibling(&self, pod: &PeerHandle) -> LinkStatus {
-        let error = pod.trouble().map(|why| ErrorStatus { at: None, text: why.to_string() });
-        match pod.up() {
-            Some(link) => LinkStatus { error, ..self.link(pod.to_string(), &link) },
-            None => LinkStatus { error, ..LinkStatus::away(pod.to_string()) },
+    fn peer(&self, server: &PeerHandle) -> LinkStatus {
+        let error = server.last_error().map(|why| ErrorStatus { at: None, text: why.to_string() });
+        match server.up() {
+            Some(link) => LinkStatus { error, ..self.link(server.to_string(), &link) },
+            None => LinkStatus { error, ..LinkStatus::away(server.to_string()) },
         }
     }
 
@@ -324,8 +324,8 @@ impl Admin {
             process: link.instance.map(|process| format!("{process:?}")),
             version: ends.and_then(|ends| ends.version.as_deref()).map(str::to_owned),
             dialect: Some(link.dialect.to_string()),
-            since: Some(self.clock.time(link.made())),
-            round_trip: link.measured_round_trip().map(|trip| trip.as_secs_f64()),
+            since: Some(self.clock.time(link.created_at())),
+            rtt: link.measured_round_trip().map(|trip| trip.as_secs_f64()),
             sessions: link.sessions(),
             sent_bytes: traffic.sent_bytes,
             received_bytes: traffic.received_bytes,
@@ -342,7 +342,7 @@ impl Admin {
             client,
             state: view.phase.into(),
             link: view.link.map(|link| link.0),
-            since: self.clock.time(view.begun),
+            since: self.clock.time(view.started),
             resumed: view.resumed,
             sent_bytes: view.sent_bytes,
             received_bytes: view.received_bytes,
@@ -366,7 +366,7 @@ impl LinkStatus {
             version: None,
             dialect: None,
             since: None,
-            round_trip: None,
+            rtt: None,
             sessions: 0,
             sent_bytes: 0,
             received_bytes: 0,
@@ -380,6 +380,6 @@ fn seconds(time: Duration) -> f64 {
 }
 
 /// Sessions that are told one by one.
-const MOST_SESSIONS: usize = 1000;
+const MAX_SESSIONS: usize = 1000;
 /// Nodes that are told though they have gone.
-const MOST_GONE: usize = 100;
+const MAX_GONE: usize = 100;

@@ -13,7 +13,7 @@ use crate::link::sender::LinkSender;
 use crate::link::table::{SessionLimits, SessionTable};
 use crate::net::limiter::Source;
 use crate::proto::frame::Remote;
-use crate::proto::halves::Windows;
+use crate::proto::halves::WindowLimits;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
 use crate::registry::{LinkedNode, Registry};
@@ -22,7 +22,7 @@ use crate::route::Uplinks;
 use super::*;
 
 fn cloud(nodes: &[&str]) -> Admin {
-    let registry = Registry::new(Metrics::cloud("", ""));
+    let registry = Registry::new(Metrics::server("", ""));
     for (number, node) in (1..).zip(nodes) {
         let peer = Remote::Edge(node.parse().unwrap());
         let sender = LinkSender::new(LinkId(number), peer, None, Dialect::Plain);
@@ -36,10 +36,10 @@ fn cloud(nodes: &[&str]) -> Admin {
             false,
         );
     }
-    admin(Program::Cloud(ServerView {
+    admin(ProcessView::Cloud(ServerView {
         registry,
         table: table(),
-        siblings: None,
+        peers: None,
         publishes: Some("hosts"),
         enrolment: None,
         port: 9000,
@@ -50,24 +50,24 @@ fn edge(linked: bool) -> Admin {
     let node: NodeName = "node1".parse().unwrap();
     let uplinks = Uplinks::new(node.clone());
     if linked {
-        uplinks.add(LinkSender::new(LinkId(1), Remote::Cloud(node), None, Dialect::NEWEST));
+        uplinks.add(LinkSender::new(LinkId(1), Remote::Server(node), None, Dialect::NEWEST));
     }
-    admin(Program::Edge(EdgeView { uplinks, table: table() }))
+    admin(ProcessView::Edge(EdgeView { uplinks, table: table() }))
 }
 
 fn table() -> Arc<SessionTable> {
-    let windows = Windows { start: 1024, max: 1024 };
+    let windows = WindowLimits { start: 1024, max: 1024 };
     let limits = SessionLimits { windows, memory: 1 << 20, sessions: 9, grace: Duration::ZERO };
     SessionTable::new(Instance::from_bits(7 << 96), limits, Metrics::edge())
 }
 
-fn admin(side: Program) -> Admin {
+fn admin(side: ProcessView) -> Admin {
     Admin {
         side,
         clock: Clock::now(),
         viewers: AdminUsers::default(),
         streams: EventStreamLimiter::default(),
-        metrics: Metrics::cloud("ns", "pod"),
+        metrics: Metrics::server("ns", "pod"),
         readiness: Readiness::waiting_for(&["link"]),
         level: None,
         level_from_anywhere: false,
@@ -94,7 +94,7 @@ async fn ask_as(admin: &Admin, port: Port, host: &str, request: &str) -> (u16, S
         socket.write_all(head.as_bytes()).await.unwrap();
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await.unwrap();
-        drain.begin();
+        drain.start();
         answer
     };
     let (answer, ()) = tokio::join!(client, serve(listener, admin.clone(), port, drain.clone()));
@@ -130,14 +130,14 @@ async fn readiness_tells_the_truth_and_why() {
     admin.readiness.set("link", Ok(()));
     admin.readiness.set("drain", Ok(()));
     assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
-    admin.readiness.note("publisher", Err("etcd is away".into()));
+    admin.readiness.set_degraded("publisher", Err("etcd is away".into()));
     let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
     assert_eq!((status, body.as_str()), (200, "ok\npublisher: etcd is away\n"));
     admin.readiness.set("link", Err("gone".into()));
     let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
     assert_eq!((status, body.as_str()), (503, "link: gone\npublisher: etcd is away\n"));
     admin.readiness.set("link", Ok(()));
-    admin.readiness.note("publisher", Ok(()));
+    admin.readiness.set_degraded("publisher", Ok(()));
     assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
     assert_eq!(ask(&admin, Port::Metrics, "DELETE /readyz").await.0, 405);
 }
@@ -197,7 +197,7 @@ async fn a_drain_ends_the_port_and_idle_connections() {
         let mut some = [0; 15];
         socket.read_exact(&mut some).await.unwrap();
         assert_eq!(&some, b"HTTP/1.1 200 OK");
-        drain.begin();
+        drain.start();
         socket.read_to_end(&mut Vec::new()).await.unwrap();
     };
     tokio::join!(client, serve(listener, admin, Port::Log, drain.clone()));
@@ -223,8 +223,9 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let socket = listener.accept().await.0;
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
-        let slot = FairLimiter::new(Limits::slots(1)).try_enter(&Source::of(peer)).unwrap();
-        let answer = |request| served.admin.answer(request, served.port, Asker::Address(peer), &served.drain);
+        let slot = FairLimiter::new(Limits::slots(1)).try_acquire(&Source::of(peer)).unwrap();
+        let answer =
+            |request| served.admin.answer(request, served.port, Requester::Address(peer), &served.drain);
         connection(socket, answer, &served.drain, &slot).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
@@ -243,26 +244,26 @@ async fn a_trouble_that_is_not_said_again_is_forgotten() {
 }
 
 #[tokio::test]
-async fn the_status_of_a_pod_names_its_nodes_by_name_and_what_troubles_it() {
-    let pod = cloud(&["b", "a"]);
-    pod.readiness.set("link", Ok(()));
-    pod.readiness.note("publisher", Err("the disk is full".into()));
-    let (status, body) = ask(&pod, Port::Log, "GET /status").await;
+async fn the_status_of_a_server_names_its_nodes_by_name_and_what_troubles_it() {
+    let server = cloud(&["b", "a"]);
+    server.readiness.set("link", Ok(()));
+    server.readiness.set_degraded("publisher", Err("the disk is full".into()));
+    let (status, body) = ask(&server, Port::Log, "GET /status").await;
     assert_eq!(status, 200, "{body}");
     let told: Status = serde_json::from_str(&body).unwrap();
     assert_eq!((told.mode.as_str(), told.process.as_str(), told.ready), ("cloud", "00000007", true));
     assert_eq!(told.notes, ["publisher: the disk is full"]);
     let names: Vec<_> = told.links.iter().map(|link| link.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
-    let LinkStatus { state, address, dialect, round_trip, sessions, .. } = &told.links[0];
+    let LinkStatus { state, address, dialect, rtt, sessions, .. } = &told.links[0];
     assert_eq!(
-        (state.as_str(), address.as_deref(), dialect.as_deref(), *round_trip, *sessions),
+        (state.as_str(), address.as_deref(), dialect.as_deref(), *rtt, *sessions),
         ("linked", Some("10.0.0.1:5"), Some("plain"), None, 0)
     );
     let publisher = told.publisher.unwrap();
     assert_eq!((publisher.store.as_str(), publisher.error.as_deref()), ("hosts", Some("the disk is full")));
     assert!(told.now >= told.started && told.started > 1.5e9);
-    assert_eq!(ask(&pod, Port::Log, "POST /status").await.0, 405);
+    assert_eq!(ask(&server, Port::Log, "POST /status").await.0, 405);
 }
 
 #[tokio::test]
@@ -281,16 +282,16 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
 
 #[tokio::test]
 async fn the_status_is_for_this_machine_and_no_page_of_a_stranger_gets_it() {
-    let pod = cloud(&["secret"]);
+    let server = cloud(&["secret"]);
     for path in ["GET /status", "GET /cloud/healthz", "PUT /debug/flags/v|2"] {
-        let (status, body) = ask_as(&pod, Port::Log, "evil.example", path).await;
+        let (status, body) = ask_as(&server, Port::Log, "evil.example", path).await;
         assert!(
             status == 403 && body.contains("as localhost") && !body.contains("secret"),
             "{status}: {body}"
         );
     }
     // What probes and scrapers ask for is nobody's secret, and they ask by any name.
-    assert_eq!(ask_as(&pod, Port::Log, "evil.example", "GET /livez").await.0, 200);
+    assert_eq!(ask_as(&server, Port::Log, "evil.example", "GET /livez").await.0, 200);
 }
 
 #[tokio::test]
@@ -305,7 +306,7 @@ async fn the_socket_answers_its_owner_whatever_the_host() {
     let mut answer = String::new();
     socket.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("\"name\":\"a\""), "{answer}");
-    drain.begin();
+    drain.start();
 }
 
 #[tokio::test]
@@ -324,7 +325,7 @@ async fn the_page_loads_nothing_and_runs_only_its_own_script() {
             socket.read_to_string(&mut answer).await.unwrap();
             answers.push(answer);
         }
-        drain.begin();
+        drain.start();
         answers
     };
     let (pages, ()) = tokio::join!(client, serve(listener, cloud(&[]), Port::Log, drain.clone()));
@@ -349,36 +350,36 @@ async fn the_page_loads_nothing_and_runs_only_its_own_script() {
 
 #[tokio::test]
 async fn pages_are_for_this_machine_or_for_users_with_their_password() {
-    let pod = cloud(&[]);
-    let elsewhere = Asker::Address("192.0.2.1".parse().unwrap());
+    let server = cloud(&[]);
+    let elsewhere = Requester::Address("192.0.2.1".parse().unwrap());
     let head = |password: &str| {
         let mut head = http::HeaderMap::new();
         head.insert("authorization", password.parse().unwrap());
         head
     };
-    let refused = pod.turned_away(elsewhere, &head("right"), true).await.unwrap();
+    let refused = server.denial(elsewhere, &head("right"), true).await.unwrap();
     assert_eq!(refused.status(), 403, "there are no users");
     let viewers = AdminUsers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
-    let pod = Admin { viewers, ..pod };
-    assert!(pod.turned_away(elsewhere, &head("right"), true).await.is_none());
-    let refused = pod.turned_away(elsewhere, &head("wrong"), true).await.unwrap();
+    let server = Admin { viewers, ..server };
+    assert!(server.denial(elsewhere, &head("right"), true).await.is_none());
+    let refused = server.denial(elsewhere, &head("wrong"), true).await.unwrap();
     assert_eq!((refused.status().as_u16(), refused.headers().contains_key("www-authenticate")), (401, true));
 }
 
 #[tokio::test]
 async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_source() {
-    let (pod, drain) = (cloud(&["a"]), Drain::new());
-    let near = Asker::Address("127.0.0.1".parse().unwrap());
+    let (server, drain) = (cloud(&["a"]), Drain::new());
+    let near = Requester::Address("127.0.0.1".parse().unwrap());
     let mut open = Vec::new();
     let refused = loop {
-        let answer = pod.events(near, &drain);
+        let answer = server.events(near, &drain);
         if answer.status() != 200 {
             break answer;
         }
         open.push(answer.into_body());
     };
     assert_eq!((refused.status().as_u16(), open.len()), (503, 8));
-    let other = pod.events(Asker::Address("192.0.2.1".parse().unwrap()), &drain);
+    let other = server.events(Requester::Address("192.0.2.1".parse().unwrap()), &drain);
     assert_eq!(other.status(), 200, "another source has its share");
     let mut first = open.swap_remove(0);
     let event = first.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -387,7 +388,7 @@ async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_s
     let told: serde_json::Value = serde_json::from_str(json).unwrap();
     assert_eq!(told["links"]["set"][0][1]["name"], "a");
     drop(open);
-    drain.begin();
+    drain.start();
     while let Some(more) = first.frame().await {
         more.unwrap();
     }

@@ -15,7 +15,7 @@ use crate::base::names::{NodeName, SessionId, Target};
 
 /// The line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result `cut`.
 #[derive(Debug)]
-pub struct Access {
+pub struct AccessLogEntry {
     /// The name of the front end (`ssh`, ...), or `backend` at the edge.
     pub front: &'static str,
     /// The session's id, once it has one; the line shows 8 digits.
@@ -38,13 +38,13 @@ pub struct Access {
     pub resumed: u32,
     /// The HTTP status of the answer; `None` at the edge, which answers no client.
     pub status: Option<u16>,
-    begun: Instant,
+    started: Instant,
     written: bool,
 }
 
-impl Access {
+impl AccessLogEntry {
     /// A line for a session that begins now.
-    pub fn begin(front: &'static str, client: String) -> Self {
+    pub fn start(front: &'static str, client: String) -> Self {
         Self {
             front,
             id: None,
@@ -57,14 +57,14 @@ impl Access {
             down: 0,
             resumed: 0,
             status: None,
-            begun: Instant::now(),
+            started: Instant::now(),
             written: false,
         }
     }
 
     /// How long ago the session began.
     pub fn age(&self) -> Duration {
-        self.begun.elapsed()
+        self.started.elapsed()
     }
 
     /// Writes the line: `result` is a fixed word, `why` a sentence that names the side that ended the session.
@@ -81,7 +81,7 @@ impl Access {
     }
 
     /// Writes no line.
-    pub fn forget(mut self) {
+    pub fn discard(mut self) {
         self.written = true;
     }
 
@@ -108,7 +108,7 @@ impl Access {
     }
 }
 
-impl Drop for Access {
+impl Drop for AccessLogEntry {
     fn drop(&mut self) {
         if !self.written {
             self.write("cut", "the process stopped, or the client went away while the session was opened");
@@ -132,7 +132,7 @@ impl RefusalLogLimiter {
     pub fn may_log(&self, cause: &'static str, from: IpAddr) -> bool {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let one = (cause, Some(source(from)));
-        let known = second.len() < MOST || second.contains_key(&one);
+        let known = second.len() < MAX_SOURCES_PER_SECOND || second.contains_key(&one);
         let count = second.entry(if known { one } else { (cause, None) }).or_default();
         *count += 1;
         *count <= EACH
@@ -171,7 +171,7 @@ fn source(from: IpAddr) -> IpAddr {
 /// Lines per second for each cause and source.
 const EACH: u64 = 20;
 /// Pairs of cause and source that are counted apart within a second.
-const MOST: usize = 100;
+const MAX_SOURCES_PER_SECOND: usize = 100;
 const SECOND: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -189,7 +189,7 @@ mod tests {
     fn a_session_has_one_line_and_shows_no_whole_id() {
         let id = SessionId::random();
         let lines = lines_of(|| {
-            let mut access = Access::begin("ssh", "10.0.0.1:5".into());
+            let mut access = AccessLogEntry::start("ssh", "10.0.0.1:5".into());
             access.id = Some(id);
             access.target = Some("node1:22".parse().unwrap());
             access.up = 7;
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_session_that_is_cut_has_its_line_too() {
-        let lines = lines_of(|| drop(Access::begin("ssh", String::new())));
+        let lines = lines_of(|| drop(AccessLogEntry::start("ssh", String::new())));
         assert_eq!(lines.len(), 1);
         assert_eq!(lines[0]["result"], "cut");
     }
@@ -254,7 +254,7 @@ mod refusals_tests {
         let refusals = RefusalLogLimiter::default();
         let told =
             (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();
-        assert_eq!(told, MOST + usize::try_from(EACH).unwrap());
-        assert_eq!(refusals.0.lock().unwrap().len(), MOST + 1);
+        assert_eq!(told, MAX_SOURCES_PER_SECOND + usize::try_from(EACH).unwrap());
+        assert_eq!(refusals.0.lock().unwrap().len(), MAX_SOURCES_PER_SECOND + 1);
     }
 }

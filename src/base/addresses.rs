@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 
-use crate::base::addresses::cluster_state::{At, Facts, ServiceBackend, service_name};
+use crate::base::addresses::cluster_state::{ClusterState, ScopedAddress, ServiceBackend, service_name};
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::plain;
 
@@ -27,7 +27,7 @@ pub struct AddressBook {
     fixed: Vec<(IpNet, NodeName)>,
     /// Whether a cluster is to tell the facts.
     has_cluster: bool,
-    facts: Mutex<Facts>,
+    facts: Mutex<ClusterState>,
 }
 
 /// Where a target is.
@@ -44,12 +44,12 @@ pub enum Location {
         direct: Option<Target>,
     },
     /// At no node that is known.
-    Nobody(Target),
+    Direct(Target),
 }
 
 /// Why a target is nowhere, although it is known what is meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotLocated {
+pub enum LocateError {
     /// Several objects claim an address, so none is reached by it. Usual cause: two sites use the same private network.
     #[error("{ip} is claimed by both {one} and {other}")]
     Ambiguous {
@@ -102,7 +102,7 @@ impl AddressBook {
     /// # Errors
     ///
     /// The target is known, and it is nowhere, or in two places.
-    pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, NotLocated> {
+    pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
         let (facts, port) = (self.facts(), target.port);
         let target = match &target.host {
             Host::Ip(ip) => Target { host: Host::Ip(plain(*ip)), port },
@@ -113,7 +113,7 @@ impl AddressBook {
         }
         match facts.backing(&target, chance, |ip| self.fixed_node(ip).is_some())? {
             None => {}
-            Some(ServiceBackend::Outside(target)) => return Ok(Location::Nobody(target)),
+            Some(ServiceBackend::Outside(target)) => return Ok(Location::Direct(target)),
             Some(ServiceBackend::Endpoint { at, node }) => {
                 let target = Target::from(at);
                 if let Some(location) = self.fixed(&target) {
@@ -129,7 +129,7 @@ impl AddressBook {
             Host::Name(name)
                 if self.has_cluster && service_name(name).is_some_and(|(_, is_whole)| is_whole) =>
             {
-                Ok(Location::Nobody(target))
+                Ok(Location::Direct(target))
             }
             Host::Name(name) => Ok(self.at_name(&facts, name, &target)),
         }
@@ -152,14 +152,15 @@ impl AddressBook {
     /// # Errors
     ///
     /// Several nodes have it.
-    pub fn node_at(&self, ip: IpAddr) -> Result<Option<(NodeName, bool)>, NotLocated> {
+    pub fn node_at(&self, ip: IpAddr) -> Result<Option<(NodeName, bool)>, LocateError> {
         let ip = plain(ip);
         if let Some((net, node)) = self.fixed.iter().find(|(net, _)| net.contains(&ip)) {
             return Ok(Some((node.clone(), is_single(net))));
         }
         let facts = self.facts();
-        let is_own =
-            |node: &NodeName| facts.nodes.claiming(At::Own(ip)).any(|(name, _)| node.as_str() == name);
+        let is_own = |node: &NodeName| {
+            facts.nodes.claiming(ScopedAddress::Internal(ip)).any(|(name, _)| node.as_str() == name)
+        };
         Ok(facts.node_at(ip)?.map(|node| (node.clone(), is_own(&node))))
     }
 
@@ -177,17 +178,24 @@ impl AddressBook {
     /// spoken. Where no cluster is asked nobody can contradict an edge, which is heard if `trust_edges` says so.
     pub fn holders(
         &self,
-        more: impl IntoIterator<Item = Claim>,
+        more: impl IntoIterator<Item = AddressClaim>,
         trust_edges: bool,
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
     ) -> AddressOwners {
         let facts = self.facts();
         let single = self.fixed.iter().filter(|(net, _)| net.prefix_len() == net.max_prefix_len());
-        let fixed =
-            single.map(|(net, node)| Claim { ip: net.addr(), node: node.clone(), by: ClaimSource::Table });
+        let fixed = single.map(|(net, node)| AddressClaim {
+            ip: net.addr(),
+            node: node.clone(),
+            by: ClaimSource::Table,
+        });
         let nodes = facts.nodes.all().filter_map(|(name, node)| Some((name.parse().ok()?, &node.ips)));
         let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
-            ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: ClaimSource::Kubernetes })
+            ips.iter().map(move |ip| AddressClaim {
+                ip: *ip,
+                node: node.clone(),
+                by: ClaimSource::Kubernetes,
+            })
         });
         let heard = if self.has_cluster { facts.are_listed() } else { trust_edges };
         let claims =
@@ -197,24 +205,24 @@ impl AddressBook {
 
     /// Why a node may not have the address that is claimed for it: it is a Service's, or a pod's that a strong claim does
     /// not come before, or in a network that the fixed table puts behind another node.
-    pub fn refusal(&self, claim: &Claim) -> Option<&'static str> {
+    pub fn refusal(&self, claim: &AddressClaim) -> Option<&'static str> {
         self.refused(&self.facts(), claim)
     }
 
     /// Takes in what has changed.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
+    pub fn change<T>(&self, change: impl FnOnce(&mut ClusterState) -> T) -> T {
         change(&mut self.facts())
     }
 
-    fn refused(&self, facts: &Facts, claim: &Claim) -> Option<&'static str> {
+    fn refused(&self, facts: &ClusterState, claim: &AddressClaim) -> Option<&'static str> {
         let is_weak = claim.by >= ClaimSource::Kubernetes;
         let elsewhere = self.fixed_node(claim.ip).is_some_and(|node| *node != claim.node);
         (is_weak && elsewhere).then_some(ELSEWHERE).or_else(|| facts.refusal(claim))
     }
 
     /// A node's own target has the node's name, so that its edge dials the machine itself, loopback first.
-    fn at_name(&self, facts: &Facts, name: &str, target: &Target) -> Location {
-        let Ok(node) = name.parse() else { return Location::Nobody(target.clone()) };
+    fn at_name(&self, facts: &ClusterState, name: &str, target: &Target) -> Location {
+        let Ok(node) = name.parse() else { return Location::Direct(target.clone()) };
         let host = self.direct_address(facts, &node).map_or_else(|| target.host.clone(), Host::Ip);
         let direct = Some(Target { host, port: target.port });
         Location::Node { node, target: target.clone(), direct }
@@ -222,7 +230,7 @@ impl AddressBook {
 
     /// What is dialled for a node that has no edge: its first InternalIP, unless the fixed table has another word or another
     /// object claims it.
-    fn direct_address(&self, facts: &Facts, node: &NodeName) -> Option<IpAddr> {
+    fn direct_address(&self, facts: &ClusterState, node: &NodeName) -> Option<IpAddr> {
         let ip = facts.address_of(node.as_str())?;
         let is_its = match self.fixed_node(ip) {
             Some(of) => of == node,
@@ -249,7 +257,7 @@ impl AddressBook {
         self.fixed.iter().find(|(net, _)| net.contains(&ip)).map(|(_, node)| node)
     }
 
-    pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
+    pub(crate) fn facts(&self) -> MutexGuard<'_, ClusterState> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -265,15 +273,15 @@ fn is_single(net: &IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
 }
 
-fn at_address(facts: &Facts, ip: IpAddr, target: Target) -> Result<Location, NotLocated> {
-    Ok(facts.node_at(ip)?.map_or(Location::Nobody(target.clone()), |node| Location::known(node, target)))
+fn at_address(facts: &ClusterState, ip: IpAddr, target: Target) -> Result<Location, LocateError> {
+    Ok(facts.node_at(ip)?.map_or(Location::Direct(target.clone()), |node| Location::known(node, target)))
 }
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node { node, target, .. } => write!(f, "{target} at {node}"),
-            Self::Nobody(target) => write!(f, "{target}"),
+            Self::Direct(target) => write!(f, "{target}"),
         }
     }
 }
@@ -285,7 +293,7 @@ const ELSEWHERE: &str = "behind another node by [mode.cloud.addresses]";
 
 /// Somebody says that an address is a node's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
+pub struct AddressClaim {
     /// The address.
     pub ip: IpAddr,
     /// The node.
@@ -333,7 +341,7 @@ pub struct RejectedClaim {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RejectReason {
     /// The address is none that a node may have: a sentence's end.
-    NotANodes(&'static str),
+    NotANodeAddress(&'static str),
     /// Somebody who is believed as much says the same of another node.
     Disputed(NodeName),
 }
@@ -342,17 +350,17 @@ impl AddressOwners {
     /// Of several claims to an address the strongest counts, and of two of the same strength none, whatever the weaker ones
     /// say. `refuses` says of a claim why the node may not have the address.
     pub fn of(
-        claims: impl IntoIterator<Item = Claim>,
-        refuses: impl Fn(&Claim) -> Option<&'static str>,
+        claims: impl IntoIterator<Item = AddressClaim>,
+        refuses: impl Fn(&AddressClaim) -> Option<&'static str>,
     ) -> Self {
         let mut strongest: HashMap<IpAddr, (ClaimSource, Vec<NodeName>)> = HashMap::new();
         let mut holders = Self::default();
         for claim in claims {
-            let claim = Claim { ip: plain(claim.ip), ..claim };
+            let claim = AddressClaim { ip: plain(claim.ip), ..claim };
             let refused = refuses(&claim);
-            let Claim { ip, node, by } = claim;
+            let AddressClaim { ip, node, by } = claim;
             if let Some(why) = refused {
-                holders.void.push(RejectedClaim { ip, node, by, why: RejectReason::NotANodes(why) });
+                holders.void.push(RejectedClaim { ip, node, by, why: RejectReason::NotANodeAddress(why) });
                 continue;
             }
             match strongest.entry(ip) {
@@ -404,7 +412,7 @@ impl std::fmt::Display for ClaimSource {
 impl std::fmt::Display for RejectReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NotANodes(why) => write!(f, "it is {why}"),
+            Self::NotANodeAddress(why) => write!(f, "it is {why}"),
             Self::Disputed(other) => write!(f, "the same is said of {other}"),
         }
     }
@@ -422,11 +430,11 @@ mod holders_tests {
     const RANKS: [ClaimSource; 4] =
         [ClaimSource::Table, ClaimSource::TokenLine, ClaimSource::Kubernetes, ClaimSource::Edge];
 
-    fn claim(last: u8, node: &str, by: ClaimSource) -> Claim {
-        Claim { ip: [10, 0, 0, last].into(), node: node.parse().unwrap(), by }
+    fn claim(last: u8, node: &str, by: ClaimSource) -> AddressClaim {
+        AddressClaim { ip: [10, 0, 0, last].into(), node: node.parse().unwrap(), by }
     }
 
-    fn holder(claims: &[Claim]) -> Option<String> {
+    fn holder(claims: &[AddressClaim]) -> Option<String> {
         let holders = AddressOwners::of(claims.iter().cloned(), |_| None);
         holders.nodes.get(&IpAddr::from([10, 0, 0, 7])).map(ToString::to_string)
     }
@@ -457,8 +465,9 @@ mod holders_tests {
 
     #[test]
     fn who_may_have_no_node_is_refused_in_any_dress() {
-        let refuses = |claim: &Claim| (claim.ip == IpAddr::from([10, 0, 0, 7])).then_some("a pod's");
-        let dressed = Claim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", ClaimSource::Table) };
+        let refuses = |claim: &AddressClaim| (claim.ip == IpAddr::from([10, 0, 0, 7])).then_some("a pod's");
+        let dressed =
+            AddressClaim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", ClaimSource::Table) };
         let holders = AddressOwners::of([dressed, claim(8, "a", ClaimSource::Edge)], refuses);
         assert_eq!(holders.nodes.len(), 1);
         assert_eq!(holders.void[0].why.to_string(), "it is a pod's");

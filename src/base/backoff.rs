@@ -31,28 +31,28 @@ impl Backoff {
         self.tries = self.tries.saturating_add(1);
         // A chance that is not a number from 0 to 1 is a bug of the caller: the middle is used.
         let chance = if (0.0..=1.0).contains(&chance) { chance } else { 0.5 };
-        if ceiling == AT_FIRST { ceiling.mul_f64(chance) } else { ceiling.mul_f64(0.5 + chance / 2.0) }
+        if ceiling == INITIAL_CEILING { ceiling.mul_f64(chance) } else { ceiling.mul_f64(0.5 + chance / 2.0) }
     }
 
     /// Records how the last try ended. A link that lived, or carried a session, is a success and starts over. One that
     /// was dropped at once (by a proxy, or a pod that refuses) is not, and the pauses go on growing.
-    pub fn ended(&mut self, lived: Duration, carried_a_session: bool) {
-        if carried_a_session || lived >= WORTH_IT {
+    pub fn on_attempt_end(&mut self, lived: Duration, carried_a_session: bool) {
+        if carried_a_session || lived >= SUCCESS_AFTER {
             self.tries = 0;
         }
     }
 
     /// Leaves out the short pauses: whoever was asked is there, and its answer will be the same in a moment.
     pub fn refused(&mut self) {
-        self.tries = self.tries.max(BRISK + 1);
+        self.tries = self.tries.max(FAST_RETRIES + 1);
     }
 
     /// The longest that the next pause can be.
     fn ceiling(&self) -> Duration {
         match self.tries {
-            0 => AT_FIRST,
-            n if n <= BRISK => doubled(MIN_PAUSE, n - 1).min(BRISK_PAUSE),
-            n => doubled(BRISK_PAUSE, n - BRISK).min(MAX_PAUSE),
+            0 => INITIAL_CEILING,
+            n if n <= FAST_RETRIES => doubled(MIN_PAUSE, n - 1).min(BRISK_PAUSE),
+            n => doubled(BRISK_PAUSE, n - FAST_RETRIES).min(MAX_PAUSE),
         }
     }
 }
@@ -62,23 +62,23 @@ fn doubled(pause: Duration, times: u32) -> Duration {
 }
 
 /// Ceiling of the first pause: short for a person, long enough to spread 5,000 edges that come back to one pod.
-const AT_FIRST: Duration = Duration::from_millis(50);
+const INITIAL_CEILING: Duration = Duration::from_millis(50);
 
 /// Ceiling of the second pause, doubled with each further one up to [`BRISK_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
-/// Ceiling of the first [`BRISK`] pauses behind it, some three seconds in all: a pod that is restarted is back by then.
+/// Ceiling of the first [`FAST_RETRIES`] pauses behind it, some three seconds in all: a pod that is restarted is back by then.
 const BRISK_PAUSE: Duration = Duration::from_millis(450);
 
 /// How many pauses stay that short.
-const BRISK: u32 = 9;
+const FAST_RETRIES: u32 = 9;
 
 /// Ceiling of all pauses: a pod that is back is found within half a minute, and tries at a dead one cost little.
 pub const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// A link that lived this long counts as a success: dialling once in this time costs no more than [`BRISK_PAUSE`] does,
 /// and a session may wait for a link that has carried none so far.
-const WORTH_IT: Duration = Duration::from_secs(2);
+const SUCCESS_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -99,12 +99,12 @@ mod tests {
         let mut backoff = Backoff::new();
         for _ in 0..5 {
             backoff.pause(1.0);
-            backoff.ended(WORTH_IT - Duration::from_millis(1), false);
+            backoff.on_attempt_end(SUCCESS_AFTER - Duration::from_millis(1), false);
         }
         assert_eq!(backoff.ceiling(), BRISK_PAUSE);
         let mut lived = backoff.clone();
-        lived.ended(WORTH_IT, false);
-        backoff.ended(Duration::ZERO, true);
+        lived.on_attempt_end(SUCCESS_AFTER, false);
+        backoff.on_attempt_end(Duration::ZERO, true);
         assert_eq!([lived, backoff], [Backoff::new(), Backoff::new()]);
     }
 
@@ -136,7 +136,7 @@ mod tests {
         }
 
         #[test]
-        fn who_was_without_a_pod_for_a_while_is_back_within_twice_that(chances in prop::collection::vec(0.0..=1.0, 16), away in 1.0..20.0) {
+        fn who_was_without_a_server_for_a_while_is_back_within_twice_that(chances in prop::collection::vec(0.0..=1.0, 16), away in 1.0..20.0) {
             let (mut backoff, mut now) = (Backoff::new(), 0.0);
             for chance in chances {
                 now += backoff.pause(chance).as_secs_f64();
@@ -146,7 +146,7 @@ mod tests {
         }
 
         #[test]
-        fn who_was_without_a_pod_for_a_second_or_so_is_back_within_half_a_second(chances in prop::collection::vec(0.0..=1.0, 16), away in 0.0..1.6) {
+        fn who_was_without_a_server_for_a_second_or_so_is_back_within_half_a_second(chances in prop::collection::vec(0.0..=1.0, 16), away in 0.0..1.6) {
             let (mut backoff, mut now) = (Backoff::new(), 0.0);
             for chance in chances {
                 now += backoff.pause(chance).as_secs_f64();

@@ -104,7 +104,7 @@ impl Drain {
     }
 
     /// Begins draining. Calling it again changes nothing.
-    pub fn begin(&self) {
+    pub fn start(&self) {
         self.draining.cancel();
     }
 
@@ -119,7 +119,7 @@ impl Drain {
     }
 
     /// As [`Self::draining`], as a future of its own for code that takes no [`Drain`].
-    pub fn begun(self) -> impl Future<Output = ()> + Send {
+    pub fn started(self) -> impl Future<Output = ()> + Send {
         self.draining.cancelled_owned()
     }
 
@@ -145,7 +145,7 @@ impl Drain {
         at_once: impl Future<Output = ()>,
         before_cut: impl Future<Output = ()>,
     ) -> Drained {
-        self.begin();
+        self.start();
         self.tasks.close();
         let patience = async {
             tokio::select! {

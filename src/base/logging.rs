@@ -314,9 +314,9 @@ pub fn log_trouble() -> String {
 ///
 /// Each text of a peer passes through here where it is read, so that later code may use it freely.
 pub fn printable(text: &str) -> String {
-    let mut printed = String::with_capacity(text.len().min(MOST));
+    let mut printed = String::with_capacity(text.len().min(MAX_PRINTED_BYTES));
     for c in text.chars().map(|c| if is_printable(c) { c } else { ' ' }) {
-        if printed.len() + c.len_utf8() > MOST {
+        if printed.len() + c.len_utf8() > MAX_PRINTED_BYTES {
             break;
         }
         printed.push(c);
@@ -333,7 +333,7 @@ pub(crate) fn is_printable(c: char) -> bool {
 }
 
 /// Longest text of a peer in bytes.
-pub(crate) const MOST: usize = 200;
+pub(crate) const MAX_PRINTED_BYTES: usize = 200;
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -444,7 +444,7 @@ mod printable_tests {
         #[test]
         fn any_text_becomes_a_short_line(text in any::<String>()) {
             let printed = printable(&text);
-            prop_assert!(printed.len() <= MOST && printed.chars().all(is_printable));
+            prop_assert!(printed.len() <= MAX_PRINTED_BYTES && printed.chars().all(is_printable));
             prop_assert_eq!(printable(&printed), printed);
         }
     }

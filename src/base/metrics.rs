@@ -13,7 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::base::access_log::RefusalLogLimiter;
-use crate::base::process::Process;
+use crate::base::process::ProcessCollector;
 
 /// The metrics of this process: made once by the wiring, passed to every part that counts. Cheap to clone.
 ///
@@ -36,9 +36,9 @@ pub struct Metrics {
     /// Second links beside one that had fallen silent: `dialled`, and of these `won`, `lost` or `failed`.
     pub second_links: CauseCounter,
     /// Edges that were asked to link to a pod that has fewer.
-    pub moved: Counter,
+    pub edges_rebalanced: Counter,
     /// Seconds from a ping to its answer, on every link.
-    pub round_trip: LatencyHistogram,
+    pub rtt: LatencyHistogram,
     /// How often a plain link was left unread because a session's queue was full.
     pub stalls: Counter,
     /// Sessions of each front end or of the back end.
@@ -46,7 +46,7 @@ pub struct Metrics {
     /// Seconds from a session's request to its answer, good or bad.
     pub opening: LatencyHistogram,
     /// Requests of HTTP that are under way.
-    pub requests: Requests,
+    pub requests: InFlightRequests,
     /// Bytes from clients towards targets.
     pub bytes_up: Counter,
     /// Bytes from targets towards clients.
@@ -58,7 +58,7 @@ pub struct Metrics {
     /// How often a session with an end here was resumed over another path.
     pub resumed: Counter,
     /// Sessions that are relayed by this pod; set every few seconds.
-    pub passing: Gauge,
+    pub sessions_relayed: Gauge,
     /// Bytes that sessions hold in memory, by budget; set every few seconds.
     pub memory: Memory,
     /// Frames that were dropped (wrong link, role or attempt, or unknown), by cause.
@@ -96,11 +96,11 @@ pub struct Sessions {
 
 /// Counts one session as alive until dropped.
 #[derive(Debug)]
-pub struct Alive {
+pub struct ActiveSession {
     sessions: Sessions,
     front: &'static str,
     result: &'static str,
-    request: Option<UnderWay>,
+    request: Option<InFlightGuard>,
 }
 
 /// A histogram of times in seconds.
@@ -109,18 +109,18 @@ pub struct LatencyHistogram(Histogram);
 
 impl Metrics {
     /// The metrics of a pod, whose namespace and name become the labels of `tunnel_cloud_nodes`, unless they are empty.
-    pub fn cloud(namespace: &str, pod: &str) -> Self {
+    pub fn server(namespace: &str, pod: &str) -> Self {
         let mut registry = Registry::default();
         let labels = [("kubernetes_namespace", namespace), ("kubernetes_pod_name", pod)];
         let known = labels.into_iter().filter(|(_, value)| !value.is_empty());
-        let labels: PodLabels = known.map(|(name, value)| (name, value.to_owned())).collect();
+        let labels: KubernetesLabels = known.map(|(name, value)| (name, value.to_owned())).collect();
         let (name, help) = ("tunnel_cloud_nodes", "Number of edge nodes");
         if labels.is_empty() {
             let nodes = Gauge::default();
             registry.register(name, help, nodes.clone());
             return Self::with(registry, nodes);
         }
-        let nodes = Family::<PodLabels, Gauge>::default();
+        let nodes = Family::<KubernetesLabels, Gauge>::default();
         registry.register(name, help, nodes.clone());
         Self::with(registry, nodes.get_or_create_owned(&labels))
     }
@@ -131,15 +131,15 @@ impl Metrics {
     }
 
     /// All metrics as text of that form.
-    pub fn encode(&self, form: Form) -> String {
+    pub fn encode(&self, form: ExpositionFormat) -> String {
         let mut text = String::with_capacity(TEXT_BYTES);
         // Writing to a String fails only if a metric's own encoding fails; the text before it is still served.
         if encode(&mut text, &self.registry).is_err() {
             tracing::error!("metrics could not be written in full");
         }
         match form {
-            Form::Open => text,
-            Form::Plain => plain(&text),
+            ExpositionFormat::Open => text,
+            ExpositionFormat::Plain => plain(&text),
         }
     }
 
@@ -152,18 +152,18 @@ impl Metrics {
             name_conflicts: Counter::default(),
             reconnects: Counter::default(),
             second_links: CauseCounter::default(),
-            moved: Counter::default(),
-            round_trip: LatencyHistogram::new(&ROUND_TRIP_SECONDS),
+            edges_rebalanced: Counter::default(),
+            rtt: LatencyHistogram::new(&ROUND_TRIP_SECONDS),
             stalls: Counter::default(),
             sessions: Sessions::default(),
             opening: LatencyHistogram::new(&OPENING_SECONDS),
-            requests: Requests::default(),
+            requests: InFlightRequests::default(),
             bytes_up: Counter::default(),
             bytes_down: Counter::default(),
             resets: CauseCounter::default(),
             undelivered: CauseCounter::default(),
             resumed: Counter::default(),
-            passing: Gauge::default(),
+            sessions_relayed: Gauge::default(),
             memory: Memory::default(),
             frames_dropped: CauseCounter::default(),
             connections_refused: CauseCounter::default(),
@@ -179,7 +179,7 @@ impl Metrics {
         let build = Family::<BuildLabels, Gauge>::default();
         build.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION") }).set(1);
         all.register("tunnel_build_info", "The version of this program; always 1", build);
-        all.register_collector(Box::new(Process));
+        all.register_collector(Box::new(ProcessCollector));
         metrics.registry = Arc::new(all);
         metrics
     }
@@ -214,9 +214,9 @@ impl Memory {
 
 impl Sessions {
     /// Counts a session of `front` as alive until the result is dropped.
-    pub fn begin(&self, front: &'static str) -> Alive {
+    pub fn start(&self, front: &'static str) -> ActiveSession {
         self.now.get_or_create(&ListenerLabels { front }).inc();
-        Alive { sessions: self.clone(), front, result: "cut", request: None }
+        ActiveSession { sessions: self.clone(), front, result: "cut", request: None }
     }
 
     /// Counts a session that was refused before it opened.
@@ -235,9 +235,9 @@ impl Sessions {
     }
 }
 
-impl Alive {
+impl ActiveSession {
     /// The session is what a request has become, which is under way as long as it is alive.
-    pub fn carries(&mut self, request: UnderWay) {
+    pub fn carries(&mut self, request: InFlightGuard) {
         self.request = Some(request);
     }
 
@@ -247,7 +247,7 @@ impl Alive {
     }
 }
 
-impl Drop for Alive {
+impl Drop for ActiveSession {
     fn drop(&mut self) {
         self.sessions.now.get_or_create(&ListenerLabels { front: self.front }).dec();
         self.sessions.refused(self.front, self.result);
@@ -293,14 +293,14 @@ impl Certificates {
 
 /// A form of the metrics' text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum ExpositionFormat {
     /// OpenMetrics 1.0.
     Open,
     /// Prometheus' own, version 0.0.4.
     Plain,
 }
 
-impl Form {
+impl ExpositionFormat {
     /// What a scraper wants by its `Accept`: OpenMetrics if it asks for that, and not rather for the other one.
     pub fn wanted(accept: &str) -> Self {
         let weight = |kind: &str| {
@@ -354,7 +354,7 @@ pub(crate) fn plain(open: &str) -> String {
 // The labels of metrics; their values are fixed words.
 
 /// Labels of which each stands only where it is known.
-pub(crate) type PodLabels = Vec<(&'static str, String)>;
+pub(crate) type KubernetesLabels = Vec<(&'static str, String)>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct BuildLabels {
@@ -410,9 +410,9 @@ impl Metrics {
         let help = "Second links beside one that had fallen silent: dialled; won (it answered first), lost (the old one did), failed";
         to.register("tunnel_second_links", help, self.second_links.0.clone());
         let help = "Edges that were asked to link to a pod that has fewer";
-        to.register("tunnel_edges_moved", help, self.moved.clone());
+        to.register("tunnel_edges_moved", help, self.edges_rebalanced.clone());
         let help = "Time from a ping to its answer";
-        to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, self.round_trip.0.clone());
+        to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, self.rtt.0.clone());
         to.register(
             "tunnel_link_stalls",
             "Times a plain link was left unread for a slow reader",
@@ -450,7 +450,7 @@ impl Metrics {
         to.register(
             "tunnel_sessions_passing",
             "Sessions that only pass through this pod",
-            self.passing.clone(),
+            self.sessions_relayed.clone(),
         );
         let help = "Bytes held of each budget: promised to far ends, kept until they have received it (or a little more), \
                     passing through to another link, unpromised (sent by plain peers, not read yet)";
@@ -485,19 +485,19 @@ impl Metrics {
 
 /// Requests that are under way, by verb and kind of path, both of them fixed words.
 #[derive(Debug, Clone, Default)]
-pub struct Requests(pub(crate) Family<RequestLabels, Gauge>);
+pub struct InFlightRequests(pub(crate) Family<RequestLabels, Gauge>);
 
 /// Counts one request as under way until dropped.
 #[derive(Debug)]
 #[must_use = "the request is under way as long as this is there"]
-pub struct UnderWay(Gauge);
+pub struct InFlightGuard(Gauge);
 
-impl Requests {
+impl InFlightRequests {
     /// Counts a request with this method and path as under way until the result is dropped.
-    pub fn begin(&self, method: &str, path: &str) -> UnderWay {
+    pub fn start(&self, method: &str, path: &str) -> InFlightGuard {
         let gauge = self.gauge(method, path);
         gauge.inc();
-        UnderWay(gauge)
+        InFlightGuard(gauge)
     }
 
     /// Requests of that kind that are under way.
@@ -511,7 +511,7 @@ impl Requests {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -536,8 +536,8 @@ mod tests {
 
     #[test]
     fn the_text_has_superedges_gauge_and_ours_and_ends_well() {
-        let metrics = Metrics::cloud("edge-system", "tunnel-cloud-0");
-        let quiet = metrics.encode(Form::Open);
+        let metrics = Metrics::server("edge-system", "tunnel-cloud-0");
+        let quiet = metrics.encode(ExpositionFormat::Open);
         let gauge = |n: i64| {
             format!(
                 "tunnel_cloud_nodes{{kubernetes_namespace=\"edge-system\",\
@@ -550,7 +550,7 @@ mod tests {
         metrics.bytes_up.inc_by(7);
         metrics.opening.observe(Duration::from_millis(3));
         metrics.memory.set("kept", 5, 6);
-        let text = metrics.encode(Form::Open);
+        let text = metrics.encode(ExpositionFormat::Open);
         for line in [
             gauge(1).trim_end(),
             "tunnel_links_ended_total{cause=\"silent\"} 1",
@@ -569,7 +569,7 @@ mod tests {
 
     /// Each metric with a value, so that it is shown.
     fn all_shown() -> Metrics {
-        let metrics = Metrics::cloud("ns", "pod");
+        let metrics = Metrics::server("ns", "pod");
         // A new field does not compile here until it is given a value, if it needs one to be shown.
         let Metrics {
             links_ended,
@@ -587,14 +587,14 @@ mod tests {
             links: _,
             name_conflicts: _,
             reconnects: _,
-            moved: _,
-            round_trip: _,
+            edges_rebalanced: _,
+            rtt: _,
             stalls: _,
             opening: _,
             bytes_up: _,
             bytes_down: _,
             resumed: _,
-            passing: _,
+            sessions_relayed: _,
             published: _,
             publish_failures: _,
             refusals: _,
@@ -613,14 +613,14 @@ mod tests {
         }
         memory.set("a", 1, 1);
         certificates.set("a", 1);
-        sessions.begin("a").end("b");
-        drop(requests.begin("GET", "/"));
+        sessions.start("a").end("b");
+        drop(requests.start("GET", "/"));
         metrics
     }
 
     #[tokio::test]
     async fn the_operators_page_has_each_metric_and_no_other() {
-        let text = all_shown().encode(Form::Plain);
+        let text = all_shown().encode(ExpositionFormat::Plain);
         let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let shown: std::collections::BTreeSet<_> = shown.collect();
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -632,19 +632,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_outside_of_kubernetes_has_no_empty_labels() {
+    fn a_server_outside_of_kubernetes_has_no_empty_labels() {
         for (namespace, pod, line) in [
             ("", "", "tunnel_cloud_nodes 0"),
             ("ns", "", "tunnel_cloud_nodes{kubernetes_namespace=\"ns\"} 0"),
         ] {
-            let text = Metrics::cloud(namespace, pod).encode(Form::Plain);
+            let text = Metrics::server(namespace, pod).encode(ExpositionFormat::Plain);
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
     }
 
     #[test]
     fn the_process_tells_its_version_its_start_and_its_limit_of_files() {
-        let text = Metrics::edge().encode(Form::Plain);
+        let text = Metrics::edge().encode(ExpositionFormat::Plain);
         let value = |name: &str| {
             let line = text
                 .lines()
@@ -662,13 +662,13 @@ mod tests {
 
     #[test]
     fn an_edge_shows_no_gauge_of_nodes() {
-        assert!(!Metrics::edge().encode(Form::Open).contains("tunnel_cloud_nodes"));
+        assert!(!Metrics::edge().encode(ExpositionFormat::Open).contains("tunnel_cloud_nodes"));
     }
 
     #[test]
     fn a_session_counts_as_alive_until_it_ends() {
         let metrics = Metrics::edge();
-        let (one, two) = (metrics.sessions.begin("ssh"), metrics.sessions.begin("ssh"));
+        let (one, two) = (metrics.sessions.start("ssh"), metrics.sessions.start("ssh"));
         assert_eq!(metrics.sessions.now("ssh"), 2);
         one.end("over");
         drop(two);
@@ -686,16 +686,16 @@ mod form_tests {
         let prometheus =
             "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for (accept, form) in [
-            (prometheus, Form::Open),
-            ("application/openmetrics-text", Form::Open),
-            ("Application/OpenMetrics-Text; version=0.0.1", Form::Open),
-            ("text/plain;version=0.0.4;q=0.5,application/openmetrics-text;q=0.2", Form::Plain),
-            ("application/openmetrics-text;q=0", Form::Plain),
-            ("text/plain", Form::Plain),
-            ("*/*", Form::Plain),
-            ("", Form::Plain),
+            (prometheus, ExpositionFormat::Open),
+            ("application/openmetrics-text", ExpositionFormat::Open),
+            ("Application/OpenMetrics-Text; version=0.0.1", ExpositionFormat::Open),
+            ("text/plain;version=0.0.4;q=0.5,application/openmetrics-text;q=0.2", ExpositionFormat::Plain),
+            ("application/openmetrics-text;q=0", ExpositionFormat::Plain),
+            ("text/plain", ExpositionFormat::Plain),
+            ("*/*", ExpositionFormat::Plain),
+            ("", ExpositionFormat::Plain),
         ] {
-            assert_eq!(Form::wanted(accept), form, "{accept}");
+            assert_eq!(ExpositionFormat::wanted(accept), form, "{accept}");
         }
     }
 
@@ -717,17 +717,17 @@ mod requests_tests {
 
     #[test]
     fn a_request_is_under_way_until_it_is_dropped_and_no_client_makes_up_a_label() {
-        let requests = Requests::default();
+        let requests = InFlightRequests::default();
         let all =
             [("GET", "/exec/a/b/c"), ("GET", "/metrics"), ("GET", "/metrics/cadvisor"), ("POST", "/exec")];
-        let held = all.map(|(verb, path)| requests.begin(verb, path));
+        let held = all.map(|(verb, path)| requests.start(verb, path));
         assert_eq!(requests.now("GET", "/metrics"), 2);
         assert_eq!(requests.now("GET", "/exec/x"), 1);
         assert_eq!(requests.now("POST", "/exec/x"), 1);
         drop(held);
         assert_eq!(requests.now("GET", "/metrics"), 0);
         let _odd =
-            [("BREW", "/pot"), ("brew", "/Exec"), ("BREW", "/exec2")].map(|(v, p)| requests.begin(v, p));
+            [("BREW", "/pot"), ("brew", "/Exec"), ("BREW", "/exec2")].map(|(v, p)| requests.start(v, p));
         assert_eq!(requests.now("BREW", "/"), 3);
         assert_eq!(requests.now("X", "/y"), 3, "all that is unknown is one");
     }

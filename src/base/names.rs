@@ -68,7 +68,7 @@ impl NodeName {
     }
 
     /// Stands for a target at no node: its receiver dials by itself.
-    pub fn outside() -> Self {
+    pub fn direct() -> Self {
         Self("-".into())
     }
 

@@ -17,9 +17,9 @@ use crate::base::logging;
 
 /// Memory in bytes, processor seconds, start, open files and their limit, and tasks of this process.
 #[derive(Debug)]
-pub(crate) struct Process;
+pub(crate) struct ProcessCollector;
 
-impl Collector for Process {
+impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let stat = stat();
         if let Some(bytes) = stat.as_ref().and_then(resident_bytes) {

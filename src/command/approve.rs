@@ -11,10 +11,10 @@ use http::Method;
 use tokio::net::TcpStream;
 use tracing::{info, info_span};
 
-use crate::admin::health::{Pulse, health};
+use crate::admin::health::{Watchdog, health};
 use crate::admin::readiness::Readiness;
 use crate::base::drain::Drain;
-use crate::command::Failure;
+use crate::command::CommandError;
 use crate::command::status::exchange;
 use crate::config::Environment;
 use crate::kubernetes::cluster::Cluster;
@@ -24,7 +24,7 @@ use crate::net::listen::TcpAccept;
 
 /// Whose requests are approved, and for what.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Approve {
+pub struct ApproveArgs {
     /// Service account of the tunnel's pods, which alone may have the certificates of profiles server and proxy-client.
     #[arg(long, value_name = "NAMESPACE:NAME", default_value = "edge-system:tunnel-cloud", value_parser = account)]
     pub account: String,
@@ -41,7 +41,7 @@ pub struct Approve {
     /// Approve nothing, but ask the approver at --health how it is: whether it lives, or is ready as well. A probe of a container
     /// runs this, as nobody else reaches that address.
     #[arg(long, value_name = "WHAT")]
-    pub check: Option<Check>,
+    pub check: Option<HealthCheck>,
     /// kubeconfig file, outside of the cluster. [default: the service account of its own pod]
     #[arg(long = "k", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -49,7 +49,7 @@ pub struct Approve {
 
 /// What is asked of an approver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Check {
+pub enum HealthCheck {
     /// Whether its work goes on.
     Live,
     /// Whether it sees requests.
@@ -62,52 +62,57 @@ pub enum Check {
 ///
 /// There is no cluster to reach, or the port cannot be had; the approver that is asked does not answer, or is not well.
 pub async fn approve(
-    asked: &Approve,
+    asked: &ApproveArgs,
     env: &Environment,
     stop: impl Future<Output = ()>,
-) -> Result<String, Failure> {
+) -> Result<String, CommandError> {
     if let Some(what) = asked.check {
         return check(asked.health, what).await;
     }
     let inside = env.kubernetes_service_host.is_some();
     if asked.kubeconfig.is_none() && !inside {
         let text = "this process runs outside a cluster: name its kubeconfig with --k";
-        return Err(Failure::usage(text));
+        return Err(CommandError::usage(text));
     }
-    let listener = TcpAccept::bind(asked.health).map_err(|error| Failure::unavailable(error.to_string()))?;
+    let listener =
+        TcpAccept::bind(asked.health).map_err(|error| CommandError::unavailable(error.to_string()))?;
     let pods = format!("system:serviceaccount:{}", asked.account);
     let namespace = asked.account.split_once(':').map(|(namespace, _)| namespace.to_owned());
     let cluster = Cluster { kubeconfig: asked.kubeconfig.clone(), namespace };
     let names = asked.names.iter().map(|name| name.to_ascii_lowercase()).collect();
     let approver =
         Approver::new(cluster, pods.clone(), NameLookup { services: asked.services.clone(), names });
-    let (readiness, pulse, drain) = (Readiness::waiting_for(&[REQUESTS]), Pulse::new(), Drain::new());
+    let (readiness, pulse, drain) = (Readiness::waiting_for(&[REQUESTS]), Watchdog::new(), Drain::new());
     let (shown, felt) = (readiness.clone(), pulse.clone());
     let report = move |state| {
-        felt.beat();
+        felt.kick();
         shown.set(REQUESTS, state);
     };
     info!(%pods, health = %listener.at(), "requests of the tunnel's pods and edges are approved, all others are not touched");
     drain.spawn(info_span!("approver"), approver.run(report, drain.clone()));
     drain.spawn(info_span!("health"), health(listener, readiness, pulse, drain.clone()));
     stop.await;
-    drain.begin();
+    drain.start();
     drain.finish(CLOSE_TIMEOUT, std::future::pending()).await;
     Ok(String::new())
 }
 
 /// Asks the approver that answers there.
-async fn check(at: SocketAddr, what: Check) -> Result<String, Failure> {
+async fn check(at: SocketAddr, what: HealthCheck) -> Result<String, CommandError> {
     let failed =
-        |cause: String| Failure::unavailable(format!("the approver at {at} does not answer: {cause}"));
+        |cause: String| CommandError::unavailable(format!("the approver at {at} does not answer: {cause}"));
     let stream = TcpStream::connect(at).await.map_err(|cause| failed(cause.to_string()))?;
     let path = match what {
-        Check::Live => "/livez",
-        Check::Ready => "/readyz",
+        HealthCheck::Live => "/livez",
+        HealthCheck::Ready => "/readyz",
     };
     let (status, body) = exchange(stream, Method::GET, path, Bytes::new()).await.map_err(failed)?;
     let said = String::from_utf8_lossy(&body).trim_end().to_owned();
-    if status == 200 { Ok(said) } else { Err(Failure::unavailable(format!("the approver at {at}: {said}"))) }
+    if status == 200 {
+        Ok(said)
+    } else {
+        Err(CommandError::unavailable(format!("the approver at {at}: {said}")))
+    }
 }
 
 fn account(text: &str) -> Result<String, &'static str> {
@@ -136,9 +141,9 @@ mod tests {
 
     use super::*;
 
-    fn asked(health: SocketAddr, check: Option<Check>) -> Approve {
+    fn asked(health: SocketAddr, check: Option<HealthCheck>) -> ApproveArgs {
         let (account, names, kubeconfig) = ("a:b".to_owned(), Vec::new(), Some("/none".into()));
-        Approve { account, services: Vec::new(), names, health, check, kubeconfig }
+        ApproveArgs { account, services: Vec::new(), names, health, check, kubeconfig }
     }
 
     /// Its kubeconfig is not there, so it sees no request, and says so.
@@ -148,16 +153,18 @@ mod tests {
         let at = port.local_addr().unwrap();
         drop(port);
         let (env, (stop, stopped)) = (Environment::default(), oneshot::channel::<()>());
-        let gone = approve(&asked(at, Some(Check::Live)), &env, std::future::pending()).await.unwrap_err();
+        let gone =
+            approve(&asked(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.unwrap_err();
         assert!(gone.code == 69 && gone.text.contains("does not answer"), "{gone}");
         let running = asked(at, None);
         let runs = approve(&running, &env, async { drop(stopped.await) });
         let asks = async {
-            while approve(&asked(at, Some(Check::Live)), &env, std::future::pending()).await.is_err() {
+            while approve(&asked(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.is_err() {
                 tokio::task::yield_now().await;
             }
-            let unready =
-                approve(&asked(at, Some(Check::Ready)), &env, std::future::pending()).await.unwrap_err();
+            let unready = approve(&asked(at, Some(HealthCheck::Ready)), &env, std::future::pending())
+                .await
+                .unwrap_err();
             assert!(unready.text.contains("requests: "), "{unready}");
             stop.send(()).unwrap();
         };

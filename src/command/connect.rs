@@ -36,7 +36,7 @@ use tracing::Span;
 use crate::base::drain::Drain;
 use crate::base::logging::printable;
 use crate::base::names::{Host, Target};
-use crate::command::Failure;
+use crate::command::CommandError;
 use crate::net::ByteStream;
 use crate::net::dial::dial;
 use crate::net::listen::TcpAccept;
@@ -45,11 +45,11 @@ use crate::net::resolver::Resolver;
 use crate::net::socket::{Connection, Socket};
 use crate::net::tls::{self, Identity, TlsClientConfig, Trust};
 use crate::session_io::copy::close;
-use crate::session_io::copy::{EndKind, Ended, Side, splice};
+use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
 
 /// What `tunnel connect` is asked for.
 #[derive(Debug, Clone, Args)]
-pub struct Connect {
+pub struct ConnectArgs {
     /// NODE:PORT, as clients of a pod name it; or NODE, with PORT behind it.
     #[arg(value_name = "NODE:PORT")]
     pub target: String,
@@ -83,23 +83,23 @@ pub struct Connect {
 ///
 /// The session was refused, with the pod's reason, or broke off.
 pub async fn connect(
-    asked: &Connect,
+    asked: &ConnectArgs,
     stop: impl Future<Output = ()>,
     say: impl Fn(&str) + Clone + Send + Sync + 'static,
-) -> Result<String, Failure> {
+) -> Result<String, CommandError> {
     let target = target(asked)?;
-    let pod = Pod::new(asked)?;
+    let server = ConnectEndpoint::new(asked)?;
     match &asked.listen {
         None => {
-            let session = pod.open(&target).await?;
+            let session = server.open(&target).await?;
             carry(session).await?;
         }
-        Some(at) => listen(local(at)?, Arc::new(pod), target, stop, say).await?,
+        Some(at) => listen(local(at)?, Arc::new(server), target, stop, say).await?,
     }
     Ok(String::new())
 }
 
-fn target(asked: &Connect) -> Result<Target, Failure> {
+fn target(asked: &ConnectArgs) -> Result<Target, CommandError> {
     let text = match asked.port {
         None => asked.target.clone(),
         // ssh gives an IPv6 address without brackets.
@@ -108,38 +108,39 @@ fn target(asked: &Connect) -> Result<Target, Failure> {
         }
         Some(port) => format!("{}:{port}", asked.target),
     };
-    text.parse().map_err(|cause| Failure::usage(format!("{text:?} is no target: {cause}; want NODE:PORT")))
+    text.parse()
+        .map_err(|cause| CommandError::usage(format!("{text:?} is no target: {cause}; want NODE:PORT")))
 }
 
-fn local(text: &str) -> Result<SocketAddr, Failure> {
+fn local(text: &str) -> Result<SocketAddr, CommandError> {
     let port = text.parse::<u16>().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
     port.or_else(|_| text.parse()).map_err(|_| {
-        Failure::usage(format!("--listen={text}: want IP:PORT, for example 127.0.0.1:8022, or a port"))
+        CommandError::usage(format!("--listen={text}: want IP:PORT, for example 127.0.0.1:8022, or a port"))
     })
 }
 
 async fn listen(
     at: SocketAddr,
-    pod: Arc<Pod>,
+    server: Arc<ConnectEndpoint>,
     target: Target,
     stop: impl Future<Output = ()>,
     say: impl Fn(&str) + Clone + Send + Sync + 'static,
-) -> Result<(), Failure> {
-    let listener = TcpAccept::bind(at).map_err(|cause| Failure::unavailable(cause.to_string()))?;
+) -> Result<(), CommandError> {
+    let listener = TcpAccept::bind(at).map_err(|cause| CommandError::unavailable(cause.to_string()))?;
     say(&format!("{} leads to {target}; Ctrl-C ends it", listener.at()));
     if !at.ip().is_loopback() {
         say("whoever reaches that address reaches the target, with your rights at the pod");
     }
-    let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MOST_CONNECTIONS)), Pool::new());
+    let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)), Pool::new());
     let serving = async {
         loop {
             // Only this function has the semaphore, and never closes it.
             let Ok(permit) = room.clone().acquire_owned().await else { return };
             let (client, _) = listener.accept().await;
             let client = Socket::new(client, pool.clone());
-            let (pod, target, say) = (pod.clone(), target.clone(), say.clone());
+            let (server, target, say) = (server.clone(), target.clone(), say.clone());
             drain.spawn(Span::none(), async move {
-                if let Err(why) = serve(client, &pod, &target).await {
+                if let Err(why) = serve(client, &server, &target).await {
                     say(&format!("tunnel: {why}"));
                 }
                 drop(permit);
@@ -155,13 +156,17 @@ async fn listen(
 }
 
 /// Serves one client of the local port. Unless all bytes have passed, its connection is reset.
-async fn serve(mut client: Socket<TcpStream>, pod: &Pod, target: &Target) -> Result<(), Failure> {
+async fn serve(
+    mut client: Socket<TcpStream>,
+    server: &ConnectEndpoint,
+    target: &Target,
+) -> Result<(), CommandError> {
     client.io().breaks_off(true);
-    let mut session = pod.open(target).await?;
+    let mut session = server.open(target).await?;
     let ended = session.carry(&mut client).await;
     close(&mut client, Side::A, ended).await;
     match ended {
-        Ended { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
+        CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
             Err(session.broken(kind))
         }
         // A client whose own connection failed knows that.
@@ -170,12 +175,12 @@ async fn serve(mut client: Socket<TcpStream>, pod: &Pod, target: &Target) -> Res
 }
 
 /// Connections at once; more wait to be accepted.
-const MOST_CONNECTIONS: usize = 1000;
+const MAX_CONNECTIONS: usize = 1000;
 
 // The way to a pod's port for CONNECT, and opening a session through it.
 
 /// A pod's port for CONNECT.
-pub(crate) struct Pod {
+pub(crate) struct ConnectEndpoint {
     place: Place,
     /// TLS, and the name that the pod's certificate must carry.
     tls: Option<(TlsConnector, ServerName<'static>)>,
@@ -189,15 +194,15 @@ enum Place {
     Socket(PathBuf),
 }
 
-impl Pod {
+impl ConnectEndpoint {
     /// Reads the files that are named.
-    pub(crate) fn new(asked: &Connect) -> Result<Self, Failure> {
+    pub(crate) fn new(asked: &ConnectArgs) -> Result<Self, CommandError> {
         let wrong = |why: &str| {
             let text = format!(
                 "--through={}: {why}; want http://[USER@]HOST:PORT, https://… or unix:/PATH",
                 asked.through
             );
-            Err(Failure::usage(text))
+            Err(CommandError::usage(text))
         };
         if let Some(path) = asked.through.strip_prefix("unix:") {
             return match path.starts_with('/') {
@@ -217,23 +222,23 @@ impl Pod {
         if user.is_some_and(|user| user.contains(':')) {
             let text = "--through: everybody on this machine could read the password there: put it into a file, and name that \
                         with --password-file";
-            return Err(Failure::usage(text));
+            return Err(CommandError::usage(text));
         }
         let Ok(at) = place.trim_end_matches('/').parse::<Target>() else {
             return wrong("host and port are not understood");
         };
         let tls = if secure { Some(encryption(asked, &at)?) } else { None };
         if !secure && (asked.ca.is_some() || asked.cert.is_some()) {
-            return Err(Failure::usage("--ca and --cert are for TLS: say https:// in --through"));
+            return Err(CommandError::usage("--ca and --cert are for TLS: say https:// in --through"));
         }
         let authorization = authorization(user, asked.password_file.as_deref())?;
         Ok(Self { place: Place::At(at), tls, authorization, pool: Pool::new() })
     }
 
     /// Opens a session to a target. Cancel safe.
-    pub(crate) async fn open(&self, target: &Target) -> Result<Session, Failure> {
+    pub(crate) async fn open(&self, target: &Target) -> Result<ConnectStream, CommandError> {
         let failed =
-            |why: &dyn fmt::Display| Failure::unavailable(format!("no way to the pod {self}: {why}"));
+            |why: &dyn fmt::Display| CommandError::unavailable(format!("no way to the pod {self}: {why}"));
         let trace = format!("{:08x}", rand::random::<u32>());
         let request = self.request(target, &trace)?;
         let opening = async {
@@ -263,7 +268,7 @@ impl Pod {
         };
         let opened = timeout(ANSWER, opening).await;
         let carrier = opened.map_err(|_| failed(&format_args!("no answer within {ANSWER:?}")))??;
-        Ok(Session { carrier, pod: self.to_string(), trace })
+        Ok(ConnectStream { carrier, server: self.to_string(), trace })
     }
 
     /// Sends CONNECT, and takes the stream back from HTTP once the pod has agreed.
@@ -271,9 +276,10 @@ impl Pod {
         &self,
         stream: C,
         request: Request<Empty<Bytes>>,
-    ) -> Result<Socket<C>, Failure> {
-        let broken =
-            |cause: hyper::Error| Failure::unavailable(format!("the pod {self} gave no answer: {cause}"));
+    ) -> Result<Socket<C>, CommandError> {
+        let broken = |cause: hyper::Error| {
+            CommandError::unavailable(format!("the pod {self} gave no answer: {cause}"))
+        };
         let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let mut answer = std::pin::pin!(async {
             let answer = sender.send_request(request).await?;
@@ -299,9 +305,9 @@ impl Pod {
         Ok(Socket::with_early(parts.io.into_inner(), self.pool.clone(), parts.read_buf))
     }
 
-    fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, Failure> {
+    fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, CommandError> {
         let text = target.to_string();
-        let wrong = |_| Failure::usage(format!("{text:?} cannot be asked for over HTTP"));
+        let wrong = |_| CommandError::usage(format!("{text:?} cannot be asked for over HTTP"));
         let mut request = Request::new(Empty::new());
         *request.method_mut() = Method::CONNECT;
         *request.uri_mut() = Uri::try_from(&*text).map_err(wrong)?;
@@ -317,7 +323,7 @@ impl Pod {
     }
 }
 
-impl fmt::Display for Pod {
+impl fmt::Display for ConnectEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             Place::At(at) => at.fmt(f),
@@ -327,14 +333,14 @@ impl fmt::Display for Pod {
 }
 
 /// Why the pod refused: its reason phrase, and what its body says to do.
-async fn refusal(answer: Response<Incoming>) -> Failure {
+async fn refusal(answer: Response<Incoming>) -> CommandError {
     let status = answer.status();
     let phrase = answer
         .extensions()
         .get::<ReasonPhrase>()
         .map(|reason| String::from_utf8_lossy(reason.as_bytes()).into_owned());
     let phrase = phrase.unwrap_or_else(|| status.canonical_reason().unwrap_or_default().to_owned());
-    let body = Limited::new(answer.into_body(), MOST_BODY)
+    let body = Limited::new(answer.into_body(), MAX_BODY)
         .collect()
         .await
         .map(|body| body.to_bytes())
@@ -348,36 +354,37 @@ async fn refusal(answer: Response<Incoming>) -> Failure {
         .map(|line| format!("\n  {}", printable(line)))
         .collect();
     let code = if matches!(status.as_u16(), 403 | 407) { NOT_PERMITTED } else { REFUSED };
-    Failure { code, text: format!("{} {}{more}", status.as_u16(), printable(&phrase)) }
+    CommandError { code, text: format!("{} {}{more}", status.as_u16(), printable(&phrase)) }
 }
 
-fn encryption(asked: &Connect, at: &Target) -> Result<(TlsConnector, ServerName<'static>), Failure> {
+fn encryption(asked: &ConnectArgs, at: &Target) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
     let Some(ca) = asked.ca.clone() else {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "https:// wants --ca=FILE: the authority that signed the pod's certificate",
         ));
     };
     let identity = asked.cert.clone().zip(asked.key.clone()).map(|(cert, key)| Identity { cert, key });
     let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"http/1.1".to_vec()] };
-    let config = settings.load().map_err(|cause| Failure::unusable(cause.to_string()))?;
-    let name = tls::server_name(&at.host.to_string()).map_err(|cause| Failure::usage(cause.to_string()))?;
+    let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
+    let name =
+        tls::server_name(&at.host.to_string()).map_err(|cause| CommandError::usage(cause.to_string()))?;
     Ok((TlsConnector::from(config.load()), name))
 }
 
-fn authorization(user: Option<&str>, file: Option<&Path>) -> Result<Option<HeaderValue>, Failure> {
+fn authorization(user: Option<&str>, file: Option<&Path>) -> Result<Option<HeaderValue>, CommandError> {
     let (user, file) = match (user, file) {
         (None, None) => return Ok(None),
         (Some(user), Some(file)) => (user, file),
-        (Some(_), None) => return Err(Failure::usage("USER in --through wants --password-file")),
+        (Some(_), None) => return Err(CommandError::usage("USER in --through wants --password-file")),
         (None, Some(_)) => {
-            return Err(Failure::usage("--password-file wants a user: --through=http://USER@HOST:PORT"));
+            return Err(CommandError::usage("--password-file wants a user: --through=http://USER@HOST:PORT"));
         }
     };
     let password = std::fs::read_to_string(file)
-        .map_err(|cause| Failure::unusable(format!("cannot read {}: {cause}", file.display())))?;
+        .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", file.display())))?;
     let plain = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
     let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))
-        .map_err(|cause| Failure::usage(cause.to_string()))?;
+        .map_err(|cause| CommandError::usage(cause.to_string()))?;
     value.set_sensitive(true);
     Ok(Some(value))
 }
@@ -400,7 +407,7 @@ const DIAL: Duration = Duration::from_secs(10);
 /// For all until the session is open: as long as a pod may wait for a target, and some more.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Of a refusal's text.
-const MOST_BODY: usize = 16 * 1024;
+const MAX_BODY: usize = 16 * 1024;
 /// Exit code where the pod does not let this client in, as in sysexits.h.
 const NOT_PERMITTED: u8 = 77;
 /// Exit code where it cannot open the session.
@@ -414,7 +421,7 @@ const REFUSED: u8 = 69;
 /// # Errors
 ///
 /// The session broke off, or stdin or stdout did.
-pub(crate) async fn carry(session: Session) -> Result<(), Failure> {
+pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
     let failed = |cause: io::Error| broken_off(&cause.to_string());
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let stdio = Stdio {
@@ -429,24 +436,24 @@ pub(crate) async fn carry(session: Session) -> Result<(), Failure> {
 }
 
 /// Copies both ways.
-async fn copy(stdio: Stdio, mut session: Session) -> Result<(), Failure> {
+async fn copy(stdio: Stdio, mut session: ConnectStream) -> Result<(), CommandError> {
     let mut here = Socket::new(stdio, Pool::new());
     let ended = session.carry(&mut here).await;
     // What came before a break is given out all the same.
     let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| unwritten(cause.kind()));
     match ended {
-        Ended { how: EndKind::Finished, .. } => flushed,
-        Ended { by: Side::A, how: EndKind::ReadFailed(kind) } => {
+        CopyEnd { how: EndKind::Finished, .. } => flushed,
+        CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) } => {
             Err(broken_off(&format!("stdin cannot be read: {kind}")))
         }
-        Ended { by: Side::A, how: EndKind::WriteFailed(kind) } => Err(unwritten(kind)),
-        Ended { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
+        CopyEnd { by: Side::A, how: EndKind::WriteFailed(kind) } => Err(unwritten(kind)),
+        CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
             Err(session.broken(kind))
         }
     }
 }
 
-fn unwritten(kind: io::ErrorKind) -> Failure {
+fn unwritten(kind: io::ErrorKind) -> CommandError {
     broken_off(&format!("stdout cannot be written to: {kind}"))
 }
 
@@ -540,10 +547,10 @@ const HANG_UP: Duration = Duration::from_secs(1);
 // An open session through a pod: copying its bytes, and why it broke off.
 
 /// An open session.
-pub(crate) struct Session {
+pub(crate) struct ConnectStream {
     pub(crate) carrier: Carrier,
     /// The address of its pod.
-    pub(crate) pod: String,
+    pub(crate) server: String,
     /// Identifies the session in the pod's access log.
     pub(crate) trace: String,
 }
@@ -555,10 +562,10 @@ pub(crate) enum Carrier {
     Tls(Box<Socket<TlsStream<TcpStream>>>),
 }
 
-impl Session {
+impl ConnectStream {
     /// Copies bytes between `here`, which is side A, and the session until both have ended. Then closes the connection to
     /// the pod: in good order only if all bytes passed. A dropped call resets the connection.
-    pub(crate) async fn carry(&mut self, here: &mut impl ByteStream) -> Ended {
+    pub(crate) async fn carry(&mut self, here: &mut impl ByteStream) -> CopyEnd {
         match &mut self.carrier {
             Carrier::Tcp(socket) => copy_between(here, socket).await,
             Carrier::Unix(socket) => copy_between(here, socket).await,
@@ -567,8 +574,8 @@ impl Session {
     }
 
     /// Returns why the session broke off, as far as its client can know. Only the pod knows the cause, and logs it.
-    pub(crate) fn broken(&self, kind: ErrorKind) -> Failure {
-        let Self { pod, trace, .. } = self;
+    pub(crate) fn broken(&self, kind: ErrorKind) -> CommandError {
+        let Self { server, trace, .. } = self;
         let how = match kind {
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::NotConnected => {
                 "reset the connection".to_owned()
@@ -577,21 +584,21 @@ impl Session {
             kind => format!("was lost: {kind}"),
         };
         broken_off(&format!(
-            "the pod {pod} {how}; its access log says why (trace={trace}), unless it was killed"
+            "the pod {server} {how}; its access log says why (trace={trace}), unless it was killed"
         ))
     }
 }
 
 /// The failure of a session that broke off.
-pub(crate) fn broken_off(why: &str) -> Failure {
-    Failure { code: BROKEN, text: format!("the session broke off: {why}") }
+pub(crate) fn broken_off(why: &str) -> CommandError {
+    CommandError { code: BROKEN, text: format!("the session broke off: {why}") }
 }
 
-async fn copy_between<C: Connection>(here: &mut impl ByteStream, pod: &mut Socket<C>) -> Ended {
+async fn copy_between<C: Connection>(here: &mut impl ByteStream, server: &mut Socket<C>) -> CopyEnd {
     // Also if this process is killed: a truncated upload must not look complete to the target.
-    pod.io().breaks_off(true);
-    let ended = splice(here, pod).await.ended;
-    close(pod, Side::B, ended).await;
+    server.io().breaks_off(true);
+    let ended = copy_bidirectional(here, server).await.ended;
+    close(server, Side::B, ended).await;
     ended
 }
 

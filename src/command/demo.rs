@@ -23,14 +23,14 @@ use crate::base::drain::Drain;
 use crate::base::names::NodeName;
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig as Settings;
-use crate::config::server::Cloud;
+use crate::config::server::ServerConfig;
 use crate::edge::Edge;
 use crate::net::listen::TcpAccept;
-use crate::net::pki::{Authority, Issued, PkiError};
+use crate::net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use crate::net::tls::{
-    ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
+    ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
-use crate::server::Pod;
+use crate::server::Server;
 
 /// Runs the demo until `stop` completes, or asks for the page once and ends if `check`; in each of these ways beside
 /// CONNECT. `say` prints a line on the terminal.
@@ -46,43 +46,43 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     // Each once, whatever is asked for.
     let with: BTreeSet<Module> = with.iter().copied().collect();
-    let begun = Instant::now();
+    let started = Instant::now();
     let files = DemoFiles::make().context("making certificates")?;
     let pages = Drain::new();
     let stage = serve_pages(files.path(), &pages)?;
-    say(&format!("{:>7} certificates and a token made in {}", since(begun), files.path().display()));
+    say(&format!("{:>7} certificates and a token made in {}", since(started), files.path().display()));
 
-    let pod = Pod::start(files.cloud(&with, &stage)?, None).context("starting the pod")?;
-    let ssh = pod.bound.connect().context("the pod has no CONNECT port")?;
-    say(&format!("{:>7} pod:  edges link to {}, clients come to {ssh}", since(begun), pod.bound.grpc));
-    let edge = Edge::start(files.edge(&with, pod.bound.grpc)?, None).context("starting the edge")?;
-    wait_for_node(&pod).await?;
-    say(&format!("{:>7} edge: {NODE} is linked", since(begun)));
+    let server = Server::start(files.cloud(&with, &stage)?, None).context("starting the pod")?;
+    let ssh = server.bound.connect().context("the pod has no CONNECT port")?;
+    say(&format!("{:>7} pod:  edges link to {}, clients come to {ssh}", since(started), server.bound.grpc));
+    let edge = Edge::start(files.edge(&with, server.bound.grpc)?, None).context("starting the edge")?;
+    wait_for_node(&server).await?;
+    say(&format!("{:>7} edge: {NODE} is linked", since(started)));
 
-    let ways = with.iter().map(|module| Ok((*module, module.at(&pod, &edge)?)));
-    let ways = ways.collect::<anyhow::Result<Vec<Way>>>()?;
+    let ways = with.iter().map(|module| Ok((*module, module.at(&server, &edge)?)));
+    let ways = ways.collect::<anyhow::Result<Vec<DemoListener>>>()?;
     let result = if check {
         request(ssh, &ways, &stage, say).await
     } else {
         explain(ssh, &ways, &stage, stop, say).await;
         Ok(())
     };
-    edge.stop(std::future::pending()).await;
-    pod.stop(std::future::pending()).await;
+    edge.shutdown(std::future::pending()).await;
+    server.shutdown(std::future::pending()).await;
     pages.finish(Duration::ZERO, std::future::ready(())).await;
     result
 }
 
 /// A module, and where its clients come in.
-type Way = (Module, SocketAddr);
+type DemoListener = (Module, SocketAddr);
 
 /// Serves the page without and with TLS.
-fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<Stage<'a>> {
+fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'a>> {
     let identity = Identity { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
-    let (clients, offer) = (ClientCertificates::Anonymous, TlsParams::default());
+    let (clients, offer) = (ClientAuth::Anonymous, TlsParams::default());
     let tls = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
     let (plain, encrypted) = (TcpAccept::bind(anywhere())?, TcpAccept::bind(anywhere())?);
-    let stage = Stage { dir, page: plain.at(), tls_page: encrypted.at() };
+    let stage = DemoContext { dir, page: plain.at(), tls_page: encrypted.at() };
     drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
     let acceptor = TlsAcceptor::from(tls.load());
     drain.spawn(info_span!("page"), serve(encrypted, Some(acceptor), drain.clone()));
@@ -100,7 +100,7 @@ impl DemoFiles {
         let dir = std::env::temp_dir().join(format!("tunnel-demo-{:016x}", rand::random::<u64>()));
         DirBuilder::new().mode(0o700).create(&dir)?;
         let this = Self(TempDir(dir));
-        let authority = Authority::new("tunnel demo", VALID)?;
+        let authority = CertificateAuthority::new("tunnel demo", VALID)?;
         let server = authority.server(&["localhost", "127.0.0.1"])?;
         this.write_issued("cloud", &server)?;
         this.write_issued(NODE, &authority.server(&[NODE])?)?;
@@ -114,7 +114,7 @@ impl DemoFiles {
         &self.0.0
     }
 
-    fn write_issued(&self, name: &str, issued: &Issued) -> Result<(), PkiError> {
+    fn write_issued(&self, name: &str, issued: &IssuedCert) -> Result<(), PkiError> {
         let file = |end| self.path().join(format!("{name}.{end}"));
         issued.write(&file("crt"), &file("key"))
     }
@@ -125,7 +125,7 @@ impl DemoFiles {
         file.write_all(text.as_bytes())
     }
 
-    fn cloud(&self, with: &BTreeSet<Module>, stage: &Stage<'_>) -> anyhow::Result<Cloud> {
+    fn cloud(&self, with: &BTreeSet<Module>, stage: &DemoContext<'_>) -> anyhow::Result<ServerConfig> {
         let dir = self.path().display();
         let tables: String = with.iter().map(|module| module.cloud_tables(stage)).collect();
         let text = format!(
@@ -144,7 +144,7 @@ impl DemoFiles {
             drain = "1s"
             {tables}"#
         );
-        Ok(Cloud::read(&text, &Environment::default())?.0)
+        Ok(ServerConfig::read(&text, &Environment::default())?.0)
     }
 
     fn edge(&self, with: &BTreeSet<Module>, grpc: SocketAddr) -> anyhow::Result<Settings> {
@@ -178,14 +178,19 @@ impl Drop for TempDir {
     }
 }
 
-async fn wait_for_node(pod: &Pod) -> anyhow::Result<()> {
+async fn wait_for_node(server: &Server) -> anyhow::Result<()> {
     let node: NodeName = NODE.parse()?;
-    let linked = pod.registry.wait(&node, None, Instant::now() + PATIENCE).await;
+    let linked = server.registry.wait(&node, None, Instant::now() + TIMEOUT).await;
     linked.map(|_| ()).context("the edge did not link within 10 s: see the lines above")
 }
 
 /// Asks for the page once in each way, with times.
-async fn request(ssh: SocketAddr, ways: &[Way], stage: &Stage<'_>, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+async fn request(
+    ssh: SocketAddr,
+    ways: &[DemoListener],
+    stage: &DemoContext<'_>,
+    say: &dyn Fn(&str),
+) -> anyhow::Result<()> {
     say("        (from here on, each line's time begins with its own request)");
     let asked = Instant::now();
     let mut client = TcpStream::connect(ssh).await?;
@@ -205,8 +210,8 @@ async fn request(ssh: SocketAddr, ways: &[Way], stage: &Stage<'_>, say: &dyn Fn(
 /// Prints what to try, and waits.
 async fn explain(
     ssh: SocketAddr,
-    ways: &[Way],
-    stage: &Stage<'_>,
+    ways: &[DemoListener],
+    stage: &DemoContext<'_>,
     stop: impl Future<Output = ()>,
     say: &dyn Fn(&str),
 ) {
@@ -235,8 +240,8 @@ fn anywhere() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-fn since(begun: Instant) -> String {
-    format!("{:.1?}", begun.elapsed())
+fn since(started: Instant) -> String {
+    format!("{:.1?}", started.elapsed())
 }
 
 const NODE: &str = "node1";
@@ -262,7 +267,7 @@ pub enum Module {
 }
 
 /// Where the demo's files and pages are.
-pub(crate) struct Stage<'a> {
+pub(crate) struct DemoContext<'a> {
     /// Certificates, keys and settings.
     pub(crate) dir: &'a Path,
     /// The page.
@@ -281,8 +286,8 @@ impl fmt::Display for Module {
 
 impl Module {
     /// What the pod's settings need for it.
-    pub(crate) fn cloud_tables(self, stage: &Stage<'_>) -> String {
-        let Stage { dir, page, tls_page } = stage;
+    pub(crate) fn cloud_tables(self, stage: &DemoContext<'_>) -> String {
+        let DemoContext { dir, page, tls_page } = stage;
         let dir = dir.display();
         match self {
             Self::Tcp => format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{NODE}/{page}\"\n"),
@@ -311,20 +316,21 @@ impl Module {
     }
 
     /// Where its clients come in.
-    pub(crate) fn at(self, pod: &Pod, edge: &Edge) -> anyhow::Result<SocketAddr> {
-        let of_pod = |front| pod.bound.clients.iter().find(|(name, _)| *name == front).map(|(_, at)| *at);
+    pub(crate) fn at(self, server: &Server, edge: &Edge) -> anyhow::Result<SocketAddr> {
+        let of_server =
+            |front| server.bound.clients.iter().find(|(name, _)| *name == front).map(|(_, at)| *at);
         let at = match self {
-            Self::Tcp => of_pod("tcp"),
-            Self::Http => of_pod("http"),
-            Self::Https => of_pod("https"),
-            Self::Egress => of_pod("egress"),
+            Self::Tcp => of_server("tcp"),
+            Self::Http => of_server("http"),
+            Self::Https => of_server("https"),
+            Self::Egress => of_server("egress"),
             Self::Proxy => edge.bound.proxy,
         };
         at.with_context(|| format!("there is no port for {self}"))
     }
 
     /// What the line to try does, and the line.
-    pub(crate) fn line(self, at: SocketAddr, stage: &Stage<'_>) -> (&'static str, String) {
+    pub(crate) fn line(self, at: SocketAddr, stage: &DemoContext<'_>) -> (&'static str, String) {
         let (port, page, dir) = (at.port(), stage.page.port(), stage.dir.display());
         match self {
             Self::Tcp => ("A TCP port of the pod, which stands for the page's", format!("curl http://{at}/")),
@@ -355,7 +361,7 @@ impl Module {
     }
 
     /// Does what the line does. How many bytes came.
-    pub(crate) async fn ask(self, at: SocketAddr, stage: &Stage<'_>) -> anyhow::Result<usize> {
+    pub(crate) async fn ask(self, at: SocketAddr, stage: &DemoContext<'_>) -> anyhow::Result<usize> {
         let socket = TcpStream::connect(at).await?;
         let host = format!("{NODE}:{}", at.port());
         match self {
@@ -417,7 +423,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) {
     if socket.read(&mut request).await.is_ok() && socket.write_all((head + PAGE).as_bytes()).await.is_ok() {
         // The client has all it needs; how it closes does not matter.
         let _ = socket.shutdown().await;
-        let _ = timeout(PATIENCE, socket.read(&mut request)).await;
+        let _ = timeout(TIMEOUT, socket.read(&mut request)).await;
     }
 }
 
@@ -429,7 +435,7 @@ where
     let ask = format!("GET {url} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     stream.write_all(ask.as_bytes()).await?;
     let mut answer = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.context("no page within 10 s")??;
+    timeout(TIMEOUT, stream.read_to_string(&mut answer)).await.context("no page within 10 s")??;
     if !answer.ends_with(PAGE) {
         bail!("the page came back wrong: {answer:?}");
     }
@@ -442,7 +448,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     stream.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await?;
-    let head = timeout(PATIENCE, read_head(stream)).await.context("no answer to CONNECT within 10 s")??;
+    let head = timeout(TIMEOUT, read_head(stream)).await.context("no answer to CONNECT within 10 s")??;
     let line = head.lines().next().unwrap_or("nothing");
     if !head.contains(" 200 ") {
         bail!("CONNECT was answered: {line}");
@@ -462,4 +468,4 @@ async fn read_head<S: AsyncRead + Unpin>(stream: &mut S) -> anyhow::Result<Strin
 const PAGE: &str =
     "<!doctype html><title>node1</title><h1>Hello from node1</h1><p>This came through the tunnel.\n";
 /// For each step of the demo.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);

@@ -13,39 +13,39 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::acceptor::{Place, TargetDialer};
+use crate::acceptor::{DialerRole, TargetDialer};
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::base::names::{Host, Instance, NodeName, Target};
 use crate::base::policy::targets::OwnListeners;
 use crate::command::{Mode, Settings};
-use crate::config::edge::{EdgeConfig, Server, Token};
-use crate::config::server::Cloud;
-use crate::config::server::egress::Egress;
+use crate::config::edge::{EdgeConfig, ServerAddress, Token};
+use crate::config::server::ServerConfig;
+use crate::config::server::egress::EgressConfig;
 use crate::config::server::https::HttpsMode;
 use crate::config::server::registry::PublishConfig;
 use crate::edge::link_dialer::messages::remedy as tls_remedy;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
 use crate::link::grpc::LinkContext;
-use crate::link::grpc::dial::DialError;
+use crate::link::grpc::dial::LinkDialError;
 use crate::link::table::{SessionLimits, SessionTable};
 use crate::net::dial::dial;
-use crate::net::http_proxy::Proxy;
+use crate::net::http_proxy::HttpProxyClient;
 use crate::net::interfaces::LocalAddresses;
 use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
-use crate::net::tls::certificate::{self, About, CertificateWarning};
-use crate::net::tls::handshake::Fault;
+use crate::net::tls::certificate::{self, CertWarningKind, CertificateWarning};
+use crate::net::tls::handshake::HandshakeError;
 use crate::net::tls::{self, Identity, TlsClientConfig, Trust};
-use crate::proto::halves::Windows;
+use crate::proto::halves::WindowLimits;
 use crate::proto::hello::{Dialect, Hello};
 use crate::startup::Startup;
 
 /// What to look at.
 #[derive(Debug, clap::Args)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// What this machine has: a pod or an edge.
     #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
     pub mode: Mode,
@@ -75,7 +75,7 @@ pub struct Findings(Vec<Finding>);
 struct Finding {
     /// A fixed word or two.
     check: &'static str,
-    state: State,
+    state: CheckStatus,
     /// What there is.
     found: String,
     /// What there should be.
@@ -89,15 +89,15 @@ struct Finding {
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum State {
-    Good,
+enum CheckStatus {
+    Ok,
     /// It works, though perhaps not as meant, or not for long.
-    Doubt,
-    Bad,
+    Warning,
+    Error,
 }
 
 /// Looks at everything. `variable` gives those of the environment.
-pub async fn run(asked: &Doctor, variable: fn(&str) -> Option<String>) -> Findings {
+pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Findings {
     let (mut found, mut startup) = (Findings::default(), Startup::checking());
     let path = asked.config.clone().unwrap_or_else(|| asked.mode.config().into());
     let read = Settings::examine((asked.mode, &path), asked.kubeconfig.clone(), variable, &mut startup);
@@ -125,7 +125,7 @@ pub async fn run(asked: &Doctor, variable: fn(&str) -> Option<String>) -> Findin
 impl Findings {
     /// Whether nothing is wrong.
     pub fn is_well(&self) -> bool {
-        self.0.iter().all(|finding| finding.state != State::Bad)
+        self.0.iter().all(|finding| finding.state != CheckStatus::Error)
     }
 
     /// All of them, a few lines each.
@@ -133,9 +133,9 @@ impl Findings {
         let mut text = String::new();
         for Finding { check, state, found, wanted, remedy } in &self.0 {
             let state = match state {
-                State::Good => "ok",
-                State::Doubt => "look",
-                State::Bad => "FAIL",
+                CheckStatus::Ok => "ok",
+                CheckStatus::Warning => "look",
+                CheckStatus::Error => "FAIL",
             };
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{state:4} {check:18} {found}");
@@ -145,7 +145,7 @@ impl Findings {
                 }
             }
         }
-        let bad = self.0.iter().filter(|finding| finding.state == State::Bad).count();
+        let bad = self.0.iter().filter(|finding| finding.state == CheckStatus::Error).count();
         let _ = writeln!(text, "{} checks, {bad} failed", self.0.len());
         text
     }
@@ -156,21 +156,21 @@ impl Findings {
     }
 
     fn good(&mut self, check: &'static str, found: impl Into<String>) {
-        self.add(check, State::Good, found, "", "");
+        self.add(check, CheckStatus::Ok, found, "", "");
     }
 
     fn doubt(&mut self, check: &'static str, found: impl Into<String>, remedy: &str) {
-        self.add(check, State::Doubt, found, "", remedy);
+        self.add(check, CheckStatus::Warning, found, "", remedy);
     }
 
     fn bad(&mut self, check: &'static str, found: impl Into<String>, wanted: &str, remedy: &str) {
-        self.add(check, State::Bad, found, wanted, remedy);
+        self.add(check, CheckStatus::Error, found, wanted, remedy);
     }
 
     fn add(
         &mut self,
         check: &'static str,
-        state: State,
+        state: CheckStatus,
         found: impl Into<String>,
         wanted: &str,
         remedy: &str,
@@ -187,15 +187,17 @@ impl Findings {
 }
 
 /// Which check a fault of TLS belongs to.
-fn check_of(fault: &Fault) -> &'static str {
+fn check_of(fault: &HandshakeError) -> &'static str {
     match fault {
-        Fault::Authority => "authority",
-        Fault::Name(_) => "certificate name",
-        Fault::Expired(..) => "certificate dates",
-        Fault::TooEarly(..) => "clock",
-        Fault::IsAuthority | Fault::Purpose | Fault::OtherCertificate(_) => "certificate kind",
-        Fault::NoTls | Fault::Protocol | Fault::Closed => "port",
-        Fault::Disbelieves(_) | Fault::Other(_) => "tls",
+        HandshakeError::UnknownIssuer => "authority",
+        HandshakeError::Name(_) => "certificate name",
+        HandshakeError::Expired(..) => "certificate dates",
+        HandshakeError::NotValidYet(..) => "clock",
+        HandshakeError::CaUsedAsEndEntity | HandshakeError::Purpose | HandshakeError::OtherCertificate(_) => {
+            "certificate kind"
+        }
+        HandshakeError::NotTls | HandshakeError::Protocol | HandshakeError::Closed => "port",
+        HandshakeError::AlertReceived(_) | HandshakeError::Other(_) => "tls",
     }
 }
 
@@ -216,13 +218,13 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     }
     for CertificateWarning { about, found: odd, remedy } in summary.oddities {
         let check = match about {
-            About::Kind => "certificate kind",
-            About::Dates => "certificate dates",
-            About::Clock => "clock",
+            CertWarningKind::Kind => "certificate kind",
+            CertWarningKind::Dates => "certificate dates",
+            CertWarningKind::Clock => "clock",
         };
         found.bad(check, format!("{key}: {} {odd}", file.display()), "a server's certificate, today", remedy);
     }
-    if (0..SOON).contains(&summary.days) {
+    if (0..WARN_BEFORE_EXPIRY_DAYS).contains(&summary.days) {
         let text = format!("{key}: {} ends on {until}, in {} days", file.display(), summary.days);
         found.doubt("certificate dates", text, "issue it anew; it is read again without a restart");
     }
@@ -239,19 +241,19 @@ async fn page(at: SocketAddr, path: &str) -> Option<(u16, String)> {
         let (head, body) = answer.split_once("\r\n\r\n")?;
         Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
     };
-    timeout(PATIENCE, ask).await.ok().flatten()
+    timeout(TIMEOUT, ask).await.ok().flatten()
 }
 
 /// For each step of a check.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Of an admin port's page.
 const PAGE_BYTES: u64 = 64 * 1024;
 /// Days before its end in which a certificate is told of.
-const SOON: i64 = 30;
+const WARN_BEFORE_EXPIRY_DAYS: i64 = 30;
 
 // What a pod needs: certificates, tokens, the other pods, and who answers for its nodes.
 
-pub(crate) async fn look_server(settings: &Cloud, asked: &Doctor, found: &mut Findings) {
+pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, found: &mut Findings) {
     certificates(settings, found);
     tokens(settings, found);
     running_server(settings, found).await;
@@ -261,16 +263,16 @@ pub(crate) async fn look_server(settings: &Cloud, asked: &Doctor, found: &mut Fi
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "mend /etc/resolv.conf"),
     };
-    siblings(settings, &resolver, found).await;
+    peers(settings, &resolver, found).await;
     published(settings, found);
     if let Some(node) = &asked.node {
         answered(settings, node, resolver, found).await;
     }
 }
 
-fn certificates(settings: &Cloud, found: &mut Findings) {
+fn certificates(settings: &ServerConfig, found: &mut Findings) {
     certificate(&settings.server.cert, "mode.cloud.stream.server.cert", found);
-    if let Some(Egress::Port { certificates, .. }) = &settings.egress {
+    if let Some(EgressConfig::Port { certificates, .. }) = &settings.egress {
         certificate(&certificates.cert, "mode.cloud.egress.cert", found);
     }
     if let HttpsMode::Terminate(certificates, _) = &settings.https.mode
@@ -280,7 +282,7 @@ fn certificates(settings: &Cloud, found: &mut Findings) {
     }
 }
 
-fn tokens(settings: &Cloud, found: &mut Findings) {
+fn tokens(settings: &ServerConfig, found: &mut Findings) {
     let Ok(text) = std::fs::read_to_string(&settings.server.tokenfile) else { return };
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     let (shared, own): (Vec<_>, Vec<_>) = names.partition(|name| *name == "default");
@@ -298,7 +300,7 @@ fn tokens(settings: &Cloud, found: &mut Findings) {
 
 /// Checks that the cluster has a Node on which the manifests let servers run.
 #[cfg(feature = "kubernetes")]
-async fn places(settings: &Cloud, found: &mut Findings) {
+async fn places(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
     let cluster = Cluster { kubeconfig: cluster.kubeconfig.clone(), namespace: None };
     match cluster.nodes(Some(SERVERS)).await {
@@ -320,7 +322,7 @@ async fn places(settings: &Cloud, found: &mut Findings) {
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// What the pod of this machine says of itself.
-async fn running_server(settings: &Cloud, found: &mut Findings) {
+async fn running_server(settings: &ServerConfig, found: &mut Findings) {
     let at = settings.server.log_listen.at;
     let at = if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at };
     match page(at, "/readyz").await {
@@ -338,8 +340,8 @@ async fn running_server(settings: &Cloud, found: &mut Findings) {
 }
 
 /// Whether the other pods can be found and reached, and show a certificate as pods have it.
-async fn siblings(settings: &Cloud, resolver: &Resolver, found: &mut Findings) {
-    let known = &settings.registry.siblings;
+async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
+    let known = &settings.registry.peers;
     let mut all = known.list.clone();
     if let Some(Target { host: Host::Name(name), port }) = &known.service {
         match resolver.lookup(name).await {
@@ -373,7 +375,7 @@ async fn siblings(settings: &Cloud, resolver: &Resolver, found: &mut Findings) {
         }
     };
     for at in all {
-        let socket = match dial(&[at], PATIENCE).await {
+        let socket = match dial(&[at], TIMEOUT).await {
             Ok(socket) => socket,
             Err(why) => {
                 let remedy = "see whether that pod runs, and let firewalls between pods pass the port";
@@ -382,10 +384,10 @@ async fn siblings(settings: &Cloud, resolver: &Resolver, found: &mut Findings) {
             }
         };
         let shaken = TlsConnector::from(config.clone()).connect(name.clone(), socket);
-        match timeout(PATIENCE, shaken).await.unwrap_or_else(|late| Err(late.into())) {
+        match timeout(TIMEOUT, shaken).await.unwrap_or_else(|late| Err(late.into())) {
             Ok(_) => found.good("siblings", format!("{at} is a pod of this cloud")),
             Err(error) => {
-                let fault = Fault::of(&error);
+                let fault = HandshakeError::of(&error);
                 let wanted = format!("a certificate of mode.cloud.stream.server.ca for {:?}", name.to_str());
                 let remedy = "all pods need certificates of one authority with one name in common (mode.cloud.registry.name)";
                 found.bad(check_of(&fault), format!("pod {at}: {fault}"), &wanted, remedy);
@@ -395,7 +397,7 @@ async fn siblings(settings: &Cloud, resolver: &Resolver, found: &mut Findings) {
 }
 
 /// Whether this pod's lines stand in the hosts file; of other stores the running pod says in `/readyz` what is wrong.
-fn published(settings: &Cloud, found: &mut Findings) {
+fn published(settings: &ServerConfig, found: &mut Findings) {
     let PublishConfig::Hosts(file) = &settings.registry.publish else { return };
     let own = settings.pod_ip.map(|ip| ip.to_string()).unwrap_or_default();
     match std::fs::read_to_string(file) {
@@ -412,9 +414,9 @@ fn published(settings: &Cloud, found: &mut Findings) {
 }
 
 /// Whether DNS leads the name of a node to a pod.
-async fn answered(settings: &Cloud, node: &NodeName, system: Resolver, found: &mut Findings) {
+async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, found: &mut Findings) {
     let registry = &settings.registry;
-    let servers = registry.siblings.dns.as_slice();
+    let servers = registry.peers.dns.as_slice();
     let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };
     let name = if registry.zone.is_empty() { node.to_string() } else { format!("{node}.{}", registry.zone) };
     let remedy = "see whether the node is linked (tunnel status), publish and zone of [mode.cloud.registry], and that the \
@@ -423,15 +425,15 @@ async fn answered(settings: &Cloud, node: &NodeName, system: Resolver, found: &m
         Ok(resolver) => resolver.lookup(&name).await.map_err(|why| why.to_string()),
         Err(why) => Err(why.to_string()),
     };
-    let pods: Vec<IpAddr> =
-        settings.pod_ip.into_iter().chain(registry.siblings.list.iter().map(SocketAddr::ip)).collect();
+    let servers: Vec<IpAddr> =
+        settings.pod_ip.into_iter().chain(registry.peers.list.iter().map(SocketAddr::ip)).collect();
     match answer {
-        Ok(addresses) if pods.is_empty() || addresses.iter().any(|ip| pods.contains(ip)) => {
+        Ok(addresses) if servers.is_empty() || addresses.iter().any(|ip| servers.contains(ip)) => {
             let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             found.good("registry", format!("{name} is {}", shown.join(", ")));
         }
         Ok(addresses) => {
-            found.bad("registry", format!("{name} is {addresses:?}"), &format!("one of {pods:?}"), remedy);
+            found.bad("registry", format!("{name} is {addresses:?}"), &format!("one of {servers:?}"), remedy);
         }
         Err(why) => {
             found.bad("registry", format!("{name}: {why}"), "the address of the pod that has it", remedy)
@@ -443,7 +445,7 @@ async fn answered(settings: &Cloud, node: &NodeName, system: Resolver, found: &m
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
-pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &Doctor, found: &mut Findings) {
+pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: &mut Findings) {
     let client = &settings.client;
     let linked = running_edge(client.log_listen.at, found).await;
     let resolver = match Resolver::system() {
@@ -451,7 +453,7 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &Doctor, found: &mut
         Err(why) => return found.bad("dns", why.to_string(), "", "mend /etc/resolv.conf"),
     };
     let url = client.https_proxy.as_ref().map(|url| url.reveal()).unwrap_or_default();
-    let proxy = match Proxy::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
+    let proxy = match HttpProxyClient::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
         Ok(proxy) => proxy,
         Err(why) => return found.bad("proxy", why.to_string(), "", "correct HTTPS_PROXY, or take it away"),
     };
@@ -464,14 +466,14 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &Doctor, found: &mut
         }
     }
     let dialer = TargetDialer {
-        place: Place::Node(client.node.clone()),
+        place: DialerRole::Node(client.node.clone()),
         own: LocalAddresses::of_interfaces(settings.own.clone()),
         targets: Arc::new(ArcSwap::from_pointee(settings.targets.clone())),
         listening: OwnListeners::default(),
         resolver,
     };
     for target in &asked.target {
-        match dialer.dial(target, PATIENCE).await {
+        match dialer.dial(target, TIMEOUT).await {
             Ok(_) => found.good("target", format!("{target} answers")),
             Err(why) => {
                 let remedy =
@@ -515,14 +517,14 @@ async fn running_edge(at: SocketAddr, found: &mut Findings) -> bool {
 
 /// A connection to a place of the cloud.
 async fn reach(
-    server: &Server,
-    proxy: Option<&Proxy>,
+    server: &ServerAddress,
+    proxy: Option<&HttpProxyClient>,
     resolver: &Resolver,
     found: &mut Findings,
 ) -> Option<TcpStream> {
     let Some(proxy) = proxy else {
         let addresses = resolve(&server.at, "mode.edge.stream.client.server_name", resolver, found).await?;
-        return match dial(&addresses, PATIENCE).await {
+        return match dial(&addresses, TIMEOUT).await {
             Ok(socket) => {
                 found.good("port", format!("{} answers", server.at));
                 Some(socket)
@@ -535,7 +537,7 @@ async fn reach(
         };
     };
     let addresses = resolve(proxy.at(), "HTTPS_PROXY", resolver, found).await?;
-    match proxy.connect(&addresses, &server.at, PATIENCE).await {
+    match proxy.connect(&addresses, &server.at, TIMEOUT).await {
         Ok(socket) => {
             found.good("proxy", format!("{} is reached through {} (HTTPS_PROXY)", server.at, proxy.at()));
             Some(socket)
@@ -575,7 +577,7 @@ async fn resolve(
 /// TLS as the edge wants it.
 async fn secure(
     settings: &EdgeConfig,
-    server: &Server,
+    server: &ServerAddress,
     socket: TcpStream,
     found: &mut Findings,
 ) -> Option<Secured> {
@@ -597,7 +599,7 @@ async fn secure(
     let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
     let name = tls::server_name(&server.dns.to_string()).ok()?;
     let shaken = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
-    match timeout(PATIENCE, shaken).await {
+    match timeout(TIMEOUT, shaken).await {
         Ok(Ok(io)) => {
             found.good(
                 "tls",
@@ -606,21 +608,21 @@ async fn secure(
             Some(io)
         }
         Ok(Err(error)) => {
-            let fault = Fault::of(&error);
+            let fault = HandshakeError::of(&error);
             let wanted = format!("a certificate for {}, signed by mode.edge.stream.client.cert", server.dns);
             found.bad(check_of(&fault), format!("{}: {fault}", server.at), &wanted, tls_remedy(&fault));
             None
         }
         Err(_) => {
             let remedy = "see whether a pod listens there, or something that only waits";
-            found.bad("tls", format!("{}: no handshake within {PATIENCE:?}", server.at), "", remedy);
+            found.bad("tls", format!("{}: no handshake within {TIMEOUT:?}", server.at), "", remedy);
             None
         }
     }
 }
 
 /// A link as the edge makes it, given up at once: only so it shows whether token, name and dialect will do.
-async fn call(settings: &EdgeConfig, server: &Server, io: Secured, found: &mut Findings) {
+async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found: &mut Findings) {
     let client = &settings.client;
     let text = match &client.token {
         None => String::new(),
@@ -630,16 +632,16 @@ async fn call(settings: &EdgeConfig, server: &Server, io: Secured, found: &mut F
     let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let metrics = Metrics::edge();
     let limits = SessionLimits {
-        windows: Windows { start: 32 * 1024, max: 32 * 1024 },
+        windows: WindowLimits { start: 32 * 1024, max: 32 * 1024 },
         memory: 1 << 20,
         sessions: 1,
         grace: Duration::ZERO,
     };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let ground = LinkContext { table, metrics, drain: Drain::new(), congestion: None };
+    let link_context = LinkContext { table, metrics, drain: Drain::new(), congestion: None };
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-    let said = Hello::edge_request(&client.node, token, ground.table.instance());
-    match crate::link::grpc::dial::dial(io, &authority, &client.node, said, &ground).await {
+    let said = Hello::edge_request(&client.node, token, link_context.table.instance());
+    match crate::link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
         Ok(link) => {
             found.good("token", format!("{} takes it for {}", server.at, client.node));
             if link.sender.dialect == Dialect::Plain {
@@ -650,7 +652,7 @@ async fn call(settings: &EdgeConfig, server: &Server, io: Secured, found: &mut F
             }
             link.sender.close();
         }
-        Err(why @ DialError::Refused { .. }) if why.is_token_refused() => {
+        Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
             let remedy = "compare token or token_file here with this node's line in the cloud's tokenfile, and see that a Node of \
                           this name has an edge label; the pod's log says more";
             found.bad("token", why.to_string(), "proof of this node that the cloud takes", remedy);

@@ -8,20 +8,20 @@ use std::time::Duration;
 use clap::value_parser;
 
 use crate::base::names::{Host, NodeName};
-use crate::command::Failure;
+use crate::command::CommandError;
 use crate::command::output_dir::OutputDir;
 use crate::config::edge::EdgeConfig;
-use crate::config::server::Cloud;
+use crate::config::server::ServerConfig;
 use crate::config::{ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
-use crate::net::pki::{Authority, Issued, PkiError};
+use crate::net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use crate::net::tls::certificate::KUBELET_CLIENT;
-use crate::server::Pod;
+use crate::server::Server;
 use crate::startup::Startup;
 
 /// What to make.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Init {
+pub struct InitArgs {
     /// The folder that gets everything; what is in it already stays.
     #[arg(value_name = "DIR", default_value = "tunnel-files")]
     pub dir: PathBuf,
@@ -61,14 +61,14 @@ pub struct Init {
 /// # Errors
 ///
 /// What is wrong with what was asked for, or why it cannot be written.
-pub fn run(asked: &Init) -> Result<String, Failure> {
+pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     let to = folder_on_machine("--to", &asked.to)?;
     let clients = client_folders(&asked.clients)?;
     if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
-        return Err(Failure::usage(format!("--node {} is given twice", twice.1)));
+        return Err(CommandError::usage(format!("--node {} is given twice", twice.1)));
     }
     let signs = Signers::of(asked)?;
-    let folder = OutputDir::begin(&asked.dir, entries(asked, &signs, &clients))?;
+    let folder = OutputDir::start(&asked.dir, entries(asked, &signs, &clients))?;
     let unfinished = absolute(&folder.unfinished())?;
     write_cloud(asked, &signs, &folder, &unfinished, to)?;
     for (node, token) in asked.nodes.iter().zip(&signs.tokens) {
@@ -83,21 +83,21 @@ pub fn run(asked: &Init) -> Result<String, Failure> {
 
 /// The authorities that sign.
 struct Signers {
-    ours: Authority,
+    ours: CertificateAuthority,
     /// Whether it was made just now.
     is_new: bool,
-    kubelets: Option<Authority>,
+    kubelets: Option<CertificateAuthority>,
     tokens: Vec<String>,
 }
 
 impl Signers {
-    fn of(asked: &Init) -> Result<Self, Failure> {
+    fn of(asked: &InitArgs) -> Result<Self, CommandError> {
         let valid = DAY * asked.days;
         let given = asked.ca_cert.as_deref().zip(asked.ca_key.as_deref());
         let ours = match given {
             Some((cert, key)) => read_authority("--ca-cert", cert, key)?,
-            None => Authority::new("tunnel CA", valid * 10)
-                .map_err(|cause| Failure::unusable(cause.to_string()))?,
+            None => CertificateAuthority::new("tunnel CA", valid * 10)
+                .map_err(|cause| CommandError::unusable(cause.to_string()))?,
         };
         let kubelets = asked.kubelet_ca_cert.as_deref().zip(asked.kubelet_ca_key.as_deref());
         let kubelets =
@@ -112,10 +112,10 @@ impl Signers {
 }
 
 /// A folder as settings can name it.
-pub(crate) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, Failure> {
+pub(crate) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, CommandError> {
     let text = dir.to_str().filter(|dir| dir.starts_with('/') && !dir.contains(['"', '\\', '\'', '\n', '%']));
     text.ok_or_else(|| {
-        Failure::usage(format!("{option} {}: want a path from the root, without quotes", dir.display()))
+        CommandError::usage(format!("{option} {}: want a path from the root, without quotes", dir.display()))
     })
 }
 
@@ -124,32 +124,35 @@ pub(crate) fn random_token() -> String {
     format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>())
 }
 
-fn read_authority(option: &str, cert: &Path, key: &Path) -> Result<Authority, Failure> {
+fn read_authority(option: &str, cert: &Path, key: &Path) -> Result<CertificateAuthority, CommandError> {
     let read = |path: &Path| {
         let text = std::fs::read_to_string(path);
-        text.map_err(|cause| Failure::unusable(format!("cannot read {}: {cause}", path.display())))
+        text.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
     };
     let (text, key) = (read(cert)?, read(key)?);
     let shown = cert.display();
-    Authority::read(&text, &key).map_err(|cause| Failure::unusable(format!("{option} {shown}: {cause}")))
+    CertificateAuthority::read(&text, &key)
+        .map_err(|cause| CommandError::unusable(format!("{option} {shown}: {cause}")))
 }
 
 /// The folder of each client: its name, without what a path or a shell takes for something else.
-fn client_folders(clients: &[String]) -> Result<Vec<String>, Failure> {
+fn client_folders(clients: &[String]) -> Result<Vec<String>, CommandError> {
     let mut seen = BTreeSet::new();
     let folder = |name: &String| {
         let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-' | '_' | '@');
         let dir = format!("client-{}", name.replace(':', "-"));
         if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
-            return Err(Failure::usage(format!("--client {name:?}: want 1 to 64 of A-Z a-z 0-9 : . - _ @")));
+            return Err(CommandError::usage(format!(
+                "--client {name:?}: want 1 to 64 of A-Z a-z 0-9 : . - _ @"
+            )));
         }
         if name.to_ascii_lowercase().starts_with(KUBELET_CLIENT) {
-            return Err(Failure::usage(format!(
+            return Err(CommandError::usage(format!(
                 "--client {name}: names that begin with {KUBELET_CLIENT} are edges', which are no clients: choose another"
             )));
         }
         if !seen.insert(dir.clone()) {
-            return Err(Failure::usage(format!(
+            return Err(CommandError::usage(format!(
                 "--client {name}: its folder {dir} is another one's as well"
             )));
         }
@@ -159,7 +162,7 @@ fn client_folders(clients: &[String]) -> Result<Vec<String>, Failure> {
 }
 
 /// What the folder will hold.
-fn entries(asked: &Init, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
+fn entries(asked: &InitArgs, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
     let authority = if signs.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
     let fixed = authority.iter().copied().chain(["cloud"]).map(str::to_owned);
     fixed.chain(asked.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
@@ -170,12 +173,12 @@ fn edge_folder(node: &NodeName) -> String {
 }
 
 fn write_cloud(
-    asked: &Init,
+    asked: &InitArgs,
     signs: &Signers,
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     if signs.is_new {
         folder.write("ca.crt", signs.ours.cert())?;
         folder.write("ca.key", &signs.ours.key())?;
@@ -194,18 +197,21 @@ fn write_cloud(
     folder.write("cloud/token/token", &lines)?;
     let text = CloudText { clients: &asked.clients };
     let here = now_at.join("cloud");
-    checked(Cloud::read(&text.at(&here.to_string_lossy()), &Environment::default()), Pod::check)?;
+    checked(
+        ServerConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()),
+        Server::validate,
+    )?;
     folder.write("cloud/cloud.toml", &text.at(to))
 }
 
 fn write_edge(
-    asked: &Init,
+    asked: &InitArgs,
     (node, token): (&NodeName, &str),
     signs: &Signers,
     folder: &OutputDir,
     now_at: &Path,
     to: &str,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let dir = edge_folder(node);
     folder.write(&format!("{dir}/certs/ca.crt"), signs.ours.cert())?;
     folder.write(&format!("{dir}/token/token"), &format!("{token}\n"))?;
@@ -221,17 +227,17 @@ fn write_edge(
         has_kubelet: signs.kubelets.is_some(),
     };
     let here = now_at.join(&dir);
-    checked(EdgeConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()), Edge::check)?;
+    checked(EdgeConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()), Edge::validate)?;
     folder.write(&format!("{dir}/edge.toml"), &text.at(to))
 }
 
 fn write_client(
-    asked: &Init,
+    asked: &InitArgs,
     client: &str,
     dir: &str,
-    authority: &Authority,
+    authority: &CertificateAuthority,
     folder: &OutputDir,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let issued = authority.client(client).map_err(|cause| refused(&cause))?;
     write_issued(folder, &format!("{dir}/client"), &issued)?;
     folder.write(&format!("{dir}/ca.crt"), authority.cert())?;
@@ -242,7 +248,7 @@ fn write_client(
     Ok(())
 }
 
-fn write_issued(folder: &OutputDir, path: &str, issued: &Issued) -> Result<(), Failure> {
+fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) -> Result<(), CommandError> {
     folder.write(&format!("{path}.crt"), issued.cert())?;
     folder.write(&format!("{path}.key"), issued.key())
 }
@@ -251,12 +257,12 @@ fn write_issued(folder: &OutputDir, path: &str, issued: &Issued) -> Result<(), F
 pub(crate) fn checked<T>(
     read: Result<(T, Vec<Warning>), ConfigErrors>,
     check: impl FnOnce(&T, &mut Startup),
-) -> Result<(), Failure> {
-    let (settings, _) = read.map_err(|faults| Failure::unusable(faults.to_string()))?;
+) -> Result<(), CommandError> {
+    let (settings, _) = read.map_err(|faults| CommandError::unusable(faults.to_string()))?;
     let mut startup = Startup::checking();
     check(&settings, &mut startup);
     let faults = startup.into_faults();
-    if faults.iter().next().is_none() { Ok(()) } else { Err(Failure::unusable(faults.to_string())) }
+    if faults.iter().next().is_none() { Ok(()) } else { Err(CommandError::unusable(faults.to_string())) }
 }
 
 /// A name as a certificate has it.
@@ -267,13 +273,13 @@ fn certified(host: &Host) -> String {
     }
 }
 
-fn refused(cause: &PkiError) -> Failure {
-    Failure::usage(cause.to_string())
+fn refused(cause: &PkiError) -> CommandError {
+    CommandError::usage(cause.to_string())
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
     std::path::absolute(path)
-        .map_err(|cause| Failure::cannot_write(format!("cannot find {}: {cause}", path.display())))
+        .map_err(|cause| CommandError::cannot_write(format!("cannot find {}: {cause}", path.display())))
 }
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -412,7 +418,7 @@ egressSelections:
 }
 
 /// What was made, where it goes, and what to do next.
-pub(crate) fn made(asked: &Init, clients: &[String], is_new: bool, to: &str) -> String {
+pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str) -> String {
     let dir = asked.dir.display();
     let mut text = format!("made in {dir}, for this user alone:\n");
     let mut line = |name: &str, what: &str| {

@@ -16,23 +16,23 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::admin::Invited;
 use crate::base::logging;
 use crate::base::names::{Host, NodeName, Target};
-use crate::command::Failure;
+use crate::command::CommandError;
 use crate::command::init::{EdgeText, checked, folder_on_machine, random_token};
 use crate::command::output_dir::OutputDir;
 use crate::command::status::{ask, socket};
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig;
 use crate::edge::Edge;
-use crate::invitations::{Code, ServerCa};
-use crate::link::grpc::enrol::{EnrolCallError, JoinParams, Wish, petition};
+use crate::invitations::{InvitationCode, ServerCa};
+use crate::link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
 use crate::net::dial::dial;
-use crate::net::http_proxy::Proxy;
+use crate::net::http_proxy::HttpProxyClient;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{TlsClientConfig, Trust, server_name};
 
 /// Whom to invite.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Invite {
+pub struct InviteArgs {
     /// The node that the machine becomes.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
@@ -46,7 +46,7 @@ pub struct Invite {
 
 /// Whose token to revoke.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Revoke {
+pub struct RevokeArgs {
     /// The node that has joined, or was invited.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
@@ -60,11 +60,11 @@ pub struct Revoke {
 /// # Errors
 ///
 /// No pod answers here, or it does not invite.
-pub async fn invite(asked: Invite, env: &Environment) -> Result<String, Failure> {
+pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
     let (answer, choice) = told(asked.socket, "/invitations", body.to_string(), env).await?;
     let invited: Invited = serde_json::from_slice(&answer)
-        .map_err(|cause| Failure::unavailable(format!("the pod is of another version: {cause}")))?;
+        .map_err(|cause| CommandError::unavailable(format!("the pod is of another version: {cause}")))?;
     let Invited { code, cloud, .. } = invited;
     Ok(format!(
         "{choice}on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invite {code} --node {node}\n\
@@ -79,7 +79,7 @@ pub async fn invite(asked: Invite, env: &Environment) -> Result<String, Failure>
 /// # Errors
 ///
 /// No pod answers here, or there is nothing to revoke.
-pub async fn revoke(asked: Revoke, env: &Environment) -> Result<String, Failure> {
+pub async fn revoke(asked: RevokeArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": asked.node.as_str() });
     let (_, choice) = told(asked.socket, "/revocations", body.to_string(), env).await?;
     Ok(format!("{choice}revoked: the links of {} end within a few seconds\n", asked.node))
@@ -91,13 +91,13 @@ async fn told(
     path: &str,
     body: String,
     env: &Environment,
-) -> Result<(Vec<u8>, String), Failure> {
+) -> Result<(Vec<u8>, String), CommandError> {
     let socket = socket(named, &["cloud"], env).await?;
     let (code, answer) = ask(&socket.path, Method::POST, path, body).await?;
     if code == 200 {
         return Ok((answer.to_vec(), socket.choice()));
     }
-    Err(Failure::unavailable(logging::printable(String::from_utf8_lossy(&answer).trim_end())))
+    Err(CommandError::unavailable(logging::printable(String::from_utf8_lossy(&answer).trim_end())))
 }
 
 /// As people say it.
@@ -116,26 +116,26 @@ fn lasting(text: &str) -> Result<Duration, String> {
     let (unit, seconds) = unit.ok_or(wanted)?;
     let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| wanted)?;
     let lasting = Duration::from_secs(number.saturating_mul(*seconds));
-    if (LEAST..=MOST).contains(&lasting) { Ok(lasting) } else { Err(wanted.to_owned()) }
+    if (MIN_LIFETIME..=MAX_LIFETIME).contains(&lasting) { Ok(lasting) } else { Err(wanted.to_owned()) }
 }
 
 const UNITS: [(char, u64); 3] = [('s', 1), ('m', 60), ('h', 3600)];
 /// Enough to carry a line to another machine.
-const LEAST: Duration = Duration::from_secs(60);
+const MIN_LIFETIME: Duration = Duration::from_secs(60);
 /// A week.
-const MOST: Duration = Duration::from_secs(168 * 3600);
+const MAX_LIFETIME: Duration = Duration::from_secs(168 * 3600);
 
 // Makes this machine a node of a cloud that has invited it.
 
 /// Which cloud, and as whom.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Join {
+pub struct JoinArgs {
     /// Where the cloud is, as its edges dial it.
     #[arg(value_name = "CLOUD:PORT")]
     pub cloud: Target,
     /// What `tunnel invite` has printed there.
     #[arg(long = "invite", value_name = "CODE")]
-    pub code: Code,
+    pub code: InvitationCode,
     /// The node that the invitation is for: this machine's name from now on.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
@@ -153,16 +153,16 @@ pub struct Join {
 /// # Errors
 ///
 /// The invitation does not count, the cloud cannot be reached, or nothing can be written here.
-pub async fn run(asked: &Join, env: &Environment) -> Result<String, Failure> {
+pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandError> {
     let to = folder_on_machine("--to", &asked.to)?;
     // Whatever can fail here comes first: an invitation is used once.
     let folder = OutputDir::resume(&asked.to, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
     let (server, dns) = (asked.cloud.to_string(), asked.dns.as_ref());
     let text = EdgeText { node: &asked.node, server: &server, dns, has_kubelet: false };
-    folder.write_anew("edge.toml", &text.at(to))?;
-    folder.write_anew(UNIT, &unit(to))?;
-    let asking = Asking::new(asked, token.trim(), &folder, env)?;
+    folder.rewrite("edge.toml", &text.at(to))?;
+    folder.rewrite(UNIT, &unit(to))?;
+    let asking = JoinClient::new(asked, token.trim(), &folder, env)?;
     let authority = match asking.ask().await {
         Ok(authority) => authority,
         Err(JoinError { failure, is_final }) => {
@@ -173,9 +173,9 @@ pub async fn run(asked: &Join, env: &Environment) -> Result<String, Failure> {
             return Err(failure);
         }
     };
-    let written = folder.write_anew(AUTHORITY, &authority).and_then(|()| {
+    let written = folder.rewrite(AUTHORITY, &authority).and_then(|()| {
         let here = folder.unfinished().to_string_lossy().into_owned();
-        checked(EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::check)
+        checked(EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
     });
     match written {
         Ok(()) => folder.finish()?,
@@ -228,21 +228,21 @@ const UNIT: &str = "tunnel-edge.service";
 // Asks the pods of a cloud, one after another, until one has answered.
 
 /// What is asked, and of whom.
-pub(crate) struct Asking<'a> {
-    asked: &'a Join,
+pub(crate) struct JoinClient<'a> {
+    asked: &'a JoinArgs,
     joining: JoinParams,
     /// In the cloud's certificate.
     name: ServerName<'static>,
     folder: &'a OutputDir,
     /// Where the pinned authority is written.
     pinned: PathBuf,
-    proxy: Option<Proxy>,
+    proxy: Option<HttpProxyClient>,
     resolver: Resolver,
 }
 
 /// Why nobody has let us in.
 pub(crate) struct JoinError {
-    pub(crate) failure: Failure,
+    pub(crate) failure: CommandError,
     /// Whether it is certain that no pod has.
     pub(crate) is_final: bool,
 }
@@ -256,23 +256,23 @@ enum AttemptError {
     /// It did not answer, after the invitation was sent, or before.
     Unanswered { text: String, sent: bool },
     /// Something here is in the way.
-    Here(Failure),
+    Here(CommandError),
 }
 
-impl<'a> Asking<'a> {
+impl<'a> JoinClient<'a> {
     pub(crate) fn new(
-        asked: &'a Join,
+        asked: &'a JoinArgs,
         token: &str,
         folder: &'a OutputDir,
         env: &Environment,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandError> {
         let name = match asked.dns.as_ref().unwrap_or(&asked.cloud.host) {
             Host::Ip(ip) => ip.to_string(),
             Host::Name(name) => name.to_string(),
         };
         let proxy = env.https_proxy.as_ref().map(|url| {
-            Proxy::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
-                .map_err(|cause| Failure::unusable(format!("HTTPS_PROXY: {cause}")))
+            HttpProxyClient::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
+                .map_err(|cause| CommandError::unusable(format!("HTTPS_PROXY: {cause}")))
         });
         Ok(Self {
             asked,
@@ -281,18 +281,18 @@ impl<'a> Asking<'a> {
                 node: asked.node.to_string(),
                 token: token.to_owned(),
             },
-            name: server_name(&name).map_err(|cause| Failure::usage(cause.to_string()))?,
+            name: server_name(&name).map_err(|cause| CommandError::usage(cause.to_string()))?,
             pinned: folder.unfinished().join(AUTHORITY),
             folder,
             proxy: proxy.transpose()?.flatten(),
-            resolver: Resolver::system().map_err(|cause| Failure::unavailable(cause.to_string()))?,
+            resolver: Resolver::system().map_err(|cause| CommandError::unavailable(cause.to_string()))?,
         })
     }
 
     /// The authorities (PEM) by which the cloud is to be believed. Each address of it is asked several times.
     pub(crate) async fn ask(&self) -> Result<String, JoinError> {
         let (mut last, mut was_sent) = (String::new(), false);
-        let mut pause = FIRST_PAUSE;
+        let mut pause = INITIAL_PAUSE;
         for round in 0..ROUNDS {
             if round > 0 {
                 sleep(pause).await;
@@ -303,7 +303,7 @@ impl<'a> Asking<'a> {
                 match self.ask_at(at).await {
                     Ok(authority) => return Ok(authority),
                     Err(AttemptError::Refused(text)) => {
-                        return Err(JoinError { failure: Failure::refused(text), is_final: true });
+                        return Err(JoinError { failure: CommandError::refused(text), is_final: true });
                     }
                     Err(AttemptError::Here(failure)) => {
                         return Err(JoinError { failure, is_final: !was_sent });
@@ -323,15 +323,15 @@ impl<'a> Asking<'a> {
         let hint =
             if was_sent { "; it may have been granted: say the same again, and it goes on" } else { "" };
         let text = format!("{}: {last}{hint}", self.asked.cloud);
-        Err(JoinError { failure: Failure::unavailable(text), is_final: !was_sent })
+        Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
     /// Asks one pod: first for its authority, of which the invitation has a hash; and only once that fits, and the pod has
     /// proved that it is its, with the invitation.
     async fn ask_at(&self, at: SocketAddr) -> Result<String, AttemptError> {
         let authority = self.asked.cloud.to_string();
-        let anyone = self.encrypted(at, Trust::Anyone).await?;
-        let shown = petition(anyone, &authority, Wish::Authority).await.map_err(|why| miss(why, false))?;
+        let anyone = self.encrypted(at, Trust::NoVerify).await?;
+        let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
         // Of several it is believed by this one alone.
         let pin = self.asked.code.pin();
         let fits = |block: &&str| {
@@ -340,10 +340,10 @@ impl<'a> Asking<'a> {
         };
         let pinned = shown.split_inclusive(END).find(fits);
         let pinned = pinned.ok_or_else(|| AttemptError::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
-        self.folder.write_anew(AUTHORITY, pinned).map_err(AttemptError::Here)?;
+        self.folder.rewrite(AUTHORITY, pinned).map_err(AttemptError::Here)?;
         let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
-        let wish = Wish::Join(self.joining.clone());
-        petition(proved, &authority, wish).await.map_err(|why| miss(why, true))
+        let wish = EnrolMethod::Join(self.joining.clone());
+        call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }
 
     async fn encrypted(&self, at: SocketAddr, trust: Trust) -> Result<TlsStream<TcpStream>, AttemptError> {
@@ -352,25 +352,27 @@ impl<'a> Asking<'a> {
         let tls = tls.map_err(|cause| failed(cause.to_string()))?;
         let socket = match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud)) {
             Some(proxy) => {
-                proxy.connect(&[at], &self.asked.cloud, PATIENCE).await.map_err(|e| failed(e.to_string()))
+                proxy.connect(&[at], &self.asked.cloud, TIMEOUT).await.map_err(|e| failed(e.to_string()))
             }
-            None => dial(&[at], PATIENCE).await.map_err(|e| failed(e.to_string())),
+            None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.to_string())),
         };
         let shaken =
-            timeout(PATIENCE, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
+            timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
         let shaken = shaken.map_err(|_| failed(format!("{at} did not finish the TLS handshake")))?;
         shaken.map_err(|cause| failed(format!("TLS with {at} as {:?} failed: {cause}", self.name.to_str())))
     }
 
     /// Those of the cloud, or of the proxy on the way there.
-    async fn addresses(&self) -> Result<Vec<SocketAddr>, Failure> {
+    async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud));
-        let Target { host, port } = proxy.map_or(&self.asked.cloud, Proxy::at);
+        let Target { host, port } = proxy.map_or(&self.asked.cloud, HttpProxyClient::at);
         let found = match host {
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => {
-                self.resolver.lookup(name).await.map_err(|cause| Failure::unavailable(cause.to_string()))?
-            }
+            Host::Name(name) => self
+                .resolver
+                .lookup(name)
+                .await
+                .map_err(|cause| CommandError::unavailable(cause.to_string()))?,
         };
         let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, *port)).collect();
         addresses.shuffle(&mut rand::rng());
@@ -395,10 +397,10 @@ const END: &str = "-----END CERTIFICATE-----";
 
 /// How often each address is asked, and the first pause between; it doubles.
 const ROUNDS: u32 = 5;
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const INITIAL_PAUSE: Duration = Duration::from_millis(500);
 
 /// For each step on the way.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -407,7 +409,7 @@ mod tests {
     #[test]
     fn a_time_needs_its_unit_and_has_limits() {
         assert_eq!(lasting("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(lasting("168h"), Ok(MOST));
+        assert_eq!(lasting("168h"), Ok(MAX_LIFETIME));
         for bad in ["", "1", "h", "59s", "169h", "-1h", "1hh", "1d", "99999999999999999999h"] {
             assert!(lasting(bad).unwrap_err().contains("from 1m to 168h"), "{bad}");
         }

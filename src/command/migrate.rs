@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::base::logging::printable;
 use crate::base::names::Target;
 use crate::base::policy::ports::ProxyPorts;
-use crate::command::Failure;
-use crate::command::migrate::Verdict::{Changed, Gone, Kept, Unknown};
+use crate::command::CommandError;
+use crate::command::migrate::Mapping::{Changed, Gone, Kept, Unknown};
 
 /// What to read, and for whom to write.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Migrate {
+pub struct MigrateArgs {
     /// Whose deployment it is.
     #[arg(value_name = "FROM")]
     pub from: Origin,
@@ -39,14 +39,14 @@ pub enum Origin {
 /// What became of a setting, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Remark {
-    verdict: Verdict,
+    verdict: Mapping,
     /// The setting with its value.
     what: String,
     why: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum Mapping {
     /// It means the same here.
     Kept,
     /// It has another form, or somebody has to see to it.
@@ -63,39 +63,39 @@ enum Verdict {
 /// # Errors
 ///
 /// A file cannot be read, or holds nothing of such a deployment.
-pub fn run(asked: &Migrate, stdin: impl Read) -> Result<String, Failure> {
+pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
     let Origin::Yurttunnel = asked.from;
     let mut stdin = Some(stdin);
-    let mut old = Old::default();
+    let mut old = YurtObjects::default();
     for file in &asked.files {
         let name = file.display().to_string();
         let text = match (name.as_str(), stdin.take_if(|_| name == "-")) {
             ("-", Some(stdin)) => read(stdin),
-            ("-", None) => return Err(Failure::usage("- stands twice: stdin is read once")),
+            ("-", None) => return Err(CommandError::usage("- stands twice: stdin is read once")),
             _ => std::fs::File::open(file).and_then(read),
         };
-        let text = text.map_err(|cause| Failure::unusable(format!("{name}: {cause}")))?;
-        old.add(&text).map_err(|why| Failure::unusable(format!("{name}: {why}")))?;
+        let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
+        old.add(&text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
     }
-    if asked.edge { edge(&old) } else { cloud(&old) }.map_err(Failure::unusable)
+    if asked.edge { edge(&old) } else { cloud(&old) }.map_err(CommandError::unusable)
 }
 
 fn read(from: impl Read) -> io::Result<String> {
     let mut text = String::new();
-    if from.take(MOST_BYTES + 1).read_to_string(&mut text)? as u64 > MOST_BYTES {
+    if from.take(MAX_BYTES + 1).read_to_string(&mut text)? as u64 > MAX_BYTES {
         return Err(io::Error::other("it is larger than 16 MiB: give the tunnel's own objects alone"));
     }
     Ok(text)
 }
 
 /// Of one file.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 
 // What became of each flag of YurtTunnel's programs.
 
 /// What the server's flags say that has a place in our settings.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct YurtServerFlags {
     /// Where edges and TLS come in.
     pub(crate) bind: IpAddr,
     /// Where HTTP comes in.
@@ -113,7 +113,7 @@ pub(crate) struct Server {
 }
 
 /// What the server does without any flag.
-impl Default for Server {
+impl Default for YurtServerFlags {
     fn default() -> Self {
         Self {
             bind: [0, 0, 0, 0].into(),
@@ -128,8 +128,8 @@ impl Default for Server {
 }
 
 /// Reads the server's flags.
-pub(crate) fn server(flags: &[(String, String)]) -> (Server, Vec<Remark>) {
-    let mut server = Server::default();
+pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark>) {
+    let mut server = YurtServerFlags::default();
     let remarks = flags.iter().map(|(name, value)| {
         let (verdict, why) = match name.as_str() {
             "bind-address" => set(&mut server.bind, value, "listen of [mode.cloud.stream.server], listen_ip of [mode.cloud.https]"),
@@ -194,7 +194,7 @@ pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
 }
 
 /// What became of a flag that programs of Kubernetes have, for their logs above all.
-fn of_any_program(name: &str) -> (Verdict, &'static str) {
+fn of_any_program(name: &str) -> (Mapping, &'static str) {
     match name.replace('_', "-").as_str() {
         "v" => (Changed, "the flag --v of this program has other steps: 2 is debug"),
         "logtostderr" | "alsologtostderr" | "log-dir" => (Kept, "a flag of this program by the same name"),
@@ -213,12 +213,12 @@ fn of_any_program(name: &str) -> (Verdict, &'static str) {
     }
 }
 
-fn remark(verdict: Verdict, name: &str, value: &str, why: &str) -> Remark {
+fn remark(verdict: Mapping, name: &str, value: &str, why: &str) -> Remark {
     Remark { verdict, what: format!("--{name}={value}"), why: why.to_owned() }
 }
 
 /// Takes a value over; one that is none stays as it was.
-fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (Verdict, &'static str) {
+fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (Mapping, &'static str) {
     match value.parse() {
         Ok(value) => {
             *to = value;
@@ -238,7 +238,7 @@ const UNKNOWN: &str =
 
 /// What was found of YurtTunnel.
 #[derive(Debug, Default)]
-pub(crate) struct Old {
+pub(crate) struct YurtObjects {
     /// The server's flags, in their order, without dashes.
     pub(crate) server: Option<Vec<(String, String)>>,
     /// The agent's.
@@ -251,7 +251,7 @@ pub(crate) struct Old {
     pub(crate) services: Vec<(String, String)>,
 }
 
-impl Old {
+impl YurtObjects {
     /// Takes in the objects of a text, which are several documents or lists of them.
     ///
     /// # Errors
@@ -350,11 +350,11 @@ const LISTS_IN_LISTS: usize = 3;
 /// # Errors
 ///
 /// No server was found.
-pub(crate) fn cloud(old: &Old) -> Result<String, String> {
+pub(crate) fn cloud(old: &YurtObjects) -> Result<String, String> {
     let Some(flags) = &old.server else { return Err(missing("yurt-tunnel-server", "Deployment")) };
     let (server, of_flags) = server(flags);
     let remarks = of_objects(old, &server, of_flags);
-    let Server { bind, insecure_bind, agents, secure, insecure, meta, names } = server;
+    let YurtServerFlags { bind, insecure_bind, agents, secure, insecure, meta, names } = server;
     let namespace = namespace(old).unwrap_or(NAMESPACE);
     let names = if names { format!("\n{NAMES}namespace = \"{namespace}\"\n") } else { String::new() };
     let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
@@ -406,14 +406,14 @@ service = "tunnel-cloud-pods"
 }
 
 /// What became of the flags, and of all else.
-fn of_objects(old: &Old, server: &Server, mut remarks: Vec<Remark>) -> Vec<Remark> {
+fn of_objects(old: &YurtObjects, server: &YurtServerFlags, mut remarks: Vec<Remark>) -> Vec<Remark> {
     let own = [server.agents, server.secure, server.insecure, server.meta].into();
     remarks.extend(ports(old, &own));
     remarks.extend(services(old));
     if old.has_names && server.names {
         let why = "[mode.cloud.node_names] writes it, by the same names".to_owned();
         let what = "ConfigMap yurt-tunnel-nodes".to_owned();
-        remarks.push(Remark { verdict: Verdict::Kept, what, why });
+        remarks.push(Remark { verdict: Mapping::Kept, what, why });
     }
     remarks
 }
@@ -423,7 +423,7 @@ fn of_objects(old: &Old, server: &Server, mut remarks: Vec<Remark>) -> Vec<Remar
 /// # Errors
 ///
 /// No agent was found.
-pub(crate) fn edge(old: &Old) -> Result<String, String> {
+pub(crate) fn edge(old: &YurtObjects) -> Result<String, String> {
     let Some(flags) = &old.agent else { return Err(missing("yurt-tunnel-agent", "DaemonSet")) };
     let (cloud, remarks) = agent(flags);
     let server = cloud.map_or_else(
@@ -452,7 +452,7 @@ targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
 }
 
 /// Where the ConfigMap of ports is; `None`: there is none, or what stands there is no namespace's name.
-fn namespace(old: &Old) -> Option<&str> {
+fn namespace(old: &YurtObjects) -> Option<&str> {
     let (namespace, _) = old.ports.as_ref()?;
     let sound = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let is_label = (1..=63).contains(&namespace.len()) && namespace.bytes().all(sound);
@@ -460,28 +460,28 @@ fn namespace(old: &Old) -> Option<&str> {
 }
 
 /// What became of the ports that the ConfigMap names.
-fn ports(old: &Old, own: &BTreeSet<u16>) -> Vec<Remark> {
+fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<Remark> {
     let Some((found, data)) = &old.ports else { return Vec::new() };
     let odd = namespace(old).is_none().then(|| Remark {
-        verdict: Verdict::Gone,
+        verdict: Mapping::Gone,
         what: format!("namespace {found:?} of yurt-tunnel-server-cfg"),
         why: format!("it is no namespace's name; {NAMESPACE} stands in its place"),
     });
     let (_, wrong) = ProxyPorts::parse(data, own);
     let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
-        verdict: Verdict::Kept,
+        verdict: Mapping::Kept,
         what: format!("{key}: {value:?}"),
         why: "[mode.cloud.ports] reads it where it stands".to_owned(),
     });
     let wrong = wrong.into_iter().map(|wrong| Remark {
-        verdict: Verdict::Gone,
+        verdict: Mapping::Gone,
         what: format!("{}: {:?}", wrong.key, wrong.found),
         why: wrong.remedy.to_owned(),
     });
     odd.into_iter().chain(kept).chain(wrong).collect()
 }
 
-fn services(old: &Old) -> impl Iterator<Item = Remark> {
+fn services(old: &YurtObjects) -> impl Iterator<Item = Remark> {
     old.services.iter().map(|(name, kind)| {
         let why = match name.as_str() {
             "x-tunnel-server-internal-svc" => {
@@ -491,17 +491,17 @@ fn services(old: &Old) -> impl Iterator<Item = Remark> {
             _ => "no Service that any YurtTunnel is known to have",
         };
         let known = ["x-tunnel-server-internal-svc", "x-tunnel-server-svc"].contains(&name.as_str());
-        let verdict = if known { Verdict::Changed } else { Verdict::Unknown };
+        let verdict = if known { Mapping::Changed } else { Mapping::Unknown };
         Remark { verdict, what: format!("Service {name} ({kind})"), why: why.to_owned() }
     })
 }
 
 fn lines(remarks: &[Remark]) -> String {
     let word = |verdict| match verdict {
-        Verdict::Kept => "kept",
-        Verdict::Changed => "changed",
-        Verdict::Gone => "gone",
-        Verdict::Unknown => "unknown",
+        Mapping::Kept => "kept",
+        Mapping::Changed => "changed",
+        Mapping::Gone => "gone",
+        Mapping::Unknown => "unknown",
     };
     // What stands there is somebody else's, and must not end a comment.
     let line = |Remark { verdict, what, why }: &Remark| {

@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::command::Failure;
+use crate::command::CommandError;
 
 /// A folder that is about to get files. They are written beside one another into a folder within it, and moved out of
 /// that at the end, all for this user alone. Dropped before its end, it leaves nothing behind.
@@ -29,7 +29,7 @@ impl OutputDir {
     /// # Errors
     ///
     /// Some of that is there already, another run is at work, or nothing can be written there.
-    pub(crate) fn begin(dir: &Path, entries: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
+    pub(crate) fn start(dir: &Path, entries: impl IntoIterator<Item = String>) -> Result<Self, CommandError> {
         let folder = Self::resume(dir, entries)?;
         let cleared = fs::remove_dir_all(folder.unfinished()).and_then(|()| made(&folder.unfinished()));
         cleared.map_err(|cause| failed(&folder.unfinished(), &cause))?;
@@ -37,13 +37,16 @@ impl OutputDir {
     }
 
     /// As [`Self::begin`], with what an earlier run has written and kept.
-    pub(crate) fn resume(dir: &Path, entries: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
+    pub(crate) fn resume(
+        dir: &Path,
+        entries: impl IntoIterator<Item = String>,
+    ) -> Result<Self, CommandError> {
         let entries: BTreeSet<String> = entries.into_iter().collect();
         let paths = entries.iter().map(|name| dir.join(name));
         let taken = paths.filter(|path| fs::symlink_metadata(path).is_ok());
         let taken: Vec<String> = taken.map(|path| path.display().to_string()).collect();
         if !taken.is_empty() {
-            return Err(Failure::cannot_write(format!(
+            return Err(CommandError::cannot_write(format!(
                 "{} there already, and nothing is overwritten: name another folder, or move it away",
                 if let [one] = taken.as_slice() { format!("{one} is") } else { taken.join(", ") + " are" }
             )));
@@ -51,7 +54,7 @@ impl OutputDir {
         let is_new = made_now(dir).map_err(|cause| failed(dir, &cause))?;
         let lock = File::open(dir).map_err(|cause| failed(dir, &cause))?;
         if lock.try_lock().is_err() {
-            return Err(Failure::cannot_write(format!(
+            return Err(CommandError::cannot_write(format!(
                 "another run is at work in {}: wait for it",
                 dir.display()
             )));
@@ -71,7 +74,7 @@ impl OutputDir {
     /// # Errors
     ///
     /// It was written before, the disk is full, or the like.
-    pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), Failure> {
+    pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), CommandError> {
         let failed = |cause| failed(&self.dir.join(path), &cause);
         let at = self.place(path).map_err(failed)?;
         let write = || {
@@ -88,7 +91,7 @@ impl OutputDir {
     }
 
     /// As [`Self::write`], in place of what was written there before.
-    pub(crate) fn write_anew(&self, path: &str, text: &str) -> Result<(), Failure> {
+    pub(crate) fn rewrite(&self, path: &str, text: &str) -> Result<(), CommandError> {
         match fs::remove_file(self.unfinished().join(path)) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
                 Err(failed(&self.dir.join(path), &cause))
@@ -98,10 +101,10 @@ impl OutputDir {
     }
 
     /// As [`Self::write`], unless it was written before. What stands there now.
-    pub(crate) fn write_once(&self, path: &str, text: &str) -> Result<String, Failure> {
+    pub(crate) fn write_once(&self, path: &str, text: &str) -> Result<String, CommandError> {
         match fs::read_to_string(self.unfinished().join(path)) {
             Ok(before) if !before.is_empty() => Ok(before),
-            _ => self.write_anew(path, text).map(|()| text.to_owned()),
+            _ => self.rewrite(path, text).map(|()| text.to_owned()),
         }
     }
 
@@ -127,7 +130,7 @@ impl OutputDir {
     /// # Errors
     ///
     /// The system refused, and nothing was put there.
-    pub(crate) fn finish(self) -> Result<(), Failure> {
+    pub(crate) fn finish(self) -> Result<(), CommandError> {
         let unfinished = self.unfinished();
         let moved = |name: &String| fs::rename(unfinished.join(name), self.dir.join(name));
         for (at, name) in self.entries.iter().enumerate() {
@@ -173,8 +176,8 @@ fn made_now(dir: &Path) -> io::Result<bool> {
     }
 }
 
-fn failed(path: &Path, cause: &io::Error) -> Failure {
-    Failure::cannot_write(format!(
+fn failed(path: &Path, cause: &io::Error) -> CommandError {
+    CommandError::cannot_write(format!(
         "cannot write {}: {cause}; check that the folder above it exists, is not full, and that this user may write there",
         path.display()
     ))
@@ -196,19 +199,19 @@ mod tests {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    fn begun(dir: &Path) -> Result<OutputDir, Failure> {
-        OutputDir::begin(dir, ["a".to_owned(), "b".to_owned()])
+    fn started(dir: &Path) -> Result<OutputDir, CommandError> {
+        OutputDir::start(dir, ["a".to_owned(), "b".to_owned()])
     }
 
     #[test]
     fn all_is_there_at_the_end_for_its_owner_alone_and_nothing_before() {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("new");
-        let folder = begun(&dir).unwrap();
+        let folder = started(&dir).unwrap();
         folder.write("a", "1").unwrap();
         folder.write("b/c/d", "2").unwrap();
         assert_eq!(names(&dir), [UNFINISHED.to_owned()].into());
-        let second = begun(&dir).unwrap_err().text;
+        let second = started(&dir).unwrap_err().text;
         assert!(second.contains("another run is at work in"), "{second}");
         folder.finish().unwrap();
         assert_eq!(names(&dir), ["a".to_owned(), "b".to_owned()].into());
@@ -221,7 +224,7 @@ mod tests {
     fn what_is_there_is_named_and_stays() {
         let place = tempfile::tempdir().unwrap();
         fs::write(place.path().join("b"), "theirs").unwrap();
-        let told = begun(place.path()).unwrap_err().text;
+        let told = started(place.path()).unwrap_err().text;
         assert!(told.contains("/b is there already, and nothing is overwritten"), "{told}");
         assert_eq!(fs::read_to_string(place.path().join("b")).unwrap(), "theirs");
         assert_eq!(names(place.path()), ["b".to_owned()].into());
@@ -231,29 +234,29 @@ mod tests {
     fn what_has_failed_on_the_way_leaves_nothing() {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("new");
-        let folder = begun(&dir).unwrap();
+        let folder = started(&dir).unwrap();
         folder.write("a", "1").unwrap();
         assert!(folder.write("a", "2").unwrap_err().text.contains("cannot write"));
         drop(folder);
         assert!(!dir.exists());
         // One that lacks a part takes back what it has moved.
-        let folder = begun(place.path()).unwrap();
+        let folder = started(place.path()).unwrap();
         folder.write("a", "1").unwrap();
         folder.finish().unwrap_err();
         assert!(names(place.path()).is_empty());
         // What a killed run has left is in nobody's way, and goes on only where that is asked for.
-        let folder = begun(place.path()).unwrap();
+        let folder = started(place.path()).unwrap();
         folder.write("a", "1").unwrap();
         folder.keep();
         let resumed = OutputDir::resume(place.path(), ["a".to_owned()]).unwrap();
         assert_eq!(resumed.write_once("a", "2").unwrap(), "1");
-        resumed.write_anew("a", "3").unwrap();
+        resumed.rewrite("a", "3").unwrap();
         assert_eq!(resumed.write_once("a", "2").unwrap(), "3");
         resumed.keep();
-        let folder = begun(place.path()).unwrap();
+        let folder = started(place.path()).unwrap();
         assert_eq!(folder.write_once("a", "4").unwrap(), "4");
         drop(folder);
-        let told = begun(&place.path().join("not/there")).unwrap_err().text;
+        let told = started(&place.path().join("not/there")).unwrap_err().text;
         assert!(told.contains("check that the folder above it exists"), "{told}");
     }
 }

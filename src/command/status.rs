@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::admin::status::{LinkStatus, Status};
 use crate::base::logging::printable as clean;
-use crate::command::Failure;
+use crate::command::CommandError;
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
 
@@ -25,19 +25,19 @@ use crate::startup::admin_socket::SocketDirs;
 /// # Errors
 ///
 /// Nobody answers.
-pub async fn status(named: Option<PathBuf>, json: bool, env: &Environment) -> Result<String, Failure> {
+pub async fn status(named: Option<PathBuf>, json: bool, env: &Environment) -> Result<String, CommandError> {
     let socket = socket(named, &["cloud", "edge"], env).await?;
     let path = &socket.path;
     let (code, body) = ask(path, Method::GET, "/status", "").await?;
     if code != 200 {
         let text = format!("{} answered {code}: {}", path.display(), clean(&String::from_utf8_lossy(&body)));
-        return Err(Failure::unavailable(text));
+        return Err(CommandError::unavailable(text));
     }
     if json {
         return Ok(String::from_utf8_lossy(&body).into_owned());
     }
     let told: Status = serde_json::from_slice(&body).map_err(|cause| {
-        Failure::unavailable(format!("{} is of another version: {cause}", path.display()))
+        CommandError::unavailable(format!("{} is of another version: {cause}", path.display()))
     })?;
     Ok(socket.choice() + &text(&told))
 }
@@ -68,11 +68,13 @@ fn text(told: &Status) -> String {
             error.unwrap_or_default()
         ));
     }
-    let (pod, now) = (told.mode == "cloud", told.now);
+    let (server, now) = (told.mode == "cloud", told.now);
     lines.push(String::new());
-    lines.push(links(if pod { "NODE" } else { "LINK" }, &told.links, now));
+    lines.push(links(if server { "NODE" } else { "LINK" }, &told.links, now));
     if told.links.is_empty() {
-        lines.push(if pod { "no node is linked" } else { "not linked: the line above says why" }.to_owned());
+        lines.push(
+            if server { "no node is linked" } else { "not linked: the line above says why" }.to_owned(),
+        );
     }
     if !told.gone.is_empty() {
         let mut table = Table::new(&["GONE", "AGO", "WHY"]);
@@ -82,8 +84,8 @@ fn text(told: &Status) -> String {
         }
         lines.extend([String::new(), table.to_string()]);
     }
-    if !told.siblings.is_empty() {
-        lines.extend([String::new(), links("OTHER POD", &told.siblings, now)]);
+    if !told.peers.is_empty() {
+        lines.extend([String::new(), links("OTHER POD", &told.peers, now)]);
     }
     lines.join("\n")
 }
@@ -112,7 +114,7 @@ fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
             clean(&link.name),
             clean(&link.state),
             link.since.map_or("-".to_owned(), |since| duration(now - since)),
-            link.round_trip.map_or("-".to_owned(), round_trip),
+            link.rtt.map_or("-".to_owned(), round_trip),
             link.sessions.to_string(),
             bytes(link.sent_bytes),
             bytes(link.received_bytes),
@@ -223,7 +225,7 @@ pub(crate) async fn socket(
     named: Option<PathBuf>,
     names: &[&str],
     env: &Environment,
-) -> Result<Socket, Failure> {
+) -> Result<Socket, CommandError> {
     if let Some(path) = named {
         return Ok(Socket { path, others: Vec::new() });
     }
@@ -243,7 +245,7 @@ pub(crate) async fn socket(
     first.map(|path| Socket { path, others }).ok_or_else(|| {
         let text = "no server or edge of this user has its socket at a usual place: is one running here? Its log says at the \
                     start where its socket is; name that with --socket=PATH, or ask as the user that runs it";
-        Failure::unavailable(text)
+        CommandError::unavailable(text)
     })
 }
 
@@ -266,12 +268,12 @@ pub(crate) async fn ask(
     method: Method,
     path: &str,
     body: impl Into<Bytes>,
-) -> Result<(u16, Bytes), Failure> {
+) -> Result<(u16, Bytes), CommandError> {
     let failed = |cause: &dyn std::fmt::Display| {
-        Failure::unavailable(format!("{} does not answer: {cause}", socket.display()))
+        CommandError::unavailable(format!("{} does not answer: {cause}", socket.display()))
     };
     let stream = UnixStream::connect(socket).await.map_err(|cause| match cause.kind() {
-        io::ErrorKind::PermissionDenied => Failure {
+        io::ErrorKind::PermissionDenied => CommandError {
             code: NOT_PERMITTED,
             text: format!(
                 "this user may not open {}: only the user that runs the program there may, and root (sudo)",
@@ -304,25 +306,25 @@ pub(crate) async fn exchange(
         let answer = async move {
             let answer = sender.send_request(request).await?;
             let (head, body) = answer.into_parts();
-            let body = Limited::new(body, MOST_BYTES).collect().await;
+            let body = Limited::new(body, MAX_BYTES).collect().await;
             Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
         };
         // The connection is driven beside it; where that ends first, the sender tells why.
         let (answer, _) = tokio::join!(answer, connection);
         answer
     };
-    match timeout(PATIENCE, exchange).await {
+    match timeout(TIMEOUT, exchange).await {
         Ok(Ok((status, Ok(body)))) => Ok((status, body)),
         Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
         Ok(Err(cause)) => Err(cause.to_string()),
-        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+        Err(_) => Err(format!("no answer within {TIMEOUT:?}")),
     }
 }
 
 /// For a whole answer; a pod with 20,000 nodes takes a moment to list them.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest answer: some 100,000 nodes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 /// Exit code where this user may not ask, as in sysexits.h.
 const NOT_PERMITTED: u8 = 77;
 

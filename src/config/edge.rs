@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::targets::{TargetEntry, Targets};
-use crate::config::edge::csr::Csr;
+use crate::config::edge::csr::EdgeCsrConfig;
 use crate::config::edge::http_proxy::HttpProxy;
 use crate::config::listen::{self, AuthConfig};
-use crate::config::table::Table;
+use crate::config::table::ConfigTable;
 use crate::config::{
-    self, AdminConfig, ConfigErrors, Environment, ListenConfig, Reading, Report, Secret, Warning,
+    self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Secret, Warning,
     WarningKind, value,
 };
 
@@ -23,7 +23,7 @@ use crate::config::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeConfig {
     /// Whom to dial, and as whom.
-    pub client: Client,
+    pub client: UplinkConfig,
     /// Where commands of this machine come in.
     pub admin: AdminConfig,
     /// Limits of sessions.
@@ -31,18 +31,18 @@ pub struct EdgeConfig {
     /// What it may dial for others.
     pub targets: Targets,
     /// Its TLS to targets.
-    pub https: Https,
+    pub https: TargetTlsConfig,
     /// The proxy for programs at this node; `None`: there is none.
     pub http_proxy: Option<HttpProxy>,
     /// The certificate that proves this edge beside its token; `None`: there is none.
-    pub csr: Option<Csr>,
+    pub csr: Option<EdgeCsrConfig>,
     /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
     pub own: Vec<IpAddr>,
 }
 
 /// `[mode.edge.stream.client]`: the link to the cloud.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Client {
+pub struct UplinkConfig {
     /// This node's name.
     pub node: NodeName,
     /// The addresses that it says its node has.
@@ -52,7 +52,7 @@ pub struct Client {
     /// PEM file of the authorities that may sign the cloud's certificate.
     pub ca: PathBuf,
     /// Where the cloud is, tried in turn; at least one.
-    pub servers: Vec<Server>,
+    pub servers: Vec<ServerAddress>,
     /// Health, log level, metrics.
     pub log_listen: ListenConfig,
     /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
@@ -69,7 +69,7 @@ pub struct Client {
 
 /// A place where the cloud is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerAddress {
     /// Its address.
     pub at: Target,
     /// The name or address in its certificate, also `:authority`.
@@ -109,8 +109,8 @@ impl EdgeConfig {
     }
 
     /// As [`Self::read`], for who goes on looking for faults where the text has some.
-    pub fn examine(text: &str, env: &Environment) -> Reading<Self> {
-        let mut report = Report::default();
+    pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
+        let mut report = Diagnostics::default();
         let edge = Self::gather(text, env, &mut report);
         report.finish(text, edge)
     }
@@ -131,8 +131,8 @@ impl EdgeConfig {
         token.chain(key).chain(users).collect()
     }
 
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
-        let mut file = Table::parse(text, report);
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
+        let mut file = ConfigTable::parse(text, report);
         let mut mode = file.table("mode", report);
         let mut edge = mode.table("edge", report);
         config::other_mode(&mut mode, &edge, "cloud", report);
@@ -157,11 +157,11 @@ impl EdgeConfig {
 
 /// What is wrong or missing, and noted as a fault, is made up. `certified`: the edge has a certificate issued.
 fn client(
-    stream: &mut Table<'_>,
+    stream: &mut ConfigTable<'_>,
     env: &Environment,
     (node_ip, certified): (Option<IpAddr>, bool),
-    report: &mut Report,
-) -> Client {
+    report: &mut Diagnostics,
+) -> UplinkConfig {
     let mut table = stream.table("client", report);
     let servers = servers(&mut table, report);
     let node = node(&mut table, env, report);
@@ -173,7 +173,7 @@ fn client(
     let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
     let channelz = listen::channelz(&mut table, report);
     table.finish(report);
-    Client {
+    UplinkConfig {
         node: node.unwrap_or_else(NodeName::none),
         ips: ips.unwrap_or_else(|| node_ip.into_iter().collect()),
         token,
@@ -188,31 +188,31 @@ fn client(
     }
 }
 
-fn node(table: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option<NodeName> {
+fn node(table: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> Option<NodeName> {
     let written = table.read("node", value::parsed::<NodeName>, report);
     if table.has("node") {
         return written;
     }
     let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
-        table.complain("node", None, "name this node, here or by NODE_NAME in the environment", report);
+        table.error("node", None, "name this node, here or by NODE_NAME in the environment", report);
         return None;
     };
     name.parse()
-        .map_err(|error| report.fault("NODE_NAME", Some(value::excerpt(name)), format!("{error}")))
+        .map_err(|error| report.error("NODE_NAME", Some(value::excerpt(name)), format!("{error}")))
         .ok()
 }
 
-fn token(table: &mut Table<'_>, certified: bool, report: &mut Report) -> Option<Token> {
+fn token(table: &mut ConfigTable<'_>, certified: bool, report: &mut Diagnostics) -> Option<Token> {
     let text = table.read("token", value::secret, report);
     let file = table.read("token_file", value::file_path, report);
     match (table.has("token"), table.has("token_file")) {
         (true, true) => {
             let wanted = "both say which token: keep token_file";
-            table.complain("token", Some("token_file is given as well".to_owned()), wanted, report);
+            table.error("token", Some("token_file is given as well".to_owned()), wanted, report);
         }
         (false, false) if !certified => {
             let wanted = "give the token, here or by token_file, or agent = true in [mode.edge.csr]";
-            table.complain("token", None, wanted, report);
+            table.error("token", None, wanted, report);
         }
         _ => {}
     }
@@ -221,18 +221,18 @@ fn token(table: &mut Table<'_>, certified: bool, report: &mut Report) -> Option<
         if text.reveal().is_empty() {
             report.warn(
                 key,
-                WarningKind::OpenDoor,
+                WarningKind::Insecure,
                 "it is empty: only a cloud that asks nobody takes it, ours never does",
             );
         } else if text.reveal().contains([' ', ':']) {
             let text = "it holds ' ' or ':', which no token file can: the cloud will refuse it";
-            report.warn(key, WarningKind::Surprise, text);
+            report.warn(key, WarningKind::Unexpected, text);
         }
     });
     text.map(Token::Text).or(file.map(Token::File))
 }
 
-fn servers(table: &mut Table<'_>, report: &mut Report) -> Vec<Server> {
+fn servers(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Vec<ServerAddress> {
     let read = |value: &_| {
         let text = value::nonempty(value)?;
         let wanted = "want the cloud's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
@@ -245,17 +245,17 @@ fn servers(table: &mut Table<'_>, report: &mut Report) -> Vec<Server> {
     let before = report.fault_count();
     let found = table.one_or_list("server_name", read, report).unwrap_or_default();
     if found.is_empty() && report.fault_count() == before {
-        table.complain("server_name", None, "say where the cloud is, as host:port", report);
+        table.error("server_name", None, "say where the cloud is, as host:port", report);
     }
     if found.iter().any(|(_, unfilled)| *unfilled) {
         warn_template(table, "server_name", report);
     }
     let dns = dns(table, report);
-    let server = |at: Target| Server { dns: dns.clone().unwrap_or_else(|| at.host.clone()), at };
+    let server = |at: Target| ServerAddress { dns: dns.clone().unwrap_or_else(|| at.host.clone()), at };
     found.into_iter().map(|(at, _)| server(at)).collect()
 }
 
-fn dns(table: &mut Table<'_>, report: &mut Report) -> Option<Host> {
+fn dns(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Host> {
     let read = |value: &_| match value::text(value)?.as_str() {
         "" => Ok(None),
         text => match template(text) {
@@ -275,23 +275,23 @@ fn template(text: &str) -> Option<Host> {
     (text.starts_with("{{") && text.ends_with("}}")).then(|| Host::Name(Arc::from(text)))
 }
 
-fn warn_template(table: &Table<'_>, key: &'static str, report: &mut Report) {
+fn warn_template(table: &ConfigTable<'_>, key: &'static str, report: &mut Diagnostics) {
     let text = "it still holds the {{…}} of a template: the cloud cannot be reached until it is filled in";
-    report.warn(table.key(key), WarningKind::Surprise, text);
+    report.warn(table.key(key), WarningKind::Unexpected, text);
 }
 
-fn session(edge: &mut Table<'_>, report: &mut Report) -> EdgeSessions {
+fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessions {
     let mut table = edge.table("session", report);
     let session = EdgeSessions {
         grace: config::grace(&mut table, report),
         drain: config::drain(&mut table, report),
-        memory: table.read("memory", value::size(config::LEAST_MEMORY), report),
+        memory: table.read("memory", value::size(config::MIN_MEMORY), report),
     };
     table.finish(report);
     session
 }
 
-fn targets(edge: &mut Table<'_>, report: &mut Report) -> Targets {
+fn targets(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Targets {
     let mut table = edge.table("allow", report);
     let targets = table.list("targets", value::parsed::<TargetEntry>, report);
     table.finish(report);
@@ -302,7 +302,7 @@ fn targets(edge: &mut Table<'_>, report: &mut Report) -> Targets {
 
 /// `[mode.edge.https]`: TLS towards the targets of the cloud's HTTPS ports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Https {
+pub struct TargetTlsConfig {
     /// PEM files of the certificate that targets are shown, and of its key.
     pub identity: Option<(PathBuf, PathBuf)>,
     /// PEM file of the authorities that may sign a target's certificate; `None`: only targets on loopback are believed.
@@ -310,16 +310,16 @@ pub struct Https {
 }
 
 /// Reads the table.
-pub(crate) fn read(edge: &mut Table<'_>, report: &mut Report) -> Https {
+pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
     let mut table = edge.table("https", report);
     let cert = table.read("cert", value::file_path, report);
     let key = table.read("key", value::file_path, report);
     for (given, other) in [("cert", "key"), ("key", "cert")] {
         if table.has(given) && !table.has(other) {
-            table.complain(other, None, "a certificate and its key go together: name both files", report);
+            table.error(other, None, "a certificate and its key go together: name both files", report);
         }
     }
     let ca = table.read("ca", value::file_path, report);
     table.finish(report);
-    Https { identity: cert.zip(key), ca }
+    TargetTlsConfig { identity: cert.zip(key), ca }
 }

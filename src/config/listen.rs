@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use toml::de::DeValue;
 
 use crate::base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
-use crate::config::table::Table;
-use crate::config::value::{self, Wrong};
-use crate::config::{AdminConfig, AdminSocket, Environment, ListenConfig, Report, WarningKind};
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
+use crate::config::{AdminConfig, AdminSocket, Diagnostics, Environment, ListenConfig, WarningKind};
 
 impl ListenConfig {
     /// Can only this machine reach it?
@@ -24,7 +24,7 @@ impl ListenConfig {
 
 /// Where clients come in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ListenAddress {
     /// An address with a port.
     Port(ListenConfig),
     /// A unix socket.
@@ -33,24 +33,24 @@ pub(crate) enum Place {
 
 /// Reads `listen` or, instead, `port`. `None`: both are absent.
 pub(crate) fn read(
-    table: &mut Table<'_>,
+    table: &mut ConfigTable<'_>,
     listen: &'static str,
     port: &'static str,
-    report: &mut Report,
+    report: &mut Diagnostics,
 ) -> Option<ListenConfig> {
     let place = one_of(table, (listen, |value| value::socket(value).map(Err)), &[port], report);
     match place? {
-        Place::Port(listen) => Some(listen),
-        Place::Unix(_) => None,
+        ListenAddress::Port(listen) => Some(listen),
+        ListenAddress::Unix(_) => None,
     }
 }
 
 /// Reads a table `admin`. `name` is that of the socket without `listen = "unix:/path"`.
 pub(crate) fn admin(
-    parent: &mut Table<'_>,
+    parent: &mut ConfigTable<'_>,
     name: &'static str,
     env: &Environment,
-    report: &mut Report,
+    report: &mut Diagnostics,
 ) -> AdminConfig {
     let mut table = parent.table("admin", report);
     let wanted = "want unix:/path, for example unix:/run/tunnel/cloud.sock";
@@ -65,7 +65,7 @@ pub(crate) fn admin(
     let users = table.read("users", value::file_path, report);
     let auth = users.map_or(AuthConfig::None, |users| AuthConfig::Basic { users, key });
     table.finish(report);
-    AdminConfig { socket, access: Access { auth, ..Access::default() } }
+    AdminConfig { socket, access: AccessConfig { auth, ..AccessConfig::default() } }
 }
 
 /// The path in `unix:/path`.
@@ -75,7 +75,11 @@ fn unix_path(text: &str) -> Option<PathBuf> {
 }
 
 /// Reads `listen`, which may be `unix:/path`, or instead one of the spellings of a port. `None`: all are absent.
-pub(crate) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut Report) -> Option<Place> {
+pub(crate) fn place(
+    table: &mut ConfigTable<'_>,
+    ports: &[&'static str],
+    report: &mut Diagnostics,
+) -> Option<ListenAddress> {
     let wanted = "want ip:port, for example 127.0.0.1:8000, or unix:/path";
     let reader = |value: &DeValue<'_>| match unix_path(&value::text(value)?) {
         Some(path) => Ok(Ok(path)),
@@ -86,7 +90,11 @@ pub(crate) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut 
 
 /// Reads the address of an HTTP proxy, in each of SuperEdge's spellings; at `ip` unless a key has another one. `None`:
 /// no key is set.
-pub(crate) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) -> Option<ListenConfig> {
+pub(crate) fn proxy(
+    table: &mut ConfigTable<'_>,
+    ip: Ipv4Addr,
+    report: &mut Diagnostics,
+) -> Option<ListenConfig> {
     let mut said = None;
     for key in ["ip", "proxyip"] {
         let found: Option<IpAddr> = table.read(key, value::parsed, report);
@@ -98,27 +106,30 @@ pub(crate) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) ->
         && table.is_present()
         && !["listen", "port", "proxyport"].iter().any(|key| table.has(key))
     {
-        table.complain(LISTEN, None, "say where the proxy listens: listen = \"ip:port\"", report);
+        table.error(LISTEN, None, "say where the proxy listens: listen = \"ip:port\"", report);
     }
     match found? {
-        Place::Port(listen) if listen.key == LISTEN => Some(listen),
-        Place::Port(listen) => {
+        ListenAddress::Port(listen) if listen.key == LISTEN => Some(listen),
+        ListenAddress::Port(listen) => {
             Some(ListenConfig { at: (said.unwrap_or(ip.into()), listen.at.port()).into(), ..listen })
         }
-        Place::Unix(_) => None,
+        ListenAddress::Unix(_) => None,
     }
 }
 
 /// Reads one of several keys for an address to listen on.
 fn one_of(
-    table: &mut Table<'_>,
-    (listen, reader): (&'static str, impl FnOnce(&DeValue<'_>) -> Result<Result<PathBuf, SocketAddr>, Wrong>),
+    table: &mut ConfigTable<'_>,
+    (listen, reader): (
+        &'static str,
+        impl FnOnce(&DeValue<'_>) -> Result<Result<PathBuf, SocketAddr>, ValueError>,
+    ),
     ports: &[&'static str],
-    report: &mut Report,
-) -> Option<Place> {
-    let port = |at, key| Place::Port(ListenConfig { at, implicit: false, key });
+    report: &mut Diagnostics,
+) -> Option<ListenAddress> {
+    let port = |at, key| ListenAddress::Port(ListenConfig { at, implicit: false, key });
     let mut found = table.read(listen, reader, report).map(|place| match place {
-        Ok(path) => Place::Unix(path),
+        Ok(path) => ListenAddress::Unix(path),
         Err(at) => port(at, listen),
     });
     let mut first = table.has(listen).then_some(listen);
@@ -126,11 +137,11 @@ fn one_of(
         let number: Option<u16> = table.read(key, value::port_number, report);
         if let Some(first) = first.filter(|_| table.has(key)) {
             let found = format!("{key} is given as well");
-            table.complain(first, Some(found), format!("both say where to listen: keep {first}"), report);
+            table.error(first, Some(found), format!("both say where to listen: keep {first}"), report);
         }
         if number == Some(0) {
             let text = "0 takes a free port, another one at each start; the log tells which";
-            report.warn(table.key(key), WarningKind::Surprise, text);
+            report.warn(table.key(key), WarningKind::Unexpected, text);
         }
         first = first.or(table.has(key).then_some(key));
         found = found.or(number.map(|number| port((Ipv4Addr::UNSPECIFIED, number).into(), key)));
@@ -139,7 +150,7 @@ fn one_of(
 }
 
 /// Reads where health, log level and metrics are served. Absent: on loopback, where nobody else can turn the log up.
-pub(crate) fn log(table: &mut Table<'_>, report: &mut Report) -> ListenConfig {
+pub(crate) fn log(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> ListenConfig {
     let found = read(table, "log_listen", "log_port", report);
     let log = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "log_listen"));
     if !log.is_local() {
@@ -148,13 +159,13 @@ pub(crate) fn log(table: &mut Table<'_>, report: &mut Report) -> ListenConfig {
             log.at,
             log.at.port()
         );
-        report.warn(table.key(log.key), WarningKind::OpenDoor, text);
+        report.warn(table.key(log.key), WarningKind::Insecure, text);
     }
     log
 }
 
 /// Reads where gRPC's debugging clients come in. `None`: nowhere, as with an empty text.
-pub(crate) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<SocketAddr> {
+pub(crate) fn channelz(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<SocketAddr> {
     let read = |value: &DeValue<'_>| match value::text(value)?.is_empty() {
         true => Ok(None),
         false => value::socket(value).map(Some),
@@ -165,17 +176,17 @@ pub(crate) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<Soc
             "whoever reaches {at} sees the addresses and names of all links; 127.0.0.1:{} closes it",
             at.port()
         );
-        report.warn(table.key(CHANNELZ), WarningKind::OpenDoor, text);
+        report.warn(table.key(CHANNELZ), WarningKind::Insecure, text);
     }
     Some(at)
 }
 
 /// Reads the networks of balancers whose PROXY headers are believed. `None`: the key is absent.
-pub(crate) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Networks> {
+pub(crate) fn proxies(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
     let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
     if proxies.holds_everyone() {
         let text = "whoever connects may say to be anybody: name only the networks of your balancers";
-        report.warn(table.key(PROXIES), WarningKind::OpenDoor, text);
+        report.warn(table.key(PROXIES), WarningKind::Insecure, text);
     }
     Some(proxies)
 }
@@ -197,7 +208,7 @@ const LOG_PORT: u16 = 51010;
 
 /// Who may come in, and what for; by default everybody for everything.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Access {
+pub struct AccessConfig {
     /// Networks of balancers before the port.
     pub proxy_protocol: Networks,
     /// Where clients may come from; `None`: from anywhere.
@@ -251,13 +262,13 @@ impl AuthMethods {
     }
 }
 
-impl Access {
+impl AccessConfig {
     /// Reads the keys of a front end's table; what it leaves out is as in `default`.
     pub(crate) fn read(
-        table: &mut Table<'_>,
+        table: &mut ConfigTable<'_>,
         proofs: AuthMethods,
         default: &Self,
-        report: &mut Report,
+        report: &mut Diagnostics,
     ) -> Self {
         let rules = rules(table, proofs, report);
         let auth = auth(table, proofs, &default.auth, report);
@@ -266,7 +277,7 @@ impl Access {
             && !proofs.certified()
         {
             let wanted = "without auth = \"basic\" nobody is a user, and such a rule lets nobody in";
-            table.complain("rules", Some("a rule asks for users".to_owned()), wanted, report);
+            table.error("rules", Some("a rule asks for users".to_owned()), wanted, report);
         }
         let allow_from = networks(table, "allow_from", report);
         Self {
@@ -286,18 +297,18 @@ impl Access {
         at: SocketAddr,
         proofs: AuthMethods,
         reached: &str,
-        report: &mut Report,
+        report: &mut Diagnostics,
     ) {
         let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.holds_everyone());
         if self.auth != AuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
         let text = format!("whoever reaches {at} reaches {reached}, unasked; {}", proofs.remedy());
-        report.warn(key, WarningKind::OpenDoor, text);
+        report.warn(key, WarningKind::Insecure, text);
     }
 }
 
-fn rules(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Option<Rules> {
+fn rules(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Option<Rules> {
     let tables = table.tables("rules", report);
     let rules: Rules = tables
         .into_iter()
@@ -312,10 +323,10 @@ fn rules(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Opt
 
 /// `None`: the table has a fault, which is noted.
 fn auth(
-    table: &mut Table<'_>,
+    table: &mut ConfigTable<'_>,
     proofs: AuthMethods,
     default: &AuthConfig,
-    report: &mut Report,
+    report: &mut Diagnostics,
 ) -> Option<AuthConfig> {
     let users = table.read("users", value::file_path, report);
     let basic = table.read(
@@ -338,15 +349,15 @@ fn auth(
         (Some(true) | None, None, default @ AuthConfig::Basic { .. }) => default.clone(),
         (Some(false) | None, None, _) => AuthConfig::None,
         (Some(true), None, AuthConfig::None) => {
-            table.complain("users", None, "auth is \"basic\": name the htpasswd file", report);
+            table.error("users", None, "auth is \"basic\": name the htpasswd file", report);
             return None;
         }
         (Some(false), Some(_), _) => {
-            table.complain("users", silent("given, but auth is \"none\""), "say auth = \"basic\"", report);
+            table.error("users", silent("given, but auth is \"none\""), "say auth = \"basic\"", report);
             return None;
         }
         (None, Some(_), AuthConfig::None) => {
-            table.complain("users", silent("given, but auth is not"), "say auth = \"basic\"", report);
+            table.error("users", silent("given, but auth is not"), "say auth = \"basic\"", report);
             return None;
         }
     };
@@ -354,28 +365,28 @@ fn auth(
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", as [mode.cloud.ssh] has it" };
         let wanted = "whoever comes here cannot give a password, so nobody would get in: say auth = \"none\" in this \
                       table, and with allow_from who may come";
-        table.complain("auth", silent(found), wanted, report);
+        table.error("auth", silent(found), wanted, report);
         return None;
     }
     Some(auth)
 }
 
-fn names(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Vec<CertificateGlob> {
+fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Vec<CertificateGlob> {
     let Some(asked) = proofs.certificate else { return Vec::new() };
     let names = filled(table, "names", value::parsed::<CertificateGlob>, report);
     if names.is_some() && !asked {
         let wanted = "no certificate is asked for: name with client_ca the authority that signed them";
-        table.complain("names", Some("given, but client_ca is not".to_owned()), wanted, report);
+        table.error("names", Some("given, but client_ca is not".to_owned()), wanted, report);
     }
     if asked && table.has("client_ca") && !table.has("names") {
         let wanted = "name the clients' certificates (CN or DNS name), for example [\"system:kube-apiserver\"]; \
                       [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
-        table.complain("names", None, wanted, report);
+        table.error("names", None, wanted, report);
     }
     names.unwrap_or_default()
 }
 
-fn rule(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Rule {
+fn rule(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Rule {
     let user = |value: &_| match value::nonempty(value)? {
         // A password's user has no ':' in his name; who is known by a certificate may.
         name if proofs.certified() && !name.contains('*') => Ok(name),
@@ -393,21 +404,21 @@ fn rule(table: &mut Table<'_>, proofs: AuthMethods, report: &mut Report) -> Rule
     }
 }
 
-fn networks(table: &mut Table<'_>, key: &'static str, report: &mut Report) -> Option<Networks> {
+fn networks(table: &mut ConfigTable<'_>, key: &'static str, report: &mut Diagnostics) -> Option<Networks> {
     filled(table, key, value::network, report).map(Networks::from_iter)
 }
 
 /// A list that may be absent, which lets everybody in, but not empty, which would let nobody in and looks the same.
 fn filled<'t, T>(
-    table: &mut Table<'t>,
+    table: &mut ConfigTable<'t>,
     key: &'static str,
-    reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
-    report: &mut Report,
+    reader: impl Fn(&DeValue<'t>) -> Result<T, ValueError>,
+    report: &mut Diagnostics,
 ) -> Option<Vec<T>> {
     let (before, list) = (report.fault_count(), table.list(key, reader, report));
     if list.as_ref().is_some_and(Vec::is_empty) && report.fault_count() == before {
         let wanted = "nothing would match: leave the key out to match everything, or fill the list";
-        table.complain(key, Some("an empty list".to_owned()), wanted, report);
+        table.error(key, Some("an empty list".to_owned()), wanted, report);
     }
     list
 }
@@ -425,17 +436,17 @@ mod tests {
     const CERTIFICATE: AuthMethods = AuthMethods { password: false, certificate: Some(true) };
 
     /// What ssh and another module have, and the faults and warnings of the other one.
-    fn read(text: &str, proofs: AuthMethods) -> (Access, Access, Vec<String>) {
-        let mut report = Report::default();
-        let mut file = Table::parse(text, &mut report);
+    fn read(text: &str, proofs: AuthMethods) -> (AccessConfig, AccessConfig, Vec<String>) {
+        let mut report = Diagnostics::default();
+        let mut file = ConfigTable::parse(text, &mut report);
         let mut table = file.table("ssh", &mut report);
-        let ssh = Access::read(&mut table, PASSWORD, &Access::default(), &mut report);
+        let ssh = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), &mut report);
         table.finish(&mut report);
         let mut table = file.table("module", &mut report);
         if proofs.certificate.is_some() {
-            table.skip("client_ca", &mut report);
+            table.ignore("client_ca", &mut report);
         }
-        let module = Access::read(&mut table, proofs, &ssh, &mut report);
+        let module = AccessConfig::read(&mut table, proofs, &ssh, &mut report);
         let at = "0.0.0.0:1".parse().unwrap();
         module.warn_if_open(table.key("listen"), at, proofs, "every node", &mut report);
         table.finish(&mut report);

@@ -9,19 +9,19 @@ use tracing::{error, info, info_span, warn};
 use crate::base::drain::Drain;
 use crate::base::logging::AUDIT;
 use crate::config::table::fold;
-use crate::config::{Environment, Reading, Warning, WarningKind};
+use crate::config::{Environment, ParsedConfig, Warning, WarningKind};
 use crate::net::reload::Reload;
 
 /// The keys in which two texts of a config differ, as they are written there; never their values.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Changed {
+pub struct ConfigDiff {
     /// Those that say who may reach what: they count for whoever comes next.
     pub live: Vec<String>,
     /// All others: they count from the next start on.
     pub at_start: Vec<String>,
 }
 
-impl Changed {
+impl ConfigDiff {
     /// Compares two texts, each of which has been read without a fault.
     pub fn between(old: &str, new: &str) -> Self {
         let (old, new) = (leaves(old), leaves(new));
@@ -118,7 +118,7 @@ pub struct ConfigFile {
 
 /// The file as it was last read without a fault.
 #[derive(Debug)]
-struct Read<T> {
+struct LoadedConfig<T> {
     text: String,
     settings: T,
     warnings: Vec<Warning>,
@@ -129,7 +129,7 @@ impl ConfigFile {
     /// fault changes nothing, and its faults are logged.
     pub fn follow<T: Send + Sync + 'static>(
         self,
-        examine: fn(&str, &Environment) -> Reading<T>,
+        examine: fn(&str, &Environment) -> ParsedConfig<T>,
         drain: &Drain,
         apply: impl Fn(&T) + Send + 'static,
     ) {
@@ -138,7 +138,7 @@ impl ConfigFile {
             let text = String::from_utf8_lossy(content).into_owned();
             let (settings, warnings) =
                 examine(&text, &environment).whole().map_err(|faults| faults.to_string())?;
-            Ok(Read { text, settings, warnings })
+            Ok(LoadedConfig { text, settings, warnings })
         };
         let config = match Reload::file(path, parse) {
             Ok(config) => config,
@@ -168,14 +168,14 @@ impl ConfigFile {
 pub fn tell_warnings(warnings: &[Warning]) {
     for Warning { key, kind, text } in warnings {
         match kind {
-            WarningKind::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
-            WarningKind::NotServed | WarningKind::Surprise => warn!(%key, "{text}"),
+            WarningKind::Insecure => error!(%key, "OPEN DOOR: {text}"),
+            WarningKind::Unsupported | WarningKind::Unexpected => warn!(%key, "{text}"),
         }
     }
 }
 
-fn tell<T>(old: &str, new: &Read<T>) {
-    let Changed { live, at_start } = Changed::between(old, &new.text);
+fn tell<T>(old: &str, new: &LoadedConfig<T>) {
+    let ConfigDiff { live, at_start } = ConfigDiff::between(old, &new.text);
     if !live.is_empty() {
         info!(
             target: AUDIT,
@@ -192,15 +192,15 @@ fn tell<T>(old: &str, new: &Read<T>) {
 
 /// The first of the keys, with how many there are besides.
 fn shown(keys: &[String]) -> String {
-    let mut text = keys.iter().take(MOST_SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    if let Some(more) = keys.len().checked_sub(MOST_SHOWN).filter(|more| *more > 0) {
+    let mut text = keys.iter().take(MAX_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if let Some(more) = keys.len().checked_sub(MAX_SHOWN).filter(|more| *more > 0) {
         text += &format!(", and {more} more");
     }
     text
 }
 
 /// Keys that one line names.
-const MOST_SHOWN: usize = 20;
+const MAX_SHOWN: usize = 20;
 
 #[cfg(test)]
 mod tests {
@@ -213,10 +213,10 @@ mod tests {
     fn what_counts_at_once_is_told_from_what_needs_a_start() {
         let new = OLD.replace("10.0.0.0/8", "10.0.0.0/9").replace("max = 7", "max = 8\ngrace = \"1s\"");
         let new = new.replace("to = \"a/b:1\"", "to = \"a/b:1\"\nrules = [{ ports = [1] }]");
-        let changed = Changed::between(OLD, &new);
+        let changed = ConfigDiff::between(OLD, &new);
         assert_eq!(changed.live, ["mode.cloud.ssh.allow_from", "mode.cloud.tcp.\"0.0.0.0:1\".rules"]);
         assert_eq!(changed.at_start, ["mode.cloud.session.max", "mode.cloud.session.grace"]);
-        let gone = Changed::between(OLD, "[mode.cloud.session]\nmax = 7\n");
+        let gone = ConfigDiff::between(OLD, "[mode.cloud.session]\nmax = 7\n");
         assert_eq!(gone.live, ["mode.cloud.ssh.allow_from"]);
         assert_eq!(gone.at_start, ["mode.cloud.ssh.port", "mode.cloud.tcp.\"0.0.0.0:1\".to"]);
     }
@@ -225,12 +225,12 @@ mod tests {
     fn another_spelling_a_comment_and_the_order_change_nothing() {
         let new = "[mode.cloud.session]\nMax = 7 # seven\n[mode.cloud.tcp]\n\"0.0.0.0:1\" = { to = 'a/b:1' }\n\
                    [mode.cloud.ssh]\nallowFrom = [ \"10.0.0.0/8\" ]\nport = 22\n";
-        assert_eq!(Changed::between(OLD, new), Changed::default());
+        assert_eq!(ConfigDiff::between(OLD, new), ConfigDiff::default());
     }
 
     #[test]
     fn no_value_is_shown() {
         let (old, new) = ("[mode.edge.stream.client]\ntoken = \"sw0rd\"\n", "[mode.edge.stream.client]\n");
-        assert_eq!(Changed::between(old, new).at_start, ["mode.edge.stream.client.token"]);
+        assert_eq!(ConfigDiff::between(old, new).at_start, ["mode.edge.stream.client.token"]);
     }
 }

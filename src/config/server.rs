@@ -22,45 +22,46 @@ use std::time::Duration;
 
 use crate::base::policy::targets::{TargetEntry, Targets};
 use crate::base::policy::{Glob, Networks};
-use crate::config::listen::{self, Access, AuthConfig};
+use crate::config::listen::{self, AccessConfig, AuthConfig};
 use crate::config::server::addresses::AddressSettings;
-use crate::config::server::connect::Ssh;
-use crate::config::server::csr::Csr;
-use crate::config::server::egress::Egress;
-use crate::config::server::http_proxy::HttpProxy;
-use crate::config::server::https::{Http, Https, HttpsMode};
-use crate::config::server::intercept::Intercept;
+use crate::config::server::connect::SshConfig;
+use crate::config::server::csr::ServerCsrConfig;
+use crate::config::server::egress::EgressConfig;
+use crate::config::server::http_proxy::HttpProxyConfig;
+use crate::config::server::https::{HttpConfig, HttpsConfig, HttpsMode};
+use crate::config::server::intercept::InterceptConfig;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::node_names::NodeNameSettings;
 use crate::config::server::ports::PortSettings;
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
 use crate::config::server::tcp::TcpListenerConfig;
-use crate::config::table::Table;
+use crate::config::table::ConfigTable;
 use crate::config::{
-    self, AdminConfig, ConfigErrors, Environment, ListenConfig, Reading, Report, Warning, WarningKind, value,
+    self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Warning,
+    WarningKind, value,
 };
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cloud {
+pub struct ServerConfig {
     /// Where edges link, and who may.
-    pub server: Server,
+    pub server: LinkListenerConfig,
     /// Versions and cipher suites of TLS on that port.
     pub tls: Tls,
     /// Where clients come in with CONNECT, and who may.
-    pub ssh: Ssh,
+    pub ssh: SshConfig,
     /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
-    pub egress: Option<Egress>,
+    pub egress: Option<EgressConfig>,
     /// The HTTP proxy; `None`: there is none.
-    pub http_proxy: Option<HttpProxy>,
+    pub http_proxy: Option<HttpProxyConfig>,
     /// Traffic of the host that is caught by its address; `None`: none is.
-    pub intercept: Option<Intercept>,
+    pub intercept: Option<InterceptConfig>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpListenerConfig>,
     /// TLS ports, each for one port of every node.
-    pub https: Https,
+    pub https: HttpsConfig,
     /// HTTP ports, each for one port of every node.
-    pub http: Http,
+    pub http: HttpConfig,
     /// Where ports of nodes are named; `None`: nowhere.
     pub ports: Option<PortSettings>,
     /// Where DNS reads the addresses of every node; `None`: nowhere.
@@ -68,13 +69,13 @@ pub struct Cloud {
     /// Where commands of this machine come in.
     pub admin: AdminConfig,
     /// Limits of sessions.
-    pub session: PodSessions,
+    pub session: SessionConfig,
     /// Where others learn which node is at this pod.
     pub registry: RegistrySettings,
     /// Where it is kept who joins by invitation; `None`: nobody does.
     pub invitations: Option<Invitations>,
     /// The certificates that the cluster's signers issue for this pod; `None`: none.
-    pub csr: Option<Csr>,
+    pub csr: Option<ServerCsrConfig>,
     /// How clients may name a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may ask for.
@@ -89,7 +90,7 @@ pub struct Cloud {
 
 /// `[mode.cloud.stream.server]`: the port edges dial, and those for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub struct LinkListenerConfig {
     /// gRPC, always TLS.
     pub listen: ListenConfig,
     /// Networks of balancers before that port.
@@ -114,7 +115,7 @@ pub struct Server {
 
 /// `[mode.cloud.session]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSessions {
+pub struct SessionConfig {
     /// How long a session without a path is kept.
     pub grace: Duration,
     /// How long a client waits for its target.
@@ -141,7 +142,7 @@ pub struct EdgeAccessConfig {
 /// Bytes that sessions may promise at most, unless the file sets it.
 pub const MEMORY: usize = 256 << 20;
 
-impl Cloud {
+impl ServerConfig {
     /// Reads a pod's settings.
     ///
     /// # Errors
@@ -151,14 +152,14 @@ impl Cloud {
     }
 
     /// As [`Self::read`], for who goes on looking for faults where the text has some.
-    pub fn examine(text: &str, env: &Environment) -> Reading<Self> {
-        let mut report = Report::default();
+    pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
+        let mut report = Diagnostics::default();
         let cloud = Self::gather(text, env, &mut report);
         report.finish(text, cloud)
     }
 
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
-        let mut file = Table::parse(text, report);
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
+        let mut file = ConfigTable::parse(text, report);
         let mut mode = file.table("mode", report);
         let mut cloud = mode.table("cloud", report);
         config::other_mode(&mut mode, &cloud, "edge", report);
@@ -201,10 +202,10 @@ impl Cloud {
     }
 }
 
-fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
+fn server(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
     let mut table = stream.table("server", report);
     let grpc = listen::read(&mut table, "listen", "grpc_port", report);
-    let server = Server {
+    let server = LinkListenerConfig {
         listen: grpc.unwrap_or(ListenConfig::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
         proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
         log_listen: listen::log(&mut table, report),
@@ -220,24 +221,24 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     server
 }
 
-fn session(cloud: &mut Table<'_>, report: &mut Report) -> PodSessions {
+fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
-    let max = table.read("max", value::count(1..=MOST_SESSIONS), report).unwrap_or(MAX);
-    let for_client = table.read("max_for_client", value::count(1..=MOST_SESSIONS), report);
-    let session = PodSessions {
+    let max = table.read("max", value::count(1..=MAX_SESSIONS), report).unwrap_or(MAX);
+    let for_client = table.read("max_for_client", value::count(1..=MAX_SESSIONS), report);
+    let session = SessionConfig {
         grace: config::grace(&mut table, report),
         open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
         max,
         max_for_client: for_client.unwrap_or(max.div_ceil(CLIENTS)),
         drain: config::drain(&mut table, report),
-        memory: table.read("memory", value::size(config::LEAST_MEMORY), report),
+        memory: table.read("memory", value::size(config::MIN_MEMORY), report),
     };
     table.finish(report);
     session
 }
 
-fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> EdgeAccessConfig {
+fn allow(cloud: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> EdgeAccessConfig {
     let mut table = cloud.table("allow", report);
     let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
     let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
@@ -246,7 +247,7 @@ fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> EdgeA
     if listed && !(targets.is_empty() && nodes.is_empty()) {
         let text =
             "SuperEdge's list of what edges may not reach is not read: [mode.cloud.allow] says what they may";
-        report.warn("EDGE_NO_PROXY".to_owned(), WarningKind::OpenDoor, text);
+        report.warn("EDGE_NO_PROXY".to_owned(), WarningKind::Insecure, text);
     }
     EdgeAccessConfig { targets: targets.into_iter().collect(), nodes }
 }
@@ -264,7 +265,7 @@ const MAX: usize = 100_000;
 const CLIENTS: usize = 4;
 
 /// More sessions than a process can have sockets for.
-const MOST_SESSIONS: usize = 10_000_000;
+const MAX_SESSIONS: usize = 10_000_000;
 
 /// SuperEdge's fixed path of the server's key.
 const KEY_FILE: &str = "/etc/tunnel/certs/cloud.key";
@@ -277,14 +278,14 @@ const TOKENFILE: &str = "/etc/tunnel/token/token";
 
 // What of a kind the settings name in several tables: files with secrets, etcds, ports for clients.
 
-impl Cloud {
+impl ServerConfig {
     /// The files that hold secrets, each with its key.
     pub fn secrets(&self) -> Vec<(&str, &Path)> {
         let mut all = vec![
             ("mode.cloud.stream.server.key", self.server.key.as_path()),
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
-        let egress = self.egress.as_ref().map(Egress::access);
+        let egress = self.egress.as_ref().map(EgressConfig::access);
         let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
         for access in
             [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
@@ -296,7 +297,7 @@ impl Cloud {
                 all.push((key, users));
             }
         }
-        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
             all.push(("mode.cloud.egress.key", &certificates.key));
         }
         if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
@@ -336,7 +337,7 @@ impl Cloud {
     /// The files of certificates that this pod shows, each with its key.
     pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
         let mut all = vec![("mode.cloud.stream.server.cert", self.server.cert.as_path())];
-        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
             all.push(("mode.cloud.egress.cert", &certificates.cert));
         }
         if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
@@ -349,9 +350,9 @@ impl Cloud {
     }
 
     /// The files of authorities that it believes, each with its key.
-    pub fn authorities(&self) -> Vec<(&'static str, &Path)> {
+    pub fn ca_files(&self) -> Vec<(&'static str, &Path)> {
         let mut all = vec![("mode.cloud.stream.server.ca", self.server.ca.as_path())];
-        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
             all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.egress.client_ca", ca.as_path())));
         }
         if let HttpsMode::Terminate(certificates, targets) = &self.https.mode {
@@ -363,17 +364,17 @@ impl Cloud {
     }
 
     /// Who may come in at each port for clients, by the key of its table.
-    pub fn doors(&self) -> Vec<(&str, &Access)> {
+    pub fn listeners(&self) -> Vec<(&str, &AccessConfig)> {
         let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
         let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
-        let caught = self.intercept.iter().map(|intercept| ("mode.cloud.intercept", &intercept.access));
+        let intercepted = self.intercept.iter().map(|intercept| ("mode.cloud.intercept", &intercept.access));
         let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
         let fixed = [
             ("mode.cloud.ssh", &self.ssh.access),
             ("mode.cloud.https", &self.https.access),
             ("mode.cloud.http", &self.http.access),
         ];
-        fixed.into_iter().chain(egress).chain(caught).chain(proxy).chain(tcp).collect()
+        fixed.into_iter().chain(egress).chain(intercepted).chain(proxy).chain(tcp).collect()
     }
 }
 
@@ -401,7 +402,7 @@ pub enum TlsVersion {
 }
 
 /// Reads the table.
-pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
+pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
     let mut table = cloud.table("tls", report);
     let min_version = table.read(
         "tls_min_version",
@@ -415,7 +416,7 @@ pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
     );
     if let Some((_, Some(old))) = &min_version {
         let text = format!("{old} is broken and not spoken: the oldest version is TLS 1.2");
-        report.warn(table.key("tls_min_version"), WarningKind::Surprise, text);
+        report.warn(table.key("tls_min_version"), WarningKind::Unexpected, text);
     }
     let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();
     let names = suites.split(',').map(str::trim).filter(|name| !name.is_empty());

@@ -7,13 +7,13 @@ use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::Report;
-use crate::config::value::{self, Wrong};
+use crate::config::Diagnostics;
+use crate::config::value::{self, ValueError};
 
 /// A table whose keys are folded. Keys are asked for by the spelling we document; [`Table::finish`] makes a fault of
 /// each one that was never asked for.
 #[derive(Debug, Default)]
-pub(crate) struct Table<'t> {
+pub(crate) struct ConfigTable<'t> {
     /// The whole key of the table itself; empty for the file.
     path: String,
     /// Its place in the file, if it stands there.
@@ -31,9 +31,9 @@ struct Entry<'t> {
     value: DeValue<'t>,
 }
 
-impl<'t> Table<'t> {
+impl<'t> ConfigTable<'t> {
     /// Parses a file. Its syntax errors are faults like others, and what could be read in spite of them is read on.
-    pub(crate) fn parse(text: &'t str, report: &mut Report) -> Self {
+    pub(crate) fn parse(text: &'t str, report: &mut Diagnostics) -> Self {
         let (table, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             // The error's own Display shows the line it stands in, which may hold a secret; its message does not.
@@ -67,8 +67,8 @@ impl<'t> Table<'t> {
     pub(crate) fn read<T>(
         &mut self,
         key: &'static str,
-        reader: impl FnOnce(&DeValue<'t>) -> Result<T, Wrong>,
-        report: &mut Report,
+        reader: impl FnOnce(&DeValue<'t>) -> Result<T, ValueError>,
+        report: &mut Diagnostics,
     ) -> Option<T> {
         let entry = self.take(key, report)?;
         match reader(&entry.value) {
@@ -76,7 +76,7 @@ impl<'t> Table<'t> {
                 report.given.insert(self.key(key));
                 Some(value)
             }
-            Err(Wrong { found, wanted }) => {
+            Err(ValueError { found, wanted }) => {
                 report.place_fault(Some(entry.place), &self.key(&entry.name), Some(found), wanted);
                 None
             }
@@ -87,8 +87,8 @@ impl<'t> Table<'t> {
     pub(crate) fn list<T>(
         &mut self,
         key: &'static str,
-        reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
-        report: &mut Report,
+        reader: impl Fn(&DeValue<'t>) -> Result<T, ValueError>,
+        report: &mut Diagnostics,
     ) -> Option<Vec<T>> {
         let entry = self.take(key, report)?;
         let name = self.key(&entry.name);
@@ -121,8 +121,8 @@ impl<'t> Table<'t> {
     pub(crate) fn one_or_list<T>(
         &mut self,
         key: &'static str,
-        reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
-        report: &mut Report,
+        reader: impl Fn(&DeValue<'t>) -> Result<T, ValueError>,
+        report: &mut Diagnostics,
     ) -> Option<Vec<T>> {
         match self.entries.get(&fold(key)) {
             Some(entry) if matches!(entry.value, DeValue::Array(_)) => self.list(key, reader, report),
@@ -131,7 +131,7 @@ impl<'t> Table<'t> {
     }
 
     /// A table below this one; empty if it is absent, or no table and noted.
-    pub(crate) fn table(&mut self, key: &'static str, report: &mut Report) -> Self {
+    pub(crate) fn table(&mut self, key: &'static str, report: &mut Diagnostics) -> Self {
         let path = self.key(key);
         let Some(entry) = self.take(key, report) else {
             return Self { path, ..Self::default() };
@@ -146,7 +146,7 @@ impl<'t> Table<'t> {
     }
 
     /// The tables of a list, in order. Empty if it is absent, or no list of tables and noted.
-    pub(crate) fn tables(&mut self, key: &'static str, report: &mut Report) -> Vec<Self> {
+    pub(crate) fn tables(&mut self, key: &'static str, report: &mut Diagnostics) -> Vec<Self> {
         let path = self.key(key);
         let Some(entry) = self.take(key, report) else { return Vec::new() };
         let DeValue::Array(items) = entry.value else {
@@ -169,7 +169,7 @@ impl<'t> Table<'t> {
 
     /// Takes all keys that are left, in their order in the file: names that the user has chosen, each with its table. A
     /// value of another type counts as a table with the one key `short`.
-    pub(crate) fn named(&mut self, short: &'static str, report: &mut Report) -> Vec<(String, Self)> {
+    pub(crate) fn named(&mut self, short: &'static str, report: &mut Diagnostics) -> Vec<(String, Self)> {
         let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
         entries.sort_by_key(|entry| entry.place);
         let mut tables = Vec::new();
@@ -195,29 +195,29 @@ impl<'t> Table<'t> {
     }
 
     /// Notes a fault of the table's own name.
-    pub(crate) fn complain_of_name(&self, found: &str, wanted: impl Into<String>, report: &mut Report) {
+    pub(crate) fn name_error(&self, found: &str, wanted: impl Into<String>, report: &mut Diagnostics) {
         report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), wanted);
     }
 
     /// Takes a key whose value is not looked at. Is it there?
-    pub(crate) fn skip(&mut self, key: &'static str, report: &mut Report) -> bool {
+    pub(crate) fn ignore(&mut self, key: &'static str, report: &mut Diagnostics) -> bool {
         self.take(key, report).is_some()
     }
 
     /// Notes a fault of this key, already asked for, or of the table where the key does not stand in the file.
-    pub(crate) fn complain(
+    pub(crate) fn error(
         &self,
         key: &'static str,
         found: Option<String>,
         wanted: impl Into<String>,
-        report: &mut Report,
+        report: &mut Diagnostics,
     ) {
         let place = self.asked.get(key).copied().flatten();
         report.place_fault(place.or(self.place), &self.key(key), found, wanted);
     }
 
     /// Makes a fault of every key that nobody asked for, with the known key that comes nearest.
-    pub(crate) fn finish(self, report: &mut Report) {
+    pub(crate) fn finish(self, report: &mut Diagnostics) {
         for entry in self.entries.values() {
             let distance = |known: &&&str| osa_distance(&fold(&entry.name), &fold(known));
             let wanted = match self.asked.keys().min_by_key(distance) {
@@ -228,7 +228,7 @@ impl<'t> Table<'t> {
         }
     }
 
-    fn fold(path: String, place: usize, table: DeTable<'t>, report: &mut Report) -> Self {
+    fn fold(path: String, place: usize, table: DeTable<'t>, report: &mut Diagnostics) -> Self {
         let mut folded = Self { path, place: Some(place), ..Self::default() };
         for (name, value) in table {
             let entry = new_entry(&name, value);
@@ -247,7 +247,7 @@ impl<'t> Table<'t> {
         folded
     }
 
-    fn take(&mut self, key: &'static str, report: &mut Report) -> Option<Entry<'t>> {
+    fn take(&mut self, key: &'static str, report: &mut Diagnostics) -> Option<Entry<'t>> {
         let whole = self.key(key);
         if !report.known.contains(&whole) {
             report.known.push(whole);
@@ -276,10 +276,10 @@ mod tests {
 
     #[test]
     fn two_spellings_of_one_key_are_one_if_they_agree() {
-        let mut report = Report::default();
-        Table::parse("grpc_port = 1\ngrpcport = 1\nGRPCPort = \"1\"", &mut report);
+        let mut report = Diagnostics::default();
+        ConfigTable::parse("grpc_port = 1\ngrpcport = 1\nGRPCPort = \"1\"", &mut report);
         assert_eq!(report.fault_count(), 0);
-        Table::parse("grpc_port = 1\ngrpcport = 2", &mut report);
+        ConfigTable::parse("grpc_port = 1\ngrpcport = 2", &mut report);
         assert_eq!(report.fault_count(), 1);
     }
 }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 use crate::base::policy::targets::Targets;
 use crate::config::edge::{EdgeConfig, Token};
-use crate::config::server::{Cloud, TlsVersion};
+use crate::config::server::{ServerConfig, TlsVersion};
 
 use super::*;
 
@@ -23,8 +23,8 @@ const EDGE: &str = include_str!("../../conf/edge.toml");
 /// The least an edge can do with.
 const LEAST: &str = "[mode.edge.stream.client]\ntoken = \"t0ken\"\nserver_name = \"cloud:9000\"\n";
 
-fn cloud(text: &str) -> (Cloud, Vec<Warning>) {
-    Cloud::read(text, &Environment::default()).unwrap_or_else(|faults| panic!("{faults}"))
+fn cloud(text: &str) -> (ServerConfig, Vec<Warning>) {
+    ServerConfig::read(text, &Environment::default()).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
 fn edge(text: &str) -> (EdgeConfig, Vec<Warning>) {
@@ -32,7 +32,7 @@ fn edge(text: &str) -> (EdgeConfig, Vec<Warning>) {
 }
 
 fn cloud_faults(text: &str) -> ConfigErrors {
-    Cloud::read(text, &Environment::default()).unwrap_err()
+    ServerConfig::read(text, &Environment::default()).unwrap_err()
 }
 
 fn edge_faults(text: &str) -> ConfigErrors {
@@ -55,7 +55,7 @@ fn ssh(lines: &str) -> String {
 }
 
 #[test]
-fn an_empty_file_is_a_pod_as_superedge_would_have_it() {
+fn an_empty_file_is_a_server_as_superedge_would_have_it() {
     let (cloud, warnings) = cloud("");
     assert_eq!(
         cloud.server.listen,
@@ -74,12 +74,12 @@ fn an_empty_file_is_a_pod_as_superedge_would_have_it() {
     assert_eq!(cloud.session.grace, Duration::from_secs(60));
     assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
     assert_eq!((cloud.session.max, cloud.session.memory), (100_000, None));
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.cloud.ssh.auth"]);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.ssh.auth"]);
     assert_eq!(warnings.len(), 1);
 }
 
 #[test]
-fn the_documented_pod_is_closed_and_says_the_defaults() {
+fn the_documented_server_is_closed_and_says_the_defaults() {
     let (documented, warnings) = cloud(CLOUD);
     assert_eq!(warnings, []);
     assert!(documented.ssh.listen.is_local() && documented.server.log_listen.is_local());
@@ -137,7 +137,7 @@ fn documented(text: &str) -> Vec<String> {
 }
 
 /// Keys without tables and the other mode's.
-fn known(report: Report, ours: &str) -> Vec<String> {
+fn known(report: Diagnostics, ours: &str) -> Vec<String> {
     // A name that the user has chosen stands in quotes, and may hold dots.
     let table = |key: &String| match key.strip_suffix('"') {
         Some(named) => Some(named.rsplit_once(".\"")?.0.to_owned()),
@@ -153,16 +153,16 @@ fn known(report: Report, ours: &str) -> Vec<String> {
 
 #[test]
 fn every_known_key_is_documented_and_every_documented_key_is_known() {
-    let mut report = Report::default();
+    let mut report = Diagnostics::default();
     let named = "rules = [{}]\n[mode.cloud.tcp.\"0.0.0.0:6443\"]\n";
-    Cloud::gather(&ssh(named), &Environment::default(), &mut report);
+    ServerConfig::gather(&ssh(named), &Environment::default(), &mut report);
     let mut keys = (known(report, "mode.cloud."), documented(CLOUD));
     keys.1.retain(|key| !key.ends_with(".rules"));
     keys.0.sort();
     keys.1.sort();
     assert_eq!(keys.0, keys.1);
 
-    let mut report = Report::default();
+    let mut report = Diagnostics::default();
     let ruled = "[mode.edge.http_proxy]\nrules = [{}]\n";
     EdgeConfig::gather(ruled, &Environment::default(), &mut report);
     let mut keys = (known(report, "mode.edge."), documented(EDGE));
@@ -193,7 +193,7 @@ fn a_random_port_is_named_in_a_warning() {
     let (cloud, warnings) =
         cloud("[mode.cloud.stream.server]\nmetrics_port = 0\n[mode.cloud.ssh]\nlisten = \"[::1]:0\"");
     assert_eq!(cloud.server.metrics_listen.map(|l| l.at), Some("0.0.0.0:0".parse().unwrap()));
-    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.cloud.stream.server.metrics_port"]);
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.stream.server.metrics_port"]);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn an_open_door_is_named_and_a_closed_one_is_not() {
         "port = 22\nallow_from = [\"10.0.0.0/8\"]",
         "port = 22\nauth = \"basic\"\nusers = \"users\"",
     ] {
-        assert_eq!(warned(&cloud(&ssh(closed)).1, WarningKind::OpenDoor), [""; 0], "{closed}");
+        assert_eq!(warned(&cloud(&ssh(closed)).1, WarningKind::Insecure), [""; 0], "{closed}");
     }
     for open in [
         "",
@@ -212,18 +212,18 @@ fn an_open_door_is_named_and_a_closed_one_is_not() {
         "port = 22\nauth = \"none\"",
         "allow_from = [\"0.0.0.0/0\"]",
     ] {
-        assert_eq!(warned(&cloud(&ssh(open)).1, WarningKind::OpenDoor), ["mode.cloud.ssh.auth"], "{open}");
+        assert_eq!(warned(&cloud(&ssh(open)).1, WarningKind::Insecure), ["mode.cloud.ssh.auth"], "{open}");
     }
     let (_, warnings) = edge(&format!("{LEAST}log_port = 51010"));
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.edge.stream.client.log_port"]);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.edge.stream.client.log_port"]);
 }
 
 #[test]
 fn who_lets_edges_in_is_told_that_superedges_list_of_exceptions_is_not_read() {
     let env = Environment { edge_no_proxy: Some("*.secret".into()), ..Environment::default() };
     let warned = |text: &str| {
-        let (_, warnings) = Cloud::read(text, &env).unwrap();
-        warnings.iter().any(|w| w.key == "EDGE_NO_PROXY" && w.kind == WarningKind::OpenDoor)
+        let (_, warnings) = ServerConfig::read(text, &env).unwrap();
+        warnings.iter().any(|w| w.key == "EDGE_NO_PROXY" && w.kind == WarningKind::Insecure)
     };
     assert!(!warned("[mode.cloud.allow]\ntargets = []\nnodes = []"), "nothing is open");
     assert!(warned("[mode.cloud.allow]\ntargets = [\"10.0.0.0/8:*\"]"));
@@ -276,7 +276,7 @@ fn whose_word_is_believed_is_named_narrowly() {
     let (settings, warnings) = cloud("[mode.cloud.stream.server]\nproxy_protocol = [\"0.0.0.0/0\"]");
     assert!(settings.server.proxy_protocol.holds_everyone());
     let key = "mode.cloud.stream.server.proxy_protocol";
-    assert!(warned(&warnings, WarningKind::OpenDoor).contains(&key), "{warnings:?}");
+    assert!(warned(&warnings, WarningKind::Insecure).contains(&key), "{warnings:?}");
     let faults = cloud_faults("[mode.cloud.ssh]\nproxy_protocol = [\"balancer\"]").to_string();
     assert!(faults.contains("mode.cloud.ssh.proxy_protocol[0]"), "{faults}");
 }
@@ -393,7 +393,7 @@ fn the_wrong_modes_file_is_told_as_such() {
         "line 1: mode.edge: the only mode in this file: start with --m=edge, or give the other file"
     );
     let (_, warnings) = cloud(&format!("{LEAST}[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\""));
-    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.edge"]);
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.edge"]);
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn what_only_follows_from_a_line_that_is_not_toml_is_not_told() {
 #[test]
 fn an_empty_token_loads_loudly() {
     let (_, warnings) = edge(&LEAST.replace("t0ken", ""));
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.edge.stream.client.token"]);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.edge.stream.client.token"]);
 }
 
 #[test]
@@ -456,7 +456,7 @@ fn what_nests_deeply_is_a_fault_and_no_crash() {
 proptest! {
     #[test]
     fn no_text_makes_the_reader_panic(text in "(?s).{0,200}") {
-        let _ = (Cloud::read(&text, &node1()), EdgeConfig::read(&text, &node1()));
+        let _ = (ServerConfig::read(&text, &node1()), EdgeConfig::read(&text, &node1()));
     }
 
     #[test]
@@ -472,7 +472,7 @@ proptest! {
                 let (head, tail) = line.split_at(at);
                 writeln!(text, "{head}{noise}{tail}").unwrap();
             }
-            let read = Cloud::read(&text, &node1());
+            let read = ServerConfig::read(&text, &node1());
             if let Err(faults) = read {
                 prop_assert!(!faults.to_string().is_empty());
             }
@@ -518,13 +518,13 @@ proptest! {
 fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_looked_into() {
     let text = "[mode.cloud.stream.server]\ncert = \"/c\"\nkey = 7\n[mode.cloud.ssh]\nprot = 22\n\
                 [mode.cloud.registry]\nsiblings = [\"10.0.0.7:9000\"]\ndns = [\"10.0.0.7:53\", \"x\"]\n";
-    let read = Cloud::examine(text, &Environment::default());
+    let read = ServerConfig::examine(text, &Environment::default());
     assert_eq!(read.faults.len(), 3, "{:?}", read.faults);
     let given: Vec<_> = read.given.iter().collect();
     assert_eq!(given, ["mode.cloud.registry.siblings", "mode.cloud.stream.server.cert"]);
     assert_eq!(read.settings.server.cert.to_str(), Some("/c"));
     let read = EdgeConfig::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
     assert_eq!((read.settings.client.ca.to_str(), read.faults.len()), (Some("/c"), 3));
-    let broken = Cloud::examine(&format!("{text}= ="), &Environment::default());
+    let broken = ServerConfig::examine(&format!("{text}= ="), &Environment::default());
     assert_eq!(broken.given.len(), 0, "who knows what was meant");
 }

@@ -15,7 +15,7 @@ use crate::config::Secret;
 
 /// Why a value cannot be what it should be.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct ValueError {
     /// What is written; never a secret.
     pub(crate) found: String,
     /// What is allowed.
@@ -23,7 +23,7 @@ pub(crate) struct Wrong {
 }
 
 /// A text; empty is a text.
-pub(crate) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
+pub(crate) fn text(value: &DeValue<'_>) -> Result<String, ValueError> {
     match value {
         DeValue::String(text) => Ok(text.to_string()),
         other => Err(wrong(other, "want a text in quotes")),
@@ -31,7 +31,7 @@ pub(crate) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
 }
 
 /// A text that is not empty.
-pub(crate) fn nonempty(value: &DeValue<'_>) -> Result<String, Wrong> {
+pub(crate) fn nonempty(value: &DeValue<'_>) -> Result<String, ValueError> {
     match text(value)? {
         empty if empty.trim().is_empty() => {
             Err(wrong(value, "want a text that is not empty, or leave the key out"))
@@ -41,7 +41,7 @@ pub(crate) fn nonempty(value: &DeValue<'_>) -> Result<String, Wrong> {
 }
 
 /// Yes or no.
-pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, Wrong> {
+pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, ValueError> {
     match value {
         DeValue::Boolean(flag) => Ok(*flag),
         other => Err(wrong(other, "want true or false")),
@@ -49,15 +49,17 @@ pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, Wrong> {
 }
 
 /// A text that no message may repeat.
-pub(crate) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
+pub(crate) fn secret(value: &DeValue<'_>) -> Result<Secret, ValueError> {
     match value {
         DeValue::String(text) => Ok(Secret::new(text.as_ref())),
-        other => Err(Wrong { found: kind(other).to_owned(), wanted: "want a text in quotes".to_owned() }),
+        other => {
+            Err(ValueError { found: kind(other).to_owned(), wanted: "want a text in quotes".to_owned() })
+        }
     }
 }
 
 /// The name of a file.
-pub(crate) fn file_path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
+pub(crate) fn file_path(value: &DeValue<'_>) -> Result<PathBuf, ValueError> {
     match nonempty(value)? {
         text if text.contains('\0') => Err(wrong(value, "want the name of a file")),
         text => Ok(text.into()),
@@ -65,17 +67,17 @@ pub(crate) fn file_path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
 }
 
 /// A text that stands for something else: a node's name, a network, a target.
-pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, Wrong> {
+pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, ValueError> {
     text(value)?.parse().map_err(|error: T::Err| wrong(value, error))
 }
 
 /// A network, or a single address.
-pub(crate) fn network(value: &DeValue<'_>) -> Result<IpNet, Wrong> {
+pub(crate) fn network(value: &DeValue<'_>) -> Result<IpNet, ValueError> {
     policy::network(&text(value)?).map_err(|error| wrong(value, error))
 }
 
 /// A TCP port, a number or (as SuperEdge writes it in places) a text. 0 is a port: any free one.
-pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, Wrong> {
+pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, ValueError> {
     let port = match value {
         DeValue::Integer(number) => integer(number).and_then(|n| u16::try_from(n).ok()),
         DeValue::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
@@ -85,7 +87,7 @@ pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, Wrong> {
 }
 
 /// A TCP port that somebody can be reached at, so not 0.
-pub(crate) fn target_port(value: &DeValue<'_>) -> Result<u16, Wrong> {
+pub(crate) fn target_port(value: &DeValue<'_>) -> Result<u16, ValueError> {
     match port_number(value) {
         Ok(port_number) if port_number > 0 => Ok(port_number),
         _ => Err(wrong(value, "want a port: a number from 1 to 65535")),
@@ -93,13 +95,13 @@ pub(crate) fn target_port(value: &DeValue<'_>) -> Result<u16, Wrong> {
 }
 
 /// An address to listen on.
-pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, Wrong> {
+pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, ValueError> {
     let wanted = "want ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
     text(value)?.parse().map_err(|_| wrong(value, wanted))
 }
 
 /// A whole number within limits.
-pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
+pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
     move |value| {
         let number = match value {
             DeValue::Integer(number) => integer(number).and_then(|n| usize::try_from(n).ok()),
@@ -112,7 +114,9 @@ pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> R
 }
 
 /// A duration within limits: a whole number with `ms`, `s`, `m` or `h`.
-pub(crate) fn duration(limits: RangeInclusive<Duration>) -> impl Fn(&DeValue<'_>) -> Result<Duration, Wrong> {
+pub(crate) fn duration(
+    limits: RangeInclusive<Duration>,
+) -> impl Fn(&DeValue<'_>) -> Result<Duration, ValueError> {
     move |value| {
         let millis = measured(value, &DURATIONS).ok_or_else(|| {
             wrong(value, "want a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"")
@@ -127,7 +131,7 @@ pub(crate) fn duration(limits: RangeInclusive<Duration>) -> impl Fn(&DeValue<'_>
 }
 
 /// A size in bytes of at least `least`: a whole number with `B`, `KiB`, `MiB` or `GiB`.
-pub(crate) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
+pub(crate) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
     move |value| {
         let bytes =
             measured(value, &SIZES).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| {
@@ -177,8 +181,8 @@ pub(crate) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
 }
 
 /// Something wrong with a value that may be shown.
-pub(crate) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> Wrong {
-    Wrong { found: shown(value), wanted: wanted.to_string() }
+pub(crate) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> ValueError {
+    ValueError { found: shown(value), wanted: wanted.to_string() }
 }
 
 fn kind(value: &DeValue<'_>) -> &'static str {
@@ -228,7 +232,7 @@ mod tests {
         DeValue::String(text.to_owned().into())
     }
 
-    fn any_duration(value: &DeValue<'_>) -> Result<Duration, Wrong> {
+    fn any_duration(value: &DeValue<'_>) -> Result<Duration, ValueError> {
         duration(Duration::ZERO..=Duration::MAX)(value)
     }
 

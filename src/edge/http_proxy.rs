@@ -8,8 +8,8 @@ use tracing::{info, info_span};
 use crate::base::names::NodeName;
 use crate::base::policy::Glob;
 use crate::config::edge::http_proxy::HttpProxy;
-use crate::edge::{Edge, MOST_SESSIONS};
-use crate::listener::admission::destination::OwnNode;
+use crate::edge::{Edge, MAX_SESSIONS};
+use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::{ListenerContext, serve, sessions};
 use crate::listener::http_proxy::Proxy;
 use crate::net::listen::TcpAccept;
@@ -48,12 +48,12 @@ impl ProxyListener {
         let proxies = guard.proxies();
         let context = ListenerContext {
             gate: guard.gate(None),
-            sessions: sessions(MOST_SESSIONS, MOST_SESSIONS.div_ceil(CLIENTS)),
+            sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(CLIENTS)),
             pool,
             route: edge.route.clone(),
             addresses: Arc::default(),
             direct: None,
-            own_node: Some(OwnNode { node, nodes }),
+            edge_routing: Some(EdgeRouting { node, nodes }),
             metrics: edge.metrics.clone(),
             drain: edge.sessions.clone(),
         };

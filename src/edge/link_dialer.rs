@@ -25,28 +25,28 @@ use tracing::{debug, info};
 use crate::base::drain::Drain;
 use crate::base::names::{Host, NodeName, Target};
 use crate::config::Secret;
-use crate::config::edge::Server;
-use crate::config::edge::csr::Csr;
+use crate::config::edge::ServerAddress;
+use crate::config::edge::csr::EdgeCsrConfig;
 use crate::edge::link_dialer::known_addresses::{Found, KnownAddresses};
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::csr::Profile;
 #[cfg(feature = "kubernetes")]
-use crate::kubernetes::csr::renewer::{Keeper, Names};
+use crate::kubernetes::csr::renewer::{CertificateNames, CertificateRenewer};
 use crate::link::grpc::LinkContext;
-use crate::link::grpc::dial::DialError;
+use crate::link::grpc::dial::LinkDialError;
 use crate::link::link::Link;
 use crate::net::dial::dial;
-use crate::net::http_proxy::Proxy;
+use crate::net::http_proxy::HttpProxyClient;
 use crate::net::listen::{tune_interactive, tune_link};
 use crate::net::pool::Pool;
 use crate::net::reload::{Reload, fingerprint};
 use crate::net::resolver::LookupError;
 use crate::net::socket::Buffered;
-use crate::net::tls::certificate::Ends;
+use crate::net::tls::certificate::NotAfter;
 use crate::net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
-use crate::proto::hello::{Hello, Older};
+use crate::proto::hello::{Hello, LinkPurpose};
 
 /// What a link to the cloud takes.
 #[derive(Debug)]
@@ -63,10 +63,10 @@ pub(crate) struct LinkDialer {
     pub(crate) tls: Reload<ClientConfig>,
     /// What is shown beside the token, once it has been issued: to a server that seems not to take it at every second try.
     pub(crate) own: Option<EdgeCertificate>,
-    pub(crate) proxy: Option<Proxy>,
+    pub(crate) proxy: Option<HttpProxyClient>,
     pub(crate) known: KnownAddresses,
     pub(crate) pool: Pool,
-    pub(crate) ground: LinkContext,
+    pub(crate) link_context: LinkContext,
 }
 
 /// Where the cloud is.
@@ -94,14 +94,14 @@ pub(crate) struct AddressHint {
     /// It comes first.
     pub(crate) to: Option<SocketAddr>,
     /// That pod's own, which comes last.
-    pub(crate) not: Option<SocketAddr>,
+    pub(crate) exclude: Option<SocketAddr>,
 }
 
 impl ServerEndpoint {
     /// # Errors
     ///
     /// The name in its certificate cannot be one.
-    pub(crate) fn new(server: &Server) -> Result<Self, TlsError> {
+    pub(crate) fn new(server: &ServerAddress) -> Result<Self, TlsError> {
         // What goes into `:authority`: the name in the certificate, as Go's edges do.
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
         let (at, name) = (server.at.clone(), tls::server_name(&server.dns.to_string())?);
@@ -112,7 +112,7 @@ impl ServerEndpoint {
 impl AddressHint {
     fn sort(self, addresses: &mut [SocketAddr]) {
         let rank =
-            |at: &SocketAddr| if Some(*at) == self.to { 0 } else { 1 + u8::from(Some(*at) == self.not) };
+            |at: &SocketAddr| if Some(*at) == self.to { 0 } else { 1 + u8::from(Some(*at) == self.exclude) };
         addresses.sort_by_key(rank);
     }
 }
@@ -127,7 +127,7 @@ impl LinkDialer {
         let mut failed: Option<anyhow::Error> = None;
         for n in 0..self.servers.len() {
             let server = (first + n) % self.servers.len();
-            let why = match self.connect_to(server, hint, Older::Closed).await {
+            let why = match self.connect_to(server, hint, LinkPurpose::Primary).await {
                 Ok(made) => return Ok(made),
                 Err(why) if self.servers.len() == 1 => why,
                 Err(why) => why.context(format!("{}", self.servers[server].at)),
@@ -149,16 +149,16 @@ impl LinkDialer {
         &self,
         server: usize,
         hint: AddressHint,
-        older: Older,
+        older: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
         let to = self.servers.get(server).context("there is no such server")?;
         let shown = self.certificate(to).await?;
-        let patience = if self.servers.len() > 1 { FAIL_OVER } else { CONNECT };
+        let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT };
         let (socket, at) =
             timeout(patience, self.dial(to, hint, patience)).await.context("connecting took too long")??;
-        let congestion = self.ground.congestion.as_deref();
+        let congestion = self.link_context.congestion.as_deref();
         tune_link(&socket, congestion).context("connection was gone at once")?;
-        if older == Older::Busy {
+        if older == LinkPurpose::Interactive {
             tune_interactive(&socket);
         }
         let shows = shown.is_some();
@@ -189,7 +189,7 @@ impl LinkDialer {
     async fn link(
         &self,
         to: &ServerEndpoint,
-        older: Older,
+        older: LinkPurpose,
         socket: TcpStream,
         shown: Option<Arc<ClientConfig>>,
     ) -> anyhow::Result<Link> {
@@ -200,12 +200,12 @@ impl LinkDialer {
         let io = io.map_err(|e| anyhow::anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
-        let (node, own) = (&self.node, self.ground.table.instance());
+        let (node, own) = (&self.node, self.link_context.table.instance());
         let mut said = Hello::edge_request(node, token, own);
-        Hello::beside(&mut said, older);
-        Hello::claim(&mut said, &self.ips);
-        let dialled = crate::link::grpc::dial::dial(io, &to.authority, node, said, &self.ground).await;
-        if dialled.as_ref().is_err_and(DialError::is_token_refused) {
+        Hello::with_purpose(&mut said, older);
+        Hello::with_node_ips(&mut said, &self.ips);
+        let dialled = crate::link::grpc::dial::dial(io, &to.authority, node, said, &self.link_context).await;
+        if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
         Ok(dialled?)
@@ -214,11 +214,11 @@ impl LinkDialer {
     /// Whether the cloud was reached and took none of the tokens.
     pub(crate) fn is_refused(&self, why: &anyhow::Error) -> bool {
         let tried_all = self.turn.load(Relaxed).is_multiple_of(self.tokens.load().len().max(1));
-        tried_all && why.downcast_ref().is_some_and(DialError::is_token_refused)
+        tried_all && why.downcast_ref().is_some_and(LinkDialError::is_token_refused)
     }
 
     /// The name by which messages call a server.
-    pub(crate) fn named(&self, server: usize) -> String {
+    pub(crate) fn display_name(&self, server: usize) -> String {
         self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()
     }
 
@@ -229,7 +229,7 @@ impl LinkDialer {
         patience: Duration,
     ) -> anyhow::Result<(TcpStream, Option<SocketAddr>)> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
-        let (mut addresses, failure) = self.resolve(proxy.map_or(&to.at, Proxy::at)).await?;
+        let (mut addresses, failure) = self.resolve(proxy.map_or(&to.at, HttpProxyClient::at)).await?;
         let dialled = async {
             if let Some(proxy) = proxy {
                 return Ok((proxy.connect(&addresses, &to.at, patience).await?, None));
@@ -269,20 +269,20 @@ impl LinkDialer {
 /// two.
 fn is_broken(why: &anyhow::Error) -> bool {
     match why.downcast_ref() {
-        Some(dialled) => matches!(dialled, DialError::Broken(_)),
+        Some(dialled) => matches!(dialled, LinkDialError::Broken(_)),
         None => !why.is::<Elapsed>(),
     }
 }
 
 /// Whether another living process has our name.
 pub(crate) fn is_name_taken(why: &anyhow::Error) -> bool {
-    why.downcast_ref().is_some_and(DialError::is_name_taken)
+    why.downcast_ref().is_some_and(LinkDialError::is_name_taken)
 }
 
 /// For each step of connecting to the cloud.
 const CONNECT: Duration = Duration::from_secs(10);
 /// For the first of them, the way through the network, where there is another server to try.
-const FAIL_OVER: Duration = Duration::from_secs(4);
+const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 // The certificate by which an edge proves itself, once `[mode.edge.csr]` has had it issued.
 
@@ -294,11 +294,11 @@ pub(crate) struct EdgeCertificate {
     /// The file of authorities.
     pub(crate) ca: PathBuf,
     /// What was read last.
-    kept: Arc<Mutex<Option<Kept>>>,
+    kept: Arc<Mutex<Option<CachedCertificate>>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedCertificate {
     /// The fingerprint of the files.
     text: u64,
     tls: Arc<ClientConfig>,
@@ -315,7 +315,7 @@ impl EdgeCertificate {
         let Self { file, ca, kept } = self.clone();
         let read = move || {
             let texts = [&file, &ca].map(|path| std::fs::read(path).unwrap_or_default());
-            let ends = Ends::of(&texts[0]);
+            let ends = NotAfter::of(&texts[0]);
             let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
             if ends.is_some_and(|ends| ends.first < now) {
                 return Err("it is over".to_owned());
@@ -327,7 +327,7 @@ impl EdgeCertificate {
             let identity = Some(Identity { cert: file.clone(), key: file });
             let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"h2".to_vec()] };
             let tls = settings.load().map_err(|cause| cause.to_string())?.load();
-            *kept = Some(Kept { text, tls: tls.clone() });
+            *kept = Some(CachedCertificate { text, tls: tls.clone() });
             Ok(tls)
         };
         // Read for each link: links are dialled seldom, and a certificate that was renewed counts at once.
@@ -345,33 +345,34 @@ impl EdgeCertificate {
 /// Has it issued and renewed until draining begins. `report` gets the condition of readiness and its state.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn keep(
-    csr: Csr,
+    csr: EdgeCsrConfig,
     node: &NodeName,
     drain: &Drain,
     report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
 ) {
-    let Csr { cluster, file, lifetime, node_ip } = csr;
-    let names = Names::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
+    let EdgeCsrConfig { cluster, file, lifetime, node_ip } = csr;
+    let names =
+        CertificateNames::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
     let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };
-    let keeper = Keeper::new(cluster, Profile::Agent, file, names, lifetime);
-    let report = move |state| report(Profile::Agent.condition(), state);
+    let keeper = CertificateRenewer::new(cluster, Profile::Edge, file, names, lifetime);
+    let report = move |state| report(Profile::Edge.condition(), state);
     drain.spawn(info_span!("csr"), keeper.keep(report, drain.clone()));
 }
 
 /// Does nothing: a build without Kubernetes has no cluster in its settings.
 #[cfg(not(feature = "kubernetes"))]
-pub(crate) fn keep(_: Csr, _: &NodeName, _: &Drain, _: impl Fn(&'static str, Result<(), String>)) {}
+pub(crate) fn keep(_: EdgeCsrConfig, _: &NodeName, _: &Drain, _: impl Fn(&'static str, Result<(), String>)) {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn where_the_pod_wants_the_edge_comes_first_and_the_pod_itself_last() {
+    fn where_the_server_wants_the_edge_comes_first_and_the_server_itself_last() {
         let at = |last: u8| SocketAddr::from(([10, 0, 0, last], 9000));
         let sorted = |to, not| {
             let mut addresses = [at(1), at(2), at(3), at(4)];
-            AddressHint { to, not }.sort(&mut addresses);
+            AddressHint { to, exclude: not }.sort(&mut addresses);
             addresses.map(|at| match at.ip() {
                 std::net::IpAddr::V4(ip) => ip.octets()[3],
                 std::net::IpAddr::V6(_) => 0,

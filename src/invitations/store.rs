@@ -50,7 +50,7 @@ struct Invitation {
 
 /// Why an invitation does not count; a sentence for who wants to join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Uninvited {
+pub enum InvitationError {
     /// Nobody has made such a one, or not any more.
     #[error("there is no such invitation, or not any more: ask for a new one")]
     Unknown,
@@ -69,7 +69,7 @@ pub enum Uninvited {
 
 /// There are as many open invitations as there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{MOST_OPEN} invitations are open: wait until some have been used or have expired")]
+#[error("{MAX_OPEN} invitations are open: wait until some have been used or have expired")]
 pub struct TooManyInvitations;
 
 impl SecretHash {
@@ -120,7 +120,7 @@ impl EnrolmentState {
             one.until.saturating_add(REMEMBERED) > now && (one.used_for.is_some() || one.node != node)
         });
         let open = self.invitations.values().filter(|one| one.used_for.is_none()).count();
-        if open >= MOST_OPEN {
+        if open >= MAX_OPEN {
             return Err(TooManyInvitations);
         }
         self.invitations.insert(secret, Invitation { node, until, used_for: None });
@@ -139,16 +139,16 @@ impl EnrolmentState {
         node: &NodeName,
         token: SecretHash,
         now: u64,
-    ) -> Result<bool, Uninvited> {
+    ) -> Result<bool, InvitationError> {
         let node = small(node);
-        let invitation = self.invitations.get_mut(secret).ok_or(Uninvited::Unknown)?;
+        let invitation = self.invitations.get_mut(secret).ok_or(InvitationError::Unknown)?;
         if invitation.node != node {
-            return Err(Uninvited::OtherNode);
+            return Err(InvitationError::OtherNode);
         }
         match &invitation.used_for {
             Some(used) if used.is(&token) && self.tokens.get(&node) == Some(used) => return Ok(false),
-            Some(_) => return Err(Uninvited::Used),
-            None if now >= invitation.until => return Err(Uninvited::Expired),
+            Some(_) => return Err(InvitationError::Used),
+            None if now >= invitation.until => return Err(InvitationError::Expired),
             None => {}
         }
         invitation.used_for = Some(token.clone());
@@ -182,7 +182,7 @@ fn small(node: &NodeName) -> String {
 const REMEMBERED: u64 = 24 * 3600;
 
 /// Open invitations: an operator makes one for each machine that is being set up.
-const MOST_OPEN: usize = 1000;
+const MAX_OPEN: usize = 1000;
 
 // A text that all pods of a cloud share, and that each may change: in a file, in etcd, or in a Secret of Kubernetes.
 
@@ -200,7 +200,7 @@ pub enum SharedState {
 
 /// The text at some time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct Revision {
     /// Empty if nobody has written any.
     pub text: Vec<u8>,
     /// By which the store knows it again; empty if it is not there, or is known by itself.
@@ -243,7 +243,7 @@ impl SharedState {
     /// # Errors
     ///
     /// The store does not answer, or does not let us.
-    pub async fn read(&mut self) -> Result<Seen, CellError> {
+    pub async fn read(&mut self) -> Result<Revision, CellError> {
         match self {
             Self::File(file) => file.read().await,
             Self::Etcd(etcd) => etcd.read().await,
@@ -258,7 +258,7 @@ impl SharedState {
     /// # Errors
     ///
     /// As for [`Self::read`]; then, too, it may or may not be written.
-    pub async fn write(&mut self, seen: &Seen, text: Vec<u8>) -> Result<bool, CellError> {
+    pub async fn write(&mut self, seen: &Revision, text: Vec<u8>) -> Result<bool, CellError> {
         match self {
             Self::File(file) => file.write(seen.clone(), text).await,
             Self::Etcd(etcd) => etcd.write(seen, &text).await,
@@ -280,13 +280,13 @@ impl FileSharedState {
         Self(file)
     }
 
-    pub(crate) async fn read(&self) -> Result<Seen, CellError> {
+    pub(crate) async fn read(&self) -> Result<Revision, CellError> {
         let file = self.0.clone();
         let text = publish::in_background(move || publish::content(&file)).await?;
-        Ok(Seen { text: text.unwrap_or_default(), version: String::new() })
+        Ok(Revision { text: text.unwrap_or_default(), version: String::new() })
     }
 
-    pub(crate) async fn write(&self, seen: Seen, text: Vec<u8>) -> Result<bool, CellError> {
+    pub(crate) async fn write(&self, seen: Revision, text: Vec<u8>) -> Result<bool, CellError> {
         let file = self.0.clone();
         let write = move || {
             publish::make_directory(&file);
@@ -319,7 +319,7 @@ impl EtcdSharedState {
         Self { members: EtcdEndpoints::new(dialer), key: key.as_bytes().to_vec() }
     }
 
-    pub(crate) async fn read(&mut self) -> Result<Seen, CellError> {
+    pub(crate) async fn read(&mut self) -> Result<Revision, CellError> {
         let mut left = self.members.len();
         loop {
             let found = match self.members.connected().await {
@@ -327,14 +327,14 @@ impl EtcdSharedState {
                 Err(cause) => Err(cause),
             };
             match found {
-                Ok(None) => return Ok(Seen::default()),
-                Ok(Some((text, changed))) => return Ok(Seen { text, version: changed.to_string() }),
+                Ok(None) => return Ok(Revision::default()),
+                Ok(Some((text, changed))) => return Ok(Revision { text, version: changed.to_string() }),
                 Err(cause) => self.failed(cause, &mut left)?,
             }
         }
     }
 
-    pub(crate) async fn write(&mut self, seen: &Seen, text: &[u8]) -> Result<bool, CellError> {
+    pub(crate) async fn write(&mut self, seen: &Revision, text: &[u8]) -> Result<bool, CellError> {
         let last_changed = seen.version.parse().unwrap_or(0);
         let mut left = self.members.len();
         loop {
@@ -385,14 +385,17 @@ mod tests {
     fn an_invitation_counts_once_in_its_time_for_its_node() {
         let mut enrolled = invited();
         let edge = node("Edge7");
-        assert_eq!(enrolled.join(&of("other"), &edge, of("t"), 1), Err(Uninvited::Unknown));
-        assert_eq!(enrolled.join(&of("secret"), &node("edge8"), of("t"), 1), Err(Uninvited::OtherNode));
-        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1000), Err(Uninvited::Expired));
+        assert_eq!(enrolled.join(&of("other"), &edge, of("t"), 1), Err(InvitationError::Unknown));
+        assert_eq!(enrolled.join(&of("secret"), &node("edge8"), of("t"), 1), Err(InvitationError::OtherNode));
+        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1000), Err(InvitationError::Expired));
         assert_eq!(enrolled.proves(&edge, "t"), None);
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 999), Ok(true));
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 2000), Ok(false), "its answer was lost");
-        assert_eq!(enrolled.join(&of("secret"), &edge, of("u"), 999), Err(Uninvited::Used));
-        assert_eq!(enrolled.join(&of("secret"), &node("edge8"), of("t"), 999), Err(Uninvited::OtherNode));
+        assert_eq!(enrolled.join(&of("secret"), &edge, of("u"), 999), Err(InvitationError::Used));
+        assert_eq!(
+            enrolled.join(&of("secret"), &node("edge8"), of("t"), 999),
+            Err(InvitationError::OtherNode)
+        );
         assert_eq!((enrolled.proves(&edge, "t"), enrolled.proves(&edge, "u")), (Some(true), Some(false)));
         assert!(enrolled.names(&node("edge7")) && !enrolled.names(&node("edge8")));
     }
@@ -405,10 +408,14 @@ mod tests {
         enrolled.invite(of("second"), &edge, 1000, 2).unwrap();
         enrolled.join(&of("second"), &edge, of("u"), 3).unwrap();
         assert_eq!((enrolled.proves(&edge, "t"), enrolled.proves(&edge, "u")), (Some(false), Some(true)));
-        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 4), Err(Uninvited::Used));
+        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 4), Err(InvitationError::Used));
         assert!(enrolled.revoke(&edge) && !enrolled.revoke(&edge));
         assert_eq!(enrolled.proves(&edge, "u"), None);
-        assert_eq!(enrolled.join(&of("second"), &edge, of("u"), 5), Err(Uninvited::Used), "it was revoked");
+        assert_eq!(
+            enrolled.join(&of("second"), &edge, of("u"), 5),
+            Err(InvitationError::Used),
+            "it was revoked"
+        );
     }
 
     #[test]
@@ -416,15 +423,15 @@ mod tests {
         let mut enrolled = invited();
         let edge = node("edge7");
         enrolled.invite(of("second"), &edge, 1000, 0).unwrap();
-        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1), Err(Uninvited::Unknown));
+        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1), Err(InvitationError::Unknown));
         assert!(enrolled.revoke(&edge));
-        assert_eq!(enrolled.join(&of("second"), &edge, of("t"), 1), Err(Uninvited::Unknown));
+        assert_eq!(enrolled.join(&of("second"), &edge, of("t"), 1), Err(InvitationError::Unknown));
     }
 
     #[test]
     fn there_are_bounds_and_the_late_are_told_so_for_a_day() {
         let mut enrolled = invited();
-        for n in 1..MOST_OPEN {
+        for n in 1..MAX_OPEN {
             enrolled.invite(of(&n.to_string()), &node(&format!("n{n}")), 1000, 0).unwrap();
         }
         assert_eq!(enrolled.invite(of("more"), &node("more"), 1000, 0), Err(TooManyInvitations));
@@ -458,7 +465,7 @@ mod file_tests {
         let path = place.path().join("shared");
         let cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
         let seen = cells[0].read().await.unwrap();
-        assert_eq!(seen, Seen::default());
+        assert_eq!(seen, Revision::default());
         let writes = cells.iter().enumerate().map(|(n, cell)| {
             let seen = seen.clone();
             async move { cell.write(seen, n.to_string().into_bytes()).await.unwrap() }
@@ -474,11 +481,11 @@ mod file_tests {
     async fn the_directory_is_made_unless_another_one_is_missing() {
         let place = tempfile::tempdir().unwrap();
         let cell = FileSharedState::new(place.path().join("new/shared"));
-        assert!(cell.write(Seen::default(), b"a".to_vec()).await.unwrap());
+        assert!(cell.write(Revision::default(), b"a".to_vec()).await.unwrap());
         let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         let cell = FileSharedState::new(place.path().join("no/such/shared"));
-        let told = cell.write(Seen::default(), b"a".to_vec()).await.unwrap_err().to_string();
+        let told = cell.write(Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
         assert!(told.contains("check that its directory exists"), "{told}");
     }
 }

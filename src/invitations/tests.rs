@@ -1,20 +1,20 @@
 use crate::invitations::store::FileSharedState;
-use crate::net::pki::Authority;
+use crate::net::pki::CertificateAuthority;
 
 use super::*;
 
 /// Pods that share a file.
-fn pods(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
-    let authority = Authority::new("ours", Duration::from_secs(3600)).unwrap();
+fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
+    let authority = CertificateAuthority::new("ours", Duration::from_secs(3600)).unwrap();
     let (ca, cert, key) = (place.join("ca.crt"), place.join("cloud.crt"), place.join("cloud.key"));
-    let other = Authority::new("other", Duration::from_secs(3600)).unwrap();
+    let other = CertificateAuthority::new("other", Duration::from_secs(3600)).unwrap();
     std::fs::write(&ca, format!("{}{}", other.cert(), authority.cert())).unwrap();
     authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
-    let pod = || {
+    let server = || {
         let authority = ServerCa::load(ca.clone(), cert.clone()).unwrap();
         Enrolment::new(SharedState::File(FileSharedState::new(place.join("enrolled"))), authority)
     };
-    (0..count).map(|_| pod()).collect()
+    (0..count).map(|_| server()).collect()
 }
 
 fn node() -> NodeName {
@@ -29,35 +29,35 @@ const HOUR: Duration = Duration::from_secs(3600);
 const FROM: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
 #[tokio::test]
-async fn of_ten_that_join_at_three_pods_with_one_invitation_exactly_one_does() {
+async fn of_ten_that_join_at_three_servers_with_one_invitation_exactly_one_does() {
     let place = tempfile::tempdir().unwrap();
-    let pods = pods(place.path(), 3);
-    let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
+    let servers = servers(place.path(), 3);
+    let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();
     let secret = invited.code.secret();
     let joins = (0..10).map(|n| {
-        let (pod, secret) = (pods[n % 3].clone(), secret.clone());
-        async move { pod.join(FROM, &secret, "edge7", &token(n)).await }
+        let (server, secret) = (servers[n % 3].clone(), secret.clone());
+        async move { server.join(FROM, &secret, "edge7", &token(n)).await }
     });
     let joined = futures_util::future::join_all(joins).await;
     let winners: Vec<_> = (0..10).filter(|n| joined[*n].is_ok()).collect();
     assert_eq!(winners.len(), 1, "{joined:?}");
     for lost in joined.iter().filter_map(|joined| joined.as_ref().err()) {
-        assert!(matches!(lost, JoinRefusal::Uninvited(Uninvited::Used)), "{lost}");
+        assert!(matches!(lost, JoinRefusal::Uninvited(InvitationError::Used)), "{lost}");
     }
-    for pod in &pods {
-        pod.look().await.unwrap();
-        assert_eq!(pod.known().proves(&node(), &token(winners[0])), Some(true));
+    for server in &servers {
+        server.look().await.unwrap();
+        assert_eq!(server.known().proves(&node(), &token(winners[0])), Some(true));
         // Whose answer was lost asks again, at whichever pod.
-        pod.join(FROM, &secret, "edge7", &token(winners[0])).await.unwrap();
+        server.join(FROM, &secret, "edge7", &token(winners[0])).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn an_invitation_tells_of_the_authority_that_has_signed_and_of_a_name() {
     let place = tempfile::tempdir().unwrap();
-    let pods = pods(place.path(), 1);
-    let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
-    let certificates = pods[0].certificates();
+    let servers = servers(place.path(), 1);
+    let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();
+    let certificates = servers[0].certificates();
     let all: Vec<_> = rustls_pemfile::certs(&mut certificates.as_bytes()).map(Result::unwrap).collect();
     assert_eq!(invited.code.pin(), ServerCa::pin_of(&all[1]));
     assert_ne!(invited.code.pin(), ServerCa::pin_of(&all[0]));
@@ -67,34 +67,34 @@ async fn an_invitation_tells_of_the_authority_that_has_signed_and_of_a_name() {
 #[tokio::test(start_paused = true)]
 async fn who_guesses_is_not_listened_to_for_a_minute_and_others_are() {
     let place = tempfile::tempdir().unwrap();
-    let pods = pods(place.path(), 1);
-    let pod = &pods[0];
-    let invited = pod.invite(&node(), HOUR, "test").await.unwrap();
+    let servers = servers(place.path(), 1);
+    let server = &servers[0];
+    let invited = server.invite(&node(), HOUR, "test").await.unwrap();
     for n in 0..10 {
-        let guess = pod.join(FROM, &n.to_string(), "edge7", &token(1)).await.unwrap_err();
-        assert!(matches!(guess, JoinRefusal::Uninvited(Uninvited::Unknown)), "{guess}");
+        let guess = server.join(FROM, &n.to_string(), "edge7", &token(1)).await.unwrap_err();
+        assert!(matches!(guess, JoinRefusal::Uninvited(InvitationError::Unknown)), "{guess}");
     }
     let right = invited.code.secret();
-    let barred = pod.join(FROM, &right, "edge7", &token(1)).await.unwrap_err();
+    let barred = server.join(FROM, &right, "edge7", &token(1)).await.unwrap_err();
     assert!(matches!(barred, JoinRefusal::TooOften), "{barred}");
-    pod.join("10.0.0.9".parse().unwrap(), &right, "edge7", &token(1)).await.unwrap();
+    server.join("10.0.0.9".parse().unwrap(), &right, "edge7", &token(1)).await.unwrap();
     tokio::time::advance(Duration::from_secs(60)).await;
-    let used = pod.join(FROM, &right, "edge7", &token(2)).await.unwrap_err();
-    assert!(matches!(used, JoinRefusal::Uninvited(Uninvited::Used)), "{used}");
+    let used = server.join(FROM, &right, "edge7", &token(2)).await.unwrap_err();
+    assert!(matches!(used, JoinRefusal::Uninvited(InvitationError::Used)), "{used}");
 }
 
 #[tokio::test]
 async fn what_is_malformed_or_cannot_be_kept_is_told_apart() {
     let place = tempfile::tempdir().unwrap();
-    let pods = pods(place.path(), 1);
+    let servers = servers(place.path(), 1);
     for (node, token) in [("a b", token(1)), ("edge7", "short".to_owned()), ("edge7", "a:".repeat(20))] {
-        let told = pods[0].join(FROM, "secret", node, &token).await.unwrap_err();
+        let told = servers[0].join(FROM, "secret", node, &token).await.unwrap_err();
         assert!(matches!(told, JoinRefusal::Malformed(_)), "{told}");
     }
     std::fs::write(place.path().join("enrolled"), "10.0.0.1 somebody's hosts").unwrap();
-    let told = pods[0].join(FROM, "secret", "edge7", &token(1)).await.unwrap_err();
+    let told = servers[0].join(FROM, "secret", "edge7", &token(1)).await.unwrap_err();
     assert!(matches!(told, JoinRefusal::Later(_)), "{told}");
-    let told = pods[0].invite(&node(), HOUR, "test").await.unwrap_err().to_string();
+    let told = servers[0].invite(&node(), HOUR, "test").await.unwrap_err().to_string();
     assert!(told.contains("name another store"), "{told}");
     assert_eq!(std::fs::read_to_string(place.path().join("enrolled")).unwrap(), "10.0.0.1 somebody's hosts");
 }
@@ -102,11 +102,11 @@ async fn what_is_malformed_or_cannot_be_kept_is_told_apart() {
 #[tokio::test]
 async fn a_store_that_has_lost_all_revokes_nobody_and_takes_nothing_new() {
     let place = tempfile::tempdir().unwrap();
-    let pods = pods(place.path(), 1);
-    let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
-    pods[0].join(FROM, &invited.code.secret(), "edge7", &token(1)).await.unwrap();
+    let servers = servers(place.path(), 1);
+    let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();
+    servers[0].join(FROM, &invited.code.secret(), "edge7", &token(1)).await.unwrap();
     std::fs::remove_file(place.path().join("enrolled")).unwrap();
-    assert!(pods[0].look().await.unwrap_err().to_string().contains("they are gone"));
-    assert!(pods[0].invite(&node(), HOUR, "test").await.is_err());
-    assert_eq!(pods[0].known().proves(&node(), &token(1)), Some(true));
+    assert!(servers[0].look().await.unwrap_err().to_string().contains("they are gone"));
+    assert!(servers[0].invite(&node(), HOUR, "test").await.is_err());
+    assert_eq!(servers[0].known().proves(&node(), &token(1)), Some(true));
 }

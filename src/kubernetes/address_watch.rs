@@ -18,14 +18,14 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::base::addresses::cluster_state::{
-    EndpointSliceInfo, Facts, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,
+    ClusterState, EndpointSliceInfo, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,
     ServicePort, ServiceSide,
 };
-use crate::base::addresses::{AddressBook, NotLocated};
+use crate::base::addresses::{AddressBook, LocateError};
 use crate::base::drain::Drain;
 use crate::kubernetes::cluster::{Cluster, ClusterError};
 use crate::kubernetes::members::SERVICE_LABEL;
-use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, Take, part_of};
+use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, WatchHandler, part_of};
 
 /// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
 /// not answer, what was known stands.
@@ -56,7 +56,7 @@ impl AddressWatch {
     pub async fn follow(self, drain: Drain) {
         let all = async {
             tokio::join!(
-                self.kind::<NodePart>(NODES, Api::all),
+                self.kind::<PartialNode>(NODES, Api::all),
                 self.kind::<PartialPod>(PODS, Api::all),
                 self.kind::<PartialService>(SERVICES, Api::all),
                 self.kind::<PartialEndpointSlice>(ENDPOINTS, Api::all),
@@ -75,15 +75,13 @@ impl AddressWatch {
     {
         let taker = KindHandler::<K> { watch: self, what, listed: false, kind: PhantomData };
         let followed = ObjectWatcher { cluster: &self.cluster, what, which: watcher::Config::default() };
-        match followed.follow(|client, _| api(client), taker).await {}
+        match followed.run(|client, _| api(client), taker).await {}
     }
 
     async fn by_hand(&self) {
         let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
         let followed = ObjectWatcher { cluster: &self.cluster, what: CACHE_WORDS, which };
-        match followed
-            .follow(Api::namespaced, ManualServices { watch: self, found: false, listed: false })
-            .await {}
+        match followed.run(Api::namespaced, ManualServices { watch: self, found: false, listed: false }).await {}
     }
 }
 
@@ -101,12 +99,12 @@ impl<K: PartialObject> KindHandler<'_, K> {
     }
 }
 
-impl<K: PartialObject + Resource<DynamicType = ()>> Take<K> for KindHandler<'_, K> {
-    fn take(&mut self, event: Event<K>) -> bool {
+impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHandler<'_, K> {
+    fn on_event(&mut self, event: Event<K>) -> bool {
         match event {
             Event::Init => {
                 self.listed = false;
-                self.watch.book.change(|facts| K::table(facts).begin());
+                self.watch.book.change(|facts| K::table(facts).start());
             }
             Event::InitApply(object) | Event::Apply(object) => {
                 let (name, kept) = (name(&object), object.facts());
@@ -149,8 +147,8 @@ struct ManualServices<'a> {
     listed: bool,
 }
 
-impl Take<Cache> for ManualServices<'_> {
-    fn take(&mut self, event: Event<Cache>) -> bool {
+impl WatchHandler<Cache> for ManualServices<'_> {
+    fn on_event(&mut self, event: Event<Cache>) -> bool {
         let sides = match event {
             Event::Init => {
                 (self.found, self.listed) = (false, false);
@@ -212,13 +210,13 @@ pub(crate) trait PartialObject:
     type Facts: IndexKeys;
 
     /// Where that is kept.
-    fn table(facts: &mut Facts) -> &mut ObjectIndex<Self::Facts>;
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<Self::Facts>;
 
     /// What is to be kept of it; `None`: it does not count.
     fn facts(self) -> Option<Self::Facts>;
 }
 
-part_of!(NodePart, whole::Node);
+part_of!(PartialNode, whole::Node);
 part_of!(PartialPod, whole::Pod);
 
 /// Of all that it may be labelled with, only whose slice it is.
@@ -245,7 +243,7 @@ fn meta<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct NodePart {
+pub(crate) struct PartialNode {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -261,10 +259,10 @@ struct NodeSpec {
     pod_cidrs: Vec<String>,
 }
 
-impl PartialObject for NodePart {
+impl PartialObject for PartialNode {
     type Facts = NodeInfo;
 
-    fn table(facts: &mut Facts) -> &mut ObjectIndex<NodeInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<NodeInfo> {
         &mut facts.nodes
     }
 
@@ -310,7 +308,7 @@ struct PodIp {
 impl PartialObject for PartialPod {
     type Facts = PodInfo;
 
-    fn table(facts: &mut Facts) -> &mut ObjectIndex<PodInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<PodInfo> {
         &mut facts.pods
     }
 
@@ -385,7 +383,7 @@ struct PortSpec {
 impl PartialObject for PartialService {
     type Facts = ServiceInfo;
 
-    fn table(facts: &mut Facts) -> &mut ObjectIndex<ServiceInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<ServiceInfo> {
         &mut facts.services
     }
 
@@ -432,7 +430,7 @@ struct Conditions {
 impl PartialObject for PartialEndpointSlice {
     type Facts = EndpointSliceInfo;
 
-    fn table(facts: &mut Facts) -> &mut ObjectIndex<EndpointSliceInfo> {
+    fn table(facts: &mut ClusterState) -> &mut ObjectIndex<EndpointSliceInfo> {
         &mut facts.slices
     }
 
@@ -507,7 +505,7 @@ pub(crate) struct Disputes(Mutex<Window>);
 
 #[derive(Debug, Default)]
 struct Window {
-    begun: Option<Instant>,
+    started: Option<Instant>,
     lines: u32,
 }
 
@@ -522,12 +520,12 @@ impl Disputes {
     /// What the log is told of a dispute; `None` if nothing more in this window.
     fn line(&self, why: String) -> Option<String> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if window.begun.is_none_or(|begun| begun.elapsed() >= WINDOW) {
-            *window = Window { begun: Some(Instant::now()), lines: 0 };
+        if window.started.is_none_or(|started| started.elapsed() >= WINDOW) {
+            *window = Window { started: Some(Instant::now()), lines: 0 };
         }
         window.lines = window.lines.saturating_add(1);
         match window.lines {
-            ..=MOST_LINES => Some(why),
+            ..=MAX_LINES => Some(why),
             LAST_LINE => Some(MORE.to_owned()),
             _ => None,
         }
@@ -549,7 +547,7 @@ impl AddressBook {
             }
             (Some(_), ..) => None,
             (None, ..) => match facts.node_at(ip) {
-                Err(why @ NotLocated::Ambiguous { .. }) => Some(format!("{why}: neither is reached by it")),
+                Err(why @ LocateError::Ambiguous { .. }) => Some(format!("{why}: neither is reached by it")),
                 _ => None,
             },
         }
@@ -557,9 +555,9 @@ impl AddressBook {
 }
 
 /// Disputes that are logged one by one within one window.
-const MOST_LINES: u32 = 20;
+const MAX_LINES: u32 = 20;
 
-const LAST_LINE: u32 = MOST_LINES + 1;
+const LAST_LINE: u32 = MAX_LINES + 1;
 
 const MORE: &str = "more addresses are disputed; a client that asks for one is told by whom";
 

@@ -78,7 +78,7 @@ impl Cluster {
     /// # Errors
     ///
     /// [`ClusterError::Config`].
-    pub async fn hosts(&self) -> Result<Vec<String>, ClusterError> {
+    pub async fn apiserver_names(&self) -> Result<Vec<String>, ClusterError> {
         let config = self.config().await?;
         let host = config.cluster_url.host().map(str::to_owned);
         Ok(host.into_iter().chain(config.tls_server_name).collect())
@@ -221,7 +221,7 @@ mod tests {
              clusters: [{name: a, cluster: {server: 'https://[fd00::1]:6443', tls-server-name: api.test}}]}\n";
         std::fs::write(&file, text).unwrap();
         let cluster = Cluster { kubeconfig: Some(file), namespace: None };
-        assert_eq!(cluster.hosts().await.unwrap(), ["[fd00::1]", "api.test"]);
+        assert_eq!(cluster.apiserver_names().await.unwrap(), ["[fd00::1]", "api.test"]);
     }
 
     #[test]

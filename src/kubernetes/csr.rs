@@ -36,12 +36,12 @@ pub enum Profile {
     /// A pod's, towards kubelets.
     ProxyClient,
     /// An edge's, towards pods.
-    Agent,
+    Edge,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Server, Self::ProxyClient, Self::Agent];
+    pub const ALL: [Self; 3] = [Self::Server, Self::ProxyClient, Self::Edge];
 
     /// Its file in a directory: certificate and key.
     pub fn file(self, dir: &Path) -> PathBuf {
@@ -53,7 +53,7 @@ impl Profile {
         match self {
             Self::Server => "certificate of the server",
             Self::ProxyClient => "certificate of the proxy client",
-            Self::Agent => "certificate of the agent",
+            Self::Edge => "certificate of the agent",
         }
     }
 
@@ -62,7 +62,7 @@ impl Profile {
         match self {
             Self::Server => "server",
             Self::ProxyClient => "proxy-client",
-            Self::Agent => "agent",
+            Self::Edge => "agent",
         }
     }
 
@@ -70,7 +70,7 @@ impl Profile {
     pub fn signer(self) -> &'static str {
         match self {
             Self::Server => "kubernetes.io/kubelet-serving",
-            Self::ProxyClient | Self::Agent => "kubernetes.io/kube-apiserver-client",
+            Self::ProxyClient | Self::Edge => "kubernetes.io/kube-apiserver-client",
         }
     }
 
@@ -79,7 +79,7 @@ impl Profile {
         match self {
             Self::Server => "system:node:tunnel-server",
             Self::ProxyClient => "tunnel-proxy-client",
-            Self::Agent => EDGE.0,
+            Self::Edge => EDGE.0,
         }
     }
 
@@ -87,7 +87,7 @@ impl Profile {
     pub fn organization(self) -> &'static str {
         match self {
             Self::Server => "system:nodes",
-            Self::ProxyClient | Self::Agent => EDGE.1,
+            Self::ProxyClient | Self::Edge => EDGE.1,
         }
     }
 
@@ -223,7 +223,7 @@ impl Apiserver {
         let slice = within(slices.get_opt(KUBERNETES)).await?;
         let own = service.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
         let endpoints = slice.into_iter().flat_map(|slice| slice.endpoints).flat_map(|one| one.addresses);
-        Ok(Self::new(cluster.hosts().await?.into_iter().chain(own).chain(endpoints)))
+        Ok(Self::new(cluster.apiserver_names().await?.into_iter().chain(own).chain(endpoints)))
     }
 
     /// Whether this name or address, or one that it covers, is kube-apiserver's.

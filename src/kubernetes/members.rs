@@ -13,7 +13,7 @@ use tracing::debug;
 
 use crate::base::drain::Drain;
 use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::watcher::{ObjectWatcher, Take};
+use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
 
 /// The pods of a Service; `None` until they are known.
 pub type KnownEndpoints = Option<Endpoints>;
@@ -35,7 +35,7 @@ pub struct EndpointWatch {
     /// This pod, and the port on which all pods take links.
     own: SocketAddr,
     endpoints: watch::Sender<KnownEndpoints>,
-    siblings: watch::Sender<Vec<SocketAddr>>,
+    peers: watch::Sender<Vec<SocketAddr>>,
 }
 
 /// The slices of a Service: each holds some of its endpoints.
@@ -49,8 +49,8 @@ struct Slices {
 impl EndpointWatch {
     /// Nothing is asked yet. `own` is this pod's address, and the port on which all pods take links.
     pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
-        let (endpoints, siblings) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
-        Self { cluster, service, own, endpoints, siblings }
+        let (endpoints, peers) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
+        Self { cluster, service, own, endpoints, peers }
     }
 
     /// All pods, this one among them.
@@ -60,8 +60,8 @@ impl EndpointWatch {
 
     /// Where the other pods take links, in order; empty until they are known. Those that are not ready, too: they may
     /// well have nodes and sessions.
-    pub fn siblings(&self) -> watch::Receiver<Vec<SocketAddr>> {
-        self.siblings.subscribe()
+    pub fn peers(&self) -> watch::Receiver<Vec<SocketAddr>> {
+        self.peers.subscribe()
     }
 
     /// Follows them until draining begins.
@@ -74,7 +74,7 @@ impl EndpointWatch {
             which: watcher::Config::default().labels(&of),
         };
         tokio::select! {
-            never = followed.follow(Api::namespaced, (&self, Slices::default())) => match never {},
+            never = followed.run(Api::namespaced, (&self, Slices::default())) => match never {},
             () = drain.draining() => {}
         }
     }
@@ -84,7 +84,7 @@ impl EndpointWatch {
         let all: BTreeSet<_> = endpoints.ready.union(&endpoints.unready).collect();
         let others = all.into_iter().filter(|ip| **ip != own).map(|ip| SocketAddr::new(*ip, self.own.port()));
         let others: Vec<_> = others.collect();
-        self.siblings.send_if_modified(|old| {
+        self.peers.send_if_modified(|old| {
             let news = *old != others;
             if news {
                 debug!(service = self.service, ?others, "other pods");
@@ -100,8 +100,8 @@ impl EndpointWatch {
     }
 }
 
-impl Take<EndpointSlice> for (&EndpointWatch, Slices) {
-    fn take(&mut self, event: Event<EndpointSlice>) -> bool {
+impl WatchHandler<EndpointSlice> for (&EndpointWatch, Slices) {
+    fn on_event(&mut self, event: Event<EndpointSlice>) -> bool {
         let (watch, slices) = self;
         let endpoints = slices.take(event);
         endpoints.map(|endpoints| watch.set(endpoints)).is_some()
@@ -188,18 +188,18 @@ impl NodeWatch {
             which: watcher::Config::default(),
         };
         let taker =
-            Names { known: &self.known, labels: &self.labels, listed: BTreeMap::new(), listing: false };
+            NodeSet { known: &self.known, labels: &self.labels, listed: BTreeMap::new(), listing: false };
         tokio::select! {
-            never = followed.follow(|client, _| Api::all(client), taker) => match never {},
+            never = followed.run(|client, _| Api::all(client), taker) => match never {},
             () = drain.draining() => {}
         }
     }
 }
 
 /// The metadata of a Node.
-type Named = PartialObjectMeta<Node>;
+type NodeMeta = PartialObjectMeta<Node>;
 
-struct Names<'a> {
+struct NodeSet<'a> {
     known: &'a watch::Sender<KnownNodes>,
     labels: &'a [(String, String)],
     /// The part of a list that has been received so far.
@@ -207,8 +207,8 @@ struct Names<'a> {
     listing: bool,
 }
 
-impl Take<Named> for Names<'_> {
-    fn take(&mut self, event: Event<Named>) -> bool {
+impl WatchHandler<NodeMeta> for NodeSet<'_> {
+    fn on_event(&mut self, event: Event<NodeMeta>) -> bool {
         match event {
             Event::Init => (self.listed, self.listing) = (BTreeMap::new(), true),
             Event::InitApply(node) => {
@@ -233,14 +233,14 @@ impl Take<Named> for Names<'_> {
     }
 }
 
-impl Names<'_> {
+impl NodeSet<'_> {
     fn change(&self, change: impl FnOnce(&mut BTreeMap<String, bool>) -> bool) {
         self.known.send_if_modified(|known| change(known.get_or_insert_default()));
     }
 }
 
 /// Returns true if the Node has one of these labels.
-fn is_edge(node: &Named, labels: &[(String, String)]) -> bool {
+fn is_edge(node: &NodeMeta, labels: &[(String, String)]) -> bool {
     labels.iter().any(|(label, value)| node.labels().get(label) == Some(value))
 }
 
@@ -301,17 +301,17 @@ mod tests {
     }
 
     #[test]
-    fn siblings_are_the_others_on_our_own_port() {
+    fn peers_are_the_others_on_our_own_port() {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
-        let (mut siblings, endpoints) = (watch.siblings(), watch.endpoints());
+        let (mut peers, endpoints) = (watch.peers(), watch.endpoints());
         watch.set(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
         let others: Vec<SocketAddr> =
             vec!["10.0.0.1:9000".parse().unwrap(), "[fd00::1]:9000".parse().unwrap()];
-        assert_eq!(*siblings.borrow_and_update(), others);
+        assert_eq!(*peers.borrow_and_update(), others);
         assert_eq!(*endpoints.borrow(), Some(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"])));
         watch.set(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
-        assert!(!siblings.has_changed().unwrap(), "who is not ready may have nodes all the same");
+        assert!(!peers.has_changed().unwrap(), "who is not ready may have nodes all the same");
     }
 }
 
@@ -319,7 +319,7 @@ mod tests {
 mod nodes_tests {
     use super::*;
 
-    fn node(name: &str, labels: &[(&str, &str)]) -> Named {
+    fn node(name: &str, labels: &[(&str, &str)]) -> NodeMeta {
         let labels: BTreeMap<_, _> = labels.iter().copied().collect();
         serde_json::from_value(serde_json::json!({"metadata": {"name": name, "labels": labels}})).unwrap()
     }
@@ -329,7 +329,7 @@ mod nodes_tests {
         let known = watch::Sender::new(None);
         let mut seen = known.subscribe();
         let labels = edge_labels(None);
-        let mut names = Names { known: &known, labels: &labels, listed: BTreeMap::new(), listing: false };
+        let mut names = NodeSet { known: &known, labels: &labels, listed: BTreeMap::new(), listing: false };
         let is = |wanted: &[(&str, bool)]| {
             let wanted = wanted.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
             assert_eq!(*known.borrow(), Some(wanted));
@@ -337,23 +337,23 @@ mod nodes_tests {
         let superedge = [("superedge.io/node-edge", "enable")];
         for event in [Event::Init, Event::InitApply(node("a", &superedge)), Event::InitApply(node("b", &[]))]
         {
-            assert!(!names.take(event) && known.borrow().is_none());
+            assert!(!names.on_event(event) && known.borrow().is_none());
         }
-        assert!(names.take(Event::InitDone));
+        assert!(names.on_event(Event::InitDone));
         is(&[("a", true), ("b", false)]);
         seen.mark_unchanged();
-        names.take(Event::Apply(node("a", &superedge)));
+        names.on_event(Event::Apply(node("a", &superedge)));
         assert!(!seen.has_changed().unwrap(), "a node that only says how it is changes nothing");
-        names.take(Event::Delete(node("b", &[])));
-        names.take(Event::Apply(node("c", &[])));
+        names.on_event(Event::Delete(node("b", &[])));
+        names.on_event(Event::Apply(node("c", &[])));
         is(&[("a", true), ("c", false)]);
         seen.mark_unchanged();
-        names.take(Event::Apply(node("a", &[])));
+        names.on_event(Event::Apply(node("a", &[])));
         assert!(seen.has_changed().unwrap(), "its label is gone");
         is(&[("a", false), ("c", false)]);
-        names.take(Event::Init);
+        names.on_event(Event::Init);
         is(&[("a", false), ("c", false)]);
-        names.take(Event::InitDone);
+        names.on_event(Event::InitDone);
         is(&[]);
     }
 

@@ -28,9 +28,9 @@ pub(crate) struct ObjectWatcher<'a> {
 }
 
 /// What becomes of an event.
-pub(crate) trait Take<K> {
+pub(crate) trait WatchHandler<K> {
     /// Takes in an event. True if everything is known now.
-    fn take(&mut self, event: Event<K>) -> bool;
+    fn on_event(&mut self, event: Event<K>) -> bool;
 
     /// No events come until the next one, for that cause. What was known stands.
     fn is_cut_off(&mut self, _cause: &ClusterError) {}
@@ -39,10 +39,10 @@ pub(crate) trait Take<K> {
 impl ObjectWatcher<'_> {
     /// Gives each event to `taker`, until it is dropped. `api` makes the interface to the objects from a client and our
     /// own namespace. While kube-apiserver does not answer, no events come; after that the whole list comes anew.
-    pub(crate) async fn follow<K>(
+    pub(crate) async fn run<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
-        mut taker: impl Take<K>,
+        mut taker: impl WatchHandler<K>,
     ) -> Infallible
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -68,7 +68,7 @@ impl ObjectWatcher<'_> {
     async fn list_and_watch<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
-        taker: &mut impl Take<K>,
+        taker: &mut impl WatchHandler<K>,
         (backoff, warned): (&mut Backoff, &mut bool),
     ) -> Result<Infallible, ClusterError>
     where
@@ -78,7 +78,7 @@ impl ObjectWatcher<'_> {
         let which = self.which.clone().timeout(WATCH_SECONDS).page_size(PAGE);
         let mut events = pin!(watcher(api(client, &namespace), which));
         while let Some(event) = events.next().await {
-            if taker.take(event.map_err(failed)?) {
+            if taker.on_event(event.map_err(failed)?) {
                 *backoff = Backoff::new();
                 if std::mem::take(warned) {
                     info!("{} are followed again", self.what);
@@ -128,16 +128,16 @@ impl NodeStatus {
         all.map(|address| address.address.as_str())
     }
 
-    /// The IP addresses of a kind, the first [`MOST_NODE_ADDRESSES`].
+    /// The IP addresses of a kind, the first [`MAX_NODE_ADDRESSES`].
     pub(crate) fn ips<C: FromIterator<IpAddr>>(&self, kind: &'static str) -> C {
         let all = self.of_kinds([kind]).filter_map(|address| address.parse().ok());
-        all.take(MOST_NODE_ADDRESSES).collect()
+        all.take(MAX_NODE_ADDRESSES).collect()
     }
 }
 
 /// Of a Node's addresses only so many are kept: its own kubelet writes them, and may be anybody's. Two of each family, and
 /// their names, are the most that is usual.
-pub(crate) const MOST_NODE_ADDRESSES: usize = 8;
+pub(crate) const MAX_NODE_ADDRESSES: usize = 8;
 
 /// Takes over from the whole type what a part of its objects is called. The part has its metadata in a field of that name.
 macro_rules! part_of {

@@ -13,17 +13,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::link::congestion::window::{CongestionWindow, FIRST_CAP};
+use crate::link::congestion::window::{CongestionWindow, INITIAL_CWND};
 use crate::net::socket::CHUNK;
 use crate::net::tcp_info::TcpInfo;
 
 /// The cap on the bytes under way on one link, and what it is derived from.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct CongestionController {
     /// Bytes pulled so far.
     sent: u64,
     /// Bytes known to have arrived.
-    arrived: u64,
+    acked: u64,
     pings: VecDeque<Ping>,
     next_number: u64,
     latest: Duration,
@@ -53,15 +53,15 @@ struct ProxyDelay {
     answers: u32,
 }
 
-impl Pace {
+impl CongestionController {
     /// A link of which nothing is known yet.
     pub(crate) fn new() -> Self {
         Self {
             sent: 0,
-            arrived: 0,
+            acked: 0,
             pings: VecDeque::new(),
             next_number: 1,
-            latest: FIRST_ROUND_TRIP,
+            latest: INITIAL_RTT,
             pinged: CongestionWindow::new(),
             kernel: None,
             hidden: ProxyDelay::default(),
@@ -71,13 +71,13 @@ impl Pace {
     }
 
     /// Whether an interactive link stands beside this one, for which bulk is to leave a little of the line free.
-    pub(crate) fn share(&mut self, shared: bool) {
+    pub(crate) fn set_shared(&mut self, shared: bool) {
         self.shared = shared;
         self.kernel.iter_mut().for_each(|kernel| kernel.share(shared));
     }
 
     /// Counts bytes that were pulled.
-    pub(crate) fn pulled(&mut self, bytes: usize) {
+    pub(crate) fn on_sent(&mut self, bytes: usize) {
         self.sent += u64::try_from(bytes).unwrap_or(u64::MAX);
     }
 
@@ -88,9 +88,9 @@ impl Pace {
 
     /// Whether a ping should follow what was pulled.
     pub(crate) fn ping_due(&self, now: Instant) -> bool {
-        let marked = self.pings.back().map_or(self.arrived, |p| p.sent);
-        let mark = (self.cap() / 8).min(self.most_unread(now) / 4).clamp(LEAST_MARK, MOST_MARK);
-        self.pings.len() < MOST_PINGS && self.sent - marked >= mark
+        let marked = self.pings.back().map_or(self.acked, |p| p.sent);
+        let mark = (self.congestion_window() / 8).min(self.max_unread(now) / 4).clamp(MIN_MARK, MAX_MARK);
+        self.pings.len() < MAX_PINGS_IN_FLIGHT && self.sent - marked >= mark
     }
 
     /// Whether the kernel should be read before [`Self::is_capped`] is asked.
@@ -107,27 +107,27 @@ impl Pace {
     }
 
     /// The kernel does not tell any more.
-    pub(crate) fn blind(&mut self) {
+    pub(crate) fn disable_tcp_info(&mut self) {
         self.kernel = None;
     }
 
     /// Whether bulk has to wait. The caller looks again after [`Self::look_after`], and sends a ping if
-    /// [`Self::waits_for_ping`] is true.
-    pub(crate) fn is_capped(&mut self, now: Instant) -> bool {
-        let (sent, unread) = (self.sent, self.sent - self.arrived >= self.most_unread(now));
-        match self.seen() {
+    /// [`Self::needs_ping`] is true.
+    pub(crate) fn is_blocked(&mut self, now: Instant) -> bool {
+        let (sent, unread) = (self.sent, self.sent - self.acked >= self.max_unread(now));
+        match self.tcp_info_window() {
             Some(kernel) => unread || kernel.is_capped(sent),
-            None => self.pinged.is_reached(sent - self.arrived),
+            None => self.pinged.is_reached(sent - self.acked),
         }
     }
 
     /// How long to wait for the kernel, if that is what lifts the cap.
-    pub(crate) fn look_after(&mut self) -> Option<Duration> {
-        self.seen().map(|kernel| kernel.look_after())
+    pub(crate) fn retry_after(&mut self) -> Option<Duration> {
+        self.tcp_info_window().map(|kernel| kernel.look_after())
     }
 
     /// Whether no ping is under way although bytes are: then nothing would ever lift the cap.
-    pub(crate) fn waits_for_ping(&self) -> bool {
+    pub(crate) fn needs_ping(&self) -> bool {
         self.pings.is_empty()
     }
 
@@ -145,7 +145,7 @@ impl Pace {
     }
 
     /// The answer to ping `number`: all that was pulled before it has arrived. Numbers never sent are ignored.
-    pub(crate) fn pong(&mut self, number: u64, now: Instant) {
+    pub(crate) fn on_ack(&mut self, number: u64, now: Instant) {
         let mut answered = None;
         while let Some(ping) = self.pings.front().filter(|p| p.number <= number) {
             answered = Some(*ping);
@@ -153,9 +153,9 @@ impl Pace {
         }
         let Some(ping) = answered.filter(|p| p.number == number) else { return };
         let trip = now - ping.at;
-        self.arrived = self.arrived.max(ping.sent);
+        self.acked = self.acked.max(ping.sent);
         self.latest = trip;
-        self.pinged.sample(trip, self.arrived, now);
+        self.pinged.sample(trip, self.acked, now);
         if let Some(kernel) = &self.kernel {
             self.hidden.answered(trip.saturating_sub(kernel.round_trip()));
         }
@@ -163,33 +163,33 @@ impl Pace {
 
     /// Bytes that the peer may not have read yet. Its kernel acknowledges what it has only stored, so on a short way, where
     /// the machines and not the line are what is slow, megabytes would stand there before every keystroke.
-    fn most_unread(&self, now: Instant) -> u64 {
-        let least = self.kernel.as_ref().and_then(|kernel| kernel.cap.least());
-        if least.is_none_or(|least| least > SHORT_WAY) {
+    fn max_unread(&self, now: Instant) -> u64 {
+        let least = self.kernel.as_ref().and_then(|kernel| kernel.cap.min_rtt());
+        if least.is_none_or(|least| least > SHORT_RTT) {
             return u64::MAX;
         }
         let quiet = self.interactive.is_none_or(|at| now.saturating_duration_since(at) >= QUIET_AFTER);
-        if quiet { MOST_UNREAD } else { MOST_UNREAD_BESIDE }
+        if quiet { MAX_UNREAD } else { MAX_UNREAD_BESIDE }
     }
 
     /// The longest frame that the link carries in about 2 ms.
     pub(crate) fn longest_frame(&self) -> usize {
-        let Some(rate) = self.seen_cap().rate() else { return FIRST_FRAME };
-        usize::try_from(rate / 500).unwrap_or(LARGEST_FRAME).clamp(SMALLEST_FRAME, LARGEST_FRAME)
+        let Some(rate) = self.seen_cap().bandwidth() else { return INITIAL_FRAME };
+        usize::try_from(rate / 500).unwrap_or(MAX_FRAME).clamp(MIN_FRAME, MAX_FRAME)
     }
 
     /// The latest round trip measured; 100 ms before the first.
-    pub(crate) fn round_trip(&self) -> Duration {
+    pub(crate) fn latest_rtt(&self) -> Duration {
         self.latest
     }
 
     /// Bytes that may be under way just now.
-    pub(crate) fn cap(&self) -> u64 {
+    pub(crate) fn congestion_window(&self) -> u64 {
         self.seen_cap().bytes()
     }
 
     /// What the kernel has shown, if that is the whole way.
-    fn seen(&mut self) -> Option<&mut TcpInfoWindow> {
+    fn tcp_info_window(&mut self) -> Option<&mut TcpInfoWindow> {
         if self.sees_all() { self.kernel.as_deref_mut() } else { None }
     }
 
@@ -202,7 +202,7 @@ impl Pace {
 
     /// Whether the kernel tells, and no proxy hides a part of the way.
     fn sees_all(&self) -> bool {
-        self.kernel.as_ref().is_some_and(|kernel| !self.hidden.is_much(kernel.cap.least()))
+        self.kernel.as_ref().is_some_and(|kernel| !self.hidden.is_much(kernel.cap.min_rtt()))
     }
 }
 
@@ -219,38 +219,38 @@ impl ProxyDelay {
     }
 }
 
-impl Default for Pace {
+impl Default for CongestionController {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// A least round trip up to this is a way between neighbours.
-const SHORT_WAY: Duration = Duration::from_millis(1);
+const SHORT_RTT: Duration = Duration::from_millis(1);
 /// What is unread there at the most: so much that neither end waits for the other one at each turn.
-const MOST_UNREAD: u64 = 4 << 20;
+const MAX_UNREAD: u64 = 4 << 20;
 /// The same beside an interactive session: 0.4 ms at 1 GB/s.
-const MOST_UNREAD_BESIDE: u64 = 384 << 10;
+const MAX_UNREAD_BESIDE: u64 = 384 << 10;
 /// There is none on the link once all have sent nothing for so long.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
 /// A ping goes out behind every eighth of the cap, and every quarter of what may be unread, within these bytes.
-const LEAST_MARK: u64 = 4 * 1024;
-const MOST_MARK: u64 = 1 << 19;
+const MIN_MARK: u64 = 4 * 1024;
+const MAX_MARK: u64 = 1 << 19;
 /// Pings under way at the most: a peer that answers none must not make us grow.
-const MOST_PINGS: usize = 64;
+const MAX_PINGS_IN_FLIGHT: usize = 64;
 /// Assumed before the first answer.
-const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
+const INITIAL_RTT: Duration = Duration::from_millis(100);
 /// By how much longer than the kernel's, and half of that beside, every ping may take that no proxy delays.
 const LITTLE_HIDDEN: Duration = Duration::from_millis(5);
 /// Fewer answers may all have waited behind something.
 const ANSWERS_TO_BELIEVE: u32 = 8;
 /// Frame length before the rate is known: short enough for a slow line, long enough for the first moments of a fast
 /// one.
-const FIRST_FRAME: usize = 16 * 1024;
+const INITIAL_FRAME: usize = 16 * 1024;
 /// Below this headers weigh too much.
-const SMALLEST_FRAME: usize = 4 * 1024;
+const MIN_FRAME: usize = 4 * 1024;
 /// What a socket hands over at once, so that it is not cut. Header and data fit one HTTP/2 frame of 64 KiB.
-pub(crate) const LARGEST_FRAME: usize = CHUNK;
+pub(crate) const MAX_FRAME: usize = CHUNK;
 
 // How much may be under way by what the kernel knows of the line.
 //
@@ -300,7 +300,7 @@ impl TcpInfoWindow {
         let ahead = sent.wrapping_sub(reading.written).cast_signed();
         self.least_ahead = self.least_ahead.min(ahead);
         self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();
-        self.allowed = self.pour().map(|(rate, jitter)| {
+        self.allowed = self.pacing_rate().map(|(rate, jitter)| {
             // A frame may be longer than what was left: then the next one waits for that.
             let left = self.allowed.unwrap_or_default() - sent.wrapping_sub(self.sent).cast_signed();
             let more = left.saturating_add_unsigned(carried(rate, now - self.at));
@@ -312,11 +312,11 @@ impl TcpInfoWindow {
         if reading.in_flight <= FEW {
             self.cap.varies(reading.variation * RANGE, now);
         }
-        self.cap.sample(reading.round_trip, reading.delivered, now);
+        self.cap.sample(reading.rtt, reading.delivered, now);
         if let Some(least) =
-            self.cruise.as_mut().and_then(|cruise| cruise.read(&self.cap, reading.round_trip, sent, now))
+            self.cruise.as_mut().and_then(|cruise| cruise.read(&self.cap, reading.rtt, sent, now))
         {
-            self.cap.renew(least);
+            self.cap.update_min_rtt(least);
         }
     }
 
@@ -336,7 +336,7 @@ impl TcpInfoWindow {
         let waits = self.latest.unsent + self.above + (sent - self.sent);
         // Not the line's, so nothing that its cap should grow by.
         let floods = self.allowed.is_some_and(|allowed| (sent - self.sent).cast_signed() >= allowed);
-        waits >= self.may_wait() || floods || self.cap.is_reached(self.latest.in_flight + waits)
+        waits >= self.max_unsent() || floods || self.cap.is_reached(self.latest.in_flight + waits)
     }
 
     /// When to look again, if bulk has to wait: before all that waits is sent.
@@ -346,27 +346,27 @@ impl TcpInfoWindow {
 
     /// The round trip of late.
     pub(crate) fn round_trip(&self) -> Duration {
-        self.latest.round_trip
+        self.latest.rtt
     }
 
     /// Bytes that may wait in our buffers and in the socket.
-    fn may_wait(&self) -> u64 {
-        if self.cap.rate().is_none() {
-            return FIRST_CAP;
+    fn max_unsent(&self) -> u64 {
+        if self.cap.bandwidth().is_none() {
+            return INITIAL_CWND;
         }
-        let rate = self.pour().map_or(self.latest.pacing, |(rate, _)| rate.min(self.latest.pacing));
-        carried(rate, self.patience()).clamp(LEAST_WAITING, MOST_WAITING)
+        let rate = self.pacing_rate().map_or(self.latest.pacing, |(rate, _)| rate.min(self.latest.pacing));
+        carried(rate, self.patience()).clamp(MIN_WAITING, MAX_WAITING)
     }
 
     /// How fast bulk may be let go, and how long it may be let go at once, if that is bounded.
-    fn pour(&self) -> Option<(u64, Duration)> {
-        let (rate, jitter) = self.cap.pour()?;
+    fn pacing_rate(&self) -> Option<(u64, Duration)> {
+        let (rate, jitter) = self.cap.pacing_rate()?;
         let slower = self.cruise.as_ref().and_then(Cruise::rate);
         Some((slower.map_or(rate, |slower| rate.min(slower)), jitter))
     }
 
     fn patience(&self) -> Duration {
-        LONGEST_WAIT.max(self.cap.least().unwrap_or_default() / 16)
+        MAX_WAIT.max(self.cap.min_rtt().unwrap_or_default() / 16)
     }
 }
 
@@ -378,11 +378,11 @@ const RANGE: u32 = 5;
 const FRESH: Duration = Duration::from_millis(1);
 /// How long a byte may wait in our socket, or a sixteenth of the least round trip if that is more: the kernel never runs
 /// dry while this side sleeps.
-const LONGEST_WAIT: Duration = Duration::from_millis(12);
+const MAX_WAIT: Duration = Duration::from_millis(12);
 /// Two of the shortest frames.
-const LEAST_WAITING: u64 = 8 * 1024;
+const MIN_WAITING: u64 = 8 * 1024;
 /// More than buffers take in any case.
-const MOST_WAITING: u64 = 8 << 20;
+const MAX_WAITING: u64 = 8 << 20;
 
 // Bulk that leaves a little of the line free for what goes over an interactive link beside it.
 //
@@ -414,7 +414,11 @@ struct Mark {
 impl Cruise {
     /// It fills the line from now on, when `sent` bytes have been pulled.
     pub(crate) fn new(cap: &CongestionWindow, sent: u64, now: Instant) -> Self {
-        Self { began: Mark { at: now, full: cap.full(), sent }, rates: [0; RATES_KEPT], until: None }
+        Self {
+            began: Mark { at: now, full: cap.rounds_at_limit(), sent },
+            rates: [0; RATES_KEPT],
+            until: None,
+        }
     }
 
     /// The kernel has been read, when `sent` bytes had been pulled. Behind a cruise, the shortest round trip that it met: no
@@ -426,13 +430,13 @@ impl Cruise {
         sent: u64,
         now: Instant,
     ) -> Option<Duration> {
-        let (here, began) = (Mark { at: now, full: cap.full(), sent }, self.began);
+        let (here, began) = (Mark { at: now, full: cap.rounds_at_limit(), sent }, self.began);
         self.until = self.until.map(|(until, least)| (until, least.min(trip)));
         if here.full.saturating_sub(began.full) >= ROUNDS_TO_KNOW {
             // While it cruises, too: then the line has become narrower.
             self.rates.rotate_right(1);
             self.rates[0] = per_second(sent.wrapping_sub(began.sent), now - began.at);
-            let lasts = self.lasts(cap.least().unwrap_or_default());
+            let lasts = self.lasts(cap.min_rtt().unwrap_or_default());
             self.until = (!self.rates.contains(&0)).then_some((now + lasts, trip));
             self.began = here;
         } else if let Some((_, least)) = self.until.take_if(|(until, _)| now >= *until) {
@@ -457,7 +461,7 @@ impl Cruise {
     /// How long the next cruise lasts: less where the line's rate changes, as a line that has become wider shows it only when it
     /// is filled.
     fn lasts(&self, least: Duration) -> Duration {
-        let longest = LONGEST.max(least * LONGEST_TRIPS);
+        let longest = LONGEST.max(least * MAX_TRIPS);
         let before = self.rates[1..].iter().copied().max().unwrap_or_default();
         let steady = self.rates[0].abs_diff(before) <= before / 8;
         if steady { longest } else { longest / 4 }
@@ -471,7 +475,7 @@ const RATES_KEPT: usize = 4;
 /// How long it cruises where the line has the same rate as before.
 const LONGEST: Duration = Duration::from_secs(20);
 /// Or for so many least round trips, if that is longer.
-const LONGEST_TRIPS: u32 = 100;
+const MAX_TRIPS: u32 = 100;
 
 // Bytes, time, and bytes a second.
 
@@ -522,13 +526,13 @@ mod tests {
         }
 
         /// A backlogged sender for `time`.
-        fn run(&mut self, pace: &mut Pace, time: Duration) {
+        fn run(&mut self, pace: &mut CongestionController, time: Duration) {
             let end = self.now + time;
             (self.worst, self.carried) = (Duration::ZERO, 0);
             while self.now < end {
-                while !pace.is_capped(self.now) {
+                while !pace.is_blocked(self.now) {
                     let frame = pace.longest_frame();
-                    pace.pulled(frame);
+                    pace.on_sent(frame);
                     self.carried += frame as u64;
                     self.free_at =
                         self.free_at.max(self.now) + Duration::from_secs_f64(frame as f64 / self.rate as f64);
@@ -536,17 +540,17 @@ mod tests {
                         self.ping(pace);
                     }
                 }
-                if pace.waits_for_ping() {
+                if pace.needs_ping() {
                     self.ping(pace);
                 }
                 let (at, number) = self.answers.pop_front().unwrap();
                 self.now = self.now.max(at);
                 self.worst = self.worst.max(self.free_at.saturating_duration_since(self.now));
-                pace.pong(number, self.now);
+                pace.on_ack(number, self.now);
             }
         }
 
-        fn ping(&mut self, pace: &mut Pace) {
+        fn ping(&mut self, pace: &mut CongestionController) {
             let number = pace.ping(self.now);
             self.answers.push_back((self.free_at.max(self.now) + self.trip, number));
         }
@@ -554,7 +558,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_narrow_line_is_kept_full_with_a_short_queue() {
-        let (mut pace, mut line) = (Pace::new(), Line::new(2_500_000, Duration::from_millis(40)));
+        let (mut pace, mut line) =
+            (CongestionController::new(), Line::new(2_500_000, Duration::from_millis(40)));
         line.run(&mut pace, Duration::from_secs(5));
         line.run(&mut pace, Duration::from_secs(9));
         assert!(line.worst < Duration::from_millis(20), "queue of {:?}", line.worst);
@@ -564,16 +569,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_wide_line_soon_gets_large_frames_and_is_not_held() {
-        let (mut pace, mut line) = (Pace::new(), Line::new(1 << 30, Duration::from_micros(200)));
+        let (mut pace, mut line) =
+            (CongestionController::new(), Line::new(1 << 30, Duration::from_micros(200)));
         line.run(&mut pace, Duration::from_millis(500));
         line.run(&mut pace, Duration::from_millis(500));
-        assert_eq!(pace.longest_frame(), LARGEST_FRAME);
+        assert_eq!(pace.longest_frame(), MAX_FRAME);
         assert!(line.carried > (1 << 29) * 9 / 10, "carried {}", line.carried);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_longer_way_is_learnt_within_a_dozen_seconds() {
-        let (mut pace, mut line) = (Pace::new(), Line::new(2_500_000, Duration::from_millis(20)));
+        let (mut pace, mut line) =
+            (CongestionController::new(), Line::new(2_500_000, Duration::from_millis(20)));
         line.run(&mut pace, Duration::from_secs(3));
         line.trip = Duration::from_millis(60);
         line.run(&mut pace, Duration::from_secs(14));
@@ -583,24 +590,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_nobody_asked_for_change_nothing() {
-        let mut pace = Pace::new();
+        let mut pace = CongestionController::new();
         let now = Instant::now();
         let number = pace.ping(now);
-        pace.pulled(50_000);
-        pace.pong(number + 7, now);
-        assert!(pace.waits_for_ping() && pace.pinged.least().is_none() && pace.arrived == 0);
+        pace.on_sent(50_000);
+        pace.on_ack(number + 7, now);
+        assert!(pace.needs_ping() && pace.pinged.min_rtt().is_none() && pace.acked == 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_never_answers_does_not_make_us_grow() {
-        let mut pace = Pace::new();
+        let mut pace = CongestionController::new();
         for _ in 0..10_000 {
-            pace.pulled(LARGEST_FRAME);
+            pace.on_sent(MAX_FRAME);
             if pace.ping_due(Instant::now()) {
                 pace.ping(Instant::now());
             }
         }
-        assert_eq!(pace.pings.len(), MOST_PINGS);
+        assert_eq!(pace.pings.len(), MAX_PINGS_IN_FLIGHT);
     }
 }
 

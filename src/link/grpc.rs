@@ -35,14 +35,14 @@ use crate::base::names::{Instance, NodeName};
 use crate::link::link::{Encoding, OutboundStream};
 use crate::link::lock;
 use crate::link::sender::LinkSender;
-use crate::link::sender::signals::Ends;
+use crate::link::sender::signals::LinkEndpoints;
 use crate::link::table::SessionTable;
 use crate::net::socket::Connection;
 use crate::proto::codec::EncodedMessage;
 use crate::proto::frame::Remote;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
-use crate::proto::superedge::Plain;
+use crate::proto::superedge::PlainCodec;
 
 /// What every link of this process shares.
 #[derive(Debug, Clone)]
@@ -69,10 +69,10 @@ fn puller(
     let voice = match dialect {
         Dialect::Plain => {
             let node = peer.node().cloned().unwrap_or_else(NodeName::none);
-            Encoding::Plain(Arc::new(Mutex::new(Plain::new(node))))
+            Encoding::Plain(Arc::new(Mutex::new(PlainCodec::new(node))))
         }
         Dialect::Extended(_) => {
-            alarm.turn_off();
+            alarm.disable();
             Encoding::Extended
         }
     };
@@ -81,9 +81,9 @@ fn puller(
 }
 
 /// The addresses of a connection.
-fn ends(io: &impl Connection) -> Ends {
+fn ends(io: &impl Connection) -> LinkEndpoints {
     let tcp = io.tcp();
-    Ends {
+    LinkEndpoints {
         local: tcp.and_then(|tcp| tcp.local_addr().ok()),
         remote: tcp.and_then(|tcp| tcp.peer_addr().ok()),
         dialled: false,
@@ -124,14 +124,14 @@ pub(crate) enum CallBody {
         agreed: oneshot::Receiver<OutboundStream>,
     },
     /// The link's frames.
-    Pull {
+    Stream {
         /// The link's pull side.
         puller: OutboundStream,
         /// Whether a status follows once the link is closed: a pod's does, an edge's does not.
         trailers: bool,
     },
     /// One whole answer.
-    Whole(tonic::body::Body),
+    Full(tonic::body::Body),
 }
 
 impl http_body::Body for CallBody {
@@ -145,7 +145,7 @@ impl http_body::Body for CallBody {
         loop {
             match &mut *self {
                 Self::Refused => return Poll::Ready(None),
-                Self::Whole(answer) => {
+                Self::Full(answer) => {
                     let frame = ready!(Pin::new(answer).poll_frame(cx)).and_then(Result::ok);
                     return Poll::Ready(frame.map(|frame| Ok(frame.map_data(EncodedMessage::from))));
                 }
@@ -154,11 +154,11 @@ impl http_body::Body for CallBody {
                         return Poll::Ready(Some(Ok(Frame::data(first))));
                     }
                     *self = match ready!(Pin::new(agreed).poll(cx)) {
-                        Ok(puller) => Self::Pull { puller, trailers: false },
+                        Ok(puller) => Self::Stream { puller, trailers: false },
                         Err(_) => Self::Refused,
                     };
                 }
-                Self::Pull { puller, trailers } => {
+                Self::Stream { puller, trailers } => {
                     if let Some(chunk) = ready!(puller.poll_message(cx)) {
                         return Poll::Ready(Some(Ok(Frame::data(chunk))));
                     }
@@ -175,7 +175,7 @@ impl http_body::Body for CallBody {
 
 /// How a pod ends a link: well, unless its name is another's.
 fn status(link: &LinkSender) -> HeaderMap {
-    let taken = link.dismissed().map(Status::already_exists);
+    let taken = link.close_reason().map(Status::already_exists);
     let mut trailers = HeaderMap::new();
     // Fails only for a message that cannot be a header, and every one can once it is encoded.
     let _ = taken.unwrap_or_else(|| Status::ok("")).add_header(&mut trailers);
@@ -207,7 +207,7 @@ impl PingTimer {
     }
 
     /// From now on it never goes off.
-    pub(crate) fn turn_off(&self) {
+    pub(crate) fn disable(&self) {
         self.off.store(true, Relaxed);
     }
 
@@ -252,14 +252,14 @@ impl Sleep for PingSleep {}
 
 /// Takes the futures of one connection, for the task that runs it. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct ConnectionExecutor(Arc<Mutex<Vec<Member>>>);
+pub(crate) struct ConnectionExecutor(Arc<Mutex<Vec<BoxTask>>>);
 
-type Member = Pin<Box<dyn Future<Output = ()> + Send>>;
+type BoxTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Runs a connection and its crew; ends when all have ended. Who was not woken is not polled: a look at a connection on which
 /// nothing has happened is a good part of what an idle link costs.
 pub(crate) struct ConnectionTask {
-    members: FuturesUnordered<Member>,
+    members: FuturesUnordered<BoxTask>,
     arrivals: ConnectionExecutor,
     bell: Arc<WakeFlag>,
     waker: Waker,
@@ -285,7 +285,7 @@ where
 
 impl ConnectionExecutor {
     /// Runs the connection `lead` with all that it executes on this crew.
-    pub(crate) fn run(self, lead: Member) -> ConnectionTask {
+    pub(crate) fn run(self, lead: BoxTask) -> ConnectionTask {
         let bell = Arc::<WakeFlag>::default();
         let waker = Waker::from(bell.clone());
         ConnectionTask { members: FuturesUnordered::from_iter([lead]), arrivals: self, bell, waker }
@@ -294,7 +294,7 @@ impl ConnectionExecutor {
 
 impl ConnectionTask {
     /// Polls all that were woken, once.
-    fn round(&mut self) -> Poll<()> {
+    fn poll_woken(&mut self) -> Poll<()> {
         let cx = &mut Context::from_waker(&self.waker);
         loop {
             self.members.extend(std::mem::take(&mut *lock(&self.arrivals.0)));
@@ -313,11 +313,11 @@ impl Future for ConnectionTask {
         let this = self.get_mut();
         this.bell.task.register(cx.waker());
         for _ in 0..ROUNDS {
-            this.bell.begin();
-            if this.round().is_ready() {
+            this.bell.start();
+            if this.poll_woken().is_ready() {
                 return Poll::Ready(());
             }
-            if !this.bell.has_rung() {
+            if !this.bell.take_woken() {
                 return Poll::Pending;
             }
         }
@@ -327,13 +327,13 @@ impl Future for ConnectionTask {
 }
 
 impl WakeFlag {
-    fn begin(&self) {
+    fn start(&self) {
         self.polling.store(true, SeqCst);
         self.rung.store(false, SeqCst);
     }
 
     /// Ends a round: whether there has to be another. Whoever rings after this look sees that nobody polls.
-    fn has_rung(&self) -> bool {
+    fn take_woken(&self) -> bool {
         self.polling.store(false, SeqCst);
         self.rung.load(SeqCst)
     }
@@ -366,7 +366,7 @@ mod tests {
     use bytes::{Buf as _, Bytes};
 
     use crate::base::names::SessionId;
-    use crate::link::congestion::LARGEST_FRAME;
+    use crate::link::congestion::MAX_FRAME;
     use crate::proto::codec::{encode, to_message};
     use crate::proto::frame::{Category, Frame, FrameKind, SessionFrame};
 
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn the_longest_data_of_the_longest_name_is_one_frame_of_http_2() {
-        let data = SessionFrame::Data(Bytes::from(vec![7; LARGEST_FRAME]));
+        let data = SessionFrame::Data(Bytes::from(vec![7; MAX_FRAME]));
         let body = FrameKind::Session(SessionId::random(), Category::HttpProxy, data);
         let node = "n".repeat(253).parse().unwrap();
         let len = encode(to_message(Frame { node, body })).remaining();
@@ -398,7 +398,7 @@ mod alarm_tests {
         alarm.reset(&mut sleep, later);
         assert!(timeout(minute, sleep.as_mut()).await.is_ok() && alarm.now() >= later);
         alarm.reset(&mut sleep, later + nine);
-        alarm.clone().turn_off();
+        alarm.clone().disable();
         assert!(timeout(minute, sleep.as_mut()).await.is_err());
     }
 }

@@ -20,16 +20,17 @@ use crate::link::grpc::read_ahead::{ReadAhead, StreamEnd};
 use crate::link::lock;
 use crate::link::sender::LinkSender;
 use crate::link::sender::signals::{
-    Alive, HEARTBEAT_EVERY, Liveness, Look, PING_AFTER, PING_CALLER_AFTER, SILENT, SILENT_PLAIN_EDGE,
+    HEARTBEAT_INTERVAL, IDLE_TIMEOUT, Keepalive, KeepaliveAction, Liveness, PING_AFTER, PING_CALLER_AFTER,
+    PLAIN_EDGE_IDLE_TIMEOUT,
 };
 use crate::link::session::SessionCore;
 use crate::link::session::stream::Parked;
 use crate::link::table::{Event, SessionTable};
 use crate::proto::codec::proto::StreamMsg;
-use crate::proto::codec::{BadStream, EncodedMessage, Reader, encode, from_message, to_message};
-use crate::proto::frame::{Code, Frame, FrameKind, SessionError, SessionFrame, SessionKey};
+use crate::proto::codec::{DecodeError, Decoder, EncodedMessage, encode, from_message, to_message};
+use crate::proto::frame::{ErrorCode, Frame, FrameKind, SessionError, SessionFrame, SessionKey};
 use crate::proto::state::LinkId;
-use crate::proto::superedge::{Decoded, Plain, PlainEvent};
+use crate::proto::superedge::{Decoded, PlainCodec, PlainEvent};
 
 /// One gRPC stream at work. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
 #[derive(Debug)]
@@ -43,11 +44,11 @@ pub struct Link {
     answers: bool,
     incoming: Incoming,
     ahead: ReadAhead,
-    reader: Reader,
+    reader: Decoder,
     events: VecDeque<Event>,
     /// Bytes read since other tasks could last run.
     since_rest: usize,
-    pub(crate) alive: Alive,
+    pub(crate) alive: Keepalive,
     stall: ReadPause,
     /// The session that got data last.
     fed: Option<SessionId>,
@@ -58,7 +59,7 @@ pub struct Link {
 
 /// The other end, as the call has shown it.
 #[derive(Debug)]
-pub(crate) struct Far {
+pub(crate) struct RemoteInfo {
     /// Whether it dialled us.
     pub(crate) answers: bool,
     pub(crate) incoming: Incoming,
@@ -68,12 +69,12 @@ pub(crate) struct Far {
 }
 
 impl Link {
-    pub(crate) fn new(puller: &OutboundStream, far: Far, metrics: Metrics) -> Self {
+    pub(crate) fn new(puller: &OutboundStream, far: RemoteInfo, metrics: Metrics) -> Self {
         let now = Instant::now();
         let silence = match (&puller.dialect, far.answers) {
-            (Encoding::Extended, _) => SILENT,
-            (Encoding::Plain(_), true) => SILENT_PLAIN_EDGE,
-            (Encoding::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
+            (Encoding::Extended, _) => IDLE_TIMEOUT,
+            (Encoding::Plain(_), true) => PLAIN_EDGE_IDLE_TIMEOUT,
+            (Encoding::Plain(_), false) => HEARTBEAT_INTERVAL + IDLE_TIMEOUT,
         };
         let ask_after = if far.answers { PING_CALLER_AFTER } else { PING_AFTER };
         Self {
@@ -84,10 +85,10 @@ impl Link {
             answers: far.answers,
             incoming: far.incoming,
             ahead: far.ahead,
-            reader: Reader::default(),
+            reader: Decoder::default(),
             events: VecDeque::new(),
             since_rest: 0,
-            alive: Alive {
+            alive: Keepalive {
                 last_received: now,
                 last_ping: now,
                 looked: now,
@@ -113,91 +114,91 @@ impl Link {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            self.keep_readers_ahead().await;
-            if let Some(message) = self.reader.message()? {
-                self.since_rest += message.data.len() + REST_EACH;
+            self.pause_reads_if_full().await;
+            if let Some(message) = self.reader.next_message()? {
+                self.since_rest += message.data.len() + YIELD_COST_PER_MESSAGE;
                 self.on_message(message);
-                if self.since_rest >= REST_AFTER {
+                if self.since_rest >= YIELD_AFTER_BYTES {
                     self.since_rest = 0;
-                    self.check_read(Instant::now())?;
+                    self.check_remote_reads(Instant::now())?;
                     tokio::task::yield_now().await;
                 }
                 continue;
             }
-            let piece = self.piece().await?;
-            self.reader.piece(piece);
+            let piece = self.read().await?;
+            self.reader.push(piece);
         }
     }
 
     /// Takes the link out of service. Returns the sessions that need another path.
     pub fn end(&self, why: &LinkEnd) -> Vec<Parked> {
         let far = self.sender.peer.node().map_or("a pod".into(), |node| format!("node {node}"));
-        let refusal = SessionError::new(Code::GivenUp, format!("the link to {far} is gone: {why}"));
+        let refusal = SessionError::new(ErrorCode::Cancelled, format!("the link to {far} is gone: {why}"));
         self.table.link_ended(&self.sender, &refusal, Instant::now())
     }
 
     /// Waits for the next bytes of the stream, pinging a silent peer.
-    async fn piece(&mut self) -> Result<Bytes, LinkEnd> {
+    async fn read(&mut self) -> Result<Bytes, LinkEnd> {
         loop {
-            let next = self.next_look();
+            let next = self.next_check_at();
             let incoming = Pin::new(&mut self.incoming);
             tokio::select! {
                 biased;
                 piece = self.ahead.next_piece(incoming) => {
                     let now = Instant::now();
                     self.sender.received(now);
-                    if self.alive.receives(now) {
-                        self.check_life()?;
+                    if self.alive.on_receive(now) {
+                        self.check_keepalive()?;
                     }
                     return piece.map_err(LinkEnd::from);
                 }
-                () = self.sender.stirred() => {
+                () = self.sender.wait_woken() => {
                     if self.sender.is_closed() {
-                        return Err(LinkEnd::ClosedHere);
+                        return Err(LinkEnd::ClosedLocally);
                     }
                     if self.alive.watches {
-                        self.check_life()?;
+                        self.check_keepalive()?;
                     }
                 }
-                () = sleep_until(next) => self.check_life()?,
+                () = sleep_until(next) => self.check_keepalive()?,
                 () = self.more_ending.notified(), if matches!(self.dialect, Encoding::Plain(_)) => {}
             }
         }
     }
 
-    fn check_life(&mut self) -> Result<(), LinkEnd> {
+    fn check_keepalive(&mut self) -> Result<(), LinkEnd> {
         let now = Instant::now();
         let (silent, unasked) = (now - self.alive.last_received, now - self.alive.last_ping);
         self.alive.looked = now;
         if silent >= self.alive.silence_limit {
-            return Err(LinkEnd::Silent);
+            return Err(LinkEnd::TimedOut);
         }
-        self.check_read(now)?;
+        self.check_remote_reads(now)?;
         let Encoding::Plain(plain) = &self.dialect else {
             let life = if self.alive.watches { self.sender.life(now) } else { Liveness::default() };
-            match self.alive.look(life, now) {
-                Look::Fine => {}
-                Look::Ask => self.sender.ping(),
-                Look::Silent => self.sender.fell_silent(),
+            match self.alive.poll(life, now) {
+                KeepaliveAction::None => {}
+                KeepaliveAction::SendPing => self.sender.ping(),
+                KeepaliveAction::TimedOut => self.sender.wake_unresponsive(),
             }
             return Ok(());
         };
         let plain = plain.clone();
         self.close_ended(&plain, now);
         let ended = lock(&plain).tick(now);
-        if !self.answers && unasked >= HEARTBEAT_EVERY {
+        if !self.answers && unasked >= HEARTBEAT_INTERVAL {
             self.alive.last_ping = now;
             self.sender.ping();
         }
         for decoded in ended {
             self.deliver(decoded, now);
         }
-        self.sender.rouse();
+        self.sender.wake_outbound();
         Ok(())
     }
 
     /// When to look at the link's life next, and at targets that have ended.
-    fn next_look(&self) -> Instant {
+    fn next_check_at(&self) -> Instant {
         let next = self.alive.next();
         let Encoding::Plain(plain) = &self.dialect else { return next };
         lock(plain).next_end().map_or(next, |end| end.min(next))
@@ -205,9 +206,10 @@ impl Link {
 
     /// A peer of the extended dialect never stops reading. If it did, the last frames that wait for it, and their
     /// sessions, would be kept for ever. A plain peer may stop for as long as one of its targets does.
-    fn check_read(&self, now: Instant) -> Result<(), LinkEnd> {
-        let unread = self.sender.resumes && self.sender.unpulled().is_some_and(|since| now - since >= UNREAD);
-        if unread { Err(LinkEnd::Unread) } else { Ok(()) }
+    fn check_remote_reads(&self, now: Instant) -> Result<(), LinkEnd> {
+        let unread = self.sender.resumes
+            && self.sender.blocked_since().is_some_and(|since| now - since >= WRITE_STALL_TIMEOUT);
+        if unread { Err(LinkEnd::WriteStalled) } else { Ok(()) }
     }
 
     fn on_message(&mut self, message: StreamMsg) {
@@ -234,7 +236,7 @@ impl Link {
             }
             PlainEvent::Heartbeat if self.answers => self.sender.pong(None),
             PlainEvent::Heartbeat => {}
-            PlainEvent::Answered => self.sender.rouse(),
+            PlainEvent::Answered => self.sender.wake_outbound(),
             PlainEvent::Unknown(cause) => self.metrics.frames_dropped.count(cause),
         }
     }
@@ -246,11 +248,11 @@ impl Link {
             FrameKind::Ping(number) => self.sender.pong(number),
             FrameKind::Pong(Some(number)) => {
                 let trip = self.sender.ponged(number, now);
-                self.metrics.round_trip.observe(trip);
+                self.metrics.rtt.observe(trip);
             }
             FrameKind::Pong(None) => {}
             FrameKind::Session(id, category, frame) => {
-                self.sender.moves(now);
+                self.sender.mark_active(now);
                 let key = SessionKey { id, category, node };
                 self.events.extend(self.table.on_frame(&self.sender, key, frame, now));
             }
@@ -275,11 +277,11 @@ impl Link {
 }
 
 /// How long a link may take nothing of what waits for it: longer than the largest frame takes on the worst line.
-const UNREAD: Duration = Duration::from_secs(60);
+const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// The read loop gives way to other tasks after so many bytes.
-const REST_AFTER: usize = 256 * 1024;
+const YIELD_AFTER_BYTES: usize = 256 * 1024;
 /// What a message counts for in that, beside its bytes.
-const REST_EACH: usize = 128;
+const YIELD_COST_PER_MESSAGE: usize = 128;
 /// Said of a frame in the log.
 const RECEIVED: &str = "frame received";
 
@@ -291,7 +293,7 @@ pub(crate) enum Encoding {
     /// With the extended dialect's messages.
     Extended,
     /// With SuperEdge's messages, through the end that stands for the peer.
-    Plain(Arc<Mutex<Plain>>),
+    Plain(Arc<Mutex<PlainCodec>>),
 }
 
 /// The pull side: what the gRPC stream sends next.
@@ -341,7 +343,7 @@ impl OutboundStream {
         encode(message)
     }
 
-    fn encode(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
+    fn encode(&self, plain: &Mutex<PlainCodec>, frame: Frame, now: Instant) {
         let decoded = lock(plain).send_frame(frame, now);
         let Some((decoded, node)) = decoded.zip(self.sender.peer.node()) else { return };
         for word in decoded.frames {
@@ -365,19 +367,19 @@ pub enum LinkEnd {
     NameTaken(String),
     /// Nothing arrived for 15 s.
     #[error("nothing was received for 15s")]
-    Silent,
+    TimedOut,
     /// The peer sends but does not read.
-    #[error("the far end has taken nothing for {UNREAD:?}")]
-    Unread,
+    #[error("the far end has taken nothing for {WRITE_STALL_TIMEOUT:?}")]
+    WriteStalled,
     /// We closed it: replaced by a newer one, or stopping.
     #[error("closed here")]
-    ClosedHere,
+    ClosedLocally,
     /// It had fallen silent, and a second one beside it answered first.
     #[error("a second link answered first")]
-    Outrun,
+    ReplacedByBackup,
     /// What came is not the protocol.
     #[error("protocol violated: {0}")]
-    BadStream(#[from] BadStream),
+    ProtocolError(#[from] DecodeError),
 }
 
 impl LinkEnd {
@@ -386,11 +388,11 @@ impl LinkEnd {
         match self {
             Self::Closed(_) => "closed",
             Self::NameTaken(_) => "name_taken",
-            Self::Silent => "silent",
-            Self::Unread => "unread",
-            Self::ClosedHere => "closed_here",
-            Self::Outrun => "outrun",
-            Self::BadStream(_) => "bad_stream",
+            Self::TimedOut => "silent",
+            Self::WriteStalled => "unread",
+            Self::ClosedLocally => "closed_here",
+            Self::ReplacedByBackup => "outrun",
+            Self::ProtocolError(_) => "bad_stream",
         }
     }
 }
@@ -442,13 +444,13 @@ pub(crate) fn log_word(what: &str, link: LinkId, session: SessionId, word: &Sess
         SessionFrame::Opened { .. } => ("Opened", None),
         SessionFrame::Refused { .. } => ("Refused", None),
         SessionFrame::Data(bytes) => ("Data", Some(bytes.len())),
-        SessionFrame::Finish { .. } => ("Finish", None),
-        SessionFrame::Broken { .. } => ("Broken", None),
+        SessionFrame::Fin { .. } => ("Finish", None),
+        SessionFrame::ResetAt { .. } => ("Broken", None),
         SessionFrame::Reset { .. } => ("Reset", None),
         SessionFrame::Credit { .. } => ("Credit", None),
         SessionFrame::Resume { .. } => ("Resume", None),
         SessionFrame::Resumed { .. } => ("Resumed", None),
-        SessionFrame::Lost { .. } => ("Lost", None),
+        SessionFrame::PathLost { .. } => ("Lost", None),
     };
     let (received, limit) = match word {
         SessionFrame::Open { limit, .. } | SessionFrame::Opened { limit, .. } => (None, Some(*limit)),
@@ -458,8 +460,8 @@ pub(crate) fn log_word(what: &str, link: LinkId, session: SessionId, word: &Sess
         _ => (None, None),
     };
     let (total, code) = match word {
-        SessionFrame::Finish { total } => (Some(*total), None),
-        SessionFrame::Broken { total, refusal } => (Some(*total), Some(refusal.code.name())),
+        SessionFrame::Fin { total } => (Some(*total), None),
+        SessionFrame::ResetAt { total, refusal } => (Some(*total), Some(refusal.code.name())),
         SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } => {
             (None, Some(refusal.code.name()))
         }
@@ -480,7 +482,7 @@ pub(crate) struct ReadPause {
 
 /// The session or link with more unread bytes than allowed.
 #[derive(Debug, Clone, Copy)]
-enum Over {
+enum OverLimit {
     Session,
     Link,
     Process,
@@ -496,14 +498,14 @@ impl Link {
     /// While the session that got data last, its link or the process has too much unread, the link is left unread too,
     /// but only so long: then the fullest session is reset, so that the others go on. To be called after each message,
     /// as each of them may be for another session.
-    pub(crate) async fn keep_readers_ahead(&mut self) {
+    pub(crate) async fn pause_reads_if_full(&mut self) {
         let Some(fed) = self.fed.take() else { return };
         while let Some(over) = self.over(fed) {
             let now = Instant::now();
             if now - self.stall.since >= STALL_PERIOD {
                 self.stall = ReadPause::new(now);
             }
-            let left = MOST_STALLED.saturating_sub(self.stall.spent);
+            let left = MAX_READ_PAUSE.saturating_sub(self.stall.spent);
             if left.is_zero() {
                 self.metrics.resets.count("plain_reader_too_slow");
                 self.give_up(fed, over);
@@ -513,7 +515,7 @@ impl Link {
             }
             self.metrics.stalls.inc();
             // Ready or late: the next look sees both. Readers of other links do not wake this one.
-            let patience = if matches!(over, Over::Process) { left.min(LOOK_EVERY) } else { left };
+            let patience = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
             let stalled = self.ahead.stall();
             let _ = timeout(patience, self.sender.read.notified()).await;
             drop(stalled);
@@ -523,14 +525,14 @@ impl Link {
     }
 
     /// Sends `closed` for targets that have taken all that came for them.
-    pub(crate) fn close_ended(&mut self, plain: &Mutex<Plain>, now: Instant) {
+    pub(crate) fn close_ended(&mut self, plain: &Mutex<PlainCodec>, now: Instant) {
         let ended = lock(plain).ended(now);
         for id in ended {
             let taken = self.unread(id) == 0;
             let mut plain = lock(plain);
             let closing = if taken { plain.close(id) } else { None };
             if !taken {
-                plain.put_off(id, now);
+                plain.postpone_close(id, now);
             }
             drop(plain);
             if let Some(closing) = closing {
@@ -544,25 +546,25 @@ impl Link {
         self.table.session(id).map_or(0, |session| session.queued_from(self.sender.id))
     }
 
-    fn over(&self, fed: SessionId) -> Option<Over> {
+    fn over(&self, fed: SessionId) -> Option<OverLimit> {
         match self.unread(fed) {
             0 => None,
-            most if most >= PLAIN_QUEUE => Some(Over::Session),
-            _ if self.table.unpromised.is_spent() => Some(Over::Process),
+            most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
+            _ if self.table.unpromised.is_exhausted() => Some(OverLimit::Process),
             // Alone it may have half of all.
-            _ => self.sender.has_more_than_its_share(&self.table.unpromised).then_some(Over::Link),
+            _ => self.sender.exceeds_fair_share(&self.table.unpromised).then_some(OverLimit::Link),
         }
     }
 
-    fn give_up(&self, fed: SessionId, over: Over) {
+    fn give_up(&self, fed: SessionId, over: OverLimit) {
         let found = match over {
-            Over::Session => None,
-            Over::Link => fullest(self.table.on_link(&self.sender)),
-            Over::Process => fullest(self.table.all()),
+            OverLimit::Session => None,
+            OverLimit::Link => largest_backlog(self.table.on_link(&self.sender)),
+            OverLimit::Process => largest_backlog(self.table.all()),
         };
         if let Some(session) = found.or_else(|| self.table.session(fed)) {
             session.reset_unread(SessionError::new(
-                Code::Busy,
+                ErrorCode::Overloaded,
                 "its reader is too slow for a link that cannot wait",
             ));
         }
@@ -570,18 +572,18 @@ impl Link {
 }
 
 /// Of those whose peer was promised nothing, the one with most unread bytes, if it has any.
-fn fullest(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> {
-    let unread = sessions.into_iter().map(|session| (session.unpromised(), session));
+fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> {
+    let unread = sessions.into_iter().map(|session| (session.unreserved(), session));
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }
 
 /// Unread bytes of a plain peer's session at which its link is left unread.
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// How long a plain link may be left unread in each [`STALL_PERIOD`], all sessions together.
-const MOST_STALLED: Duration = Duration::from_secs(2);
+const MAX_READ_PAUSE: Duration = Duration::from_secs(2);
 const STALL_PERIOD: Duration = Duration::from_secs(10);
 /// How often it is looked whether other links' readers have made room.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Link {
     /// Has this end watch the link as well, although the far end has dialled.
@@ -598,7 +600,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use crate::base::logging::LogLevel;
-    use crate::proto::frame::{Category, Code, SessionError};
+    use crate::proto::frame::{Category, ErrorCode, SessionError};
 
     use super::*;
 
@@ -634,11 +636,11 @@ mod tests {
 
     #[test]
     fn each_frame_leaves_a_line_with_its_numbers_and_nothing_of_what_it_carries() {
-        let refusal = SessionError::new(Code::TargetRefused, "SECRET");
+        let refusal = SessionError::new(ErrorCode::TargetRefused, "SECRET");
         let bodies = [
             word(SessionFrame::Data(Bytes::from_static(b"SECRET"))),
             word(SessionFrame::Credit { received: 10, limit: 20 }),
-            word(SessionFrame::Finish { total: 7 }),
+            word(SessionFrame::Fin { total: 7 }),
             word(SessionFrame::Refused { epoch: 3, refusal }),
             FrameKind::Ping(Some(5)),
             FrameKind::Pong(None),

@@ -22,7 +22,7 @@ use crate::link::relay::queue::{QueueFull, RelayQueue};
 use crate::link::schedule::{FrameSource as _, RelayFrameSource as _};
 use crate::link::sender::LinkSender;
 use crate::proto::budget::Budget;
-use crate::proto::frame::{Code, Opener, Remote, SessionError, SessionFrame, SessionKey};
+use crate::proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
 
@@ -79,18 +79,18 @@ impl RelayTable {
 
     /// Takes in an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
     /// opener.
-    pub(crate) fn on_request(&self, attempt: &Attempt) -> Claim {
+    pub(crate) fn on_request(&self, attempt: &Attempt) -> AttemptStatus {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
         let known = bindings.get(&attempt.key.id);
         if known.is_some_and(|known| known.is_foreign(attempt)) {
-            return Claim::Foreign;
+            return AttemptStatus::WrongOpener;
         }
         if known.is_some_and(|known| known.epoch >= attempt.epoch) {
-            return Claim::Old;
+            return AttemptStatus::Stale;
         }
         let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
-        let seeker = Some(Seeker(attempt.changed.clone()));
+        let seeker = Some(SearchGuard(attempt.changed.clone()));
         let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None, seeker };
         let bound = binding.bound();
         let before = bindings.insert(attempt.key.id, binding);
@@ -101,11 +101,11 @@ impl RelayTable {
             // The new attempt may lead elsewhere. The acceptor that the attempt before had reached would then wait for
             // ever.
             if let Some(acceptor) = before.acceptor {
-                acceptor.cut(SessionFrame::Lost { epoch: before.epoch });
+                acceptor.cut(SessionFrame::PathLost { epoch: before.epoch });
             }
         }
         self.admit(attempt, &opener);
-        Claim::Newest
+        AttemptStatus::Newest
     }
 
     /// Binds the session to the link that leads to its acceptor, and sends the frame there. If `sought`, the answer
@@ -146,11 +146,11 @@ impl RelayTable {
     }
 
     /// How the attempt stands.
-    pub(crate) fn stand(&self, attempt: &Attempt) -> Stand {
+    pub(crate) fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
         match lock(&self.bindings).get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
-            Some(Binding { acceptor: None, .. }) => Stand::Sought,
-            Some(Binding { seeker: Some(_), .. }) => Stand::Tried,
-            _ => Stand::Over,
+            Some(Binding { acceptor: None, .. }) => AttemptState::Searching,
+            Some(Binding { seeker: Some(_), .. }) => AttemptState::Pending,
+            _ => AttemptState::Done,
         }
     }
 
@@ -169,8 +169,8 @@ impl RelayTable {
         let epoch = binding.epoch;
         // A peer of version 1 does not know Broken: it gets Reset, which it does not answer, so this pod answers for
         // it.
-        let unheard = matches!(frame, SessionFrame::Broken { .. })
-            && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
+        let unheard = matches!(frame, SessionFrame::ResetAt { .. })
+            && to.as_ref().is_some_and(|to| !to.link.dialect.supports(Dialect::RESET_AT));
         let last = unheard || is_last(&frame);
         // The answer to an older attempt, or its end, does not concern this one. A newer epoch than the binding's does:
         // the opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
@@ -198,8 +198,8 @@ impl RelayTable {
             if last { "the relay is released" } else { "the relayed session is answered by its acceptor" };
         log(bound, what, Some(&frame));
         let frame = match frame {
-            SessionFrame::Broken { refusal, .. } if unheard => {
-                back.cut(SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Over, "") });
+            SessionFrame::ResetAt { refusal, .. } if unheard => {
+                back.cut(SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NoError, "") });
                 SessionFrame::Reset { epoch, refusal }
             }
             frame => {
@@ -211,7 +211,7 @@ impl RelayTable {
         };
         let Some(to) = to else { return last };
         if to.push(frame).is_err() {
-            self.lose(id, Some(epoch));
+            self.path_lost(id, Some(epoch));
         }
         true
     }
@@ -235,7 +235,7 @@ impl RelayTable {
                     hop.close();
                 } else {
                     // It goes behind what waits, as those bytes are still good. It always fits: a Lost costs no budget.
-                    let _ = hop.push(SessionFrame::Lost { epoch: binding.epoch });
+                    let _ = hop.push(SessionFrame::PathLost { epoch: binding.epoch });
                 }
             }
         }
@@ -243,8 +243,8 @@ impl RelayTable {
 
     /// Removes a binding and sends Lost to both ends: they look for another path, or wait for one. With `epoch`, only
     /// if the binding still belongs to that attempt.
-    pub(crate) fn lose(&self, id: SessionId, epoch: Option<u64>) {
-        self.cut(id, epoch, |epoch| SessionFrame::Lost { epoch });
+    pub(crate) fn path_lost(&self, id: SessionId, epoch: Option<u64>) {
+        self.cut(id, epoch, |epoch| SessionFrame::PathLost { epoch });
     }
 
     /// Ends a session for good: both of its ends get a Reset with the reason.
@@ -266,7 +266,7 @@ impl RelayTable {
     }
 
     fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
-        let budgets = (self.queued.share(), link.room_for_relays(self.most_on_link));
+        let budgets = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
         let queue = RelayQueue::new(attempt.key.clone(), self.most, budgets);
         RelayLeg { link: link.clone(), queue }
     }
@@ -274,7 +274,7 @@ impl RelayTable {
     /// Enters the session in the link's list. False if the link has ended meanwhile; the other side then gets Lost from
     /// here, as the link's end did not find the session in the list.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
-        let alive = hop.link.pass(&hop.queue, attempt.epoch);
+        let alive = hop.link.attach_relay(&hop.queue, attempt.epoch);
         if !alive {
             self.link_ended(hop.link.id, [attempt.key.id]);
         }
@@ -306,29 +306,29 @@ pub(crate) struct Attempt {
 
 /// What an Open or Resume is to the session's binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(crate) enum AttemptStatus {
     /// The newest: it has the binding now.
     Newest,
     /// Late: there was a newer one.
-    Old,
+    Stale,
     /// Another opener opened the session.
-    Foreign,
+    WrongOpener,
 }
 
 /// How an attempt stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stand {
+pub(crate) enum AttemptState {
     /// It has no path: it was not passed on yet, or the acceptor was not there.
-    Sought,
+    Searching,
     /// It was passed on, and not answered.
-    Tried,
+    Pending,
     /// It was answered, or counts no more.
-    Over,
+    Done,
 }
 
 /// Ends the search for a path when dropped.
 #[derive(Debug)]
-pub(crate) struct Seeker(pub(crate) Arc<Notify>);
+pub(crate) struct SearchGuard(pub(crate) Arc<Notify>);
 
 impl Attempt {
     pub(crate) fn new(from: &Arc<LinkSender>, key: SessionKey, epoch: u64, opener: Option<Opener>) -> Self {
@@ -336,7 +336,7 @@ impl Attempt {
     }
 }
 
-impl Drop for Seeker {
+impl Drop for SearchGuard {
     fn drop(&mut self) {
         self.0.notify_one();
     }
@@ -344,12 +344,12 @@ impl Drop for Seeker {
 
 /// Whether nothing about the attempt follows it.
 pub(crate) fn is_last(frame: &SessionFrame) -> bool {
-    matches!(frame, SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. })
+    matches!(frame, SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::PathLost { .. })
 }
 
 /// Whether the frame means that the acceptor is not there.
 pub(crate) fn is_not_here(frame: &SessionFrame) -> bool {
-    matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == Code::NotHere)
+    matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NodeNotConnected)
 }
 
 // Which two links a session passes through, and whose it is.
@@ -364,7 +364,7 @@ pub(crate) struct Binding {
     /// None while a path to the acceptor is sought.
     pub(crate) acceptor: Option<RelayLeg>,
     /// Who seeks that path until the attempt is answered, if anybody does.
-    pub(crate) seeker: Option<Seeker>,
+    pub(crate) seeker: Option<SearchGuard>,
 }
 
 impl Binding {
@@ -385,9 +385,9 @@ impl Binding {
     /// Whether another process opened the session. An older pod does not send the opener; then the edge that accepted
     /// the session is foreign.
     pub(crate) fn is_foreign(&self, attempt: &Attempt) -> bool {
-        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Remote::Pod;
+        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Remote::Peer;
         let unknown = self.by.is_none();
-        !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
+        !Opener::is_compatible(self.by.as_ref(), attempt.opener.as_ref())
             || unknown && self.acceptor.as_ref().is_some_and(accepted)
     }
 }
@@ -415,7 +415,7 @@ impl RelayLeg {
 
     pub(crate) fn close(&self) {
         self.queue.close();
-        self.link.leave_relay(&*self.queue);
+        self.link.detach_relay(&*self.queue);
     }
 }
 
@@ -423,7 +423,7 @@ impl RelayLeg {
 
 /// A log line's fields of a binding, taken under the table's lock and logged once that is released.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct LoggedBinding {
     session: SessionKey,
     epoch: u64,
     link: LinkId,
@@ -432,8 +432,8 @@ pub(crate) struct Bound {
 
 impl Binding {
     /// The fields of its line; `None` if such lines are not logged.
-    pub(crate) fn bound(&self) -> Option<Bound> {
-        enabled!(Level::DEBUG).then(|| Bound {
+    pub(crate) fn bound(&self) -> Option<LoggedBinding> {
+        enabled!(Level::DEBUG).then(|| LoggedBinding {
             session: self.opener.queue.key().clone(),
             epoch: self.epoch,
             link: self.opener.link.id,
@@ -443,15 +443,15 @@ impl Binding {
 }
 
 /// Logs what has become of a relayed session; `frame` is the one that did it, if a frame did.
-pub(crate) fn log(bound: Option<Bound>, what: &str, frame: Option<&SessionFrame>) {
-    let Some(Bound { session, epoch, link, acceptor_link }) = bound else { return };
+pub(crate) fn log(bound: Option<LoggedBinding>, what: &str, frame: Option<&SessionFrame>) {
+    let Some(LoggedBinding { session, epoch, link, acceptor_link }) = bound else { return };
     let SessionKey { id: session, node, .. } = session;
     let acceptor_link = acceptor_link.map(tracing::field::display);
     let why = match frame {
         Some(
             SessionFrame::Refused { refusal, .. }
             | SessionFrame::Reset { refusal, .. }
-            | SessionFrame::Broken { refusal, .. },
+            | SessionFrame::ResetAt { refusal, .. },
         ) => Some(tracing::field::display(refusal)),
         _ => None,
     };

@@ -3,7 +3,7 @@
 //! Each session has a standing: an account of what it has sent, in bytes, with a few added for each frame, and whether
 //! it has sent only little each time of late, as interactive ones do and bulk does not. Next is the one whose
 //! next frame ends earliest on its account; ordering by the end, not the start, lets a keystroke pass those that woke
-//! together with it. One that was silent enters at most `HEAD_START` behind the clock, so a keystroke waits for the
+//! together with it. One that was silent enters at most `MAX_LAG` behind the clock, so a keystroke waits for the
 //! frame on the wire and no other, and a session that keeps coming back with a little gains nothing over those with a
 //! backlog. Knows nothing of links and sessions; reads no clock but its own.
 
@@ -17,35 +17,35 @@ use tokio::time::Instant;
 
 use crate::net::tcp_info::TcpInfo;
 use crate::proto::frame::{SessionFrame, SessionKey};
-use crate::proto::state::{Control, LinkId};
+use crate::proto::state::{ControlPriority, LinkId};
 
 /// The turns of everything that waits for one link.
 #[derive(Debug)]
 pub(crate) struct Scheduler<K> {
     clock: u64,
     entered: u64,
-    small: BinaryHeap<Turn<K>>,
-    bulk: BinaryHeap<Turn<K>>,
+    small: BinaryHeap<QueuedFlow<K>>,
+    bulk: BinaryHeap<QueuedFlow<K>>,
 }
 
 /// What one has sent on its link so far; nothing, by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct FlowState {
     /// On its account.
     account: u64,
-    /// Turns in a row, up to the latest one, in which it had no more than [`SMALL`] to send.
+    /// Turns in a row, up to the latest one, in which it had no more than [`INTERACTIVE_BACKLOG`] to send.
     small: u32,
 }
 
 /// One that waits for its turn.
 #[derive(Debug)]
-pub(crate) struct Turn<K> {
+pub(crate) struct QueuedFlow<K> {
     /// Where its next frame would end on its account.
     ends: u64,
     /// Breaks ties: first come, first served.
     entered: u64,
     /// Where it stands now.
-    standing: Standing,
+    standing: FlowState,
     /// Whether it has little to send.
     small: bool,
     /// Whose turn it is.
@@ -59,17 +59,17 @@ impl<K> Scheduler<K> {
     }
 
     /// Lets `key` wait for its turn: where it stands, what it has to send, and the longest frame it may send at once.
-    pub(crate) fn enter(&mut self, key: K, standing: Standing, backlog: usize, longest: usize) {
-        let account = standing.account.max(self.clock.saturating_sub(HEAD_START));
+    pub(crate) fn enter(&mut self, key: K, standing: FlowState, backlog: usize, longest: usize) {
+        let account = standing.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
-        let (standing, small) = (Standing { account, ..standing }, backlog <= SMALL);
-        let turn = Turn { ends, entered: self.entered, standing, small, key };
+        let (standing, small) = (FlowState { account, ..standing }, backlog <= INTERACTIVE_BACKLOG);
+        let turn = QueuedFlow { ends, entered: self.entered, standing, small, key };
         self.entered += 1;
         if small { self.small.push(turn) } else { self.bulk.push(turn) }
     }
 
-    /// Takes who is next; only those with [`SMALL`] backlogs if `small_only`.
-    pub(crate) fn next(&mut self, small_only: bool) -> Option<Turn<K>> {
+    /// Takes who is next; only those with [`INTERACTIVE_BACKLOG`] backlogs if `small_only`.
+    pub(crate) fn next(&mut self, small_only: bool) -> Option<QueuedFlow<K>> {
         let small_first = match (self.small.peek(), self.bulk.peek()) {
             (Some(small), Some(bulk)) => small > bulk,
             (small, _) => small.is_some(),
@@ -78,7 +78,7 @@ impl<K> Scheduler<K> {
     }
 
     /// Moves the clock to where the frame that was just sent ends.
-    pub(crate) fn sent(&mut self, standing: Standing) {
+    pub(crate) fn sent(&mut self, standing: FlowState) {
         self.clock = self.clock.max(standing.account);
     }
 
@@ -99,25 +99,25 @@ impl<K> Scheduler<K> {
     }
 }
 
-impl Standing {
+impl FlowState {
     /// Whether it is interactive: it has had little to send each time of late. Bulk leaves a small rest now and then.
     pub(crate) fn is_interactive(self) -> bool {
         self.small >= INTERACTIVE_AFTER
     }
 }
 
-impl<K> Turn<K> {
+impl<K> QueuedFlow<K> {
     /// Where the sender stands before this turn.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> FlowState {
         self.standing
     }
 
     /// Where the sender stands once it has sent `len` bytes in this turn.
-    pub(crate) fn standing_after(&self, len: usize) -> Standing {
+    pub(crate) fn standing_after(&self, len: usize) -> FlowState {
         // A frame may be shorter than what there is to send; and more may have come since it began to wait.
-        let little = self.small && len <= SMALL;
+        let little = self.small && len <= INTERACTIVE_BACKLOG;
         let small = if little { self.standing.small.saturating_add(1) } else { 0 };
-        Standing { account: self.standing.account + cost(len), small }
+        FlowState { account: self.standing.account + cost(len), small }
     }
 }
 
@@ -127,21 +127,21 @@ impl<K> Default for Scheduler<K> {
     }
 }
 
-impl<K> PartialEq for Turn<K> {
+impl<K> PartialEq for QueuedFlow<K> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl<K> Eq for Turn<K> {}
+impl<K> Eq for QueuedFlow<K> {}
 
-impl<K> PartialOrd for Turn<K> {
+impl<K> PartialOrd for QueuedFlow<K> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<K> Ord for Turn<K> {
+impl<K> Ord for QueuedFlow<K> {
     /// The greatest turn is the one that ends earliest, as a heap wants it.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.ends, other.entered).cmp(&(self.ends, self.entered))
@@ -153,11 +153,11 @@ fn cost(len: usize) -> u64 {
 }
 
 /// Backlog in bytes up to which a session counts as a typist: its frames are not held by the cap on bytes under way.
-pub(crate) const SMALL: usize = 4 * 1024;
+pub(crate) const INTERACTIVE_BACKLOG: usize = 4 * 1024;
 /// Turns in a row with no more than that, after which it is interactive.
 const INTERACTIVE_AFTER: u32 = 4;
 /// The largest frame: how far behind the clock a session that was silent may enter.
-pub(crate) const HEAD_START: u64 = 65_200;
+pub(crate) const MAX_LAG: u64 = 65_200;
 /// What a frame costs beside its bytes: names, ids and headers on the wire.
 const FRAME_OVERHEAD: u64 = 128;
 
@@ -193,25 +193,25 @@ impl AckPacing {
     }
 
     /// One goes now, and the others with it.
-    pub(crate) fn go(&mut self, now: Instant) {
+    pub(crate) fn on_sent(&mut self, now: Instant) {
         self.went = Some(now);
         self.hurried = true;
     }
 
     /// They go with the next frame.
-    pub(crate) fn hurry(&mut self) {
+    pub(crate) fn send_now(&mut self) {
         self.hurried = true;
     }
 
     /// All that may go has gone.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn on_flushed(&mut self) {
         self.hurried = false;
     }
 
     /// Whether the kernel should be read before [`Self::may_go`] is asked for one that waits. Never for those that are rare.
     pub(crate) fn wants_reading(&self, now: Instant) -> bool {
         let known = self.read.is_some_and(|read| now - read < FRESH);
-        !self.hurried && !known && self.went.is_some_and(|went| now - went < LONGEST_WAIT)
+        !self.hurried && !known && self.went.is_some_and(|went| now - went < MAX_WAIT)
     }
 
     /// What the kernel knows just now.
@@ -219,9 +219,8 @@ impl AckPacing {
         let least = reading.least_round_trip;
         self.read = Some(now);
         // As it is, with a queue; but not a long one of others.
-        self.apart =
-            if least < SHORT { Duration::ZERO } else { reading.round_trip.clamp(least, least * 2) / TIMES };
-        self.apart = self.apart.min(LONGEST_WAIT);
+        self.apart = if least < SHORT { Duration::ZERO } else { reading.rtt.clamp(least, least * 2) / TIMES };
+        self.apart = self.apart.min(MAX_WAIT);
     }
 }
 
@@ -230,7 +229,7 @@ const TIMES: u32 = 4;
 /// On a shorter way they do not wait.
 const SHORT: Duration = Duration::from_millis(5);
 /// They wait no longer on any way.
-const LONGEST_WAIT: Duration = Duration::from_millis(200);
+const MAX_WAIT: Duration = Duration::from_millis(200);
 /// A reading of the round trip is renewed after so long.
 const FRESH: Duration = Duration::from_millis(100);
 
@@ -254,7 +253,7 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     fn next_turn(
         self: Arc<Self>,
         link: LinkId,
-        turn: &Turn<Arc<dyn FrameSource>>,
+        turn: &QueuedFlow<Arc<dyn FrameSource>>,
         longest: usize,
         most: usize,
         now: Instant,
@@ -275,11 +274,11 @@ pub(crate) trait RelayFrameSource: FrameSource {
 
 /// What someone who wants to send has to send.
 #[derive(Debug, Default)]
-pub(crate) struct SendIntent {
+pub(crate) struct SendRequest {
     /// Has an answer or credit, which overtake data.
-    pub(crate) control: Option<Control>,
+    pub(crate) control: Option<ControlPriority>,
     /// Has data: where it stands, and how many bytes.
-    pub(crate) data: Option<(Standing, usize)>,
+    pub(crate) data: Option<(FlowState, usize)>,
 }
 
 /// What was sent in a turn.
@@ -289,7 +288,7 @@ pub(crate) struct SendOutcome {
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
     /// Where the source stands now.
-    pub(crate) standing: Standing,
+    pub(crate) standing: FlowState,
     /// Bytes it still has to send, if it wants another turn.
     pub(crate) backlog: Option<usize>,
 }
@@ -304,12 +303,12 @@ mod tests {
 
     const LONGEST: usize = 16 * 1024;
 
-    fn at(account: u64) -> Standing {
-        Standing { account, small: 0 }
+    fn at(account: u64) -> FlowState {
+        FlowState { account, small: 0 }
     }
 
-    fn new() -> Standing {
-        Standing::default()
+    fn new() -> FlowState {
+        FlowState::default()
     }
 
     /// Sends everything that `backlogs` hold, frame by frame; returns (session, bytes) in order.
@@ -411,15 +410,15 @@ mod tests {
                 schedule.next(false).unwrap().standing_after(len)
             })
         };
-        assert!(run(&[40, SMALL, 1, 0]).is_interactive());
+        assert!(run(&[40, INTERACTIVE_BACKLOG, 1, 0]).is_interactive());
         assert!(!run(&[40; 3]).is_interactive(), "it may yet become bulk");
         let block = [65_200, 65_200, 65_200, 65_200, 1344];
         assert!(!run(&block.repeat(10)).is_interactive());
-        assert!(!run(&[1, 1, 1, 1, 1, SMALL + 1]).is_interactive());
+        assert!(!run(&[1, 1, 1, 1, 1, INTERACTIVE_BACKLOG + 1]).is_interactive());
         let mut bulk = new();
         for _ in 0..10 {
-            schedule.enter("one", bulk, 1 << 20, SMALL);
-            bulk = schedule.next(false).unwrap().standing_after(SMALL);
+            schedule.enter("one", bulk, 1 << 20, INTERACTIVE_BACKLOG);
+            bulk = schedule.next(false).unwrap().standing_after(INTERACTIVE_BACKLOG);
         }
         assert!(!bulk.is_interactive(), "a slow line has small frames");
     }
@@ -427,8 +426,8 @@ mod tests {
     #[test]
     fn the_capped_say_only_little() {
         let mut schedule = Scheduler::new();
-        schedule.enter("bulk", new(), SMALL + 1, LONGEST);
-        schedule.enter("small", at(u64::MAX / 8), SMALL, LONGEST);
+        schedule.enter("bulk", new(), INTERACTIVE_BACKLOG + 1, LONGEST);
+        schedule.enter("small", at(u64::MAX / 8), INTERACTIVE_BACKLOG, LONGEST);
         assert_eq!(schedule.next(true).unwrap().key, "small");
         assert!(schedule.next(true).is_none() && schedule.has_bulk());
         assert_eq!(schedule.next(false).unwrap().key, "bulk");
@@ -444,11 +443,11 @@ pub(crate) mod reports_tests {
 
     use crate::base::names::{NodeName, SessionId};
     use crate::link::lock;
-    use crate::link::schedule::{FrameSource, SendIntent, SendOutcome, Turn};
+    use crate::link::schedule::{FrameSource, QueuedFlow, SendOutcome, SendRequest};
     use crate::link::sender::LinkSender;
     use crate::proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
     use crate::proto::hello::Dialect;
-    use crate::proto::state::{Control, LinkId};
+    use crate::proto::state::{ControlPriority, LinkId};
 
     use super::*;
 
@@ -472,7 +471,7 @@ pub(crate) mod reports_tests {
         fn next_turn(
             self: Arc<Self>,
             _: LinkId,
-            turn: &Turn<Arc<dyn FrameSource>>,
+            turn: &QueuedFlow<Arc<dyn FrameSource>>,
             _: usize,
             _: usize,
             _: Instant,
@@ -487,7 +486,7 @@ pub(crate) mod reports_tests {
 
     /// A link of which the kernel says that it is so long.
     fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
-        let link = LinkSender::new(LinkId(1), Remote::Cloud(NodeName::none()), None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
         let trip = Duration::from_millis(millis);
         link.lock().reports.read(&reading(trip), Instant::now());
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
@@ -496,7 +495,7 @@ pub(crate) mod reports_tests {
 
     fn reading(trip: Duration) -> TcpInfo {
         TcpInfo {
-            round_trip: trip,
+            rtt: trip,
             least_round_trip: trip,
             variation: Duration::ZERO,
             pacing: 1_000_000,
@@ -507,8 +506,8 @@ pub(crate) mod reports_tests {
         }
     }
 
-    fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: Control) {
-        link.enter(reader, &SendIntent { control: Some(control), data: None });
+    fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: ControlPriority) {
+        link.enter(reader, &SendRequest { control: Some(control), data: None });
     }
 
     /// What goes out just now.
@@ -529,7 +528,7 @@ pub(crate) mod reports_tests {
         let comes = async {
             for number in 0..400 {
                 link.pong(Some(number));
-                wants(&link, &reader, Control::Credit);
+                wants(&link, &reader, ControlPriority::Credit);
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             tokio::time::sleep(Duration::from_millis(55)).await;
@@ -549,12 +548,12 @@ pub(crate) mod reports_tests {
     #[tokio::test(start_paused = true)]
     async fn a_credit_that_is_needed_or_a_frame_of_another_kind_takes_the_others_along() {
         let (link, reader) = link(200);
-        for control in [Control::Needed, Control::Answer] {
-            wants(&link, &reader, Control::Credit);
+        for control in [ControlPriority::Needed, ControlPriority::Answer] {
+            wants(&link, &reader, ControlPriority::Credit);
             assert_eq!(pulled(&link).len(), 1);
             tokio::time::advance(Duration::from_millis(5)).await;
             link.pong(Some(1));
-            wants(&link, &reader, Control::Credit);
+            wants(&link, &reader, ControlPriority::Credit);
             assert_eq!(pulled(&link), []);
             wants(&link, &reader, control);
             assert_eq!(pulled(&link).len(), 3);
@@ -570,7 +569,7 @@ pub(crate) mod reports_tests {
 
     #[tokio::test(start_paused = true)]
     async fn on_a_short_way_or_an_unknown_one_nothing_waits() {
-        let unknown = LinkSender::new(LinkId(2), Remote::Pod, None, Dialect::NEWEST);
+        let unknown = LinkSender::new(LinkId(2), Remote::Peer, None, Dialect::NEWEST);
         for link in [link(4).0, unknown] {
             for number in 0..10 {
                 link.pong(Some(number));
@@ -585,17 +584,17 @@ pub(crate) mod reports_tests {
         let mut now = Instant::now();
         for _ in 0..5 {
             assert!(!reports.wants_reading(now));
-            reports.go(now);
-            reports.rest();
+            reports.on_sent(now);
+            reports.on_flushed();
             now += Duration::from_millis(500);
         }
-        reports.go(now);
-        reports.rest();
+        reports.on_sent(now);
+        reports.on_flushed();
         assert!(reports.wants_reading(now));
-        reports.read(&TcpInfo { round_trip: trip * 9, ..reading(trip) }, now);
+        reports.read(&TcpInfo { rtt: trip * 9, ..reading(trip) }, now);
         assert!(!reports.wants_reading(now));
         assert_eq!(reports.next(), Some(now + Duration::from_millis(50)));
-        reports.read(&TcpInfo { round_trip: trip * 9, ..reading(trip * 9) }, now);
-        assert_eq!(reports.next(), Some(now + LONGEST_WAIT));
+        reports.read(&TcpInfo { rtt: trip * 9, ..reading(trip * 9) }, now);
+        assert_eq!(reports.next(), Some(now + MAX_WAIT));
     }
 }

@@ -26,17 +26,18 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::base::names::{Instance, NodeName, SessionId};
-use crate::link::congestion::Pace;
+use crate::link::congestion::CongestionController;
 use crate::link::lock;
 use crate::link::schedule::{
-    AckPacing, FrameSource, RelayFrameSource, SMALL, Scheduler, SendIntent, Standing, Turn,
+    AckPacing, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource, Scheduler,
+    SendRequest,
 };
-use crate::link::sender::signals::{Seen, Trips, Watch};
+use crate::link::sender::signals::{LinkStats, RttEstimator, WatchWindow};
 use crate::net::tcp_info::{TcpInfo, TcpInfoReader};
 use crate::proto::budget::{Budget, Reservation};
 use crate::proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
 use crate::proto::hello::Dialect;
-use crate::proto::state::{Control, LinkId};
+use crate::proto::state::{ControlPriority, LinkId};
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ pub struct LinkSender {
     dismissed: OnceLock<String>,
     waiting: Mutex<SendQueue>,
     /// The sessions whose path this is; none once the link has ended.
-    members: Mutex<Option<Members>>,
+    members: Mutex<Option<LinkSessions>>,
     /// The link for interactive sessions beside this one.
     interactive: Mutex<Option<Box<Interactive>>>,
     /// The bytes that may wait here for sessions that are relayed.
@@ -75,8 +76,8 @@ pub struct LinkSender {
     made: Instant,
     /// When the peer last sent anything, in milliseconds since the link was made.
     last_received_millis: AtomicU64,
-    watch: Watch,
-    seen: Seen,
+    watch: WatchWindow,
+    seen: LinkStats,
 }
 
 impl LinkSender {
@@ -95,16 +96,16 @@ impl LinkSender {
             drained: AtomicBool::new(false),
             dismissed: OnceLock::new(),
             waiting: Mutex::new(SendQueue::new(resumes)),
-            members: Mutex::new(Some(Members::default())),
+            members: Mutex::new(Some(LinkSessions::default())),
             interactive: Mutex::default(),
             room: OnceLock::new(),
             unread: OnceLock::new(),
-            round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
+            round_trip_micros: AtomicU64::new(INITIAL_RTT_MICROS),
             least_round_trip_micros: AtomicU64::new(u64::MAX),
             made: Instant::now(),
             last_received_millis: AtomicU64::new(0),
-            watch: Watch::default(),
-            seen: Seen::default(),
+            watch: WatchWindow::default(),
+            seen: LinkStats::default(),
         })
     }
 
@@ -132,7 +133,7 @@ impl LinkSender {
     }
 
     /// Lets a source wait for its turn, if it has anything to send.
-    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendIntent) {
+    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendRequest) {
         if intent.control.is_none() && intent.data.is_none() {
             return;
         }
@@ -142,11 +143,11 @@ impl LinkSender {
         }
         waiting.sweep();
         match intent.control {
-            Some(Control::Answer) => waiting.answers.push_back(source.clone()),
-            Some(Control::Credit) => waiting.credits.push_back(source.clone()),
-            Some(Control::Needed) => {
+            Some(ControlPriority::Answer) => waiting.answers.push_back(source.clone()),
+            Some(ControlPriority::Credit) => waiting.credits.push_back(source.clone()),
+            Some(ControlPriority::Needed) => {
                 waiting.credits.push_back(source.clone());
-                waiting.reports.hurry();
+                waiting.reports.send_now();
             }
             None => {}
         }
@@ -164,7 +165,7 @@ impl LinkSender {
     }
 
     /// Since when the peer has taken nothing, though something waits for it.
-    pub(crate) fn unpulled(&self) -> Option<Instant> {
+    pub(crate) fn blocked_since(&self) -> Option<Instant> {
         self.lock().unpulled
     }
 
@@ -178,7 +179,7 @@ impl LinkSender {
         waiting.wake();
         drop(waiting);
         self.closed.cancel();
-        self.stir();
+        self.wake_reader();
     }
 
     /// Waits until the link is closed. Cancel safe.
@@ -187,8 +188,8 @@ impl LinkSender {
     }
 
     /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
-    pub(crate) fn is_behind(&self) -> bool {
-        self.lock().answers.len() >= MOST_REPLIES
+    pub(crate) fn is_reply_queue_full(&self) -> bool {
+        self.lock().answers.len() >= MAX_QUEUED_REPLIES
     }
 
     /// Whether the link was closed.
@@ -199,7 +200,7 @@ impl LinkSender {
     /// Entries that wait to be sent: answers, and sessions with control or data, stale ones among them.
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
-        waiting.replies.len() + waiting.speakers()
+        waiting.replies.len() + waiting.queued_senders()
     }
 
     /// Lets the source send what overtakes data, and wait again if it has more of that.
@@ -215,12 +216,12 @@ impl LinkSender {
     /// Lets the source send in its turn, and wait again if it has more to send.
     fn take_turn(
         &self,
-        turn: Turn<Arc<dyn FrameSource>>,
+        turn: QueuedFlow<Arc<dyn FrameSource>>,
         longest: usize,
         small_only: bool,
         now: Instant,
     ) -> Option<Frame> {
-        let most = if small_only { SMALL } else { usize::MAX };
+        let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
         let sent = turn.key.clone().next_turn(self.id, &turn, longest, most, now);
         let frame = self.sent(&*turn.key, sent.frame, now);
         let mut waiting = self.lock();
@@ -236,10 +237,10 @@ impl LinkSender {
     /// What a source has sent, as a frame of this link; one that was its last leaves the link.
     fn sent(&self, source: &dyn FrameSource, frame: Option<SessionFrame>, now: Instant) -> Option<Frame> {
         if source.is_over() {
-            self.leave_relay(source);
+            self.detach_relay(source);
         }
         frame.map(|frame| {
-            self.moves(now);
+            self.mark_active(now);
             self.frame(source.key(), frame)
         })
     }
@@ -250,9 +251,9 @@ impl LinkSender {
 }
 
 /// Replies that may wait at most; beyond it further ones are dropped.
-const MOST_REPLIES: usize = 1000;
+const MAX_QUEUED_REPLIES: usize = 1000;
 /// Assumed before the first answer to a ping where the kernel does not tell.
-const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;
+const INITIAL_RTT_MICROS: u64 = 100_000;
 
 // Who waits to send on one link, and who is next.
 
@@ -263,9 +264,9 @@ pub(crate) struct SendQueue {
     pub(crate) pong: Option<Option<u64>>,
     /// Since when a ping is to be sent.
     pub(crate) ping: Option<Instant>,
-    pub(crate) trips: Trips,
+    pub(crate) trips: RttEstimator,
     pub(crate) reports: AckPacing,
-    /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the
+    /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MAX_QUEUED_REPLIES`] but for the
     /// frames of own sessions.
     pub(crate) replies: VecDeque<Frame>,
     pub(crate) answers: VecDeque<Arc<dyn FrameSource>>,
@@ -273,7 +274,7 @@ pub(crate) struct SendQueue {
     pub(crate) credits: VecDeque<Arc<dyn FrameSource>>,
     pub(crate) turns: Scheduler<Arc<dyn FrameSource>>,
     /// None on a plain link, whose peer must not be pinged often.
-    pub(crate) pace: Option<Pace>,
+    pub(crate) pace: Option<CongestionController>,
     /// Reads the kernel for the pace; none where it cannot.
     pub(crate) tcp_info: Option<TcpInfoReader>,
     /// When to look again whether bulk may be sent.
@@ -290,7 +291,7 @@ pub(crate) enum Next {
     Frame(FrameKind),
     Reply(Frame),
     Control(Arc<dyn FrameSource>),
-    Turn { turn: Turn<Arc<dyn FrameSource>>, longest: usize, small_only: bool },
+    Turn { turn: QueuedFlow<Arc<dyn FrameSource>>, longest: usize, small_only: bool },
 }
 
 impl SendQueue {
@@ -300,13 +301,13 @@ impl SendQueue {
             closed: false,
             pong: None,
             ping: None,
-            trips: Trips::default(),
+            trips: RttEstimator::default(),
             reports: AckPacing::default(),
             replies: VecDeque::new(),
             answers: VecDeque::new(),
             credits: VecDeque::new(),
             turns: Scheduler::new(),
-            pace: paced.then(Pace::new),
+            pace: paced.then(CongestionController::new),
             tcp_info: None,
             look: None,
             sweep_at: SWEEP,
@@ -323,31 +324,31 @@ impl SendQueue {
         self.unpulled = None;
         let reports = self.reports.may_go(now);
         if let Some(number) = self.pong.take_if(|_| reports) {
-            self.reports.go(now);
+            self.reports.on_sent(now);
             return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
         }
         if self.ping.is_some() || self.pace.as_ref().is_some_and(|pace| pace.ping_due(now)) {
-            self.reports.hurry();
+            self.reports.send_now();
             return Poll::Ready(Some(self.ping(now)));
         }
         if let Some(frame) = self.replies.pop_front() {
-            self.reports.hurry();
+            self.reports.send_now();
             return Poll::Ready(Some(Next::Reply(frame)));
         }
         if let Some(session) = self.answers.pop_front() {
-            self.reports.hurry();
+            self.reports.send_now();
             return Poll::Ready(Some(Next::Control(session)));
         }
         if reports && let Some(session) = self.credits.pop_front() {
-            self.reports.go(now);
+            self.reports.on_sent(now);
             return Poll::Ready(Some(Next::Control(session)));
         }
-        let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(|pace| pace.is_capped(now));
+        let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(|pace| pace.is_blocked(now));
         let longest = self.longest_frame();
         if let Some(turn) = self.turns.next(small_only) {
             return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
         }
-        if small_only && self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
+        if small_only && self.pace.as_ref().is_some_and(CongestionController::needs_ping) {
             return Poll::Ready(Some(self.ping(now)));
         }
         self.look_later(cx, now, small_only);
@@ -358,11 +359,11 @@ impl SendQueue {
     }
 
     /// A session has sent so many bytes in its turn, after which it stands there.
-    pub(crate) fn sent(&mut self, bytes: usize, standing: Standing, now: Instant) {
+    pub(crate) fn sent(&mut self, bytes: usize, standing: FlowState, now: Instant) {
         self.turns.sent(standing);
-        self.reports.hurry();
+        self.reports.send_now();
         if let Some(pace) = &mut self.pace {
-            pace.pulled(bytes);
+            pace.on_sent(bytes);
             if standing.is_interactive() {
                 pace.interactive(now);
             }
@@ -387,7 +388,7 @@ impl SendQueue {
                 }
             }
             (Some(pace), None) => {
-                pace.blind();
+                pace.disable_tcp_info();
                 self.tcp_info = None;
             }
             (None, _) => {}
@@ -407,8 +408,8 @@ impl SendQueue {
     /// Nothing goes out now. Has the caller woken when time lets something go: reports, or bulk that is `capped`.
     fn look_later(&mut self, cx: &mut Context<'_>, now: Instant, capped: bool) {
         let report = if self.report_waits() { self.reports.next() } else { None };
-        self.reports.rest();
-        let bulk = if capped { self.pace.as_mut().and_then(Pace::look_after) } else { None };
+        self.reports.on_flushed();
+        let bulk = if capped { self.pace.as_mut().and_then(CongestionController::retry_after) } else { None };
         let Some(at) = bulk.map(|after| now + after).into_iter().chain(report).min() else { return };
         let look = self.look.get_or_insert_with(|| Box::pin(sleep_until(at)));
         if look.deadline() <= now || look.deadline() > at {
@@ -422,17 +423,17 @@ impl SendQueue {
     /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once
     /// in a while, when so many have come that a look at all of them costs little for each.
     pub(crate) fn sweep(&mut self) {
-        if self.speakers() < self.sweep_at {
+        if self.queued_senders() < self.sweep_at {
             return;
         }
         self.answers.retain(|source| !source.is_closed());
         self.credits.retain(|source| !source.is_closed());
         self.turns.retain(|source| !source.is_closed());
-        self.sweep_at = SWEEP.max(2 * self.speakers());
+        self.sweep_at = SWEEP.max(2 * self.queued_senders());
     }
 
     /// Entries of those who wait to send.
-    pub(crate) fn speakers(&self) -> usize {
+    pub(crate) fn queued_senders(&self) -> usize {
         self.answers.len() + self.credits.len() + self.turns.len()
     }
 
@@ -442,7 +443,7 @@ impl SendQueue {
     }
 
     pub(crate) fn longest_frame(&self) -> usize {
-        self.pace.as_ref().map_or(PLAIN_FRAME, Pace::longest_frame)
+        self.pace.as_ref().map_or(PLAIN_FRAME, CongestionController::longest_frame)
     }
 
     pub(crate) fn wake(&mut self) {
@@ -463,11 +464,11 @@ const PLAIN_FRAME: usize = 16 * 1024;
 /// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the
 /// order in which it came. In that order they learn of the link's end.
 ///
-/// The list is what the link's end goes by. [`LinkSender::disband`] takes it out whole, and from then on joining fails:
+/// The list is what the link's end goes by. [`LinkSender::detach_all`] takes it out whole, and from then on joining fails:
 /// a session that comes too late sees so and treats the link as ended itself. So every session learns of the end once,
 /// in one way or the other.
 #[derive(Debug, Default)]
-pub(crate) struct Members {
+pub(crate) struct LinkSessions {
     own: HashMap<SessionId, u64>,
     relayed: HashMap<SessionId, Relayed>,
     came: u64,
@@ -502,7 +503,7 @@ impl LinkSender {
     }
 
     /// Adds a session that runs here. False if the link has ended: the caller then treats its path as lost.
-    pub(crate) fn join(&self, id: SessionId) -> bool {
+    pub(crate) fn attach(&self, id: SessionId) -> bool {
         let mut members = lock(&self.members);
         if let Some(members) = members.as_mut() {
             members.came += 1;
@@ -512,7 +513,7 @@ impl LinkSender {
     }
 
     /// Removes a session that runs elsewhere, or is over.
-    pub(crate) fn part(&self, id: SessionId) {
+    pub(crate) fn detach(&self, id: SessionId) {
         if let Some(members) = lock(&self.members).as_mut() {
             members.own.remove(&id);
         }
@@ -522,7 +523,7 @@ impl LinkSender {
     /// Lost of an attempt that is newer still. False if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
-    pub(crate) fn pass<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
+    pub(crate) fn attach_relay<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
         let id = source.key().id;
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
@@ -542,29 +543,29 @@ impl LinkSender {
         // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody
         // else would remove it then, so this looks again.
         if source.is_over() {
-            self.leave_relay(&**source);
+            self.detach_relay(&**source);
         }
         true
     }
 
     /// An empty share of what may wait here for all sessions that are relayed: `most` bytes.
-    pub(crate) fn room_for_relays(&self, most: usize) -> Reservation {
-        self.room.get_or_init(|| Budget::new(most)).share()
+    pub(crate) fn relay_reservation(&self, most: usize) -> Reservation {
+        self.room.get_or_init(|| Budget::new(most)).reservation()
     }
 
     /// An empty share of what may wait here for readers of a plain peer's sessions, which the table of sessions bounds
     /// in all.
-    pub(crate) fn room_unread(&self, most: usize) -> Reservation {
-        self.unread.get_or_init(|| Budget::new(most)).share()
+    pub(crate) fn unread_reservation(&self, most: usize) -> Reservation {
+        self.unread.get_or_init(|| Budget::new(most)).reservation()
     }
 
     /// Whether sessions of this plain link have more unread than its share, while half of all is spent.
-    pub(crate) fn has_more_than_its_share(&self, all: &Budget) -> bool {
-        self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
+    pub(crate) fn exceeds_fair_share(&self, all: &Budget) -> bool {
+        self.unread.get().is_some_and(|share| share.is_exhausted()) && all.used() >= all.limit() / 2
     }
 
     /// Removes a relay's source. A newer source of the same session stays: the two differ in their addresses.
-    pub(crate) fn leave_relay<S: FrameSource + ?Sized>(&self, source: &S) {
+    pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
         let id = &source.key().id;
         if let Some(members) = lock(&self.members).as_mut()
             && members.relayed.get(id).is_some_and(|known| ptr::addr_eq(Arc::as_ptr(&known.source), source))
@@ -593,9 +594,9 @@ impl LinkSender {
     }
 
     /// Closes the link for good and returns all that ran on it.
-    pub(crate) fn disband(&self) -> DetachedSessions {
+    pub(crate) fn detach_all(&self) -> DetachedSessions {
         self.close();
-        let Some(Members { own, relayed, .. }) = lock(&self.members).take() else {
+        let Some(LinkSessions { own, relayed, .. }) = lock(&self.members).take() else {
             return DetachedSessions::default();
         };
         DetachedSessions {
@@ -618,7 +619,7 @@ impl LinkSender {
     /// its round trip is the kernel's until a ping is answered.
     pub(crate) fn reads_tcp_info(&self, reader: Option<TcpInfoReader>) {
         if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
-            self.is_as_far(info.round_trip);
+            self.set_rtt(info.rtt);
         }
         self.lock().tcp_info = reader;
     }
@@ -626,7 +627,7 @@ impl LinkSender {
     /// The round trip to the next machine that ends the connection, as the kernel knows it; none if it does not tell.
     pub fn line_round_trip(&self) -> Option<Duration> {
         let reader = self.lock().tcp_info.clone();
-        reader?.read().map(|info| info.round_trip)
+        reader?.read().map(|info| info.rtt)
     }
 
     /// Locks what waits. First the kernel is asked, if someone waits for a turn and what is known is old; no lock is held
@@ -655,8 +656,8 @@ pub(crate) struct Interactive {
 impl LinkSender {
     /// From now on interactive sessions of this link may run on that one; on none, with `None`. Returns the one before. What
     /// runs there goes on over the new one, once it is resumed.
-    pub fn stand_beside(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
-        let meant = self.beside().map(|before| before.members()).unwrap_or_default();
+    pub fn set_interactive(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
+        let meant = self.interactive().map(|before| before.members()).unwrap_or_default();
         let next = link.map(|link| Box::new(Interactive { link, meant }));
         self.share(next.is_some());
         let before = std::mem::replace(&mut *lock(&self.interactive), next);
@@ -664,7 +665,7 @@ impl LinkSender {
     }
 
     /// From now on nothing more goes from here to that link, if it still is the one beside this.
-    pub fn leave_beside(&self, beside: &Self) {
+    pub fn clear_interactive(&self, beside: &Self) {
         let left = lock(&self.interactive).take_if(|interactive| interactive.link.id == beside.id);
         if left.is_some() {
             self.share(false);
@@ -673,16 +674,16 @@ impl LinkSender {
 
     /// Bulk leaves a little of the line free while others have a link there.
     fn share(&self, shared: bool) {
-        self.lock().pace.iter_mut().for_each(|pace| pace.share(shared));
+        self.lock().pace.iter_mut().for_each(|pace| pace.set_shared(shared));
     }
 
     /// The link for interactive sessions beside this one.
-    pub fn beside(&self) -> Option<Arc<Self>> {
+    pub fn interactive(&self) -> Option<Arc<Self>> {
         lock(&self.interactive).as_ref().map(|interactive| interactive.link.clone())
     }
 
     /// Where a session is to run that is to be resumed on this link: here, or on the link beside it.
-    pub(crate) fn carrier(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
+    pub(crate) fn link_for(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
         let beside = {
             let interactive = lock(&self.interactive);
             let meant = interactive.as_ref().filter(|interactive| interactive.meant.contains(&id));
@@ -692,7 +693,7 @@ impl LinkSender {
     }
 
     /// Has a session run on the link beside this one, if there is one, or here, from when it is resumed next.
-    pub(crate) fn divert(&self, id: SessionId, beside: bool) {
+    pub(crate) fn set_link_for(&self, id: SessionId, beside: bool) {
         if let Some(interactive) = lock(&self.interactive).as_mut() {
             if beside {
                 interactive.meant.insert(id)
@@ -716,13 +717,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
         let (mut waiting, mut now) = (SendQueue::new(true), Instant::now());
-        let cap = waiting.pace.as_ref().map(Pace::cap);
+        let cap = waiting.pace.as_ref().map(CongestionController::congestion_window);
         for round in 0..300u64 {
             now += Duration::from_millis(20);
             waiting.read(
                 Some(TcpInfo {
                     // Calm for a second, then later for a while.
-                    round_trip: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
+                    rtt: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
                     least_round_trip: Duration::from_millis(40),
                     variation: Duration::from_millis(1),
                     pacing: 1_000_000,
@@ -733,15 +734,15 @@ mod tests {
                 }),
                 now,
             );
-            turn(&mut waiting, Standing::default(), 100, now);
+            turn(&mut waiting, FlowState::default(), 100, now);
         }
-        assert_eq!(waiting.pace.as_ref().map(Pace::cap), cap);
+        assert_eq!(waiting.pace.as_ref().map(CongestionController::congestion_window), cap);
     }
 
     #[tokio::test(start_paused = true)]
     async fn less_may_be_unread_on_a_short_way_once_a_session_sends_little_again_and_again() {
         let neighbour = TcpInfo {
-            round_trip: Duration::from_micros(50),
+            rtt: Duration::from_micros(50),
             least_round_trip: Duration::from_micros(20),
             variation: Duration::ZERO,
             pacing: u64::MAX,
@@ -754,15 +755,15 @@ mod tests {
         for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
             let (mut waiting, now) = (SendQueue::new(true), Instant::now());
             waiting.pace.as_mut().unwrap().read(neighbour, now);
-            let mut standing = Standing::default();
+            let mut standing = FlowState::default();
             for _ in 0..5 {
                 standing = turn(&mut waiting, standing, len, now).standing_after(len);
                 waiting.sent(len, standing, now);
             }
             // The peer's kernel takes all, and the peer reads nothing of it.
             let pace = waiting.pace.as_mut().unwrap();
-            while !pace.is_capped(now) {
-                pace.pulled(1024);
+            while !pace.is_blocked(now) {
+                pace.on_sent(1024);
                 *bytes += 1024;
                 pace.read(TcpInfo { written: *bytes, delivered: *bytes, ..neighbour }, now);
             }
@@ -773,10 +774,10 @@ mod tests {
     /// The turn of a session that stands there and is to send so many bytes, with all that goes out before it.
     fn turn(
         waiting: &mut SendQueue,
-        standing: Standing,
+        standing: FlowState,
         backlog: usize,
         now: Instant,
-    ) -> Turn<Arc<dyn FrameSource>> {
+    ) -> QueuedFlow<Arc<dyn FrameSource>> {
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
         waiting.turns.enter(Arc::new(Speaker(key)), standing, backlog, 65_200);
         loop {
@@ -825,26 +826,26 @@ mod interactive_tests {
     #[tokio::test]
     async fn a_session_that_is_meant_for_the_link_beside_goes_there_while_that_lives() {
         let [busy, first, second] = [1, 2, 3].map(|number| {
-            LinkSender::new(LinkId(number), Remote::Cloud(NodeName::none()), None, Dialect::NEWEST)
+            LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), None, Dialect::NEWEST)
         });
         let [meant, other] = [(); 2].map(|()| SessionId::random());
-        busy.divert(meant, true);
-        assert_eq!(busy.carrier(meant).id, busy.id, "there is none beside it");
-        assert!(busy.stand_beside(Some(first.clone())).is_none());
-        busy.divert(meant, true);
-        assert_eq!([meant, other].map(|id| busy.carrier(id).id), [first.id, busy.id]);
-        first.join(meant);
+        busy.set_link_for(meant, true);
+        assert_eq!(busy.link_for(meant).id, busy.id, "there is none beside it");
+        assert!(busy.set_interactive(Some(first.clone())).is_none());
+        busy.set_link_for(meant, true);
+        assert_eq!([meant, other].map(|id| busy.link_for(id).id), [first.id, busy.id]);
+        first.attach(meant);
         first.close();
-        assert_eq!(busy.carrier(meant).id, busy.id);
-        busy.divert(other, true);
-        assert_eq!(busy.stand_beside(Some(second.clone())).map(|before| before.id), Some(first.id));
-        assert_eq!(busy.carrier(meant).id, second.id, "it ran on the one before");
-        assert_eq!(busy.carrier(other).id, busy.id, "it did not");
-        busy.divert(meant, false);
-        assert_eq!(busy.carrier(meant).id, busy.id);
-        busy.leave_beside(&first);
-        assert_eq!(busy.beside().map(|beside| beside.id), Some(second.id), "another one has its place");
-        busy.leave_beside(&second);
-        assert!(busy.beside().is_none() && busy.stand_beside(None).is_none());
+        assert_eq!(busy.link_for(meant).id, busy.id);
+        busy.set_link_for(other, true);
+        assert_eq!(busy.set_interactive(Some(second.clone())).map(|before| before.id), Some(first.id));
+        assert_eq!(busy.link_for(meant).id, second.id, "it ran on the one before");
+        assert_eq!(busy.link_for(other).id, busy.id, "it did not");
+        busy.set_link_for(meant, false);
+        assert_eq!(busy.link_for(meant).id, busy.id);
+        busy.clear_interactive(&first);
+        assert_eq!(busy.interactive().map(|beside| beside.id), Some(second.id), "another one has its place");
+        busy.clear_interactive(&second);
+        assert!(busy.interactive().is_none() && busy.set_interactive(None).is_none());
     }
 }

@@ -11,15 +11,15 @@ use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::base::names::{Instance, NodeName, SessionId, Target};
-use crate::link::schedule::{FrameSource, SendIntent, SendOutcome, Standing, Turn};
+use crate::link::schedule::{FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
 use crate::link::sender::LinkSender;
 use crate::link::session::stream::Parked;
 use crate::proto::budget::Reservation;
-use crate::proto::frame::{Code, Opener, Remote, SessionError, SessionFrame, SessionKey};
+use crate::proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use crate::proto::hello::Dialect;
-use crate::proto::state::{Control, LinkId};
-use crate::proto::state::{Effects, Phase, SessionState};
-use crate::proto::window::Way;
+use crate::proto::state::{Actions, Phase, SessionState};
+use crate::proto::state::{ControlPriority, LinkId};
+use crate::proto::window::LinkRtt;
 
 /// What the table, the owner and the links share of one end.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct SessionCore {
     pub key: SessionKey,
     host: Weak<dyn SessionHost>,
     /// When it was made.
-    begun: Instant,
+    started: Instant,
     /// Acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
@@ -41,11 +41,11 @@ pub(crate) struct Inner {
     /// The link it ran on before, which still counts it as a member.
     left: Option<Arc<LinkSender>>,
     /// On which link it waits to send a control frame, and of which kind. An entry on another link is stale and harmless.
-    in_control: Option<(LinkId, Control)>,
+    in_control: Option<(LinkId, ControlPriority)>,
     /// On which link it waits for its turn to send data.
     in_turns: Option<LinkId>,
     /// What it has sent on its link, by which its turns come; starts anew with each link.
-    standing: Standing,
+    standing: FlowState,
     /// The number of the [`Parked`] that may look for a path, and how many were handed out.
     seeker: Option<u64>,
     seekers: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Inner {
     /// The tasks that wait for an answer, a path or the end.
     watcher: Option<Waker>,
     /// The stage that was logged last.
-    logged: Stage,
+    logged: LoggedState,
 }
 
 impl SessionCore {
@@ -68,12 +68,12 @@ impl SessionCore {
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
-        let logged = Stage::of(&state);
+        let logged = LoggedState::of(&state);
         logged.log_begin(&key);
         Arc::new(Self {
             key,
             host,
-            begun: Instant::now(),
+            started: Instant::now(),
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
                 state,
@@ -81,7 +81,7 @@ impl SessionCore {
                 left: None,
                 in_control: None,
                 in_turns: None,
-                standing: Standing::default(),
+                standing: FlowState::default(),
                 seeker: None,
                 seekers: 0,
                 lost: None,
@@ -108,10 +108,10 @@ impl SessionCore {
     ) -> bool {
         let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         if moves {
-            sender.join(self.key.id);
+            sender.attach(self.key.id);
         }
         let (mut dropped, mut here) = (false, true);
-        self.act(|inner| {
+        self.with_state(|inner| {
             inner.last_frame = now;
             let effects = inner.state.on_frame(sender.id, frame, now);
             dropped = effects.dropped;
@@ -122,7 +122,7 @@ impl SessionCore {
             effects
         });
         if moves && !here {
-            self.part(sender);
+            self.detach(sender);
         }
         !dropped
     }
@@ -135,7 +135,7 @@ impl SessionCore {
 
     /// Whether that opener may resume the session; true if one of the two is not known.
     pub(crate) fn is_of(&self, opener: Option<&Opener>) -> bool {
-        Opener::agree(self.opener.get(), opener)
+        Opener::is_compatible(self.opener.get(), opener)
     }
 
     /// The process of its other end, once that is known.
@@ -145,22 +145,22 @@ impl SessionCore {
 
     /// Resets the session from this side; bytes that were not delivered are dropped.
     pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
-        self.act(|inner| {
+        self.with_state(|inner| {
             // A plain peer answers nothing, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
             inner.abandon(why, plain)
         });
-        self.depart();
+        self.orphan();
     }
 
     /// Resets the session behind all that was written.
-    fn break_off(self: &Arc<Self>, why: SessionError) {
-        self.act(|inner| inner.state.break_off(why, Instant::now()));
-        self.depart();
+    fn abort(self: &Arc<Self>, why: SessionError) {
+        self.with_state(|inner| inner.state.abort(why, Instant::now()));
+        self.orphan();
     }
 
     /// Hands a session whose owner has left to its host, which bounds how long it stays.
-    fn depart(self: &Arc<Self>) {
+    fn orphan(self: &Arc<Self>) {
         let stays = self.lock().state.departed_since().is_some();
         if stays && let Some(host) = self.host.upgrade() {
             host.departed(self.key.id);
@@ -168,10 +168,10 @@ impl SessionCore {
     }
 
     /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
-    pub(crate) fn give_way(self: &Arc<Self>) -> bool {
+    pub(crate) fn evict(self: &Arc<Self>) -> bool {
         let mut gave_way = false;
-        self.act(|inner| {
-            let (given, effects) = inner.state.give_way();
+        self.with_state(|inner| {
+            let (given, effects) = inner.state.evict();
             gave_way = given;
             effects
         });
@@ -180,16 +180,16 @@ impl SessionCore {
 
     /// Resets the session at once and drops unread bytes, to free its memory.
     pub(crate) fn reset_unread(self: &Arc<Self>, why: SessionError) {
-        self.act(|inner| {
+        self.with_state(|inner| {
             if inner.state.recv.queued() > 0 {
                 inner.state.drop_unread(&why);
             }
-            Effects { read: true, ..inner.abandon(why, true) }
+            Actions { read: true, ..inner.abandon(why, true) }
         });
     }
 
     /// Whether it is open, with or without a path: then the far end may wait for frames from this end.
-    pub(crate) fn owes(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
     }
 
@@ -200,15 +200,15 @@ impl SessionCore {
     }
 
     /// Of these, the bytes of a plain peer, which were not covered by a limit.
-    pub(crate) fn unpromised(&self) -> usize {
+    pub(crate) fn unreserved(&self) -> usize {
         self.lock().state.recv.unpromised()
     }
 
     /// Runs `step` under the lock, then does what its effects ask for without the lock.
-    fn act(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Effects) {
+    fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
         let mut inner = self.lock();
         let effects = step(&mut inner);
-        self.settle(inner, effects);
+        self.apply_actions(inner, effects);
     }
 
     /// Takes what is to be done out of the session, releases its lock, and then does it: log, wake, leave links, ask
@@ -219,7 +219,7 @@ impl SessionCore {
     /// makes its task look again; [`Self::part`] looks a second time; a request for a turn on a link that the session
     /// has left is stale, and the link's puller gets no frame for it; and a session that may be forgotten never comes
     /// back.
-    fn settle(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Effects) {
+    fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Actions) {
         let reader = if effects.read { inner.reader.take() } else { None };
         let writer = if effects.write { inner.writer.take() } else { None };
         let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
@@ -236,7 +236,7 @@ impl SessionCore {
             waker.wake();
         }
         for left in left.into_iter().flatten() {
-            self.part(&left);
+            self.detach(&left);
         }
         if let Some((sender, intent)) = intent {
             sender.enter(self, &intent);
@@ -254,10 +254,10 @@ impl SessionCore {
     /// the session back to this link between the step that left it and this removal, which then removes the new
     /// membership. So there is a second look under the session's lock. If the link ends just then, joining fails, and
     /// its end is passed on here, because the link's own list did not have the session.
-    fn part(self: &Arc<Self>, sender: &Arc<LinkSender>) {
-        sender.part(self.key.id);
+    fn detach(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+        sender.detach(self.key.id);
         let back = self.lock().state.path() == Some(sender.id);
-        if back && !sender.join(self.key.id) {
+        if back && !sender.attach(self.key.id) {
             self.link_ended(sender.id, None, Instant::now());
         }
     }
@@ -269,16 +269,16 @@ impl SessionCore {
 
 impl Inner {
     /// Gives the session up; `at_once`: nothing of it is kept until the far end has heard of that.
-    fn abandon(&mut self, why: SessionError, at_once: bool) -> Effects {
+    fn abandon(&mut self, why: SessionError, at_once: bool) -> Actions {
         let effects = self.state.abandon(why, Instant::now());
-        let (gone, last) = if at_once { self.state.give_way() } else { (false, effects) };
+        let (gone, last) = if at_once { self.state.evict() } else { (false, effects) };
         if gone { last } else { effects }
     }
 
     /// Makes the link of `sender` the one that it runs on. The link before it is left once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
-            self.standing = Standing::default();
+            self.standing = FlowState::default();
             self.left = self.sender.replace(sender.clone());
         }
     }
@@ -309,14 +309,14 @@ impl FrameSource for SessionCore {
         let (frame, effects) = inner.state.next_frame(link, 0);
         inner.time(frame.as_ref(), now);
         let frame = frame.map(|frame| self.complete(frame, &inner));
-        self.settle(inner, effects);
+        self.apply_actions(inner, effects);
         (frame, false)
     }
 
     fn next_turn(
         self: Arc<Self>,
         link: LinkId,
-        turn: &Turn<Arc<dyn FrameSource>>,
+        turn: &QueuedFlow<Arc<dyn FrameSource>>,
         longest: usize,
         most: usize,
         now: Instant,
@@ -324,9 +324,9 @@ impl FrameSource for SessionCore {
         let mut inner = self.lock();
         let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
         let (mut frame, mut effects) =
-            if held { (None, Effects::default()) } else { inner.state.next_frame(link, longest) };
-        if let Some(SessionFrame::Broken { refusal, .. }) = &frame
-            && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.has(Dialect::BREAKS))
+            if held { (None, Actions::default()) } else { inner.state.next_frame(link, longest) };
+        if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
+            && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
         {
             let (reset, over) = inner.state.reset_instead(refusal.clone());
             (frame, effects) = (Some(reset), over);
@@ -343,7 +343,7 @@ impl FrameSource for SessionCore {
         if inner.in_turns == Some(link) && backlog.is_none() {
             inner.in_turns = None;
         }
-        self.settle(inner, effects);
+        self.apply_actions(inner, effects);
         SendOutcome { frame, bytes, standing, backlog }
     }
 }
@@ -358,7 +358,7 @@ impl SessionCore {
             SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
                 if !inner.speaks_to_cloud() =>
             {
-                *opener = process().map(Opener::Pod);
+                *opener = process().map(Opener::Server);
             }
             _ => {}
         }
@@ -369,7 +369,7 @@ impl SessionCore {
 impl Inner {
     /// The turns that it needs on its link and has not asked for yet. The marks `in_control` and `in_turns` name the
     /// link, so an entry that still waits on an older link does not count.
-    pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
+    pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
         let link = Some(sender.id);
         let asked = self.in_control.filter(|(at, _)| Some(*at) == link).map(|(_, control)| control);
@@ -384,11 +384,11 @@ impl Inner {
         if data.is_some() {
             self.in_turns = link;
         }
-        Some((sender.clone(), SendIntent { control, data: data.map(|backlog| (self.standing, backlog)) }))
+        Some((sender.clone(), SendRequest { control, data: data.map(|backlog| (self.standing, backlog)) }))
     }
 
     fn speaks_to_cloud(&self) -> bool {
-        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Cloud(_)))
+        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Server(_)))
     }
 
     /// Records when a credit is sent, and discards a measurement when the session moves to another path.
@@ -405,15 +405,15 @@ impl Inner {
 
 impl SessionCore {
     /// What the link knows of the way to the session's far end.
-    pub(crate) fn way(&self, inner: &Inner) -> Way {
-        let Some(sender) = &inner.sender else { return Way::default() };
+    pub(crate) fn path_rtt(&self, inner: &Inner) -> LinkRtt {
+        let Some(sender) = &inner.sender else { return LinkRtt::default() };
         let far = match self.opener.get() {
-            Some(Opener::Pod(opener)) => Some(*opener),
+            Some(Opener::Server(opener)) => Some(*opener),
             Some(Opener::Node(_)) | None => inner.state.instance(),
         };
         // An edge relays nothing. A pod may, so there the far end's process is compared with the link's.
         let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);
-        Way { latest: sender.round_trip(), least: sender.least_round_trip().filter(|_| ends_there) }
+        LinkRtt { latest: sender.round_trip(), least: sender.min_rtt().filter(|_| ends_there) }
     }
 
     /// Opener: sends Open over the link of `sender`, or Resume if `again`. An Open is believed to reach `process`, if
@@ -424,15 +424,15 @@ impl SessionCore {
     /// `again` fits the state. The session joins the link's members first: if the link has ended already, the state
     /// learns that at once, and if it ends later, its list has the session.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
-        let alive = sender.join(self.key.id);
+        let alive = sender.attach(self.key.id);
         let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
         let mut here = false;
         let mut left = None;
-        self.act(|inner| {
+        self.with_state(|inner| {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
             let epoch = inner.state.epoch();
             let meant = again == inner.state.needs_path();
-            let effects = if meant { inner.state.ask(sender.id) } else { Effects::default() };
+            let effects = if meant { inner.state.ask(sender.id) } else { Actions::default() };
             if meant {
                 inner.state.asks_of(process);
             }
@@ -453,7 +453,7 @@ impl SessionCore {
         }
         // The session was resumed elsewhere, or ended, while its seeker waited for this link.
         if !here {
-            self.part(sender);
+            self.detach(sender);
         }
     }
 
@@ -461,9 +461,9 @@ impl SessionCore {
     /// Lost to the far end, unless another thread has moved the session meanwhile.
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         let mut left = None;
-        self.act(|inner| {
+        self.with_state(|inner| {
             if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
-                return Effects::default();
+                return Actions::default();
             }
             left = Some(inner.state.epoch());
             inner.state.link_ended(sender.id, None, Instant::now())
@@ -475,7 +475,7 @@ impl SessionCore {
 
     /// The link has ended; `why` is given if its peer cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
-        self.act(|inner| inner.state.link_ended(link, why, now));
+        self.with_state(|inner| inner.state.link_ended(link, why, now));
     }
 
     /// The right to look for a path, if the session has none, needs one, and nobody has that right yet. All is decided
@@ -506,7 +506,7 @@ impl SessionCore {
 
     /// Whether its last frame waits for its turn on the path that it has.
     pub(crate) fn owes_last_frame(&self) -> bool {
-        self.lock().state.owes_last_frame()
+        self.lock().state.has_pending_close()
     }
 
     /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,
@@ -514,15 +514,15 @@ impl SessionCore {
     pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
         let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
         let mut undelivered = false;
-        self.act(|inner| {
+        self.with_state(|inner| {
             if long(inner.state.departed_since()) {
-                let (given, effects) = inner.state.give_way();
+                let (given, effects) = inner.state.evict();
                 undelivered = given;
                 effects
             } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
                 inner.state.give_up(why.clone())
             } else {
-                Effects::default()
+                Actions::default()
             }
         });
         undelivered
@@ -530,12 +530,12 @@ impl SessionCore {
 
     /// Ends an acceptor here that its opener left before it was open, because a Resume names another process as the
     /// acceptor. True if there was one; the session may then be relayed through this process.
-    pub(crate) fn yields(self: &Arc<Self>) -> bool {
+    pub(crate) fn supersede(self: &Arc<Self>) -> bool {
         let mut yields = false;
-        self.act(|inner| {
+        self.with_state(|inner| {
             yields = !inner.state.is_opener();
-            let why = SessionError::new(Code::Unknown, "its opener went to another process");
-            if yields { inner.state.give_up(why) } else { Effects::default() }
+            let why = SessionError::new(ErrorCode::UnknownSession, "its opener went to another process");
+            if yields { inner.state.give_up(why) } else { Actions::default() }
         });
         yields
     }
@@ -559,7 +559,7 @@ pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
     fn departed(&self, id: SessionId);
 
     /// Forgets a session that is over, for the given reason if it did not end in good order.
-    fn forget(&self, id: SessionId, why: Option<Code>);
+    fn forget(&self, id: SessionId, why: Option<ErrorCode>);
 }
 
 // The lines by which a session can be followed through logs: one for each change of its phase, its path or its epoch.
@@ -568,7 +568,7 @@ pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
 
 /// The part of an end's state that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stage {
+pub(crate) struct LoggedState {
     phase: Phase,
     epoch: u64,
     link: Option<LinkId>,
@@ -579,12 +579,12 @@ pub(crate) struct Stage {
 /// A change that is to be logged once the lock is released.
 #[derive(Debug)]
 pub(crate) struct Change {
-    before: Stage,
-    now: Stage,
+    before: LoggedState,
+    now: LoggedState,
     why: Option<SessionError>,
 }
 
-impl Stage {
+impl LoggedState {
     pub(crate) fn of(state: &SessionState) -> Self {
         Self {
             phase: state.phase(),
@@ -605,16 +605,16 @@ impl Stage {
     /// The change as a sentence for people.
     fn sentence(&self, before: &Self) -> &'static str {
         match (self.phase, self.link) {
-            (Phase::Asking, Some(_)) => "the far end is asked to open the session",
-            (Phase::Asking, None) => "the session has no link over which it could be opened",
-            (Phase::Dialling, _) => "the session has another path while its target is dialled",
+            (Phase::Opening, Some(_)) => "the far end is asked to open the session",
+            (Phase::Opening, None) => "the session has no link over which it could be opened",
+            (Phase::Accepting, _) => "the session has another path while its target is dialled",
             (Phase::Open, _) if self.resumed > before.resumed => "the session is resumed",
             (Phase::Open, _) => "the session is open",
             (Phase::Parked, _) => "the session has lost its path and is parked",
             (Phase::Resuming, _) => "the far end is asked to resume the session",
-            (Phase::Delivered, _) => "all bytes of the session are sent and received",
-            (Phase::Leaving, _) => "the session sends its last frame",
-            (Phase::Gone, _) => "the session is over",
+            (Phase::LastAck, _) => "all bytes of the session are sent and received",
+            (Phase::Closing, _) => "the session sends its last frame",
+            (Phase::Closed, _) => "the session is over",
         }
     }
 }
@@ -622,7 +622,7 @@ impl Stage {
 impl Inner {
     /// The change by the last step that is to be logged, if any.
     pub(crate) fn change(&mut self) -> Option<Change> {
-        let now = Stage::of(&self.state);
+        let now = LoggedState::of(&self.state);
         if now == self.logged {
             return None;
         }
@@ -659,7 +659,7 @@ pub struct SessionView {
     /// The link that it runs on; `None` while it has none.
     pub link: Option<LinkId>,
     /// When this end was made.
-    pub begun: Instant,
+    pub started: Instant,
     /// How often it was resumed on another link.
     pub resumed: u32,
     /// Bytes that were written to it here.
@@ -680,7 +680,7 @@ impl SessionCore {
             opened_for: state.opened_for(),
             phase: word(state.phase()),
             link: state.path(),
-            begun: self.begun,
+            started: self.started,
             resumed: state.resumed(),
             sent_bytes: state.send.written(),
             received_bytes: state.recv.taken() + state.recv.queued() as u64,
@@ -700,11 +700,11 @@ impl SessionCore {
 
 fn word(phase: Phase) -> &'static str {
     match phase {
-        Phase::Asking | Phase::Dialling => "opening",
+        Phase::Opening | Phase::Accepting => "opening",
         Phase::Open => "open",
         Phase::Parked => "parked",
         Phase::Resuming => "resuming",
-        Phase::Delivered | Phase::Leaving | Phase::Gone => "ending",
+        Phase::LastAck | Phase::Closing | Phase::Closed => "ending",
     }
 }
 

@@ -16,24 +16,24 @@ use tokio::time::Instant;
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName, SessionId, Target};
 use crate::link::lock;
-use crate::link::relay::{Attempt, Claim, RelayTable, Stand};
+use crate::link::relay::{Attempt, AttemptState, AttemptStatus, RelayTable};
 use crate::link::sender::signals::{UNKNOWN, unknown};
 use crate::link::sender::{DetachedSessions, LinkSender};
-use crate::link::session::stream::{Offer, Parked, PendingOpen};
+use crate::link::session::stream::{IncomingSession, Parked, PendingOpen};
 use crate::link::session::{SessionCore, SessionHost, SessionView};
 use crate::link::table::closed::{Clients, Tombstones, source};
 use crate::proto::budget::{Budget, Reservation};
 use crate::proto::frame::{
-    Category, Code, Conflict, Found, Load, Opener, Remote, SessionError, SessionFrame, SessionKey,
+    Category, Conflict, ErrorCode, Found, Load, Opener, Remote, SessionError, SessionFrame, SessionKey,
 };
-use crate::proto::halves::{RecvHalf, SendHalf, Windows};
+use crate::proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use crate::proto::state::SessionState;
 
 /// What one process allows itself.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     /// Receive windows of each session.
-    pub windows: Windows,
+    pub windows: WindowLimits,
     /// Bytes that may be promised to peers, and the same again kept for them.
     pub memory: usize,
     /// Sessions at once.
@@ -48,8 +48,8 @@ pub struct SessionTable {
     instance: Instance,
     limits: SessionLimits,
     metrics: Metrics,
-    promised: Arc<Budget>,
-    kept: Arc<Budget>,
+    reserved: Arc<Budget>,
+    unacked: Arc<Budget>,
     /// What plain peers have sent, to whom nothing was promised.
     pub(crate) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
@@ -61,7 +61,7 @@ pub struct SessionTable {
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
     /// Of these, the sessions for which no task looks for a path yet.
-    unsought: Mutex<VecDeque<Parked>>,
+    unsearched: Mutex<VecDeque<Parked>>,
     /// Notified when there is one more.
     came: Notify,
     pub(crate) relays: RelayTable,
@@ -71,7 +71,7 @@ pub struct SessionTable {
 #[derive(Debug)]
 pub enum Event {
     /// The far end wants to open a session here.
-    Offer(Offer),
+    Incoming(IncomingSession),
     /// A session that was opened here has lost its path.
     Parked(Parked),
     /// A request to reach a node through this pod.
@@ -97,13 +97,13 @@ impl SessionTable {
     /// An empty table of the process `instance`.
     pub fn new(instance: Instance, limits: SessionLimits, metrics: Metrics) -> Arc<Self> {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
-        let most = MOST_PASSING.min(limits.memory).max(largest);
+        let most = MAX_RELAY_QUEUE.min(limits.memory).max(largest);
         let relays = RelayTable::new(most, limits.memory.max(most));
         let table = Arc::new(Self {
             instance,
             metrics,
-            promised: Budget::new(limits.memory),
-            kept: Budget::new(limits.memory),
+            reserved: Budget::new(limits.memory),
+            unacked: Budget::new(limits.memory),
             unpromised: Budget::new(limits.memory / 2),
             limits,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -112,7 +112,7 @@ impl SessionTable {
             ended: Mutex::default(),
             clients: Mutex::default(),
             departed: Mutex::default(),
-            unsought: Mutex::default(),
+            unsearched: Mutex::default(),
             came: Notify::new(),
             relays,
         });
@@ -137,7 +137,7 @@ impl SessionTable {
 
     /// Bytes promised to peers, and bytes kept for them.
     pub fn memory(&self) -> (usize, usize) {
-        (self.promised.used(), self.kept.used())
+        (self.reserved.used(), self.unacked.used())
     }
 
     /// Bytes that have arrived and were not read, in all sessions.
@@ -168,7 +168,7 @@ impl SessionTable {
     }
 
     /// Number of sessions that are relayed, or for which a path is sought, and the bytes that wait for them.
-    pub fn passing(&self) -> (usize, usize) {
+    pub fn relayed(&self) -> (usize, usize) {
         (self.relays.len(), self.relays.queued())
     }
 
@@ -188,10 +188,10 @@ impl SessionTable {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        let start = self.limits.windows.start >> self.promised.scarcity();
-        let promised = self.promised.claim(usize::try_from(start).ok()?)?;
-        let windows = Windows { start, max: self.limits.windows.max };
-        Some((SendHalf::new(self.kept.share()), RecvHalf::new(windows, promised)))
+        let start = self.limits.windows.start >> self.reserved.pressure();
+        let promised = self.reserved.try_reserve(usize::try_from(start).ok()?)?;
+        let windows = WindowLimits { start, max: self.limits.windows.max };
+        Some((SendHalf::new(self.unacked.reservation()), RecvHalf::new(windows, promised)))
     }
 
     pub(crate) fn insert(&self, shared: &Arc<SessionCore>) {
@@ -212,7 +212,7 @@ impl SessionTable {
 
 /// Bytes that may wait for one session that passes through, in one direction: as far as there is memory for that, and
 /// never below the largest window.
-const MOST_PASSING: usize = 8 << 20;
+const MAX_RELAY_QUEUE: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
 
@@ -229,7 +229,7 @@ impl SessionTable {
         now: Instant,
     ) -> Option<Event> {
         let opener = frame.opener().and_then(|said| {
-            *said = Opener::vouched(said.take(), &sender.peer, sender.instance);
+            *said = Opener::verified(said.take(), &sender.peer, sender.instance);
             said.clone()
         });
         let mut known = self.session(key.id);
@@ -240,11 +240,11 @@ impl SessionTable {
         if let SessionFrame::Resume { instance: Some(meant), .. } = &frame
             && *meant != self.instance
         {
-            known = known.filter(|shared| !shared.yields());
+            known = known.filter(|shared| !shared.supersede());
         }
         let Some(shared) = known else { return self.on_foreign_frame(sender, key, frame) };
         // A Reset from a pod on the way sends its opener elsewhere.
-        let parks = matches!(frame, SessionFrame::Lost { .. } | SessionFrame::Reset { .. });
+        let parks = matches!(frame, SessionFrame::PathLost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
         if !shared.on_frame(sender, frame, now) {
             self.metrics.frames_dropped.count("out_of_place");
@@ -268,10 +268,10 @@ impl SessionTable {
     ) -> Option<Event> {
         let edge = match &sender.peer {
             Remote::Edge(edge) => Some(edge),
-            Remote::Cloud(_) | Remote::Pod => None,
+            Remote::Server(_) | Remote::Peer => None,
         };
         // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
-        let elsewhere = !matches!(sender.peer, Remote::Cloud(_));
+        let elsewhere = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
             SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
                 // An edge must never borrow another front end's rights, nor another's name.
@@ -291,10 +291,10 @@ impl SessionTable {
             SessionFrame::Open { .. } => {
                 let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
                 let open = OpenFrame { key, target, client, opener, limit, epoch };
-                self.offered(sender, open).map(Event::Offer)
+                self.on_open(sender, open).map(Event::Incoming)
             }
             SessionFrame::Resume { epoch, opener, .. } => {
-                sender.reply(&key, self.resumed_in_vain(key.id, opener.as_ref(), *epoch));
+                sender.reply(&key, self.failed_resumes(key.id, opener.as_ref(), *epoch));
                 None
             }
             _ => {
@@ -309,7 +309,7 @@ impl SessionTable {
     fn on_request(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
         let from = &attempt.from;
         let most = self.limits.sessions;
-        let too_many = if from.is_behind() || from.sessions() >= most {
+        let too_many = if from.is_reply_queue_full() || from.sessions() >= most {
             Some("too many sessions on this link at once")
         } else if self.relays.len() >= most && !self.relays.knows(attempt.key.id) {
             Some("too many sessions through this pod at once")
@@ -317,16 +317,16 @@ impl SessionTable {
             None
         };
         if let Some(why) = too_many {
-            let refusal = SessionError::new(Code::Busy, why);
+            let refusal = SessionError::new(ErrorCode::Overloaded, why);
             from.reply(&attempt.key, refused(&frame, refusal));
             return None;
         }
         match self.relays.on_request(&attempt) {
-            Claim::Newest => {
+            AttemptStatus::Newest => {
                 return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }
-            Claim::Old => self.metrics.frames_dropped.count("out_of_place"),
-            Claim::Foreign => self.foreign(from, &attempt.key, &frame),
+            AttemptStatus::Stale => self.metrics.frames_dropped.count("out_of_place"),
+            AttemptStatus::WrongOpener => self.foreign(from, &attempt.key, &frame),
         }
         None
     }
@@ -334,7 +334,7 @@ impl SessionTable {
     /// A peer that tries to resume another opener's session gets the same answer as for a session that does not exist.
     fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("not_the_opener");
-        from.reply(session, refused(frame, SessionError::new(Code::Unknown, UNKNOWN)));
+        from.reply(session, refused(frame, SessionError::new(ErrorCode::UnknownSession, UNKNOWN)));
     }
 }
 
@@ -358,16 +358,20 @@ pub(crate) struct OpenFrame {
 
 impl SessionTable {
     /// The offer of a session that ends here; `None` if it was refused, and then the opener gets Refused.
-    pub(crate) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: OpenFrame) -> Option<Offer> {
+    pub(crate) fn on_open(
+        self: &Arc<Self>,
+        sender: &Arc<LinkSender>,
+        open: OpenFrame,
+    ) -> Option<IncomingSession> {
         let OpenFrame { key, target, client, opener, limit, epoch } = open;
         let source = source(&client);
         let ended = lock(&self.ended).refusal(key.id);
         let halves = if let Some(refusal) = ended {
             Err(refusal)
-        } else if sender.is_behind() {
-            Err(SessionError::new(Code::Busy, "too many answers wait to be read on this link"))
+        } else if sender.is_reply_queue_full() {
+            Err(SessionError::new(ErrorCode::Overloaded, "too many answers wait to be read on this link"))
         } else {
-            self.halves_for(&source).ok_or_else(|| self.spent(&sender.peer))
+            self.halves_for(&source).ok_or_else(|| self.out_of_memory(&sender.peer))
         };
         let (send, mut recv) = match halves {
             Ok(halves) => halves,
@@ -388,15 +392,15 @@ impl SessionTable {
         lock(&self.clients).add(shared.key.id, &source);
         self.insert(&shared);
         // Known here before it is known there: a link that ends looks for its sessions here.
-        if !sender.join(shared.key.id) {
+        if !sender.attach(shared.key.id) {
             shared.link_ended(sender.id, None, Instant::now());
         }
-        let patience = if sender.resumes { PATIENCE } else { PLAIN_PATIENCE };
-        Some(Offer::new(shared, target, client, patience))
+        let patience = if sender.resumes { DIAL_TIMEOUT } else { PLAIN_DIAL_TIMEOUT };
+        Some(IncomingSession::new(shared, target, client, patience))
     }
 
     /// The answer to a Resume of a session that has no end here, and that no late Open makes one any more.
-    pub(crate) fn resumed_in_vain(&self, id: SessionId, opener: Option<&Opener>, epoch: u64) -> SessionFrame {
+    pub(crate) fn failed_resumes(&self, id: SessionId, opener: Option<&Opener>, epoch: u64) -> SessionFrame {
         self.add_unknown(id, opener);
         unknown(epoch)
     }
@@ -404,16 +408,17 @@ impl SessionTable {
     /// Room for one session more of a client. If there is none, the client that has more than it gives some of its own.
     fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
         // A session that gives way leaves memory at once, and the table once its far end has got the reset.
-        let given = || (0..MOST_GIVEN).take_while(|_| self.give_way(source)).find_map(|_| self.halves());
+        let given =
+            || (0..MAX_EVICTIONS).take_while(|_| self.evict_idle_session(source)).find_map(|_| self.halves());
         self.has_place().then(|| self.halves()).flatten().or_else(given)
     }
 
     /// A refusal for want of room, and which key of which program makes more: a cloud asks an edge, any other asks a
     /// pod.
-    fn spent(&self, peer: &Remote) -> SessionError {
+    fn out_of_memory(&self, peer: &Remote) -> SessionError {
         let (program, file) = match peer {
-            Remote::Cloud(_) => ("edge", "the node's edge.toml"),
-            Remote::Edge(_) | Remote::Pod => ("cloud", "that pod's cloud.toml"),
+            Remote::Server(_) => ("edge", "the node's edge.toml"),
+            Remote::Edge(_) | Remote::Peer => ("cloud", "that pod's cloud.toml"),
         };
         let most = self.limits.sessions;
         let why = match (self.len() >= most, program) {
@@ -423,16 +428,16 @@ impl SessionTable {
                 "no memory left there for another session: see [mode.{program}.session] memory in {file}"
             ),
         };
-        SessionError::new(Code::Busy, why)
+        SessionError::new(ErrorCode::Overloaded, why)
     }
 }
 
 /// Of one client, so many sessions may give way to one of another's: then there is room, or the one has no more.
-const MOST_GIVEN: usize = 8;
+const MAX_EVICTIONS: usize = 8;
 /// How long an edge may dial: less than the 12 s a front end waits.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same for a plain pod, which waits 5 s.
-const PLAIN_PATIENCE: Duration = Duration::from_millis(4500);
+const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
 // What each session asks of the table that keeps it.
 
@@ -442,14 +447,14 @@ impl SessionHost for SessionTable {
     }
 
     fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation) {
-        (self.unpromised.share(), link.room_unread(self.unpromised.limit() / 4))
+        (self.unpromised.reservation(), link.unread_reservation(self.unpromised.limit() / 4))
     }
 
     fn departed(&self, id: SessionId) {
         self.add_departed(id);
     }
 
-    fn forget(&self, id: SessionId, why: Option<Code>) {
+    fn forget(&self, id: SessionId, why: Option<ErrorCode>) {
         if self.shard(id).remove(&id).is_some() {
             if let Some(code) = why {
                 self.metrics.resets.count(code.name());
@@ -477,7 +482,7 @@ impl SessionTable {
     pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> Vec<Parked> {
         let why = (!sender.resumes).then(|| why.clone());
         let mut parked = Vec::new();
-        let DetachedSessions { own, relayed } = sender.disband();
+        let DetachedSessions { own, relayed } = sender.detach_all();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(sender.id, why.clone(), now);
             parked.extend(shared.parked());
@@ -506,16 +511,16 @@ impl SessionTable {
     }
 
     /// Whether any session with that node runs on that link, or passes through it.
-    pub fn leads(&self, sender: &LinkSender, node: &NodeName) -> bool {
+    pub fn has_sessions_on(&self, sender: &LinkSender, node: &NodeName) -> bool {
         self.on_link(sender).iter().any(|session| session.key.node == *node)
             || sender.relayed().iter().any(|session| session.node == *node)
     }
 
     /// What passes through that link to a node that is `meant` is to take another path: both ends of each session get
     /// Lost.
-    pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
+    pub fn detach_relays(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
         for session in sender.relayed().into_iter().filter(|session| meant(&session.node)) {
-            self.relays.lose(session.id, None);
+            self.relays.path_lost(session.id, None);
         }
     }
 
@@ -601,19 +606,21 @@ impl RelayRequest {
     }
 
     /// Waits until its opener does not wait for this attempt any more. Cancel safe.
-    pub async fn unwanted(&self) {
-        self.stands(|stand| stand == Stand::Over).await;
+    pub async fn wait_cancelled(&self) {
+        self.wait_attempt_state(|stand| stand == AttemptState::Done).await;
     }
 
     /// Tries a path: passes it on, and takes it back if the acceptor is not there. Tried while another path has not
     /// answered, this one is only for the next attempt: as only its opener moves a session, both ends get Lost.
     pub fn try_path(&self, to: &Arc<LinkSender>) {
-        let to = &to.carrier(self.attempt.key.id);
-        match (self.table.relays.stand(&self.attempt), &self.frame) {
-            (Stand::Sought, Some(frame)) if self.leads(to) => {
+        let to = &to.link_for(self.attempt.key.id);
+        match (self.table.relays.attempt_state(&self.attempt), &self.frame) {
+            (AttemptState::Searching, Some(frame)) if self.is_valid_next_hop(to) => {
                 self.table.relays.pass(&self.attempt, to, frame.clone(), true);
             }
-            (Stand::Tried, _) => self.table.relays.lose(self.attempt.key.id, Some(self.attempt.epoch)),
+            (AttemptState::Pending, _) => {
+                self.table.relays.path_lost(self.attempt.key.id, Some(self.attempt.epoch))
+            }
             _ => {}
         }
     }
@@ -621,13 +628,13 @@ impl RelayRequest {
     /// Waits until what was tried last is answered. Whether another path is to be tried: the acceptor is not there.
     /// Cancel safe.
     pub async fn path_failed(&self) -> bool {
-        self.stands(|stand| stand != Stand::Tried).await == Stand::Sought
+        self.wait_attempt_state(|stand| stand != AttemptState::Pending).await == AttemptState::Searching
     }
 
-    async fn stands(&self, is: impl Fn(Stand) -> bool) -> Stand {
+    async fn wait_attempt_state(&self, is: impl Fn(AttemptState) -> bool) -> AttemptState {
         loop {
             let changed = self.attempt.changed.notified();
-            let stand = self.table.relays.stand(&self.attempt);
+            let stand = self.table.relays.attempt_state(&self.attempt);
             if is(stand) {
                 return stand;
             }
@@ -635,9 +642,9 @@ impl RelayRequest {
         }
     }
 
-    fn leads(&self, to: &LinkSender) -> bool {
+    fn is_valid_next_hop(&self, to: &LinkSender) -> bool {
         let from = &self.attempt.from;
-        let second_hop = from.peer == Remote::Pod && to.peer == Remote::Pod;
+        let second_hop = from.peer == Remote::Peer && to.peer == Remote::Peer;
         let back = from.id == to.id || to.instance.is_some() && to.instance == from.instance;
         !second_hop && !back && to.resumes
     }
@@ -645,9 +652,12 @@ impl RelayRequest {
     /// Passes it on: this pod relays the session from now on. What came from a pod goes to no other pod, and
     /// nothing goes back to the process it came from; both are refused as *not here*.
     pub fn pass(mut self, to: &Arc<LinkSender>) {
-        let to = &to.carrier(self.attempt.key.id);
-        if !self.leads(to) {
-            return self.refuse(SessionError::new(Code::NotHere, "the node is not linked to this pod"));
+        let to = &to.link_for(self.attempt.key.id);
+        if !self.is_valid_next_hop(to) {
+            return self.refuse(SessionError::new(
+                ErrorCode::NodeNotConnected,
+                "the node is not linked to this pod",
+            ));
         }
         if let Some(frame) = self.frame.take() {
             self.table.relays.pass(&self.attempt, to, frame, false);
@@ -661,19 +671,19 @@ impl RelayRequest {
 
     /// Takes it as the session's acceptor; none if it cannot be one: a session to resume is not here, and a new one may
     /// be too many.
-    pub fn offer(mut self) -> Option<Offer> {
+    pub fn offer(mut self) -> Option<IncomingSession> {
         let Attempt { key, epoch, from, .. } = self.attempt.clone();
         let frame = self.frame.take();
-        if self.table.relays.stand(&self.attempt) != Stand::Sought {
+        if self.table.relays.attempt_state(&self.attempt) != AttemptState::Searching {
             return None;
         }
         let Some(SessionFrame::Open { target, limit, client, opener, .. }) = frame else {
-            let unknown = self.table.resumed_in_vain(key.id, self.attempt.opener.as_ref(), epoch);
+            let unknown = self.table.failed_resumes(key.id, self.attempt.opener.as_ref(), epoch);
             self.table.relays.end(&self.attempt, Some(unknown));
             return None;
         };
         self.table.relays.end(&self.attempt, None);
-        self.table.offered(&from, OpenFrame { key, target, client, opener, limit, epoch })
+        self.table.on_open(&from, OpenFrame { key, target, client, opener, limit, epoch })
     }
 
     fn answer(&mut self, refusal: SessionError) {
@@ -685,7 +695,7 @@ impl RelayRequest {
 
 impl Drop for RelayRequest {
     fn drop(&mut self) {
-        self.answer(SessionError::new(Code::Busy, "this pod is stopping"));
+        self.answer(SessionError::new(ErrorCode::Overloaded, "this pod is stopping"));
     }
 }
 

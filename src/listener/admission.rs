@@ -17,14 +17,14 @@ use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
-use crate::base::access_log::Access;
+use crate::base::access_log::AccessLogEntry;
 use crate::base::addresses::AddressBook;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::base::names::{NodeName, Target};
 use crate::base::policy::Networks;
 use crate::base::process::third_of_memory;
-use crate::listener::admission::destination::{Destination, OwnNode};
+use crate::listener::admission::destination::{Destination, EdgeRouting};
 use crate::listener::auth::AccessPolicy;
 use crate::listener::{self, Denial};
 use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler, Rejection};
@@ -34,9 +34,9 @@ use crate::net::listen::Accept;
 use crate::net::pool::Pool;
 use crate::net::socket::{Connection, Socket};
 use crate::proto::frame::Category;
-use crate::route::Route;
-use crate::session_io::copy::linger;
-use crate::session_io::{LocalPeer, Opened, carry};
+use crate::route::SessionRouter;
+use crate::session_io::copy::close_gracefully;
+use crate::session_io::{LocalPeer, OpenSession, run_session};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {
@@ -80,13 +80,13 @@ pub struct ListenerContext {
     /// Read buffers.
     pub pool: Pool,
     /// Opens the sessions.
-    pub route: Route,
+    pub route: SessionRouter,
     /// Finds the node at which an address, a pod or a Service is.
     pub addresses: Arc<AddressBook>,
     /// Dials what is at no node; `None`: nothing is dialled from here.
     pub direct: Option<DirectDialer>,
     /// The node at which all of this stands, and whose cloud dials what is at no node; `None`: at a pod.
-    pub own_node: Option<OwnNode>,
+    pub edge_routing: Option<EdgeRouting>,
     /// Counts connections, sessions and bytes.
     pub metrics: Metrics,
     /// Once it begins no client is let in; it waits for those that are.
@@ -101,31 +101,33 @@ impl ListenerContext {
     }
 
     /// It is stopping.
-    fn stops(&self) -> Denial {
-        Denial::Busy(if self.own_node.is_some() { "this edge is stopping" } else { "this pod is stopping" })
+    fn is_stopping(&self) -> Denial {
+        Denial::Busy(if self.edge_routing.is_some() {
+            "this edge is stopping"
+        } else {
+            "this pod is stopping"
+        })
     }
 
     /// There is no slot for another session.
-    fn full(&self, why: AcquireError) -> Denial {
-        Denial::Busy(match (why, &self.own_node) {
-            (AcquireError::ForOne, None) => {
+    fn no_permit(&self, why: AcquireError) -> Denial {
+        Denial::Busy(match (why, &self.edge_routing) {
+            (AcquireError::PerSource, None) => {
                 "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
             }
-            (AcquireError::ForAll, None) => {
-                "this pod is full: [mode.cloud.session] max of the pod is reached"
-            }
-            (AcquireError::ForOne, Some(_)) => "you have as many sessions as one client of this edge may",
-            (AcquireError::ForAll, Some(_)) => "this edge is full: it has as many sessions as it may",
+            (AcquireError::Total, None) => "this pod is full: [mode.cloud.session] max of the pod is reached",
+            (AcquireError::PerSource, Some(_)) => "you have as many sessions as one client of this edge may",
+            (AcquireError::Total, Some(_)) => "this edge is full: it has as many sessions as it may",
         })
     }
 }
 
 /// A session that was opened for a client.
-pub type Granted = Opened<Permit<ClientKey>>;
+pub type GrantedSession = OpenSession<Permit<ClientKey>>;
 
 /// How a client's handshake ended; `C` is its connection.
 #[derive(Debug)]
-pub enum HandshakeOutcome<C, T = Granted> {
+pub enum HandshakeOutcome<C, T = GrantedSession> {
     /// The client has its answer; from now on its connection carries the session's bytes.
     Opened {
         /// What was opened for it.
@@ -133,7 +135,7 @@ pub enum HandshakeOutcome<C, T = Granted> {
         /// The connection, without any wrapper of the handshake.
         socket: C,
         /// Bytes that came behind the head before the answer was sent.
-        early: Bytes,
+        buffered: Bytes,
     },
     /// The front end has served the client by itself, and no session is left to carry. The connection must be closed
     /// with care, if it is still there.
@@ -153,8 +155,8 @@ impl<C, T> HandshakeOutcome<C, T> {
     /// The same of another connection, made of this one.
     pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> HandshakeOutcome<D, T> {
         match self {
-            Self::Opened { session, socket, early } => {
-                HandshakeOutcome::Opened { session, socket: change(socket), early }
+            Self::Opened { session, socket, buffered } => {
+                HandshakeOutcome::Opened { session, socket: change(socket), buffered }
             }
             Self::Served(socket) => HandshakeOutcome::Served(socket.map(change)),
             Self::Denied(socket) => HandshakeOutcome::Denied(change(socket)),
@@ -168,21 +170,21 @@ impl<C, T> HandshakeOutcome<C, T> {
 pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: ListenerContext)
 where
     L: Accept,
-    F: ListenerProtocol<L::Stream>,
+    F: ListenerProtocol<L::AnyStream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = FairLimiter::new(Limits::slots(slots(context.own_node.is_some())));
+    let door = FairLimiter::new(Limits::slots(max_pending(context.edge_routing.is_some())));
     let entrance = AcceptLoop { listener, door, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
-    entrance.run(Arc::new(Front { front_end, context }), drain).await;
+    entrance.run(Arc::new(ProtocolHandler { front_end, context }), drain).await;
 }
 
-struct Front<F> {
+struct ProtocolHandler<F> {
     front_end: F,
     context: Arc<ListenerContext>,
 }
 
-impl<S, F> ConnectionHandler<S> for Front<F>
+impl<S, F> ConnectionHandler<S> for ProtocolHandler<F>
 where
     S: Connection + 'static,
     F: ListenerProtocol<S>,
@@ -192,23 +194,23 @@ where
     }
 
     fn admits(&self, from: SocketAddr) -> bool {
-        self.context.gate.load().admit(from.ip()).is_ok()
+        self.context.gate.load().check_source(from.ip()).is_ok()
     }
 
     fn rejection_bytes(&self, from: SocketAddr, why: Rejection) -> Bytes {
         let denial = match why {
-            Rejection::Forbidden => match self.context.gate.load().admit(from.ip()) {
+            Rejection::Forbidden => match self.context.gate.load().check_source(from.ip()) {
                 Err(denial) => denial,
                 Ok(()) => return Bytes::new(),
             },
             Rejection::Full => Denial::Busy("too many connections wait at once without a request"),
-            Rejection::Files => {
+            Rejection::OpenFiles => {
                 Denial::Busy("no files are left to open here: raise their limit (ulimit -Hn, LimitNOFILE)")
             }
         };
         let metrics = &self.context.metrics;
         metrics.sessions.refused(F::NAME, denial.name());
-        let mut access = Access::begin(F::NAME, from.to_string());
+        let mut access = AccessLogEntry::start(F::NAME, from.to_string());
         access.trace = listener::new();
         access.status = Some(denial.status().as_u16());
         let told = self.front_end.rejection_bytes(&denial, &access.trace);
@@ -230,11 +232,11 @@ where
             }
         };
         let socket = match head {
-            HandshakeOutcome::Opened { session, socket, early } => {
+            HandshakeOutcome::Opened { session, socket, buffered } => {
                 // The session has a slot of its own: strangers who fill the door must not end it.
                 drop(visit);
-                let client = Socket::with_early(socket, self.context.pool.clone(), early);
-                return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
+                let client = Socket::with_early(socket, self.context.pool.clone(), buffered);
+                return run_session(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
             HandshakeOutcome::Served(socket) => socket,
             HandshakeOutcome::Denied(socket) => Some(socket),
@@ -246,8 +248,8 @@ where
         };
         if let Some(socket) = socket {
             // Closed with care, so that the answer arrives; until then the client keeps its slot.
-            visit.waits();
-            linger(&mut Socket::new(socket, self.context.pool.clone())).await;
+            visit.mark_idle();
+            close_gracefully(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }
 }
@@ -267,14 +269,14 @@ pub(crate) const HEAD_BYTES: usize = 64 * 1024;
 
 /// How many connections to one front end may not have sent a head or not passed the checks: as many as have room for a
 /// head of the largest size in a quarter of what sessions may keep. An edge is a small machine.
-fn slots(at_edge: bool) -> usize {
-    let memory = third_of_memory(if at_edge { EDGE_MEMORY } else { POD_MEMORY }) / 4;
+fn max_pending(at_edge: bool) -> usize {
+    let memory = third_of_memory(if at_edge { EDGE_MEMORY } else { SERVER_MEMORY }) / 4;
     fd_limit::at_most(WAITING.min(memory / HEAD_BYTES), 8)
 }
 
 /// Connections to one front end at most that have not sent a head or not passed the checks, on any machine.
 pub(crate) const WAITING: usize = 4096;
-const POD_MEMORY: usize = 256 << 20;
+const SERVER_MEMORY: usize = 256 << 20;
 const EDGE_MEMORY: usize = 32 << 20;
 
 // One client at a front end: checks its request and opens the session.
@@ -292,7 +294,7 @@ pub struct OpenRequest {
 
 /// Who a client's connection proves it to be.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Proof {
+pub enum ClientIdentity {
     /// Nobody: a password is asked for if the gate wants one.
     #[default]
     None,
@@ -304,7 +306,7 @@ pub enum Proof {
 
 /// Why a client gets no session, and how much of that it may know.
 #[derive(Debug)]
-pub struct Denied {
+pub struct DeniedRequest {
     /// Why.
     pub denial: Denial,
     /// Whether the answer may show addresses and times.
@@ -328,11 +330,11 @@ pub struct Admission<'a> {
     from: SocketAddr,
     /// Who the connection itself proves the client to be. The front end sets it before it calls [`Self::open`] or
     /// [`Self::judge`]; no password is asked for then.
-    pub proof: Proof,
+    pub proof: ClientIdentity,
     /// Dropped once the head is read.
     head_done: Option<oneshot::Sender<()>>,
-    door: Option<Permit>,
-    session: Option<Permit<ClientKey>>,
+    connection_permit: Option<Permit>,
+    session_permit: Option<Permit<ClientKey>>,
 }
 
 /// What a client asked for and may have. It owns what it needs, so that it can outlive the visit.
@@ -343,7 +345,7 @@ pub struct AuthorizedRequest {
     category: Category,
     from: SocketAddr,
     destination: Destination,
-    access: Access,
+    access: AccessLogEntry,
 }
 
 impl<'a> Admission<'a> {
@@ -358,16 +360,16 @@ impl<'a> Admission<'a> {
             front: F::NAME,
             category: F::CATEGORY,
             from,
-            proof: Proof::None,
+            proof: ClientIdentity::None,
             head_done: Some(head_done),
-            door: Some(door),
-            session: None,
+            connection_permit: Some(door),
+            session_permit: None,
         }
     }
 
     /// Its slot at the door, until its session is opened.
     pub(crate) fn slot(&self) -> Option<&Permit> {
-        self.door.as_ref()
+        self.connection_permit.as_ref()
     }
 
     /// Address of the client.
@@ -390,13 +392,13 @@ impl<'a> Admission<'a> {
         &mut self,
         request: Result<OpenRequest, Denial>,
         trace: String,
-    ) -> Result<Granted, Denied> {
-        let permitted = self.judge(request, trace).await?;
-        let (permitted, slot) = permitted.enter().map_err(|denied| *denied)?;
+    ) -> Result<GrantedSession, DeniedRequest> {
+        let permitted = self.authorize(request, trace).await?;
+        let (permitted, slot) = permitted.acquire_permit().map_err(|denied| *denied)?;
         // Opening may take long; a client that has passed the checks must not keep others from the door meanwhile.
-        self.door = None;
+        self.connection_permit = None;
         permitted.open_in(slot).await.map_err(|(denied, slot)| {
-            self.session = Some(slot);
+            self.session_permit = Some(slot);
             denied
         })
     }
@@ -407,7 +409,7 @@ impl<'a> Admission<'a> {
         node: Result<NodeName, Denial>,
         target: &Target,
         client: &C,
-    ) -> Option<Result<Granted, Denied>> {
+    ) -> Option<Result<GrantedSession, DeniedRequest>> {
         let (target, credentials) = (target.clone(), HeaderMap::new());
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
         tokio::select! {
@@ -423,29 +425,29 @@ impl<'a> Admission<'a> {
     /// # Errors
     ///
     /// As [`Self::open`].
-    pub async fn judge(
+    pub async fn authorize(
         &mut self,
         request: Result<OpenRequest, Denial>,
         trace: String,
-    ) -> Result<AuthorizedRequest, Denied> {
+    ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.head_done = None;
-        if let Some(slot) = &self.door {
-            slot.busy();
+        if let Some(slot) = &self.connection_permit {
+            slot.mark_active();
         }
-        let mut access = Access::begin(self.front, self.from.to_string());
+        let mut access = AccessLogEntry::start(self.front, self.from.to_string());
         access.trace = trace;
         Span::current().record("trace", access.trace.as_str());
         let (context, category, from) = (Arc::clone(self.context), self.category, self.from);
         match self.check(request, &mut access).await {
             Ok(destination) => Ok(AuthorizedRequest { context, category, from, destination, access }),
-            Err(denial) => Err(Denied::new(denial, access, &context, from)),
+            Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }
     }
 
     /// The client was answered: from now on this process waits for it.
-    pub fn waits(&self) {
-        if let Some(slot) = &self.door {
-            slot.waits();
+    pub fn mark_idle(&self) {
+        if let Some(slot) = &self.connection_permit {
+            slot.mark_idle();
         }
     }
 
@@ -453,26 +455,27 @@ impl<'a> Admission<'a> {
     pub(crate) async fn check(
         &self,
         request: Result<OpenRequest, Denial>,
-        access: &mut Access,
+        access: &mut AccessLogEntry,
     ) -> Result<Destination, Denial> {
         let (gate, from) = (self.context.gate.load_full(), self.from.ip());
         // Checked again, as the config may have changed since the connection was accepted.
-        gate.admit(from)?;
+        gate.check_source(from)?;
         if self.context.drain.is_draining() {
-            return Err(self.context.stops());
+            return Err(self.context.is_stopping());
         }
         let OpenRequest { node, target, credentials } = request?;
         access.target = Some(target.clone());
         access.user = match &self.proof {
-            Proof::User(user) => Some(user.clone()),
-            Proof::Certificate(names) => Some(gate.recognise(names, self.front)?),
-            Proof::None => gate.identify(&credentials, from).await?,
+            ClientIdentity::User(user) => Some(user.clone()),
+            ClientIdentity::Certificate(names) => Some(gate.user_of_certificate(names, self.front)?),
+            ClientIdentity::None => gate.authenticate(&credentials, from).await?,
         };
         // kube-apiserver's egress selector sends every target here, also those that no edge reaches.
-        let trusted = self.category == Category::Egress && matches!(self.proof, Proof::Certificate(_));
+        let trusted =
+            self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
         let mut destination = gate.locate(node, target, self.context, trusted)?;
         access.node = Some(destination.node.clone());
-        let permit = |node: &_, port| gate.permit(access.user.as_deref(), from, node, port);
+        let permit = |node: &_, port| gate.authorize(access.user.as_deref(), from, node, port);
         permit(&destination.node, destination.target.port)?;
         destination.narrow(|node, port| permit(node, port).is_ok());
         Ok(destination)
@@ -502,7 +505,7 @@ impl AuthorizedRequest {
 
     /// Needs no session of its own: the one that serves it has a line in the access log.
     pub fn forget(self) {
-        self.access.forget();
+        self.access.discard();
     }
 
     /// Opens it; counts and logs that. Cancel safe: a dropped call leaves nothing behind.
@@ -510,27 +513,30 @@ impl AuthorizedRequest {
     /// # Errors
     ///
     /// The denial for the client.
-    pub async fn open(self) -> Result<Granted, Denied> {
-        let (permitted, slot) = self.enter().map_err(|denied| *denied)?;
+    pub async fn open(self) -> Result<GrantedSession, DeniedRequest> {
+        let (permitted, slot) = self.acquire_permit().map_err(|denied| *denied)?;
         permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)
     }
 
     /// Takes a slot among the sessions.
-    fn enter(self) -> Result<(Self, Permit<ClientKey>), Box<Denied>> {
+    fn acquire_permit(self) -> Result<(Self, Permit<ClientKey>), Box<DeniedRequest>> {
         let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
-        match self.context.sessions.try_enter(&key).map_err(|why| self.context.full(why)) {
+        match self.context.sessions.try_acquire(&key).map_err(|why| self.context.no_permit(why)) {
             Ok(slot) => Ok((self, slot)),
-            Err(full) => Err(Box::new(Denied::new(full, self.access, &self.context, self.from))),
+            Err(full) => Err(Box::new(DeniedRequest::new(full, self.access, &self.context, self.from))),
         }
     }
 
     /// Opens it in that slot, which comes back with a denial.
-    async fn open_in(self, slot: Permit<ClientKey>) -> Result<Granted, (Denied, Permit<ClientKey>)> {
+    async fn open_in(
+        self,
+        slot: Permit<ClientKey>,
+    ) -> Result<GrantedSession, (DeniedRequest, Permit<ClientKey>)> {
         let Self { context, category, from, destination, mut access } = self;
         let client = access.user.as_ref().map_or_else(|| from.to_string(), |user| format!("{user}@{from}"));
-        let begun = Instant::now();
+        let started = Instant::now();
         let opened = destination.open(&context, (category, client), &mut access).await;
-        context.metrics.opening.observe(begun.elapsed());
+        context.metrics.opening.observe(started.elapsed());
         match opened {
             Ok(session) => {
                 access.id = session.id();
@@ -538,17 +544,17 @@ impl AuthorizedRequest {
                 if let Some(id) = session.id() {
                     Span::current().record("session", field::display(id));
                 }
-                let alive = context.metrics.sessions.begin(access.front);
-                Ok(Opened { session, early: Bytes::new(), access, alive, slot })
+                let alive = context.metrics.sessions.start(access.front);
+                Ok(OpenSession { session, buffered: Bytes::new(), access, alive, permit: slot })
             }
-            Err(denial) => Err((Denied::new(denial, access, &context, from), slot)),
+            Err(denial) => Err((DeniedRequest::new(denial, access, &context, from), slot)),
         }
     }
 }
 
-impl Denied {
+impl DeniedRequest {
     /// Counts and logs it.
-    fn new(denial: Denial, mut access: Access, context: &ListenerContext, from: SocketAddr) -> Self {
+    fn new(denial: Denial, mut access: AccessLogEntry, context: &ListenerContext, from: SocketAddr) -> Self {
         let metrics = &context.metrics;
         metrics.sessions.refused(access.front, denial.name());
         access.status = Some(denial.status().as_u16());
@@ -579,7 +585,7 @@ impl ClientKey {
 
 /// The door to the sessions of all front ends of a pod: at once `most` in all, and `for_one` for one client.
 pub fn sessions(most: usize, for_one: usize) -> FairLimiter<ClientKey> {
-    FairLimiter::new(Limits { slots: most, for_one, waiting: 0, patience: None })
+    FairLimiter::new(Limits { permits: most, per_source: for_one, waiting: 0, idle_timeout: None })
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl AccessPolicy {
     /// # Errors
     ///
     /// [`Denial::Forbidden`] if not.
-    pub fn admit(&self, from: IpAddr) -> Result<(), Denial> {
+    pub fn check_source(&self, from: IpAddr) -> Result<(), Denial> {
         match &self.allow_from {
             Some(networks) if !networks.contains(from) => {
                 Err(Denial::Forbidden(format!("your address {} is not allowed here", plain(from))))
@@ -85,7 +85,7 @@ impl AccessPolicy {
     ///
     /// [`Denial::Credentials`] if the password is missing, [`Denial::Password`] if it is wrong; [`Denial::Busy`] if too
     /// many are being checked, [`Denial::WrongPasswords`] if too many from this address were wrong.
-    pub async fn identify(&self, head: &HeaderMap, from: IpAddr) -> Result<Option<String>, Denial> {
+    pub async fn authenticate(&self, head: &HeaderMap, from: IpAddr) -> Result<Option<String>, Denial> {
         match &self.logins {
             None => Ok(None),
             Some(logins) => logins.check(head, Source::of(from)).await.map(Some),
@@ -97,7 +97,7 @@ impl AccessPolicy {
     /// # Errors
     ///
     /// [`Denial::Forbidden`] if none is.
-    pub fn recognise(&self, names: &[String], front: &str) -> Result<String, Denial> {
+    pub fn user_of_certificate(&self, names: &[String], front: &str) -> Result<String, Denial> {
         let accepted = |name: &&String| self.names.iter().any(|glob| glob.matches(name));
         let user = names.iter().find(accepted).cloned();
         user.ok_or_else(|| Denial::unknown(names, front))
@@ -108,7 +108,13 @@ impl AccessPolicy {
     /// # Errors
     ///
     /// [`Denial::Forbidden`] if not.
-    pub fn permit(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> Result<(), Denial> {
+    pub fn authorize(
+        &self,
+        user: Option<&str>,
+        from: IpAddr,
+        node: &NodeName,
+        port: u16,
+    ) -> Result<(), Denial> {
         if self.rules.allows(user, from, node, port) {
             return Ok(());
         }
@@ -149,7 +155,7 @@ impl Users {
         if hashes.is_empty() {
             return Err(UsersError::Empty);
         }
-        Ok(Self { hashes, nobody: format!("$2b${cost:02}${NOBODY}") })
+        Ok(Self { hashes, nobody: format!("$2b${cost:02}${DUMMY_HASH}") })
     }
 
     /// How many users there are.
@@ -172,10 +178,10 @@ impl PasswordChecker {
             failures: Mutex::new(LoginThrottle::new()),
             keys: (RandomState::new(), RandomState::new()),
             turns: FairLimiter::new(Limits {
-                slots: at_work(),
-                for_one: usize::MAX,
+                permits: max_concurrent(),
+                per_source: usize::MAX,
                 waiting: WAITING,
-                patience: None,
+                idle_timeout: None,
             }),
         }
     }
@@ -192,14 +198,14 @@ impl PasswordChecker {
         if self.recent().holds(print, Instant::now()) {
             return Ok(name);
         }
-        self.listens_to(&who)?;
-        let turn = timeout(LOGIN_TIMEOUT, self.turns.enter(&from)).await;
+        self.check_throttle(&who)?;
+        let turn = timeout(LOGIN_TIMEOUT, self.turns.acquire(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // While this login waited, another with the same password may have been let in, or others may have failed.
         if self.recent().holds(print, Instant::now()) {
             return Ok(name);
         }
-        self.listens_to(&who)?;
+        self.check_throttle(&who)?;
         let right = tokio::task::spawn_blocking(move || {
             // The check takes the turn with it: a client that hangs up neither stops it nor frees the turn early.
             let _turn = turn;
@@ -215,8 +221,8 @@ impl PasswordChecker {
     }
 
     /// Fails if this source and user have given too many wrong passwords within a minute.
-    fn listens_to(&self, who: &Who) -> Result<(), Denial> {
-        let barred = self.failures().bar(who, Instant::now());
+    fn check_throttle(&self, who: &Who) -> Result<(), Denial> {
+        let barred = self.failures().check(who, Instant::now());
         if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
     }
 
@@ -268,7 +274,7 @@ fn bcrypt_cost(hash: &str) -> Option<u32> {
 }
 
 /// Salt and hash of a random password that nobody knows.
-const NOBODY: &str = "N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
+const DUMMY_HASH: &str = "N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
 
 /// bcrypt's least cost.
 const MIN_COST: u32 = 4;
@@ -277,7 +283,7 @@ const MIN_COST: u32 = 4;
 const MAX_COST: u32 = 14;
 
 /// Checks at once: each fills a processor, and the tunnel needs one itself. Where there is but one, they share it.
-fn at_work() -> usize {
+fn max_concurrent() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
 }
 

@@ -8,34 +8,34 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, info};
 
 use crate::listener::Denial;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, Proof, WAITING};
+use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, WAITING};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Socket;
-use crate::net::tls::handshake::{Acceptor, TlsAccepted, TlsSocket};
+use crate::net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
 use crate::proto::frame::Category;
-use crate::session_io::copy::linger;
+use crate::session_io::copy::close_gracefully;
 
 /// A front end behind TLS. A client that shows a certificate has its names.
 #[derive(Debug)]
-pub struct Tls<F> {
+pub struct OverTls<F> {
     front_end: F,
-    acceptor: Acceptor,
+    acceptor: TlsHandshaker,
     pool: Pool,
 }
 
 /// A front end on a unix socket. A client is its user on this machine: `uid=0` for root.
 #[derive(Debug)]
-pub struct Local<F>(pub F);
+pub struct OverUnix<F>(pub F);
 
-impl<F> Tls<F> {
+impl<F> OverTls<F> {
     /// Puts a front end behind TLS.
     pub fn new(front_end: F, tls: Reload<ServerConfig>, pool: Pool) -> Self {
-        Self { front_end, acceptor: Acceptor::new(tls, pool.clone(), WAITING), pool }
+        Self { front_end, acceptor: TlsHandshaker::new(tls, pool.clone(), WAITING), pool }
     }
 }
 
-impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for Tls<F> {
+impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> {
     const NAME: &'static str = F::NAME;
     const CATEGORY: Category = F::CATEGORY;
     type Connection = F::Connection;
@@ -55,32 +55,32 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for Tls<F> {
         visit: &mut Admission<'_>,
     ) -> HandshakeOutcome<F::Connection> {
         let Some(slot) = visit.slot() else { return HandshakeOutcome::Failed { cause: "tls", socket: None } };
-        let unshaken = match self.acceptor.accept(socket, visit.from(), slot).await {
+        let failure = match self.acceptor.accept(socket, visit.from(), slot).await {
             Ok(shaken) => {
                 // From now on this process waits for the client.
-                slot.waits();
+                slot.mark_idle();
                 if let Some(names) = shaken.names() {
-                    visit.proof = Proof::Certificate(names);
+                    visit.proof = ClientIdentity::Certificate(names);
                 }
-                let TlsAccepted { stream, turn, .. } = shaken;
+                let TlsAccepted { stream, permit: turn, .. } = shaken;
                 drop(turn);
                 return self.front_end.handshake(stream, visit).await;
             }
-            Err(unshaken) => unshaken,
+            Err(failure) => failure,
         };
         let refusals = &visit.context().metrics.refusals;
-        if unshaken.socket.is_some() && refusals.may_log(unshaken.cause, visit.from().ip()) {
-            info!("{unshaken}");
+        if failure.socket.is_some() && refusals.may_log(failure.cause, visit.from().ip()) {
+            info!("{failure}");
         }
-        if let Some(socket) = unshaken.socket {
+        if let Some(socket) = failure.socket {
             // Closed with care, so that the alert arrives.
-            linger(&mut Socket::new(socket, self.pool.clone())).await;
+            close_gracefully(&mut Socket::new(socket, self.pool.clone())).await;
         }
-        HandshakeOutcome::Failed { cause: unshaken.cause, socket: None }
+        HandshakeOutcome::Failed { cause: failure.cause, socket: None }
     }
 }
 
-impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for Local<F> {
+impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for OverUnix<F> {
     const NAME: &'static str = F::NAME;
     const CATEGORY: Category = F::CATEGORY;
     type Connection = F::Connection;
@@ -99,7 +99,7 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for Local<F> 
         visit: &mut Admission<'_>,
     ) -> HandshakeOutcome<F::Connection> {
         if let Ok(user) = socket.peer_cred() {
-            visit.proof = Proof::User(format!("uid={}", user.uid()));
+            visit.proof = ClientIdentity::User(format!("uid={}", user.uid()));
         }
         self.0.handshake(socket, visit).await
     }

@@ -20,8 +20,10 @@ use tokio::io::AsyncWriteExt;
 use tracing::{Span, field, info_span, warn};
 
 use crate::base::names::{NameError, Target};
-use crate::listener::admission::{Admission, Granted, HandshakeOutcome, ListenerProtocol, OpenRequest};
-use crate::listener::{self, Denial, NO_SSH, SSH, no_head, turn_away_http_2, turn_away_ssh, written};
+use crate::listener::admission::{
+    Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
+};
+use crate::listener::{self, Denial, NO_SSH, SSH, no_head, reject_http2, reject_ssh, written};
 use crate::net::socket::Connection;
 use crate::proto::frame::Category;
 
@@ -30,7 +32,7 @@ use crate::proto::frame::Category;
 pub struct Connect<M>(PhantomData<fn() -> M>);
 
 /// One of SuperEdge's modules that are asked with CONNECT.
-pub trait Module: 'static {
+pub trait ConnectVariant: 'static {
     /// Its name in metrics and the access log.
     const NAME: &'static str;
 
@@ -46,17 +48,17 @@ pub struct Ssh;
 #[derive(Debug, Default)]
 pub struct Egress;
 
-impl Module for Ssh {
+impl ConnectVariant for Ssh {
     const NAME: &'static str = "ssh";
     const CATEGORY: Category = Category::Ssh;
 }
 
-impl Module for Egress {
+impl ConnectVariant for Egress {
     const NAME: &'static str = "egress";
     const CATEGORY: Category = Category::Egress;
 }
 
-impl<C: Connection + 'static, M: Module> ListenerProtocol<C> for Connect<M> {
+impl<C: Connection + 'static, M: ConnectVariant> ListenerProtocol<C> for Connect<M> {
     const NAME: &'static str = M::NAME;
     const CATEGORY: Category = M::CATEGORY;
     type Connection = C;
@@ -85,7 +87,7 @@ pub(crate) async fn serve<C: Connection>(socket: C, visit: &mut Admission<'_>) -
     done
 }
 
-async fn open(head: Parts, visit: &mut Admission<'_>) -> Result<Granted, Response<Bytes>> {
+async fn open(head: Parts, visit: &mut Admission<'_>) -> Result<GrantedSession, Response<Bytes>> {
     let trace = listener::of(&head.headers);
     let opened = visit.open(parse(head), trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
@@ -104,7 +106,7 @@ where
     F: FnOnce(Parts) -> O,
     O: Future<Output = Result<T, Response<Bytes>>>,
 {
-    let Asked { request, mut socket, early } = match read(socket).await {
+    let ConnectHead { request, mut socket, buffered } = match read(socket).await {
         Ok(asked) => asked,
         Err((cause, socket)) => return HandshakeOutcome::Failed { cause, socket: Some(socket) },
     };
@@ -122,22 +124,22 @@ where
         return HandshakeOutcome::Failed { cause: "reset", socket: Some(socket) };
     }
     match opened {
-        Ok(session) => HandshakeOutcome::Opened { session, socket, early },
+        Ok(session) => HandshakeOutcome::Opened { session, socket, buffered },
         Err(_) => HandshakeOutcome::Denied(socket),
     }
 }
 
 /// A head that was read.
-struct Asked<C> {
+struct ConnectHead<C> {
     request: Parts,
     socket: C,
     /// What came behind it.
-    early: Bytes,
+    buffered: Bytes,
 }
 
 /// Lets hyper read a head, and takes the stream back from it before hyper does anything else. A malformed
 /// head is answered, with 400 or 431.
-async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
+async fn read<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
         *taken.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
@@ -155,13 +157,13 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     })
     .await;
     let parts = connection.into_parts();
-    let (mut socket, early) = (parts.io.into_inner(), parts.read_buf);
+    let (mut socket, buffered) = (parts.io.into_inner(), parts.read_buf);
     match (ended, request) {
-        (_, Some(request)) => Ok(Asked { request: request.into_parts().0, socket, early }),
+        (_, Some(request)) => Ok(ConnectHead { request: request.into_parts().0, socket, buffered }),
         (Ok(()), None) => Err(("no_head", socket)),
-        (Err(_), None) if turn_away_ssh(&mut socket, &early).await => Err((SSH, socket)),
+        (Err(_), None) if reject_ssh(&mut socket, &buffered).await => Err((SSH, socket)),
         (Err(error), None) => {
-            turn_away_http_2(&mut socket, &early).await;
+            reject_http2(&mut socket, &buffered).await;
             Err((no_head(&error), socket))
         }
     }

@@ -30,13 +30,15 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use crate::base::drain::Drain;
-use crate::base::metrics::{Metrics, Requests, UnderWay};
-use crate::listener::admission::{Denied, Granted, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext};
-use crate::listener::forward::message::{Content, ResponseBody, Upload, Wanted};
-use crate::listener::forward::upstream::{Unanswered, Upstream};
-use crate::listener::{Denial, no_head, turn_away_http_2};
+use crate::base::metrics::{InFlightGuard, InFlightRequests, Metrics};
+use crate::listener::admission::{
+    DeniedRequest, GrantedSession, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext,
+};
+use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
+use crate::listener::forward::upstream::{Upstream, UpstreamError};
+use crate::listener::{Denial, no_head, reject_http2};
 use crate::net::socket::{Connection, Socket};
-use crate::session_io::copy::deliver;
+use crate::session_io::copy::wait_acknowledged;
 
 /// Judges the requests of one client, and opens sessions for them.
 pub trait Router: Send {
@@ -49,20 +51,21 @@ pub trait Router: Send {
     /// # Errors
     ///
     /// The denial for the client.
-    fn judge(
+    fn route(
         &mut self,
         head: Result<&Parts, Denial>,
-    ) -> impl Future<Output = Result<Self::Way, Denied>> + Send;
+    ) -> impl Future<Output = Result<Self::Way, DeniedRequest>> + Send;
 
     /// Opens a session. Cancel safe: a dropped call leaves nothing behind.
     ///
     /// # Errors
     ///
     /// The denial for the client.
-    fn open(&mut self, way: &Self::Way) -> impl Future<Output = Result<Granted, Denied>> + Send;
+    fn open(&mut self, way: &Self::Way)
+    -> impl Future<Output = Result<GrantedSession, DeniedRequest>> + Send;
 
     /// The denial for the client of the last request that was judged, whose session gave no answer.
-    fn failed(&self, denial: Denial) -> Denied;
+    fn failed(&self, denial: Denial) -> DeniedRequest;
 
     /// The client has its answer, and is the one from whom something is expected now.
     fn answered(&self);
@@ -77,7 +80,7 @@ where
     R: Router,
 {
     socket.breaks_off(true);
-    let clock = Arc::new(Clock::new());
+    let clock = Arc::new(IdleTimer::new());
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
     let io = TokioIo::new(ClientIo::new(socket, Arc::clone(&clock)));
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
@@ -93,15 +96,15 @@ where
         let served = connection.poll_without_shutdown(cx);
         exchange.poll(cx);
         if let Poll::Ready(ended) = served {
-            return Poll::Ready(End::Hyper(ended));
+            return Poll::Ready(ServeEnd::Hyper(ended));
         }
         let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
         if silence.deadline() != deadline.at() {
             silence.as_mut().reset(deadline.at());
         }
         match (silence.as_mut().poll(cx), deadline) {
-            (Poll::Ready(()), Deadline::Head(_)) => return Poll::Ready(End::TooSlow),
-            (Poll::Ready(()), Deadline::Answer(_)) => return Poll::Ready(End::Gone),
+            (Poll::Ready(()), Deadline::Head(_)) => return Poll::Ready(ServeEnd::TooSlow),
+            (Poll::Ready(()), Deadline::Answer(_)) => return Poll::Ready(ServeEnd::Gone),
             (Poll::Ready(()), Deadline::Request(_)) => {
                 leaving = true;
                 Pin::new(&mut connection).graceful_shutdown();
@@ -113,42 +116,44 @@ where
     })
     .await;
     let parts = connection.into_parts();
-    let (socket, early) = parts.io.into_inner().into_parts(parts.read_buf);
-    finish(ended, socket, early, exchange.end(), context).await
+    let (socket, buffered) = parts.io.into_inner().into_parts(parts.read_buf);
+    finish(ended, socket, buffered, exchange.end(), context).await
 }
 
 type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
 
 /// Returns what is left of a client's connection.
 async fn finish<C: Connection>(
-    ended: End,
+    ended: ServeEnd,
     mut socket: C,
-    early: Bytes,
-    switched: Option<Granted>,
+    buffered: Bytes,
+    switched: Option<GrantedSession>,
     context: &ListenerContext,
 ) -> HandshakeOutcome<C> {
     let error = match (ended, switched) {
-        (End::Hyper(Ok(())), Some(session)) => return HandshakeOutcome::Opened { session, socket, early },
+        (ServeEnd::Hyper(Ok(())), Some(session)) => {
+            return HandshakeOutcome::Opened { session, socket, buffered };
+        }
         (ended, switched) => {
             if let Some(opened) = switched {
                 opened.break_off("client_failed", "the client's connection failed: it took no answer");
             }
             match ended {
-                End::Hyper(ended) => ended.err(),
-                End::TooSlow => {
+                ServeEnd::Hyper(ended) => ended.err(),
+                ServeEnd::TooSlow => {
                     socket.breaks_off(false);
                     return HandshakeOutcome::Failed { cause: "slow_head", socket: Some(socket) };
                 }
-                End::Gone => return HandshakeOutcome::Failed { cause: "reset", socket: None },
+                ServeEnd::Gone => return HandshakeOutcome::Failed { cause: "reset", socket: None },
             }
         }
     };
     if error.as_ref().is_some_and(hyper::Error::is_user) {
         // An answer was cut short, and must not look complete.
-        deliver(&mut Socket::new(socket, context.pool.clone())).await;
+        wait_acknowledged(&mut Socket::new(socket, context.pool.clone())).await;
         return HandshakeOutcome::Served(None);
     }
-    turn_away_http_2(&mut socket, &early).await;
+    reject_http2(&mut socket, &buffered).await;
     socket.breaks_off(false);
     match error {
         Some(error) => HandshakeOutcome::Failed { cause: no_head(&error), socket: Some(socket) },
@@ -157,7 +162,7 @@ async fn finish<C: Connection>(
 }
 
 /// How the serving of a client ended.
-enum End {
+enum ServeEnd {
     /// hyper's result.
     Hyper(hyper::Result<()>),
     /// The rest of a head did not come.
@@ -184,13 +189,13 @@ pub(crate) struct Exchange<R: Router> {
     router: tokio::sync::Mutex<R>,
     upstream: Upstream<R::Way>,
     /// What is left of HTTP once another protocol was agreed on.
-    switched: Mutex<Option<Granted>>,
-    clock: Arc<Clock>,
-    requests: Requests,
+    switched: Mutex<Option<GrantedSession>>,
+    clock: Arc<IdleTimer>,
+    requests: InFlightRequests,
 }
 
 impl<R: Router> Exchange<R> {
-    pub(crate) fn new(router: R, clock: Arc<Clock>, metrics: &Metrics, drain: &Drain) -> Self {
+    pub(crate) fn new(router: R, clock: Arc<IdleTimer>, metrics: &Metrics, drain: &Drain) -> Self {
         let upstream = Upstream::new(metrics, drain);
         let (router, requests) = (tokio::sync::Mutex::new(router), metrics.requests.clone());
         Self { router, upstream, switched: Mutex::new(None), clock, requests }
@@ -212,7 +217,7 @@ impl<R: Router> Exchange<R> {
     }
 
     /// Ends the session, if there is one; one that is not HTTP any more is given back.
-    pub(crate) fn end(self) -> Option<Granted> {
+    pub(crate) fn end(self) -> Option<GrantedSession> {
         self.upstream.close();
         self.switched.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,16 +229,17 @@ impl<R: Router> Exchange<R> {
         let (head, body) = request.into_parts();
         // Else hyper would have to read it to its end before the next request.
         let has_body = !body.is_end_stream();
-        self.clock.asks(has_body);
-        let request = self.requests.begin(head.method.as_str(), head.uri.path());
+        self.clock.on_head(has_body);
+        let request = self.requests.start(head.method.as_str(), head.uri.path());
         let answer = match self.forward(head, body, request).await {
             Ok(answer) => answer,
-            Err(Denied { denial, trusted, trace }) => {
+            Err(DeniedRequest { denial, trusted, trace }) => {
                 let mut answer = denial.answer(trusted, &trace);
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
                 }
-                answer.map(|body| ResponseBody::new(Content::Own(body.into()), Arc::clone(&self.clock)))
+                answer
+                    .map(|body| ResponseBody::new(ResponseSource::Own(body.into()), Arc::clone(&self.clock)))
             }
         };
         self.clock.passed();
@@ -245,19 +251,19 @@ impl<R: Router> Exchange<R> {
         &self,
         mut head: Parts,
         body: Incoming,
-        under_way: UnderWay,
-    ) -> Result<Response<ResponseBody>, Denied> {
+        under_way: InFlightGuard,
+    ) -> Result<Response<ResponseBody>, DeniedRequest> {
         let mut router = self.router.lock().await;
         let way = match message::check(&mut head) {
-            Ok(()) => router.judge(Ok(&head)).await?,
-            Err(denial) => router.judge(Err(denial)).await?,
+            Ok(()) => router.route(Ok(&head)).await?,
+            Err(denial) => router.route(Err(denial)).await?,
         };
         let (method, version) = (head.method.clone(), head.version);
         let upgrades = message::pass_request(&mut head, &body);
         let waits = version == Version::HTTP_11 && message::expects_continue(&head.headers);
-        let wanted = (waits && !body.is_end_stream()).then(Arc::<Wanted>::default);
+        let wanted = (waits && !body.is_end_stream()).then(Arc::<ContinueGate>::default);
         let mut request =
-            Request::from_parts(head, Upload::new(body, Arc::clone(&self.clock), wanted.clone()));
+            Request::from_parts(head, RequestBody::new(body, Arc::clone(&self.clock), wanted.clone()));
         if let Some(wanted) = wanted.clone() {
             hyper::ext::on_informational(&mut request, move |informational| {
                 if informational.status() == StatusCode::CONTINUE {
@@ -277,7 +283,7 @@ impl<R: Router> Exchange<R> {
         self.upstream.keep((reusable && !last).then_some(way), sender);
         if let Err(why) = message::pass_answer(&mut head, &body, &method) {
             self.upstream.close();
-            return Err(router.failed(Denial::Unanswered(why.to_owned())));
+            return Err(router.failed(Denial::UpstreamFailed(why.to_owned())));
         }
         if last {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -292,8 +298,8 @@ impl<R: Router> Exchange<R> {
         &self,
         router: &mut R,
         way: &R::Way,
-        mut request: Request<Upload>,
-    ) -> Result<(SendRequest<Upload>, Response<Incoming>), Denied> {
+        mut request: Request<RequestBody>,
+    ) -> Result<(SendRequest<RequestBody>, Response<Incoming>), DeniedRequest> {
         let mut kept = self.upstream.reuse(way).await;
         loop {
             let again = kept.as_ref().and_then(|_| self.repeatable(&request));
@@ -303,27 +309,29 @@ impl<R: Router> Exchange<R> {
                 None => {
                     let opened = router.open(way).await?;
                     let started = self.upstream.start(opened).await;
-                    started.map_err(|error| router.failed(Denial::Unanswered(error.to_string())))?
+                    started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?
                 }
             };
             let denial = match self.upstream.send(&mut sender, request).await {
                 Ok(answer) => return Ok((sender, answer)),
-                Err(Unanswered::Unsent(unsent)) if !fresh => {
+                Err(UpstreamError::Unsent(unsent)) if !fresh => {
                     request = *unsent;
                     continue;
                 }
-                Err(Unanswered::Unsent(_)) => Denial::Unanswered("it has ended the connection".to_owned()),
-                Err(Unanswered::Silence(why)) => match again {
+                Err(UpstreamError::Unsent(_)) => {
+                    Denial::UpstreamFailed("it has ended the connection".to_owned())
+                }
+                Err(UpstreamError::Silence(why)) => match again {
                     Some(again) => {
                         request = again;
                         continue;
                     }
-                    None => Denial::Unanswered(why),
+                    None => Denial::UpstreamFailed(why),
                 },
-                Err(Unanswered::Body) => {
+                Err(UpstreamError::Body) => {
                     Denial::Request("its body ends early, or is not chunked as it should be")
                 }
-                Err(Unanswered::Target(why)) => Denial::Unanswered(why),
+                Err(UpstreamError::Target(why)) => Denial::UpstreamFailed(why),
             };
             return Err(router.failed(denial));
         }
@@ -334,34 +342,34 @@ impl<R: Router> Exchange<R> {
         &self,
         answer: Response<Incoming>,
         requested: bool,
-        request: UnderWay,
+        request: InFlightGuard,
     ) -> Result<Response<ResponseBody>, Denial> {
         let (mut head, body) = answer.into_parts();
         let opened = self.upstream.switch().await;
         let Some(mut opened) = opened else {
-            return Err(Denial::Unanswered("the session is over".to_owned()));
+            return Err(Denial::UpstreamFailed("the session is over".to_owned()));
         };
         if !requested {
             let why = "it changes to another protocol, which nobody asked for";
             opened.break_off("bad_answer", why);
-            return Err(Denial::Unanswered(why.to_owned()));
+            return Err(Denial::UpstreamFailed(why.to_owned()));
         }
         message::pass_answer(&mut head, &body, &Method::GET)
-            .map_err(|why| Denial::Unanswered(why.to_owned()))?;
+            .map_err(|why| Denial::UpstreamFailed(why.to_owned()))?;
         opened.alive.carries(request);
         *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
-        let body = ResponseBody::new(Content::Own(Full::default()), Arc::clone(&self.clock));
+        let body = ResponseBody::new(ResponseSource::Own(Full::default()), Arc::clone(&self.clock));
         Ok(Response::from_parts(head, body))
     }
 
     /// A copy of a request that its target may get twice, RFC 9110 9.2.2. What is asked of another protocol its method
     /// does not tell: `kubectl exec` asks with GET.
-    fn repeatable(&self, request: &Request<Upload>) -> Option<Request<Upload>> {
+    fn repeatable(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
         let upgrades = request.headers().contains_key(UPGRADE);
         if upgrades || !request.method().is_idempotent() || !request.body().is_end_stream() {
             return None;
         }
-        let mut copy = Request::new(Upload::empty(Arc::clone(&self.clock)));
+        let mut copy = Request::new(RequestBody::empty(Arc::clone(&self.clock)));
         *copy.method_mut() = request.method().clone();
         *copy.uri_mut() = request.uri().clone();
         *copy.headers_mut() = request.headers().clone();
@@ -377,7 +385,7 @@ impl<R: Router> Exchange<R> {
 #[derive(Debug)]
 pub(crate) struct ClientIo<C> {
     io: C,
-    clock: Arc<Clock>,
+    clock: Arc<IdleTimer>,
     /// Read ahead. While hyper has not taken it, nothing more is read.
     ahead: Bytes,
     /// Whether the client may still read, if it has ended its direction.
@@ -385,14 +393,14 @@ pub(crate) struct ClientIo<C> {
 }
 
 impl<C: Connection> ClientIo<C> {
-    pub(crate) fn new(io: C, clock: Arc<Clock>) -> Self {
+    pub(crate) fn new(io: C, clock: Arc<IdleTimer>) -> Self {
         Self { io, clock, ahead: Bytes::new(), ended: None }
     }
 
-    /// The connection, and what was read of it behind the bytes `early`.
-    pub(crate) fn into_parts(self, early: Bytes) -> (C, Bytes) {
-        let early = if self.ahead.is_empty() { early } else { [early, self.ahead].concat().into() };
-        (self.io, early)
+    /// The connection, and what was read of it behind the bytes `buffered`.
+    pub(crate) fn into_parts(self, buffered: Bytes) -> (C, Bytes) {
+        let buffered = if self.ahead.is_empty() { buffered } else { [buffered, self.ahead].concat().into() };
+        (self.io, buffered)
     }
 
     /// A client for which bytes wait is slow, and not gone: then its system would have refused them.
@@ -476,11 +484,11 @@ const AHEAD: usize = 1024;
 
 /// What a client's connection is doing, and since when.
 #[derive(Debug)]
-pub(crate) struct Clock(Mutex<Inner>);
+pub(crate) struct IdleTimer(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    phase: Phase,
+    phase: ClientPhase,
     /// Whether a request's body has ended since the last look.
     asked: bool,
     /// Whether an answer was completed since the last look.
@@ -488,13 +496,13 @@ struct Inner {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Phase {
+enum ClientPhase {
     /// It has begun a head.
     Head(Instant),
     /// The body of its request is on its way.
-    Asking,
+    ReadingBody,
     /// Its request is there, and is being answered; by the time, if there is one, it must get some of that.
-    Answering(Option<Instant>),
+    Responding(Option<Instant>),
     /// It has its answer.
     Idle(Instant),
 }
@@ -510,29 +518,29 @@ pub(crate) enum Deadline {
     Answer(Instant),
 }
 
-impl Clock {
+impl IdleTimer {
     /// The clock of a client that has just come, and is expected to send a request.
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Inner { phase: Phase::Head(Instant::now()), asked: false, answered: false }))
+        Self(Mutex::new(Inner { phase: ClientPhase::Head(Instant::now()), asked: false, answered: false }))
     }
 
     /// A head is there, and a body may follow.
-    pub(crate) fn asks(&self, has_body: bool) {
-        self.lock().phase = if has_body { Phase::Asking } else { Phase::Answering(None) };
+    pub(crate) fn on_head(&self, has_body: bool) {
+        self.lock().phase = if has_body { ClientPhase::ReadingBody } else { ClientPhase::Responding(None) };
     }
 
     /// Nothing more is read of the request's body.
-    pub(crate) fn has_asked(&self) {
+    pub(crate) fn on_body_end(&self) {
         let mut inner = self.lock();
-        if let Phase::Asking = inner.phase {
-            inner.phase = Phase::Answering(None);
+        if let ClientPhase::ReadingBody = inner.phase {
+            inner.phase = ClientPhase::Responding(None);
             inner.asked = true;
         }
     }
 
     /// Whether nothing more is read of a request, and its answer is not complete.
     pub(crate) fn is_answering(&self) -> bool {
-        matches!(self.lock().phase, Phase::Answering(_))
+        matches!(self.lock().phase, ClientPhase::Responding(_))
     }
 
     /// Whether a request's body has ended since this was last asked.
@@ -542,7 +550,7 @@ impl Clock {
 
     /// An answer is complete.
     pub(crate) fn idle(&self) {
-        *self.lock() = Inner { phase: Phase::Idle(Instant::now()), asked: false, answered: true };
+        *self.lock() = Inner { phase: ClientPhase::Idle(Instant::now()), asked: false, answered: true };
     }
 
     /// Whether an answer was completed since this was last asked.
@@ -554,26 +562,26 @@ impl Clock {
     /// further request.
     pub(crate) fn deadline(&self, leaving: bool) -> Option<Deadline> {
         match self.lock().phase {
-            Phase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
-            Phase::Asking => None,
-            Phase::Answering(until) => until.map(Deadline::Answer),
-            Phase::Idle(since) if leaving => Some(Deadline::Answer(since + TAKE_TIME)),
-            Phase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
+            ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
+            ClientPhase::ReadingBody => None,
+            ClientPhase::Responding(until) => until.map(Deadline::Answer),
+            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + TAKE_TIME)),
+            ClientPhase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
         }
     }
 
     /// Something has come from the client.
     pub(crate) fn arrived(&self) {
         let mut inner = self.lock();
-        if let Phase::Idle(_) = inner.phase {
-            inner.phase = Phase::Head(Instant::now());
+        if let ClientPhase::Idle(_) = inner.phase {
+            inner.phase = ClientPhase::Head(Instant::now());
         }
     }
 
     /// The client has finished its direction. While its request is answered it is there if it `reads`: whoever has gone
     /// looks the same.
     pub(crate) fn finished(&self, reads: bool) {
-        if let Phase::Answering(until @ None) = &mut self.lock().phase {
+        if let ClientPhase::Responding(until @ None) = &mut self.lock().phase {
             let patience = if reads { FINISHED_TIME } else { Duration::ZERO };
             *until = Some(Instant::now() + patience);
         }
@@ -581,7 +589,7 @@ impl Clock {
 
     /// A part of the answer was passed on.
     pub(crate) fn passed(&self) {
-        if let Phase::Answering(Some(until)) = &mut self.lock().phase {
+        if let ClientPhase::Responding(Some(until)) = &mut self.lock().phase {
             *until = Instant::now() + FINISHED_TIME;
         }
     }

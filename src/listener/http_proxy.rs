@@ -14,7 +14,7 @@ use tracing::{Span, field, info_span};
 use crate::base::names::{NameError, Target};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::forward::forward;
-use crate::listener::requests::{Requests, credentials};
+use crate::listener::requests::{RequestRouter, credentials};
 use crate::listener::{Denial, connect};
 use crate::net::socket::{Connection, Hooked, ReadHook};
 use crate::proto::frame::Category;
@@ -37,7 +37,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
     }
 
     async fn handshake(&self, mut socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
-        let Ok(begin) = begin(&mut socket).await else {
+        let Ok(begin) = start(&mut socket).await else {
             return HandshakeOutcome::Failed { cause: "no_head", socket: Some(socket) };
         };
         let connects = begin == CONNECT;
@@ -46,7 +46,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
             connect::serve(socket, visit).await
         } else {
             let context = visit.context();
-            forward(socket, Requests::new(visit, plain), context).await
+            forward(socket, RequestRouter::new(visit, plain), context).await
         };
         // Its begin was read with the first head.
         served.map(|socket| socket.io)
@@ -69,7 +69,7 @@ fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
 }
 
 /// Reads as much as is needed to know a CONNECT from other requests.
-async fn begin<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
+async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
     let (mut space, mut have) = ([0; CONNECT.len()], 0);
     while have < CONNECT.len() && space.get(..have) == CONNECT.get(..have) {
         let room = space.get_mut(have..).unwrap_or_default();

@@ -18,10 +18,12 @@ use tracing::{Span, debug, field, info_span};
 use crate::base::names::{NodeName, Target};
 use crate::base::policy::ports::{PortTarget, ProxyPorts};
 use crate::listener::Denial;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest, Proof};
+use crate::listener::admission::{
+    Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, OpenRequest,
+};
 use crate::listener::forward::forward;
-use crate::listener::https::routing::Asker;
-use crate::listener::requests::{Requests, credentials};
+use crate::listener::https::routing::RoutingContext;
+use crate::listener::requests::{RequestRouter, credentials};
 use crate::net::reload::Reload;
 use crate::net::socket::Connection;
 use crate::net::tls::handshake::TlsSocket;
@@ -91,7 +93,7 @@ impl ListenerProtocol<TlsSocket> for Https {
 
     async fn handshake(&self, socket: TlsSocket, visit: &mut Admission<'_>) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.0.serve(socket, (name, 443), (None, || Denial::Unnamed), visit).await
+        self.0.serve(socket, (name, 443), (None, || Denial::NoNodeInHost), visit).await
     }
 }
 
@@ -111,7 +113,7 @@ impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
 
     async fn handshake(&self, socket: TlsSocket, visit: &mut Admission<'_>) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.port.serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::Unnamed), visit).await
+        self.port.serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::NoNodeInHost), visit).await
     }
 }
 
@@ -124,15 +126,15 @@ impl NodePort {
         visit: &mut Admission<'_>,
     ) -> HandshakeOutcome<C> {
         let (context, proof, from) = (visit.context(), visit.proof.clone(), visit.from().ip());
-        let shown = tls.is_none() || matches!(proof, Proof::Certificate(_));
+        let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
         let parse = |head: &Parts| {
             if !shown {
                 return Err(Denial::Forbidden("this port is for clients that show a certificate".to_owned()));
             }
             let gate = context.gate.load();
-            let asker = Asker {
+            let asker = RoutingContext {
                 server_name: server_name.as_deref(),
-                trusted: gate.trusts(&proof, from),
+                trusted: gate.is_trusted_proxy(&proof, from),
                 default_port,
                 gate: &gate,
                 addresses: &context.addresses,
@@ -140,7 +142,7 @@ impl NodePort {
             let (node, target) = self.place(head, &asker)?.ok_or_else(unnamed)?;
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        forward(socket, Requests::over(tls, visit, parse), context).await
+        forward(socket, RequestRouter::with_target_tls(tls, visit, parse), context).await
     }
 }
 
@@ -173,7 +175,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
         mut socket: TcpStream,
         visit: &mut Admission<'_>,
     ) -> HandshakeOutcome<TcpStream> {
-        let hello = match Hello::read(&mut socket).await {
+        let hello = match ClientHello::read(&mut socket).await {
             Ok(hello) => hello,
             Err(ClientHelloError { cause, why }) => {
                 debug!(%why, "no TLS ClientHello");
@@ -184,7 +186,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
             return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None };
         };
         match opened {
-            Ok(session) => HandshakeOutcome::Opened { session, socket, early: hello.bytes },
+            Ok(session) => HandshakeOutcome::Opened { session, socket, buffered: hello.bytes },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
                 Ok(()) => HandshakeOutcome::Denied(socket),
                 Err(_) => HandshakeOutcome::Failed { cause: "reset", socket: None },
@@ -195,7 +197,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
 
 /// A ClientHello.
 #[derive(Debug)]
-struct Hello {
+struct ClientHello {
     /// The name in its SNI.
     name: Option<String>,
     /// All bytes that were read, for the target.
@@ -211,7 +213,7 @@ struct ClientHelloError {
     why: String,
 }
 
-impl Hello {
+impl ClientHello {
     /// Reads until the ClientHello is there.
     async fn read(socket: &mut TcpStream) -> Result<Self, ClientHelloError> {
         let mut acceptor = Acceptor::default();
@@ -294,7 +296,7 @@ mod tests {
     }
 
     /// What is read of these bytes, sent piece by piece before the connection's end.
-    async fn read(bytes: &[u8], piece: usize) -> Result<Hello, ClientHelloError> {
+    async fn read(bytes: &[u8], piece: usize) -> Result<ClientHello, ClientHelloError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (client, accepted) =
             tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
@@ -308,12 +310,12 @@ mod tests {
             }
             let _ = client.shutdown().await;
         };
-        tokio::join!(Hello::read(&mut server), send).0
+        tokio::join!(ClientHello::read(&mut server), send).0
     }
 
     #[tokio::test]
     async fn the_name_is_found_and_every_byte_is_kept() {
-        let early = [hello("Node1.example.org"), b"more".to_vec()].concat();
+        let buffered = [hello("Node1.example.org"), b"more".to_vec()].concat();
         for (bytes, name, piece) in [
             (hello("node1"), Some("node1"), 4096),
             (hello("node1"), Some("node1"), 1),
@@ -322,8 +324,8 @@ mod tests {
             let hello = read(&bytes, piece).await.unwrap();
             assert_eq!((hello.name.as_deref(), hello.bytes), (name, Bytes::from(bytes)), "{piece}");
         }
-        let hello = read(&early, early.len()).await.unwrap();
-        assert_eq!(hello.bytes, early);
+        let hello = read(&buffered, buffered.len()).await.unwrap();
+        assert_eq!(hello.bytes, buffered);
         assert_eq!(hello.node().unwrap().as_str().to_lowercase(), "node1.example.org");
     }
 

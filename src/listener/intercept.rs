@@ -20,21 +20,21 @@ use crate::listener::Denial;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::net::socket::Connection;
 use crate::proto::frame::Category;
-use crate::registry::NotFound;
+use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 
 /// A listener to which the kernel leads what is meant for nodes.
 #[derive(Debug)]
 pub struct Intercept {
     /// Whose addresses are caught.
-    pub caught: Arc<Caught>,
+    pub intercepted: Arc<InterceptTable>,
     /// Which ports of nodes are those of their loopback.
     pub ports: watch::Receiver<ProxyPorts>,
 }
 
 /// The addresses that are caught, as of now.
 #[derive(Debug, Default)]
-pub struct Caught(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
+pub struct InterceptTable(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
 
 /// The node of an address that is caught.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct InterceptedNode {
     pub left: Option<Instant>,
 }
 
-impl Caught {
+impl InterceptTable {
     /// From now on these are caught.
     pub fn set(&self, nodes: HashMap<IpAddr, InterceptedNode>) {
         self.0.store(Arc::new(nodes));
@@ -60,7 +60,7 @@ impl InterceptedNode {
     /// The node, if it can be reached now.
     fn reachable(self) -> Result<NodeName, Denial> {
         let Some(left) = self.left else { return Ok(self.node) };
-        let missing = NotFound { seen: Some(left.elapsed()), ..NotFound::default() };
+        let missing = NodeNotFound { seen: Some(left.elapsed()), ..NodeNotFound::default() };
         Err(RouteError::Offline { node: self.node, missing }.into())
     }
 }
@@ -77,7 +77,7 @@ impl Intercept {
         if here.is_ok_and(|here| here == meant) {
             return Err("not_redirected");
         }
-        let node = self.caught.node(meant.ip()).ok_or("not_a_nodes_address")?;
+        let node = self.intercepted.node(meant.ip()).ok_or("not_a_nodes_address")?;
         let target = at(&node.node, meant, self.ports.borrow().is_on_loopback(meant.port()));
         Ok((node, target))
     }
@@ -111,7 +111,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
         match visit.open_at(node.reachable(), &target, &socket).await {
             None => HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None },
             Some(Err(_)) => HandshakeOutcome::Served(None),
-            Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, early: Bytes::new() },
+            Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
         }
     }
 }
@@ -143,14 +143,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_has_left_is_refused_with_the_time_that_it_is_gone() {
-        let caught = Caught::default();
+        let intercepted = InterceptTable::default();
         let ip = IpAddr::from([10, 0, 0, 7]);
-        caught
+        intercepted
             .set(HashMap::from([(ip, InterceptedNode { node: node("edge7"), left: Some(Instant::now()) })]));
         tokio::time::advance(Duration::from_secs(3)).await;
-        let denial = caught.node(ip).unwrap().reachable().unwrap_err();
+        let denial = intercepted.node(ip).unwrap().reachable().unwrap_err();
         assert_eq!(denial.to_string(), "node edge7 is not connected, last seen 3s ago");
         assert_eq!(InterceptedNode { node: node("edge7"), left: None }.reachable().unwrap(), node("edge7"));
-        assert_eq!(caught.node([10, 0, 0, 8].into()), None);
+        assert_eq!(intercepted.node([10, 0, 0, 8].into()), None);
     }
 }

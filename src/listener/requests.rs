@@ -10,17 +10,17 @@ use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::base::names::{NodeName, Target};
-use crate::listener::admission::{Admission, AuthorizedRequest, Denied, Granted, OpenRequest};
+use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, GrantedSession, OpenRequest};
 use crate::listener::forward::Router;
 use crate::listener::{self, Denial};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls;
-use crate::net::tls::handshake::Fault;
-use crate::session_io::Opened;
+use crate::net::tls::handshake::HandshakeError;
+use crate::session_io::OpenSession;
 
 /// Checks each request of one client, and finds its destination.
-pub(crate) struct Requests<'a, 'v, P> {
+pub(crate) struct RequestRouter<'a, 'v, P> {
     parse: P,
     visit: &'a mut Admission<'v>,
     /// The TLS that this process speaks with targets; `None`: whoever dials them does, if anybody.
@@ -32,14 +32,18 @@ pub(crate) struct Requests<'a, 'v, P> {
     trace: String,
 }
 
-impl<'a, 'v, P> Requests<'a, 'v, P> {
+impl<'a, 'v, P> RequestRouter<'a, 'v, P> {
     /// Those of a visitor; `parse` reads a head.
     pub(crate) fn new(visit: &'a mut Admission<'v>, parse: P) -> Self {
-        Self::over(None, visit, parse)
+        Self::with_target_tls(None, visit, parse)
     }
 
     /// As [`Self::new`], over TLS that this process speaks with the targets, which are to have their nodes' names.
-    pub(crate) fn over(tls: Option<Reload<ClientConfig>>, visit: &'a mut Admission<'v>, parse: P) -> Self {
+    pub(crate) fn with_target_tls(
+        tls: Option<Reload<ClientConfig>>,
+        visit: &'a mut Admission<'v>,
+        parse: P,
+    ) -> Self {
         Self { parse, visit, tls, permitted: None, trusted: false, trace: String::new() }
     }
 
@@ -51,20 +55,20 @@ impl<'a, 'v, P> Requests<'a, 'v, P> {
     }
 }
 
-impl<P> Router for Requests<'_, '_, P>
+impl<P> Router for RequestRouter<'_, '_, P>
 where
     P: Fn(&Parts) -> Result<OpenRequest, Denial> + Send + Sync,
 {
     /// The user, who may be another one with each request's password, and where it goes.
     type Way = (Option<String>, NodeName, Target);
 
-    async fn judge(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, Denied> {
+    async fn route(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, DeniedRequest> {
         self.let_go();
         self.trace = head.as_ref().map_or_else(|_| listener::new(), |head| listener::of(&head.headers));
         let request = head.and_then(&self.parse);
-        let permitted = self.visit.judge(request, self.trace.clone()).await?;
+        let permitted = self.visit.authorize(request, self.trace.clone()).await?;
         if let Some(slot) = self.visit.slot() {
-            slot.steps_aside();
+            slot.suspend();
         }
         let way = (permitted.user().map(str::to_owned), permitted.node().clone(), permitted.target().clone());
         self.trusted = permitted.is_trusted();
@@ -72,9 +76,9 @@ where
         Ok(way)
     }
 
-    async fn open(&mut self, (_, node, _): &Self::Way) -> Result<Granted, Denied> {
+    async fn open(&mut self, (_, node, _): &Self::Way) -> Result<GrantedSession, DeniedRequest> {
         let Some(permitted) = self.permitted.take() else {
-            return Err(self.failed(Denial::Unanswered("its session ended twice".to_owned())));
+            return Err(self.failed(Denial::UpstreamFailed("its session ended twice".to_owned())));
         };
         let opened = permitted.open().await?;
         let Some(tls) = &self.tls else { return Ok(opened) };
@@ -83,16 +87,16 @@ where
         encrypted.await.map_err(|fault| self.failed(Denial::TargetTls(fault)))
     }
 
-    fn failed(&self, denial: Denial) -> Denied {
-        Denied { denial, trusted: self.trusted, trace: self.trace.clone() }
+    fn failed(&self, denial: Denial) -> DeniedRequest {
+        DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone() }
     }
 
     fn answered(&self) {
-        self.visit.waits();
+        self.visit.mark_idle();
     }
 }
 
-impl<P> Drop for Requests<'_, '_, P> {
+impl<P> Drop for RequestRouter<'_, '_, P> {
     fn drop(&mut self) {
         self.let_go();
     }
@@ -100,21 +104,21 @@ impl<P> Drop for Requests<'_, '_, P> {
 
 /// Puts TLS over what was opened. Where that fails, the session has its line then.
 async fn encrypted(
-    opened: Granted,
+    opened: GrantedSession,
     node: &NodeName,
     config: Arc<ClientConfig>,
     pool: Pool,
-) -> Result<Granted, Fault> {
-    let Opened { session, early, mut access, alive, slot } = opened;
+) -> Result<GrantedSession, HandshakeError> {
+    let OpenSession { session, buffered, mut access, alive, permit: slot } = opened;
     let shaken = match tls::server_name(node.as_str()) {
-        Err(why) => Err(Fault::Other(why.to_string())),
-        Ok(name) => match timeout(SHAKEN_WITHIN, session.encrypted(config, name, pool)).await {
-            Ok(shaken) => shaken.map_err(|cause| Fault::of(&cause)),
-            Err(_) => Err(Fault::Other(format!("it did not finish within {SHAKEN_WITHIN:?}"))),
+        Err(why) => Err(HandshakeError::Other(why.to_string())),
+        Ok(name) => match timeout(TARGET_TLS_TIMEOUT, session.encrypted(config, name, pool)).await {
+            Ok(shaken) => shaken.map_err(|cause| HandshakeError::of(&cause)),
+            Err(_) => Err(HandshakeError::Other(format!("it did not finish within {TARGET_TLS_TIMEOUT:?}"))),
         },
     };
     match shaken {
-        Ok(session) => Ok(Opened { session, early, access, alive, slot }),
+        Ok(session) => Ok(OpenSession { session, buffered, access, alive, permit: slot }),
         Err(fault) => {
             let denial = Denial::TargetTls(fault.clone());
             access.status = Some(denial.status().as_u16());
@@ -126,7 +130,7 @@ async fn encrypted(
 }
 
 /// For TLS with a target, whose connection stands by then.
-const SHAKEN_WITHIN: Duration = Duration::from_secs(10);
+const TARGET_TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a password stands, if there is one.
 pub(crate) fn credentials(headers: &HeaderMap) -> HeaderMap {

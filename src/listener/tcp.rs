@@ -39,7 +39,7 @@ impl Tcp {
         if let Some(node) = &self.node {
             return Ok(node.clone());
         }
-        let (node, several) = self.finder.longest().ok_or(Denial::NoNodes)?;
+        let (node, several) = self.finder.oldest_link().ok_or(Denial::NoNodeConnected)?;
         if several && !self.warned.swap(true, Relaxed) {
             warn!(
                 %node,
@@ -53,7 +53,7 @@ impl Tcp {
     }
 
     /// What the target is sent before the client's first byte.
-    fn preface(&self, socket: &TcpStream, client: SocketAddr) -> Bytes {
+    fn proxy_header(&self, socket: &TcpStream, client: SocketAddr) -> Bytes {
         match socket.local_addr() {
             Ok(at) if self.send_proxy => {
                 accept_loop::header(client, SocketAddr::new(plain(at.ip()), at.port()))
@@ -79,8 +79,8 @@ impl ListenerProtocol<TcpStream> for Tcp {
         };
         match opened {
             Ok(session) => {
-                let early = self.preface(&socket, client);
-                HandshakeOutcome::Opened { session, socket, early }
+                let buffered = self.proxy_header(&socket, client);
+                HandshakeOutcome::Opened { session, socket, buffered }
             }
             Err(_) => {
                 // TCP has no answer for a denial; a connection that ends in good order would look like an empty answer.

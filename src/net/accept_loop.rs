@@ -62,7 +62,7 @@ pub enum Rejection {
     /// All slots are taken, and no holder has to give way.
     Full,
     /// So few file descriptors are left that they are kept for running connections.
-    Files,
+    OpenFiles,
 }
 
 /// Serves the connections that an [`AcceptLoop`] accepts.
@@ -91,14 +91,14 @@ impl Rejection {
         match self {
             Self::Forbidden => "forbidden",
             Self::Full => "too_many",
-            Self::Files => "open_files",
+            Self::OpenFiles => "open_files",
         }
     }
 }
 
 impl<L: Accept> AcceptLoop<L> {
     /// Accepts connections until draining begins. Each is served in a task of its own, for which the drain waits.
-    pub async fn run<H: ConnectionHandler<L::Stream>>(self, handler: Arc<H>, drain: Drain) {
+    pub async fn run<H: ConnectionHandler<L::AnyStream>>(self, handler: Arc<H>, drain: Drain) {
         let Self { listener, door, proxies, refused, refusals } = self;
         let leaving = FairLimiter::new(Limits::slots(fd_limit::at_most(LEAVING, 16)));
         let limit = fd_limit::limit();
@@ -112,13 +112,13 @@ impl<L: Accept> AcceptLoop<L> {
                 accepted = listener.accept() => accepted,
             };
             let from = SocketAddr::new(plain(peer.ip()), peer.port());
-            if fd_limit::is_of_the_last(&socket, limit) {
-                if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            if fd_limit::is_in_reserve(&socket, limit) {
+                if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
                     warned = Some(Instant::now());
                     warn!(at = %listener.at(), limit, "new connections are refused, nearly all files are in use: raise the \
                            limit of open files (ulimit -Hn, LimitNOFILE)");
                 }
-                dispatcher.reject(socket, from, Rejection::Files);
+                dispatcher.reject(socket, from, Rejection::OpenFiles);
             } else if proxies.contains(from.ip()) {
                 dispatcher.read_proxy_header(socket, from);
             } else {
@@ -154,7 +154,7 @@ impl<H> Dispatcher<H> {
         let Ok(slot) = self.enter(&socket, from) else {
             return self.reject(socket, from, Rejection::Full);
         };
-        let lost = slot.lost();
+        let lost = slot.revoked();
         // Boxed, so that the future is held once.
         let serving = Box::pin(Arc::clone(&self.handler).serve(Accepted { socket, from, slot }));
         let refused = self.refused.clone();
@@ -176,7 +176,7 @@ impl<H> Dispatcher<H> {
         let scarce = fd_limit::are_scarce(socket, self.limit);
         let most =
             if scarce { usize::try_from(self.limit / 4).unwrap_or(usize::MAX).max(1) } else { usize::MAX };
-        self.door.try_enter_within(&Source::of(from.ip()), most)
+        self.door.try_acquire_below(&Source::of(from.ip()), most)
     }
 
     /// Reads a balancer's header, then dispatches the client that it names. Until then the balancer holds the slot.
@@ -191,7 +191,7 @@ impl<H> Dispatcher<H> {
         let (dispatcher, span) = (self.clone(), info_span!("proxied", %balancer));
         let inner = span.clone();
         self.drain.spawn(Span::none(), async move {
-            let lost = slot.lost();
+            let lost = slot.revoked();
             let read = timeout(HEADER_TIME, proxied_client(socket.tcp())).instrument(inner.clone());
             let read = tokio::select! {
                 biased;
@@ -229,8 +229,8 @@ impl<H> Dispatcher<H> {
         let _ = raw.shutdown(std::net::Shutdown::Write);
         // If the socket were closed with bytes unread, the system would reset the connection, and the far end might not
         // read the rejection.
-        let Ok(slot) = self.leaving.try_enter(&Source::of(from.ip())) else { return };
-        let lost = slot.lost();
+        let Ok(slot) = self.leaving.try_acquire(&Source::of(from.ip())) else { return };
+        let lost = slot.revoked();
         self.drain.spawn(Span::none(), async move {
             tokio::select! {
                 () = lost.cancelled() => {}
@@ -287,7 +287,7 @@ const LEAVE_TIME: Duration = Duration::from_secs(1);
 const MAX_DISCARDED: usize = 64 * 1024;
 
 /// Between two warnings that files run out.
-const WARN_EVERY: Duration = Duration::from_secs(10);
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 // The PROXY protocol, v1 and v2: the client's address on a connection that a balancer passed on.
 
@@ -350,9 +350,9 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyPro
 
 /// Reads the rest of a v1 header, which is a line. The bytes behind it are the client's, so it peeks before it reads.
 async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError> {
-    let mut ahead = [0; LONGEST_LINE];
+    let mut ahead = [0; MAX_LINE];
     while !header.ends_with(b"\r\n") {
-        let room = LONGEST_LINE.saturating_sub(header.len());
+        let room = MAX_LINE.saturating_sub(header.len());
         if room == 0 {
             return Err(ProxyProtocolError::Header("its line does not end".into()));
         }
@@ -407,7 +407,7 @@ fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxyProtocolError> {
 const LONGEST: usize = 4096;
 
 /// Longest v1 header in bytes, as the protocol has it.
-const LONGEST_LINE: usize = 107;
+const MAX_LINE: usize = 107;
 
 #[cfg(test)]
 mod tests {
@@ -435,7 +435,7 @@ mod tests {
             };
             let from = "192.0.2.1:1".parse().unwrap();
             let slots: Vec<Permit> = (0..count).map(|_| dispatcher.enter(&socket, from).unwrap()).collect();
-            slots.iter().filter(|slot| !slot.lost().is_cancelled()).count()
+            slots.iter().filter(|slot| !slot.revoked().is_cancelled()).count()
         };
         assert_eq!(waiting(100 * (number + 1), 50), 50);
         assert_eq!(waiting(4 * number, 50), 50, "a quarter of all files and no more");

@@ -15,7 +15,7 @@ use crate::net::listen::tune;
 
 /// Why no address answered: the failure of each, the most specific first.
 #[derive(Debug)]
-pub struct DialError(Vec<Failure>);
+pub struct ConnectError(Vec<Failure>);
 
 /// The failure of one address, from the least to the most specific.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub enum Failure {
 ///
 /// An address may use the time that is left divided by the addresses that are left, so that a dead first one leaves
 /// time for the others. The socket has no delay for small writes, and keep-alive. Cancel safe.
-pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, DialError> {
+pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
     let deadline = Instant::now() + patience;
     let mut failed = Vec::new();
     for (left, &at) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
@@ -46,10 +46,10 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
                 Err(cause) => Failure::Local(at, cause),
             },
             Ok(Err(cause)) => sorted(at, cause, share),
-            Err(_) => late(at, share),
+            Err(_) => round_to_millis(at, share),
         });
     }
-    Err(DialError::new(failed))
+    Err(ConnectError::new(failed))
 }
 
 /// The one place where this process opens a connection to another machine.
@@ -59,7 +59,7 @@ async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(at).await
 }
 
-impl DialError {
+impl ConnectError {
     fn new(mut failed: Vec<Failure>) -> Self {
         failed.sort_by_key(|failure| Reverse(failure.rank()));
         Self(failed)
@@ -77,7 +77,7 @@ impl DialError {
     }
 }
 
-impl fmt::Display for DialError {
+impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("there is no address to connect to");
@@ -108,7 +108,7 @@ impl fmt::Display for DialError {
     }
 }
 
-impl std::error::Error for DialError {}
+impl std::error::Error for ConnectError {}
 
 /// Further addresses that failed in the same manner.
 struct And<'a>(&'static str, &'a [Failure]);
@@ -145,7 +145,7 @@ impl Failure {
 }
 
 /// A time rounded to milliseconds, for messages.
-fn late(at: SocketAddr, patience: Duration) -> Failure {
+fn round_to_millis(at: SocketAddr, patience: Duration) -> Failure {
     let millis = (patience + Duration::from_micros(500)).as_millis();
     Failure::Timeout(at, Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
 }
@@ -154,7 +154,7 @@ fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
     use io::ErrorKind as Kind;
     match cause.kind() {
         Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
-        Kind::TimedOut => late(at, patience),
+        Kind::TimedOut => round_to_millis(at, patience),
         Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
             Failure::Unreachable(at, cause)
         }
@@ -256,7 +256,7 @@ mod tests {
         use io::ErrorKind as Kind;
         let of = |last: u8, kind: Kind| sorted(([192, 0, 2, last], 22).into(), kind.into(), SOON);
         let failed = |kinds: &[Kind]| {
-            DialError::new((1..).zip(kinds).map(|(last, kind)| of(last, *kind)).collect()).to_string()
+            ConnectError::new((1..).zip(kinds).map(|(last, kind)| of(last, *kind)).collect()).to_string()
         };
         assert_eq!(
             failed(&[Kind::ConnectionRefused, Kind::TimedOut, Kind::ConnectionReset, Kind::HostUnreachable]),

@@ -44,7 +44,7 @@ pub fn at_most(slots: usize, part: u64) -> usize {
 /// Whether a file that was just opened belongs to the reserve below `limit`.
 ///
 /// The system gives the lowest free number, so all numbers below are in use.
-pub fn is_of_the_last(file: &impl AsFd, limit: u64) -> bool {
+pub fn is_in_reserve(file: &impl AsFd, limit: u64) -> bool {
     number(file) >= limit - reserve(limit)
 }
 
@@ -55,7 +55,7 @@ pub fn are_scarce(file: &impl AsFd, limit: u64) -> bool {
 }
 
 fn reserve(limit: u64) -> u64 {
-    limit.div_ceil(KEPT_PART).min(KEPT)
+    limit.div_ceil(KEPT_PART).min(FD_RESERVE)
 }
 
 fn number(file: &impl AsFd) -> u64 {
@@ -63,7 +63,7 @@ fn number(file: &impl AsFd) -> u64 {
 }
 
 /// Files that are kept from new connections: targets, DNS, reloaded files and the log need some.
-const KEPT: u64 = 256;
+const FD_RESERVE: u64 = 256;
 
 /// With a low limit, the reserve is this part of it.
 const KEPT_PART: u64 = 8;
@@ -83,9 +83,9 @@ mod tests {
     fn the_last_files_are_kept() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         let number = u64::try_from(file.as_raw_fd()).unwrap();
-        assert!(is_of_the_last(&file, number + 1) && is_of_the_last(&file, 0));
-        assert!(!is_of_the_last(&file, number + KEPT + 1) && !is_of_the_last(&file, u64::MAX));
-        assert!(is_of_the_last(&file, number + number / (2 * KEPT_PART)), "a part of a low limit");
+        assert!(is_in_reserve(&file, number + 1) && is_in_reserve(&file, 0));
+        assert!(!is_in_reserve(&file, number + FD_RESERVE + 1) && !is_in_reserve(&file, u64::MAX));
+        assert!(is_in_reserve(&file, number + number / (2 * KEPT_PART)), "a part of a low limit");
     }
 
     #[test]

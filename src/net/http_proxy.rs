@@ -13,11 +13,11 @@ use tokio::time::{Instant, timeout};
 
 use crate::base::logging::printable;
 use crate::base::names::{Host, Target};
-use crate::net::dial::{DialError, dial};
+use crate::net::dial::{ConnectError, dial};
 
 /// The proxy for connections to pods, and the targets that are dialled without it.
 #[derive(Clone)]
-pub struct Proxy {
+pub struct HttpProxyClient {
     at: Target,
     /// Value of `Proxy-Authorization`. A secret: never shown.
     authorization: Option<String>,
@@ -37,7 +37,7 @@ pub enum ProxyError {
     Scheme(String),
     /// The proxy itself cannot be reached.
     #[error("the proxy of HTTPS_PROXY does not answer: {0}")]
-    Dial(#[from] DialError),
+    Dial(#[from] ConnectError),
     /// The proxy wants credentials, or rejects those that it got.
     #[error("the proxy {0} wants credentials: set HTTPS_PROXY to http://user:password@host:port")]
     Credentials(Target),
@@ -54,12 +54,12 @@ pub enum ProxyError {
         status: String,
     },
     /// The proxy took the request and did not answer in time.
-    #[error("the proxy {at} did not answer within {patience:?}")]
+    #[error("the proxy {at} did not answer within {timeout:?}")]
     Timeout {
         /// The proxy's address.
         at: Target,
         /// How long this process waited.
-        patience: Duration,
+        timeout: Duration,
     },
     /// The peer is not an HTTP proxy, or closed the connection.
     #[error("the proxy {at} broke off: {cause}")]
@@ -71,7 +71,7 @@ pub enum ProxyError {
     },
 }
 
-impl Proxy {
+impl HttpProxyClient {
     /// From the values of `HTTPS_PROXY` and `NO_PROXY`; `None` if the first is empty.
     pub fn new(https_proxy: &str, no_proxy: &str) -> Result<Option<Self>, ProxyError> {
         let url = https_proxy.trim();
@@ -122,7 +122,7 @@ impl Proxy {
         let status = match timeout(left, self.ask(&mut socket, target)).await {
             Ok(Ok(status)) => status,
             Ok(Err(cause)) => return Err(ProxyError::Broken { at: self.at.clone(), cause }),
-            Err(_) => return Err(ProxyError::Timeout { at: self.at.clone(), patience }),
+            Err(_) => return Err(ProxyError::Timeout { at: self.at.clone(), timeout: patience }),
         };
         match status.split_ascii_whitespace().nth(1) {
             Some("200") => Ok(socket),
@@ -151,7 +151,7 @@ impl Proxy {
     }
 }
 
-impl fmt::Debug for Proxy {
+impl fmt::Debug for HttpProxyClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let credentials = if self.authorization.is_some() { "***@" } else { "" };
         write!(f, "Proxy({credentials}{})", self.at)
@@ -161,8 +161,8 @@ impl fmt::Debug for Proxy {
 /// Reads up to and including the empty line, and not a byte further: what follows belongs to the target.
 async fn head_of(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
-    let mut waiting = vec![0; LONGEST_HEAD];
-    while head.len() < LONGEST_HEAD {
+    let mut waiting = vec![0; MAX_HEAD];
+    while head.len() < MAX_HEAD {
         let n = socket.peek(&mut waiting).await?;
         if n == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -203,16 +203,16 @@ fn hex(digit: u8) -> Option<u8> {
 const DEFAULT_PORT: u16 = 80;
 
 /// Bytes of an answer's head at most.
-const LONGEST_HEAD: usize = 8 * 1024;
+const MAX_HEAD: usize = 8 * 1024;
 
 // The targets that are reached without the proxy, from `NO_PROXY`.
 
 /// The rules of `NO_PROXY`, as Go's programs read them.
 #[derive(Debug, Clone)]
-pub(crate) struct Exempt(Vec<Rule>);
+pub(crate) struct Exempt(Vec<NoProxyRule>);
 
 #[derive(Debug, Clone)]
-enum Rule {
+enum NoProxyRule {
     Everything,
     Net(IpNet),
     Ip(IpAddr, Option<u16>),
@@ -229,7 +229,7 @@ impl Exempt {
     /// A list with commas: `*`, networks, addresses, names (which include the names below them; with a leading dot or
     /// `*.` only those), the last two with an optional port. What is none of these is passed over.
     pub(crate) fn new(list: &str) -> Self {
-        Self(list.split(',').filter_map(|item| Rule::new(&item.trim().to_ascii_lowercase())).collect())
+        Self(list.split(',').filter_map(|item| NoProxyRule::new(&item.trim().to_ascii_lowercase())).collect())
     }
 
     /// Whether a target is reached directly. Loopback always is.
@@ -242,7 +242,7 @@ impl Exempt {
     }
 }
 
-impl Rule {
+impl NoProxyRule {
     fn new(item: &str) -> Option<Self> {
         if item == "*" {
             return Some(Self::Everything);

@@ -76,18 +76,18 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// # Errors
     ///
     /// No slot is free, and no holder has to give way.
-    pub fn try_enter(&self, who: &K) -> Result<Permit<K>, AcquireError> {
-        self.try_enter_within(who, usize::MAX)
+    pub fn try_acquire(&self, who: &K) -> Result<Permit<K>, AcquireError> {
+        self.try_acquire_below(who, usize::MAX)
     }
 
-    /// As [`Self::try_enter`], as if the door had `most` slots at the most.
+    /// As [`Self::try_acquire`], as if the door had `most` slots at the most.
     ///
     /// # Errors
     ///
-    /// As [`Self::try_enter`].
-    pub fn try_enter_within(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
+    /// As [`Self::try_acquire`].
+    pub fn try_acquire_below(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
         let (slot, mut granted) = self.join(who, most)?;
-        granted.try_recv().map(|()| slot).map_err(|_| AcquireError::ForAll)
+        granted.try_recv().map(|()| slot).map_err(|_| AcquireError::Total)
     }
 
     /// Waits for a slot until it is this source's turn. Cancel safe: a dropped call leaves the queue.
@@ -95,12 +95,12 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     /// # Errors
     ///
     /// Too many wait, and most of them are of this source.
-    pub async fn enter(&self, who: &K) -> Result<Permit<K>, AcquireError> {
+    pub async fn acquire(&self, who: &K) -> Result<Permit<K>, AcquireError> {
         let (slot, mut granted) = self.join(who, usize::MAX)?;
         loop {
-            match timeout(SETTLE_EVERY, &mut granted).await {
-                Ok(granted) => return granted.map(|()| slot).map_err(|_| AcquireError::ForAll),
-                Err(_) => self.apply(|shares| shares.settle(Instant::now())),
+            match timeout(GRANT_INTERVAL, &mut granted).await {
+                Ok(granted) => return granted.map(|()| slot).map_err(|_| AcquireError::Total),
+                Err(_) => self.apply(|shares| shares.grant_next(Instant::now())),
             }
         }
     }
@@ -118,7 +118,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
         Ok((Permit { door: self.clone(), id, lost }, receiver))
     }
 
-    fn apply(&self, change: impl FnOnce(&mut FairShares<K>) -> Effects) {
+    fn apply(&self, change: impl FnOnce(&mut FairShares<K>) -> Changes) {
         let notices = {
             let mut inside = self.inside();
             let effects = change(&mut inside.shares);
@@ -143,7 +143,7 @@ impl<K: Clone + Ord + Hash> Clone for FairLimiter<K> {
 struct Notices(Option<oneshot::Sender<()>>, Option<HolderChannels>);
 
 impl<K> LimiterState<K> {
-    fn notices(&mut self, effects: Effects) -> Notices {
+    fn notices(&mut self, effects: Changes) -> Notices {
         let granted = effects.granted.and_then(|id| self.holders.get_mut(&id)?.granted.take());
         Notices(granted, effects.lost.and_then(|id| self.holders.remove(&id)))
     }
@@ -164,29 +164,29 @@ impl Notices {
 
 impl<K: Clone + Ord + Hash> Permit<K> {
     /// Marks the holder as active: it has sent something, and this process works on it until [`Self::waits`].
-    pub fn busy(&self) {
+    pub fn mark_active(&self) {
         self.door.inside().shares.mark(self.id, true, Instant::now());
     }
 
     /// Frees the slot for others while what the holder does is bounded elsewhere: until [`Self::waits`] it has none to
     /// lose.
-    pub fn steps_aside(&self) {
+    pub fn suspend(&self) {
         self.door.apply(|shares| shares.step_aside(self.id, Instant::now()));
     }
 
     /// Marks the holder as silent: from now on this process waits for it. If it had stepped aside, it holds a slot
     /// again.
-    pub fn waits(&self) {
+    pub fn mark_idle(&self) {
         self.door.apply(|shares| shares.waits(self.id, Instant::now()));
     }
 
     /// Wraps the holder's connection so that its reads mark the slot as active or silent.
-    pub fn attend<T>(&self, io: T) -> Attended<T, K> {
+    pub fn track_activity<T>(&self, io: T) -> ActivityTracked<T, K> {
         Hooked { io, hook: ActivityHook { slot: Some((self.door.clone(), self.id)), silent: true } }
     }
 
     /// Cancelled when the slot is lost: the holder must close its connection at once.
-    pub fn lost(&self) -> CancellationToken {
+    pub fn revoked(&self) -> CancellationToken {
         self.lost.clone()
     }
 }
@@ -206,9 +206,9 @@ impl<K: Clone + Ord + Hash> Drop for Permit<K> {
 
 /// A connection that marks its slot: a read that finds nothing marks the holder as silent, any other as active. Once
 /// the slot is given back it is a plain wrapper.
-pub type Attended<T, K = Source> = Hooked<T, ActivityHook<K>>;
+pub type ActivityTracked<T, K = Source> = Hooked<T, ActivityHook<K>>;
 
-/// The slot that an [`Attended`] connection marks, and how it last did.
+/// The slot that an [`ActivityTracked`] connection marks, and how it last did.
 #[derive(Debug)]
 pub struct ActivityHook<K: Clone + Ord + Hash = Source> {
     slot: Option<(FairLimiter<K>, u64)>,
@@ -236,7 +236,7 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K
 }
 
 /// Between two looks of a waiting call whether a holder has been silent for too long.
-const SETTLE_EVERY: Duration = Duration::from_millis(250);
+const GRANT_INTERVAL: Duration = Duration::from_millis(250);
 
 // Decides which source gets a slot, and which holder loses one.
 
@@ -244,14 +244,14 @@ const SETTLE_EVERY: Duration = Duration::from_millis(250);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Slots that may be held at once.
-    pub slots: usize,
+    pub permits: usize,
     /// Slots that one source may hold or wait for, even while no other does.
-    pub for_one: usize,
+    pub per_source: usize,
     /// Entrants that may wait for a slot; beyond that, the source with most of them loses the one that waited longest.
     pub waiting: usize,
     /// How long an entrant may be silent before another one of a source that holds as much may have its slot.
     /// `None`: a holder keeps its slot.
-    pub patience: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
 }
 
 /// Why an entrant gets no slot.
@@ -259,10 +259,10 @@ pub struct Limits {
 pub enum AcquireError {
     /// This source holds [`Limits::for_one`] slots.
     #[error("one client has all it may have")]
-    ForOne,
+    PerSource,
     /// No holder has to give way, and no more may wait.
     #[error("all slots are taken")]
-    ForAll,
+    Total,
 }
 
 /// Slots and their holders, as a pure data structure: each call costs a few steps in ordered sets, whatever their
@@ -287,7 +287,7 @@ pub struct FairShares<K> {
 
 /// What a call to [`FairShares`] changed, as numbers of entrants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Effects {
+pub struct Changes {
     /// This entrant has a slot now.
     pub granted: Option<u64>,
     /// This entrant has lost its slot, or its turn to wait, and is forgotten.
@@ -316,8 +316,8 @@ struct SourceShare {
 
 impl Limits {
     /// Slots without a queue: a newcomer takes the slot of a silent holder, or is refused.
-    pub fn slots(slots: usize) -> Self {
-        Self { slots, for_one: usize::MAX, waiting: 0, patience: Some(Duration::ZERO) }
+    pub fn slots(permits: usize) -> Self {
+        Self { permits, per_source: usize::MAX, waiting: 0, idle_timeout: Some(Duration::ZERO) }
     }
 }
 
@@ -343,7 +343,7 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
     /// # Errors
     ///
     /// Its source may have no more.
-    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), AcquireError> {
+    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Changes), AcquireError> {
         self.enter_within(who, usize::MAX, now)
     }
 
@@ -357,12 +357,12 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         who: &K,
         most: usize,
         now: Instant,
-    ) -> Result<(u64, Effects), AcquireError> {
-        let Limits { slots, for_one, .. } = self.limits;
+    ) -> Result<(u64, Changes), AcquireError> {
+        let Limits { permits: slots, per_source: for_one, .. } = self.limits;
         if for_one < slots
             && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
         {
-            return Err(AcquireError::ForOne);
+            return Err(AcquireError::PerSource);
         }
         self.next += 1;
         let id = self.next;
@@ -390,46 +390,46 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
 
     /// Frees a holder's slot for others while what it does is bounded elsewhere: until [`Self::waits`] it has none to
     /// lose. Does nothing if it holds none.
-    pub fn step_aside(&mut self, id: u64, now: Instant) -> Effects {
+    pub fn step_aside(&mut self, id: u64, now: Instant) -> Changes {
         let Some((who, State::Holds { busy, since })) = self.entrants.get(&id).cloned() else {
-            return Effects::default();
+            return Changes::default();
         };
         self.held -= 1;
         self.change(&who, |own| own.held.remove(&(busy, since, id)));
         self.entrants.insert(id, (who, State::Aside));
-        self.settle(now)
+        self.grant_next(now)
     }
 
     /// Marks an entrant as silent from now on. One that has stepped aside holds a slot again: if none is free, that of
     /// the holder that would be the next to lose one.
-    pub fn waits(&mut self, id: u64, now: Instant) -> Effects {
+    pub fn waits(&mut self, id: u64, now: Instant) -> Changes {
         let Some((who, State::Aside)) = self.entrants.get(&id).cloned() else {
             self.mark(id, false, now);
-            return Effects::default();
+            return Changes::default();
         };
-        let full = self.held >= self.limits.slots;
-        let lost = self.next_to_go().filter(|_| full).map(|(.., lost)| lost);
+        let full = self.held >= self.limits.permits;
+        let lost = self.next_victim().filter(|_| full).map(|(.., lost)| lost);
         lost.into_iter().for_each(|lost| self.forget(lost));
         self.hold(id, &who, now);
-        Effects { granted: None, lost }
+        Changes { granted: None, lost }
     }
 
     /// Removes an entrant, whether it held a slot or waited. Does nothing if it was lost before.
-    pub fn leave(&mut self, id: u64, now: Instant) -> Effects {
+    pub fn leave(&mut self, id: u64, now: Instant) -> Changes {
         self.forget(id);
-        self.settle(now)
+        self.grant_next(now)
     }
 
     /// Grants a slot to a waiting entrant, if one is free or can be taken by now. Call it again while any wait.
-    pub fn settle(&mut self, now: Instant) -> Effects {
+    pub fn grant_next(&mut self, now: Instant) -> Changes {
         self.settle_within(usize::MAX, now)
     }
 
-    fn settle_within(&mut self, most: usize, now: Instant) -> Effects {
-        let Some((_, _, neediest)) = self.by_need.first().cloned() else { return Effects::default() };
-        let mut effects = Effects::default();
-        if self.held >= self.limits.slots.min(most) {
-            effects.lost = self.gives_way(&neediest, now);
+    fn settle_within(&mut self, most: usize, now: Instant) -> Changes {
+        let Some((_, _, neediest)) = self.by_need.first().cloned() else { return Changes::default() };
+        let mut effects = Changes::default();
+        if self.held >= self.limits.permits.min(most) {
+            effects.lost = self.victim_for(&neediest, now);
             let Some(lost) = effects.lost else { return effects };
             self.forget(lost);
         }
@@ -448,16 +448,16 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
 
     /// The holder that loses its slot to `newcomer`: one of the source with most slots. It loses it at once if its
     /// source keeps more than the newcomer has then, otherwise only after a long enough silence.
-    fn gives_way(&self, newcomer: &K, now: Instant) -> Option<u64> {
-        let patience = self.limits.patience?;
-        let (most, busy, since, id) = self.next_to_go()?;
+    fn victim_for(&self, newcomer: &K, now: Instant) -> Option<u64> {
+        let patience = self.limits.idle_timeout?;
+        let (most, busy, since, id) = self.next_victim()?;
         let has = self.own.get(newcomer).map_or(0, |own| own.held.len());
         let silent = !busy && now.saturating_duration_since(since) >= patience;
         (has + 1 < most || silent).then_some(id)
     }
 
     /// How many slots the source with most has, and of its holders the first in their order.
-    fn next_to_go(&self) -> Option<(usize, bool, Instant, u64)> {
+    fn next_victim(&self) -> Option<(usize, bool, Instant, u64)> {
         let (most, rich) = self.by_held.last()?;
         let (busy, since, id) = self.own.get(rich)?.held.first().copied()?;
         Some((*most, busy, since, id))
@@ -619,11 +619,11 @@ impl Default for LoginThrottle {
 impl LoginThrottle {
     /// None so far.
     pub fn new() -> Self {
-        Self(FairMap::new(MOST))
+        Self(FairMap::new(MAX_KEYS))
     }
 
     /// Whether this source and user failed too often, so that their next password is not checked yet.
-    pub fn bar(&self, who: &Who, now: Instant) -> bool {
+    pub fn check(&self, who: &Who, now: Instant) -> bool {
         let recent = |count: &&Count| now.saturating_duration_since(count.since) < WINDOW;
         self.0.get(who).filter(recent).is_some_and(|count| count.failed >= ALLOWED)
     }
@@ -647,7 +647,7 @@ impl LoginThrottle {
 }
 
 /// Entries (source and user) that are kept at most; about 300 bytes each.
-const MOST: usize = 4096;
+const MAX_KEYS: usize = 4096;
 
 /// Wrong passwords within [`WINDOW`] after which further ones are not checked until it ends.
 const ALLOWED: u32 = 10;
@@ -723,11 +723,11 @@ mod failures_tests {
         for _ in 0..ALLOWED {
             failures.add((source(1), 0), now);
         }
-        for name in 0..3 * MOST as u64 {
+        for name in 0..3 * MAX_KEYS as u64 {
             failures.add((source(2), name), now);
         }
-        assert!(failures.bar(&(source(1), 0), now));
+        assert!(failures.check(&(source(1), 0), now));
         failures.forget(&(source(1), 0), now);
-        assert!(!failures.bar(&(source(1), 0), now));
+        assert!(!failures.check(&(source(1), 0), now));
     }
 }

@@ -19,13 +19,13 @@ use crate::net::socket::Connection;
 /// A listening socket of any kind, whose accepting never ends.
 pub trait Accept: Send + Sync {
     /// The stream that it accepts.
-    type Stream: Connection + AsFd + 'static;
+    type AnyStream: Connection + AsFd + 'static;
 
     /// The address, for messages.
     fn at(&self) -> impl fmt::Display;
 
     /// Waits for the next connection and its address. A socket without addresses (unix) reports loopback. Cancel safe.
-    fn accept(&self) -> impl Future<Output = (Self::Stream, SocketAddr)> + Send;
+    fn accept(&self) -> impl Future<Output = (Self::AnyStream, SocketAddr)> + Send;
 }
 
 /// A listening TCP socket whose accepting goes on whatever the system lacks for a while.
@@ -140,7 +140,7 @@ where
 }
 
 impl Accept for TcpAccept {
-    type Stream = TcpStream;
+    type AnyStream = TcpStream;
 
     fn at(&self) -> impl fmt::Display {
         self.at
@@ -155,9 +155,9 @@ impl Accept for TcpAccept {
 /// queue in the kernel, which would else take 4 MiB for a peer that never reads, and look like a fast reader.
 pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_notsent_lowat(UNSENT)?;
+    socket.set_tcp_notsent_lowat(NOTSENT_LOWAT)?;
     let probes =
-        TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY).with_retries(PROBE_TIMES);
+        TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBE_TIMES);
     socket.set_tcp_keepalive(&probes)
 }
 
@@ -170,7 +170,7 @@ pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()>
     if let Some(congestion) = congestion {
         socket.set_tcp_congestion(congestion.as_bytes())?;
     }
-    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
+    socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
     socket.set_tcp_notsent_lowat(UNSENT_ON_LINK)
 }
 
@@ -252,14 +252,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// A peer that vanished is noticed after 30 s and three probes, a minute in all; NATs forget no earlier.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
-const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const PROBE_TIMES: u32 = 3;
 
 /// As long as the links' own patience with silence.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Unsent bytes that a client's or target's socket leaves to the kernel: a read buffer's. Whoever reads fast leaves none.
-const UNSENT: u32 = 64 * 1024;
+const NOTSENT_LOWAT: u32 = 64 * 1024;
 
 /// Unsent bytes that a link leaves to the kernel: more adds latency that the schedule cannot remove, with less the
 /// CPU waits at 1 Gbit/s.
@@ -330,7 +330,7 @@ impl UnixAccept {
 }
 
 impl Accept for UnixAccept {
-    type Stream = UnixStream;
+    type AnyStream = UnixStream;
 
     fn at(&self) -> impl fmt::Display {
         self.path.display()
@@ -511,13 +511,13 @@ mod tests {
         let socket = SockRef::from(&near);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
-        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_EVERY);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_INTERVAL);
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBE_TIMES);
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
-        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT);
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), NOTSENT_LOWAT);
         tune_link(&near, Some("reno")).unwrap();
         assert!(socket.tcp_congestion().unwrap().starts_with(b"reno"));
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT_ON_LINK);
     }
 

@@ -14,20 +14,20 @@ use rcgen::{
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// An authority with a key of its own. Two of them never trust each other's certificates.
-pub struct Authority {
+pub struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
     until: SystemTime,
 }
 
 /// A certificate and its key, both as PEM.
-pub struct Issued {
+pub struct IssuedCert {
     cert: String,
     key: String,
 }
 
 /// A key that never leaves this machine, and the request (PKCS#10) that somebody else sign a certificate for it.
-pub struct Request {
+pub struct CertificateRequest {
     pem: String,
     key: KeyPair,
 }
@@ -62,7 +62,7 @@ pub enum PkiError {
     NoAuthority(String),
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ,
     /// until `valid` from now.
     pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
@@ -128,29 +128,29 @@ impl Authority {
 
     /// A certificate for a server that clients reach by these DNS names and IP addresses. It does for a client as well,
     /// because pods show theirs to each other.
-    pub fn server(&self, names: &[&str]) -> Result<Issued, PkiError> {
+    pub fn server(&self, names: &[&str]) -> Result<IssuedCert, PkiError> {
         let mut params = params(names.first().unwrap_or(&""), names, self.until)?;
         params.extended_key_usages = vec![ServerAuth, ClientAuth];
         self.sign(params)
     }
 
     /// A certificate for a client of this common name, and for no server.
-    pub fn client(&self, name: &str) -> Result<Issued, PkiError> {
+    pub fn client(&self, name: &str) -> Result<IssuedCert, PkiError> {
         let mut params = params(name, &[], self.until)?;
         params.extended_key_usages = vec![ClientAuth];
         self.sign(params)
     }
 
-    fn sign(&self, mut params: CertificateParams) -> Result<Issued, PkiError> {
+    fn sign(&self, mut params: CertificateParams) -> Result<IssuedCert, PkiError> {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate()?;
         let cert = params.signed_by(&key, &self.issuer)?.pem();
-        Ok(Issued { cert, key: key.serialize_pem() })
+        Ok(IssuedCert { cert, key: key.serialize_pem() })
     }
 }
 
-impl Request {
+impl CertificateRequest {
     /// Makes a new key and asks for a certificate of this common name and organization, with these DNS names and IP
     /// addresses.
     pub fn new(common: &str, organization: &str, names: &[&str]) -> Result<Self, PkiError> {
@@ -173,7 +173,7 @@ impl Request {
     /// # Errors
     ///
     /// [`PkiError::Foreign`]: they are none, or another key's.
-    pub fn signed(self, certificates: &str) -> Result<Issued, PkiError> {
+    pub fn signed(self, certificates: &str) -> Result<IssuedCert, PkiError> {
         let der = rustls_pemfile::certs(&mut certificates.as_bytes()).next().and_then(Result::ok);
         let der = der.ok_or(PkiError::Foreign("cannot be read: want a `BEGIN CERTIFICATE` block"))?;
         let (_, cert) = X509Certificate::from_der(&der)
@@ -181,11 +181,11 @@ impl Request {
         if cert.public_key().subject_public_key.as_ref() != self.key.der_bytes() {
             return Err(PkiError::Foreign("is for another key"));
         }
-        Ok(Issued { cert: certificates.to_owned(), key: self.key.serialize_pem() })
+        Ok(IssuedCert { cert: certificates.to_owned(), key: self.key.serialize_pem() })
     }
 }
 
-impl Issued {
+impl IssuedCert {
     /// The certificate, PEM.
     #[must_use]
     pub fn cert(&self) -> &str {
@@ -212,19 +212,19 @@ impl Issued {
     }
 }
 
-impl fmt::Debug for Authority {
+impl fmt::Debug for CertificateAuthority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Authority").field("pem", &self.pem).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Issued {
+impl fmt::Debug for IssuedCert {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Issued").field("cert", &self.cert).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for CertificateRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request").field("pem", &self.pem).finish_non_exhaustive()
     }
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_server_has_its_names_and_addresses_and_a_client_its_name_alone() {
-        let authority = Authority::new("ours", DAY).unwrap();
+        let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let server = der(&authority.server(&["cloud.test", "10.0.0.1", "::1"]).unwrap().cert);
         let (_, server) = X509Certificate::from_der(&server).unwrap();
         let names = server.subject_alternative_name().unwrap().unwrap().value;
@@ -304,8 +304,10 @@ mod tests {
     #[test]
     fn a_request_asks_for_its_names_and_takes_a_certificate_for_its_own_key_alone() {
         use x509_parser::prelude::X509CertificationRequest;
-        let request =
-            || Request::new("tunnel-proxy-client", "openyurt:yurttunnel", &["n1", "10.0.0.1"]).unwrap();
+        let request = || {
+            CertificateRequest::new("tunnel-proxy-client", "openyurt:yurttunnel", &["n1", "10.0.0.1"])
+                .unwrap()
+        };
         let ours = request();
         let pem = x509_parser::pem::parse_x509_pem(ours.pem().as_bytes()).unwrap().1;
         assert_eq!(pem.label, "CERTIFICATE REQUEST");
@@ -313,8 +315,8 @@ mod tests {
         let subject = asked.certification_request_info.subject.to_string();
         assert_eq!(subject, "CN=tunnel-proxy-client, O=openyurt:yurttunnel");
 
-        let authority = Authority::new("ours", DAY).unwrap();
-        let sign = |request: &Request| {
+        let authority = CertificateAuthority::new("ours", DAY).unwrap();
+        let sign = |request: &CertificateRequest| {
             let asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
             asked.signed_by(&authority.issuer).unwrap().pem()
         };
@@ -333,7 +335,7 @@ mod tests {
 
     #[test]
     fn all_is_valid_now_and_as_long_as_was_said() {
-        let authority = Authority::new("ours", DAY).unwrap();
+        let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs())
             .unwrap();
         for pem in [authority.cert(), &authority.client("c").unwrap().cert] {
@@ -353,7 +355,7 @@ mod tests {
             fs::write(file, "older").unwrap();
             fs::set_permissions(file, fs::Permissions::from_mode(0o666)).unwrap();
         }
-        let issued = Authority::new("ours", DAY).unwrap().server(&["a.b"]).unwrap();
+        let issued = CertificateAuthority::new("ours", DAY).unwrap().server(&["a.b"]).unwrap();
         issued.write(&cert, &key).unwrap();
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(fs::read_to_string(&key).unwrap().starts_with("-----BEGIN PRIVATE KEY-----"));
@@ -364,8 +366,8 @@ mod tests {
 
     #[test]
     fn an_authority_that_there_is_signs_on_and_never_beyond_its_own_end() {
-        let first = Authority::new("ours", DAY).unwrap();
-        let again = Authority::read(first.cert(), &first.key()).unwrap().signing_for(100 * DAY);
+        let first = CertificateAuthority::new("ours", DAY).unwrap();
+        let again = CertificateAuthority::read(first.cert(), &first.key()).unwrap().signing_for(100 * DAY);
         let ends = |pem: &str| {
             let der = der(pem);
             X509Certificate::from_der(&der).unwrap().1.validity().not_after.timestamp()
@@ -376,15 +378,18 @@ mod tests {
         let (_, signed) = X509Certificate::from_der(&der).unwrap();
         let (_, ca) = X509Certificate::from_der(&ca).unwrap();
         assert_eq!(signed.issuer(), ca.subject());
-        let short = Authority::read(first.cert(), &first.key()).unwrap().signing_for(DAY / 2);
+        let short = CertificateAuthority::read(first.cert(), &first.key()).unwrap().signing_for(DAY / 2);
         assert!(ends(short.server(&["a.b"]).unwrap().cert()) < ends(first.cert()) - 40_000);
     }
 
     #[test]
     fn what_is_no_authority_is_told() {
-        let (ours, others) = (Authority::new("ours", DAY).unwrap(), Authority::new("others", DAY).unwrap());
+        let (ours, others) = (
+            CertificateAuthority::new("ours", DAY).unwrap(),
+            CertificateAuthority::new("others", DAY).unwrap(),
+        );
         let server = ours.server(&["a.b"]).unwrap();
-        let over = Authority::new("over", Duration::ZERO).unwrap();
+        let over = CertificateAuthority::new("over", Duration::ZERO).unwrap();
         for (cert, key, says) in [
             (ours.cert(), others.key(), "another one's key"),
             (ours.cert(), "junk".to_owned(), "holds no key"),
@@ -392,14 +397,14 @@ mod tests {
             ("junk", ours.key(), "holds no certificate"),
             (over.cert(), over.key(), "and not now"),
         ] {
-            let told = Authority::read(cert, &key).unwrap_err().to_string();
+            let told = CertificateAuthority::read(cert, &key).unwrap_err().to_string();
             assert!(told.contains(says), "{told}");
         }
     }
 
     #[test]
     fn what_does_not_work_is_told_with_its_name() {
-        let authority = Authority::new("ours", DAY).unwrap();
+        let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let told = authority.server(&["a.b", "wölkchen"]).unwrap_err().to_string();
         assert!(told.contains("wölkchen") && told.contains("DNS names in ASCII"), "{told}");
         let missing = Path::new("/nowhere/at/all.crt");

@@ -66,7 +66,11 @@ impl PooledBuffer {
     /// Otherwise it goes back when the last clone of the result is dropped. `n` past the end means all.
     pub fn freeze(self, n: usize) -> Bytes {
         let filled = Filled { len: n.min(self.bytes.len()), buffer: self };
-        if filled.len < FEW { Bytes::copy_from_slice(filled.as_ref()) } else { Bytes::from_owner(filled) }
+        if filled.len < COPY_BELOW {
+            Bytes::copy_from_slice(filled.as_ref())
+        } else {
+            Bytes::from_owner(filled)
+        }
     }
 }
 
@@ -181,7 +185,7 @@ const MAX_IDLE_BUFFERS: usize = 64;
 
 /// Below this many bytes a read is copied: so what is kept of a buffer is at least a quarter of it, and a whole TLS
 /// record (16 KiB) is still passed on as it is.
-const FEW: usize = BUFFER / 4;
+const COPY_BELOW: usize = BUFFER / 4;
 
 #[cfg(test)]
 mod tests {

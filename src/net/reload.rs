@@ -92,10 +92,10 @@ impl<T: Send + Sync + 'static> Reload<T> {
         if self.0.paths.is_empty() {
             return;
         }
-        let mut seen = Seen { content: self.0.first, ..Seen::default() };
+        let mut seen = FileState { content: self.0.first, ..FileState::default() };
         let mut look_now = asked();
         loop {
-            let pause = if seen.unsettled.is_some() { SETTLE } else { CHECK_INTERVAL };
+            let pause = if seen.unsettled.is_some() { DEBOUNCE } else { CHECK_INTERVAL };
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
@@ -108,50 +108,50 @@ impl<T: Send + Sync + 'static> Reload<T> {
         }
     }
 
-    async fn look(&self, seen: &Seen) -> Look<T> {
+    async fn look(&self, seen: &FileState) -> FileCheck<T> {
         let mut contents = Vec::with_capacity(self.0.paths.len());
         for path in &self.0.paths {
             match tokio::fs::read(path).await {
                 Ok(content) if content.trim_ascii().is_empty() => {
-                    return Look::Failed(seen.content, ReloadError::Empty(path.clone()));
+                    return FileCheck::Failed(seen.content, ReloadError::Empty(path.clone()));
                 }
                 Ok(content) => contents.push(content),
-                Err(cause) => return Look::Failed(seen.content, unreadable(path, cause)),
+                Err(cause) => return FileCheck::Failed(seen.content, unreadable(path, cause)),
             }
         }
         let content = fingerprint(&contents);
         if content == seen.content {
-            return Look::Same;
+            return FileCheck::Unchanged;
         }
         if seen.unsettled != Some(content) {
-            return Look::Unsettled(content);
+            return FileCheck::Changing(content);
         }
         match (self.0.parse)(&contents) {
-            Ok(value) => Look::New(content, value),
-            Err(cause) => Look::Failed(content, ReloadError::Content(cause)),
+            Ok(value) => FileCheck::New(content, value),
+            Err(cause) => FileCheck::Failed(content, ReloadError::Content(cause)),
         }
     }
 
     /// Stores the new value, or logs the failure.
-    fn report(&self, seen: Seen, found: Look<T>) -> Seen {
+    fn report(&self, seen: FileState, found: FileCheck<T>) -> FileState {
         match found {
             // Unchanged bad content was logged before.
-            Look::Same if seen.bad => Seen { unsettled: None, ..seen },
-            Look::Same => Seen { unsettled: None, trouble: None, ..seen },
-            Look::Unsettled(content) => Seen { unsettled: Some(content), ..seen },
-            Look::New(content, value) => {
+            FileCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
+            FileCheck::Unchanged => FileState { unsettled: None, trouble: None, ..seen },
+            FileCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
+            FileCheck::New(content, value) => {
                 self.0.value.store(Arc::new(value));
                 info!(files = %self.0, "changed and read again");
                 self.0.changed.send_replace(());
-                Seen { content, ..Seen::default() }
+                FileState { content, ..FileState::default() }
             }
-            Look::Failed(content, cause) => {
+            FileCheck::Failed(content, cause) => {
                 let trouble = cause.to_string();
                 if seen.trouble.as_ref() != Some(&trouble) {
                     error!(files = %self.0, cause = %trouble, "what was read before stays in use");
                 }
                 let bad = matches!(cause, ReloadError::Content(_));
-                Seen { content, unsettled: None, bad, trouble: Some(trouble) }
+                FileState { content, unsettled: None, bad, trouble: Some(trouble) }
             }
         }
     }
@@ -181,7 +181,7 @@ struct Shared<T> {
 type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
 #[derive(Default)]
-struct Seen {
+struct FileState {
     /// Fingerprint of the content that was parsed last.
     content: u64,
     /// Fingerprint of newer content that was read only once.
@@ -192,9 +192,9 @@ struct Seen {
     trouble: Option<String>,
 }
 
-enum Look<T> {
-    Same,
-    Unsettled(u64),
+enum FileCheck<T> {
+    Unchanged,
+    Changing(u64),
     New(u64, T),
     Failed(u64, ReloadError),
 }
@@ -220,7 +220,7 @@ pub fn fingerprint(contents: &[Vec<u8>]) -> u64 {
 }
 
 /// Makes every watcher of this process look at its files now.
-pub fn look_now() {
+pub fn reload_now() {
     LOOK_NOW.send_replace(());
 }
 
@@ -236,7 +236,7 @@ static LOOK_NOW: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::n
 const CHECK_INTERVAL: Duration = Duration::from_secs(4);
 
 /// Time between two looks at content that has changed: longer than a writer needs.
-const SETTLE: Duration = Duration::from_secs(2);
+const DEBOUNCE: Duration = Duration::from_secs(2);
 
 // Files that hold secrets.
 
@@ -267,7 +267,7 @@ mod tests {
     }
 
     /// Looks twice, as the watch does within a few seconds.
-    async fn look(reload: &Reload<u32>, mut seen: Seen) -> Seen {
+    async fn look(reload: &Reload<u32>, mut seen: FileState) -> FileState {
         for _ in 0..2 {
             let found = reload.look(&seen).await;
             seen = reload.report(seen, found);
@@ -275,8 +275,8 @@ mod tests {
         seen
     }
 
-    fn first(reload: &Reload<u32>) -> Seen {
-        Seen { content: reload.0.first, ..Seen::default() }
+    fn first(reload: &Reload<u32>) -> FileState {
+        FileState { content: reload.0.first, ..FileState::default() }
     }
 
     #[tokio::test]
@@ -372,11 +372,11 @@ mod tests {
         let (drain, mut changes) = (Drain::new(), reload.changes());
         drain.spawn(tracing::Span::none(), reload.clone().watch(drain.clone()));
         tokio::task::yield_now().await;
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         std::fs::write(&path, "2").unwrap();
-        look_now();
+        reload_now();
         changes.changed().await.unwrap();
-        assert_eq!((*reload.load(), begun.elapsed() <= SETTLE), (2, true), "{:?}", begun.elapsed());
+        assert_eq!((*reload.load(), started.elapsed() <= DEBOUNCE), (2, true), "{:?}", started.elapsed());
         drain.finish(Duration::from_secs(1), std::future::pending()).await;
     }
 

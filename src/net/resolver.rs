@@ -42,12 +42,12 @@ pub enum LookupError {
     #[error("{0} is not known to DNS")]
     NotFound(String),
     /// DNS gave no answer in time. Usual cause: the servers of `/etc/resolv.conf` cannot be reached.
-    #[error("DNS gave no address for {name} within {patience:?}")]
+    #[error("DNS gave no address for {name} within {timeout:?}")]
     Timeout {
         /// The name.
         name: String,
         /// How long this process waited.
-        patience: Duration,
+        timeout: Duration,
     },
     /// The DNS server refused, or its answer was malformed.
     #[error("DNS failed for {name}: {cause}")]
@@ -189,7 +189,7 @@ fn failed(name: &str, cause: &NetError) -> LookupError {
     let name = name.to_owned();
     match cause {
         cause if cause.is_no_records_found() => LookupError::NotFound(name),
-        NetError::Timeout => LookupError::Timeout { name, patience: QUERY_TIMEOUT },
+        NetError::Timeout => LookupError::Timeout { name, timeout: QUERY_TIMEOUT },
         cause => LookupError::Failed { name, cause: cause.to_string() },
     }
 }

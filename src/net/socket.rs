@@ -106,7 +106,7 @@ pub struct Socket<T> {
     io: T,
     pool: Pool,
     /// Bytes that came behind a head; they are handed out first.
-    early: Bytes,
+    buffered: Bytes,
 }
 
 /// A socket for TLS to sit on, read 64 KiB at a time: the TLS library asks for 4 KiB, a system call each.
@@ -126,9 +126,9 @@ impl<T> Socket<T> {
         Self::with_early(io, pool, Bytes::new())
     }
 
-    /// Wraps a stream of which the bytes `early` have already been read.
-    pub fn with_early(io: T, pool: Pool, early: Bytes) -> Self {
-        Self { io, pool, early }
+    /// Wraps a stream of which the bytes `buffered` have already been read.
+    pub fn with_early(io: T, pool: Pool, buffered: Bytes) -> Self {
+        Self { io, pool, buffered }
     }
 
     /// The stream inside, to set socket options.
@@ -151,8 +151,8 @@ impl<T> Buffered<T> {
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        if !self.early.is_empty() {
-            return Poll::Ready(Ok(std::mem::take(&mut self.early)));
+        if !self.buffered.is_empty() {
+            return Poll::Ready(Ok(std::mem::take(&mut self.buffered)));
         }
         let mut buffer = self.pool.take();
         let room = buffer.get_mut(..CHUNK).unwrap_or_default();
@@ -209,7 +209,7 @@ impl<T: AsyncRead + Unpin> ReadHook<T> for ReadBuffer {
 
 impl<T: fmt::Debug> fmt::Debug for Socket<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Socket").field("io", &self.io).field("early", &self.early.len()).finish()
+        f.debug_struct("Socket").field("io", &self.io).field("early", &self.buffered.len()).finish()
     }
 }
 

@@ -19,7 +19,7 @@ pub struct TcpInfoReader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
     /// The round trip of late, smoothed.
-    pub round_trip: Duration,
+    pub rtt: Duration,
     /// The least of the last five minutes.
     pub least_round_trip: Duration,
     /// By how much single ones differ from it, on average.
@@ -65,7 +65,7 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     let unsent = u64::from(short(144)?);
     let round_trip = Duration::from_micros(short(68)?.into());
     Some(TcpInfo {
-        round_trip,
+        rtt: round_trip,
         // Before the first one it says that it would be for ever.
         least_round_trip: round_trip.min(Duration::from_micros(short(148)?.into())),
         variation: Duration::from_micros(short(72)?.into()),
@@ -263,11 +263,8 @@ mod tests {
         }
         assert_eq!(after.written - before.written, 100_000);
         assert!(after.delivered - before.delivered >= 100_000 && after.pacing > 0, "{after:?}");
-        assert!(after.round_trip > Duration::ZERO && after.round_trip < Duration::from_secs(1), "{after:?}");
-        assert!(
-            after.least_round_trip > Duration::ZERO && after.least_round_trip <= after.round_trip,
-            "{after:?}"
-        );
+        assert!(after.rtt > Duration::ZERO && after.rtt < Duration::from_secs(1), "{after:?}");
+        assert!(after.least_round_trip > Duration::ZERO && after.least_round_trip <= after.rtt, "{after:?}");
     }
 
     #[tokio::test]

@@ -20,8 +20,8 @@ use tokio_rustls::rustls::{
 use tracing::warn;
 
 use crate::net::reload::{Reload, ReloadError};
-use crate::net::tls::certificate::Shown;
-use crate::net::tls::verify::{Agents, Anyone, ClientVerifier, EdgeCertVerifier, PeerCertVerifier};
+use crate::net::tls::certificate::SingleCertResolver;
+use crate::net::tls::verify::{ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier};
 
 /// What a server's TLS is made from.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct TlsServerConfig {
     /// Certificate and key to show.
     pub identity: Identity,
     /// Whether clients show certificates too.
-    pub clients: ClientCertificates,
+    pub clients: ClientAuth,
     /// Versions and suites.
     pub offer: TlsParams,
     /// Application protocols, the most wanted first: `h2` for links, only `http/1.1` for HTTPS.
@@ -58,16 +58,16 @@ pub struct Identity {
 
 /// Which certificates a server asks of its clients.
 #[derive(Debug, Clone)]
-pub enum ClientCertificates {
+pub enum ClientAuth {
     /// No certificate is asked for.
     Anonymous,
     /// One issued by a CA of this file, and not to an edge, or no handshake.
     Required(PathBuf),
     /// For a pod's own port: edges show none; another pod shows one that a CA of this file issued to a *server* of
     /// this name (none: the first DNS name of our own), as our own is. Any other ends the handshake.
-    Siblings(PathBuf, Option<ServerName<'static>>),
+    Peers(PathBuf, Option<ServerName<'static>>),
     /// Edges may show one as well; what others show is as the inner one says.
-    Agents(Agents, Box<Self>),
+    Edges(EdgeCerts, Box<Self>),
 }
 
 /// Which servers a client trusts.
@@ -76,7 +76,7 @@ pub enum Trust {
     /// Those whose certificate was issued by a CA of this file (one or several). The system's CAs are not asked.
     Ca(PathBuf),
     /// Any certificate: for loopback targets, where no third party is on the path, and where the operator says so.
-    Anyone,
+    NoVerify,
 }
 
 /// Why TLS settings cannot be used. Each sentence is for the operator.
@@ -126,7 +126,7 @@ impl TlsServerConfig {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
         };
-        let shown = Shown::new(identity, self.identity.cert.clone());
+        let shown = SingleCertResolver::new(identity, self.identity.cert.clone());
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
         // A session that is resumed by its id asks nobody whether its certificate is still valid; a ticket does.
@@ -160,8 +160,8 @@ impl TlsClientConfig {
         let builder = match (&self.trust, ca) {
             (Trust::Ca(path), Some(pem)) => builder.with_root_certificates(roots(path, pem)?),
             (Trust::Ca(path), None) => return Err(format!("{} is missing", path.display())),
-            (Trust::Anyone, _) => {
-                let anyone = Arc::new(Anyone(Arc::clone(&provider)));
+            (Trust::NoVerify, _) => {
+                let anyone = Arc::new(NoVerifier(Arc::clone(&provider)));
                 builder.dangerous().with_custom_certificate_verifier(anyone)
             }
         };
@@ -202,12 +202,12 @@ impl Identity {
     }
 }
 
-impl ClientCertificates {
+impl ClientAuth {
     fn files(&self) -> Vec<PathBuf> {
         match self {
             Self::Anonymous => Vec::new(),
-            Self::Required(ca) | Self::Siblings(ca, _) => vec![ca.clone()],
-            Self::Agents(agents, others) => [vec![agents.ca.clone()], others.files()].concat(),
+            Self::Required(ca) | Self::Peers(ca, _) => vec![ca.clone()],
+            Self::Edges(agents, others) => [vec![agents.ca.clone()], others.files()].concat(),
         }
     }
 
@@ -221,10 +221,10 @@ impl ClientCertificates {
         let Some((ca, more)) = cas.split_first() else { return Ok(None) };
         match self {
             Self::Anonymous => Ok(None),
-            Self::Agents(agents, others) => {
+            Self::Edges(agents, others) => {
                 let issuers = roots(&agents.ca, ca)?;
                 for (path, pem) in others.files().iter().zip(more) {
-                    agents.are_apart(&issuers, path, &roots(path, pem)?)?;
+                    agents.check_disjoint(&issuers, path, &roots(path, pem)?)?;
                 }
                 let issuers = Arc::new(issuers);
                 let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
@@ -236,12 +236,12 @@ impl ClientCertificates {
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, ca)?), provider);
                 Ok(Some(Arc::new(ClientVerifier(issued.build().map_err(text)?))))
             }
-            Self::Siblings(path, name) => {
-                let siblings = PeerCertVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
-                Ok(siblings
+            Self::Peers(path, name) => {
+                let peers = PeerCertVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
+                Ok(peers
                     .inspect_err(|cause| warn!("no other pod can link to this one: {cause}"))
                     .ok()
-                    .map(|siblings| Arc::new(siblings) as _))
+                    .map(|peers| Arc::new(peers) as _))
             }
         }
     }
@@ -251,7 +251,7 @@ impl Trust {
     fn ca(&self) -> Option<&PathBuf> {
         match self {
             Self::Ca(ca) => Some(ca),
-            Self::Anyone => None,
+            Self::NoVerify => None,
         }
     }
 }
@@ -407,9 +407,9 @@ impl PeerTlsConfig {
             };
             let own = certs(&identity.cert, cert).map_err(text)?;
             let provider = TlsParams::default().provider();
-            let siblings = PeerCertVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
+            let peers = PeerCertVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
             let config = client.config(Some((identity, cert, key)), Some(ca))?;
-            Ok(PeerTls { config: Arc::new(config), name: siblings.name().clone() })
+            Ok(PeerTls { config: Arc::new(config), name: peers.name().clone() })
         })
     }
 }

@@ -35,13 +35,13 @@ impl Budget {
     }
 
     /// Whether nothing is left.
-    pub(crate) fn is_spent(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.used() >= self.limit
     }
 
     /// By how many powers of two a new share should be smaller than usual: 0 while half is left, 2 while a quarter is,
     /// then 4. So many sessions fit, each with little, before one has to be refused.
-    pub(crate) fn scarcity(&self) -> u32 {
+    pub(crate) fn pressure(&self) -> u32 {
         match self.used().saturating_mul(4) / self.limit.max(1) {
             0 | 1 => 0,
             2 => 2,
@@ -50,20 +50,20 @@ impl Budget {
     }
 
     /// A share of `bytes`, or none if that much is not left.
-    pub(crate) fn claim(self: &Arc<Self>, bytes: usize) -> Option<Reservation> {
-        let mut share = self.share();
-        share.grow(bytes).then_some(share)
+    pub(crate) fn try_reserve(self: &Arc<Self>, bytes: usize) -> Option<Reservation> {
+        let mut share = self.reservation();
+        share.try_grow(bytes).then_some(share)
     }
 
     /// An empty share.
-    pub(crate) fn share(self: &Arc<Self>) -> Reservation {
+    pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation { budget: self.clone(), held: 0 }
     }
 }
 
 impl Reservation {
     /// Holds `bytes` more if the budget has them.
-    pub(crate) fn grow(&mut self, bytes: usize) -> bool {
+    pub(crate) fn try_grow(&mut self, bytes: usize) -> bool {
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.budget.limit);
         let granted = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
         if granted {
@@ -73,13 +73,13 @@ impl Reservation {
     }
 
     /// As [`Self::grow`], but only while half of the budget stays free: who has much leaves room for who comes.
-    pub(crate) fn widen(&mut self, bytes: usize) -> bool {
+    pub(crate) fn try_grow_shared(&mut self, bytes: usize) -> bool {
         let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit / 2;
-        fits && self.grow(bytes)
+        fits && self.try_grow(bytes)
     }
 
     /// Holds exactly `bytes`, even if that spends more than the budget has.
-    pub(crate) fn set(&mut self, bytes: usize) {
+    pub(crate) fn resize(&mut self, bytes: usize) {
         if bytes >= self.held {
             self.budget.used.fetch_add(bytes - self.held, Relaxed);
         } else {
@@ -89,24 +89,24 @@ impl Reservation {
     }
 
     /// An empty share of the same budget.
-    pub(crate) fn another(&self) -> Self {
-        self.budget.share()
+    pub(crate) fn new_empty(&self) -> Self {
+        self.budget.reservation()
     }
 
     /// Bytes held.
-    pub(crate) fn held(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.held
     }
 
     /// Whether the whole budget is spent.
     pub(crate) fn is_spent(&self) -> bool {
-        self.budget.is_spent()
+        self.budget.is_exhausted()
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.set(0);
+        self.resize(0);
     }
 }
 
@@ -120,10 +120,10 @@ mod tests {
         #[test]
         fn shares_never_claim_more_than_there_is_and_give_all_back(steps in prop::collection::vec((0usize..4, 0usize..90), 0..60)) {
             let budget = Budget::new(100);
-            let mut shares: Vec<Reservation> = (0..4).map(|_| budget.share()).collect();
+            let mut shares: Vec<Reservation> = (0..4).map(|_| budget.reservation()).collect();
             for (who, bytes) in steps {
-                if bytes < 60 { shares[who].grow(bytes); } else { let held = shares[who].held(); shares[who].set(held / 2); }
-                prop_assert_eq!(budget.used(), shares.iter().map(Reservation::held).sum::<usize>());
+                if bytes < 60 { shares[who].try_grow(bytes); } else { let held = shares[who].size(); shares[who].resize(held / 2); }
+                prop_assert_eq!(budget.used(), shares.iter().map(Reservation::size).sum::<usize>());
                 prop_assert!(budget.used() <= 100);
             }
             drop(shares);
@@ -135,25 +135,25 @@ mod tests {
     fn a_thousand_sessions_fit_where_two_hundred_whole_windows_would() {
         let budget = Budget::new(6 << 20);
         let shares: Vec<Reservation> =
-            std::iter::from_fn(|| budget.claim((32 * 1024) >> budget.scarcity())).collect();
+            std::iter::from_fn(|| budget.try_reserve((32 * 1024) >> budget.pressure())).collect();
         assert_eq!(shares.len(), 96 + 192 + 768);
-        assert_eq!((shares[0].held(), shares[1000].held()), (32 * 1024, 2 * 1024));
+        assert_eq!((shares[0].size(), shares[1000].size()), (32 * 1024, 2 * 1024));
     }
 
     #[test]
     fn who_widens_leaves_half_to_others() {
         let budget = Budget::new(100);
-        let mut share = budget.claim(30).unwrap();
-        assert!(share.widen(20) && !share.widen(1) && share.grow(1));
-        assert_eq!((share.held(), budget.used()), (51, 51));
+        let mut share = budget.try_reserve(30).unwrap();
+        assert!(share.try_grow_shared(20) && !share.try_grow_shared(1) && share.try_grow(1));
+        assert_eq!((share.size(), budget.used()), (51, 51));
     }
 
     #[test]
     fn a_spent_budget_refuses_a_claim() {
         let budget = Budget::new(10);
-        let first = budget.claim(10).unwrap();
-        assert!(budget.is_spent() && budget.claim(1).is_none());
+        let first = budget.try_reserve(10).unwrap();
+        assert!(budget.is_exhausted() && budget.try_reserve(1).is_none());
         drop(first);
-        assert!(budget.claim(1).is_some());
+        assert!(budget.try_reserve(1).is_some());
     }
 }

@@ -12,7 +12,7 @@ use crate::base::logging::printable;
 use crate::base::names::{Instance, NodeName, SessionId};
 use crate::proto::codec::proto::{Control, StreamMsg};
 use crate::proto::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Load, MOST_IPS, Opener, Remote, SessionError,
+    Category, Conflict, ErrorCode, Found, Frame, FrameKind, Load, MAX_NODE_IPS, Opener, Remote, SessionError,
     SessionFrame,
 };
 
@@ -37,7 +37,7 @@ impl From<Bytes> for EncodedMessage {
 
 /// Decodes the messages of a stream, in whatever pieces its bytes come.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct Decoder {
     /// The rest of the last piece.
     rest: Bytes,
     /// Length of that piece in bytes.
@@ -48,9 +48,9 @@ pub struct Reader {
 
 /// The stream's bytes are not messages. The link must end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadStream {
+pub enum DecodeError {
     /// The message is longer than allowed.
-    #[error("a message of {0} bytes: the limit is {MOST_BYTES}")]
+    #[error("a message of {0} bytes: the limit is {MAX_BYTES}")]
     TooLong(usize),
     /// The message is compressed, which this program never offers to accept.
     #[error("a compressed message, which was never agreed")]
@@ -78,23 +78,23 @@ pub fn encode(mut message: StreamMsg) -> EncodedMessage {
     EncodedMessage { head: head.freeze(), data }
 }
 
-impl Reader {
+impl Decoder {
     /// Adds the next piece of the stream. Call it once [`Self::message`] has returned `None`.
-    pub fn piece(&mut self, mut piece: Bytes) {
+    pub fn push(&mut self, mut piece: Bytes) {
         self.whole_piece = piece.len();
         if self.partial.is_empty() {
             self.rest = piece;
             return;
         }
-        while !piece.is_empty() && self.missing() > 0 {
-            let take = self.missing().min(piece.len());
+        while !piece.is_empty() && self.bytes_missing() > 0 {
+            let take = self.bytes_missing().min(piece.len());
             self.partial.extend_from_slice(&piece.split_to(take));
         }
         self.rest = piece;
     }
 
     /// The next whole message, if there is one.
-    pub fn message(&mut self) -> Result<Option<StreamMsg>, BadStream> {
+    pub fn next_message(&mut self) -> Result<Option<StreamMsg>, DecodeError> {
         if self.rest.is_empty() && self.partial.is_empty() {
             return Ok(None);
         }
@@ -102,7 +102,7 @@ impl Reader {
             let whole = PREFIX + length(&self.rest)?.unwrap_or(usize::MAX - PREFIX);
             if self.rest.len() < whole {
                 // Reserves the exact length up to what this program sends; a longer message grows as it comes.
-                self.partial.reserve(whole.min(MOST_RESERVED).max(self.rest.len()));
+                self.partial.reserve(whole.min(MAX_RESERVED).max(self.rest.len()));
                 self.partial.extend_from_slice(&self.rest);
                 self.rest = Bytes::new();
                 return Ok(None);
@@ -110,7 +110,7 @@ impl Reader {
             (self.rest.split_to(whole), self.whole_piece)
         } else {
             length(&self.partial)?;
-            if self.missing() > 0 {
+            if self.bytes_missing() > 0 {
                 return Ok(None);
             }
             // Not split off, because the next message would share this one's allocation.
@@ -119,7 +119,7 @@ impl Reader {
             (body.freeze(), room)
         };
         let mut message =
-            StreamMsg::decode(body.slice(PREFIX..)).map_err(|e| BadStream::NotAMessage(e.to_string()))?;
+            StreamMsg::decode(body.slice(PREFIX..)).map_err(|e| DecodeError::NotAMessage(e.to_string()))?;
         if message.data.len() < WORTH_SHARING.max(pinned / 2) {
             message.data = Bytes::copy_from_slice(&message.data);
         }
@@ -127,7 +127,7 @@ impl Reader {
     }
 
     /// Bytes that are missing in `partial`, until the message is whole or its length is known.
-    fn missing(&self) -> usize {
+    fn bytes_missing(&self) -> usize {
         let wanted = match length(&self.partial) {
             Ok(Some(length)) => PREFIX + length,
             Ok(None) => PREFIX,
@@ -177,15 +177,15 @@ impl fmt::Display for StreamMsg {
 }
 
 /// The length of the message that begins here, once its prefix has arrived.
-fn length(bytes: &[u8]) -> Result<Option<usize>, BadStream> {
+fn length(bytes: &[u8]) -> Result<Option<usize>, DecodeError> {
     let Some((prefix, _)) = bytes.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, a, b, c, d] = *prefix;
     let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
     if compressed != 0 {
-        return Err(BadStream::Compressed);
+        return Err(DecodeError::Compressed);
     }
-    if length > MOST_BYTES {
-        return Err(BadStream::TooLong(length));
+    if length > MAX_BYTES {
+        return Err(DecodeError::TooLong(length));
     }
     Ok(Some(length))
 }
@@ -195,12 +195,12 @@ const PREFIX: usize = 5;
 /// Field 5, length-delimited.
 const DATA_TAG: u8 = 5 << 3 | 2;
 /// Longest message in bytes: gRPC's default limit.
-pub const MOST_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Shorter data is copied, and so is what is less than half of the piece it came in, for a slice keeps all of that
-/// alive: a read buffer is seldom longer than [`MOST_RESERVED`], of which this is a quarter.
+/// alive: a read buffer is seldom longer than [`MAX_RESERVED`], of which this is a quarter.
 const WORTH_SHARING: usize = 16 * 1024;
 /// Bytes reserved at once for a message that comes in several pieces: the longest that this program sends.
-const MOST_RESERVED: usize = 64 * 1024 + 1024;
+const MAX_RESERVED: usize = 64 * 1024 + 1024;
 
 // The extended dialect: neutral frames as messages, and back.
 
@@ -240,21 +240,21 @@ pub fn to_message(frame: Frame) -> StreamMsg {
         FrameKind::Ping(number) => signal(node, HEARTBEAT, number),
         FrameKind::Pong(Some(number)) => signal(node, PONG, Some(number)),
         FrameKind::Pong(None) => signal(node, HEARTBEAT, None),
-        FrameKind::Find(question) => between_pods(node, FIND, question, Control::default()),
-        FrameKind::Found(found) => between_pods(node, FOUND, found.question, about(&found)),
+        FrameKind::Find(question) => peer_message(node, FIND, question, Control::default()),
+        FrameKind::Found(found) => peer_message(node, FOUND, found.question, found_control(&found)),
         FrameKind::Drain(to) => {
             let addr = to.map(|to| to.to_string()).unwrap_or_default();
             StreamMsg { addr, ..signal(node, DRAIN, None) }
         }
-        FrameKind::Load(Load { nodes, stopping, catches }) => {
-            let code = u32::from(if stopping { Code::Busy } else { Code::Over } as u8);
+        FrameKind::Load(Load { nodes, stopping, intercepts: catches }) => {
+            let code = u32::from(if stopping { ErrorCode::Overloaded } else { ErrorCode::NoError } as u8);
             StreamMsg {
                 data: pack(&Control { nodes, code, catches, ..Control::default() }),
                 ..signal(node, LOAD, None)
             }
         }
         FrameKind::Conflict(Conflict { instance, reason }) => {
-            let said = Control { instance: wire(instance), reason, ..Control::default() };
+            let said = Control { instance: instance_bytes(instance), reason, ..Control::default() };
             StreamMsg { data: pack(&said), ..signal(node, CONFLICT, None) }
         }
         FrameKind::Session(id, category, frame) => {
@@ -273,22 +273,22 @@ pub fn to_message(frame: Frame) -> StreamMsg {
 
 /// Decodes a message that came over a link to `peer`.
 pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameError> {
-    let pods = *peer == Remote::Pod;
+    let servers = *peer == Remote::Peer;
     let body = match (message.category.as_str(), message.r#type.as_str()) {
         (STREAM, HEARTBEAT) => FrameKind::Ping(number(&message.data)),
         (STREAM, PONG) => FrameKind::Pong(number(&message.data)),
-        (STREAM, DRAIN) if !pods => FrameKind::Drain(message.addr.parse().ok()),
+        (STREAM, DRAIN) if !servers => FrameKind::Drain(message.addr.parse().ok()),
         (STREAM, CONFLICT) if !matches!(peer, Remote::Edge(_)) => {
             let said = control(&message)?;
-            let reason = SessionError::new(Code::Busy, said.reason).reason;
+            let reason = SessionError::new(ErrorCode::Overloaded, said.reason).reason;
             FrameKind::Conflict(Conflict { instance: Instance::from_bytes(&said.instance), reason })
         }
-        (STREAM, FIND) if pods => FrameKind::Find(control(&message)?.epoch),
-        (STREAM, FOUND) if pods => FrameKind::Found(found(&control(&message)?)),
-        (STREAM, LOAD) if pods => {
+        (STREAM, FIND) if servers => FrameKind::Find(control(&message)?.epoch),
+        (STREAM, FOUND) if servers => FrameKind::Found(found(&control(&message)?)),
+        (STREAM, LOAD) if servers => {
             let said = control(&message)?;
-            let stopping = Code::from_wire(said.code) != Code::Over;
-            FrameKind::Load(Load { nodes: said.nodes, stopping, catches: said.catches })
+            let stopping = ErrorCode::from_wire(said.code) != ErrorCode::NoError;
+            FrameKind::Load(Load { nodes: said.nodes, stopping, intercepts: said.catches })
         }
         (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
@@ -310,10 +310,10 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
 /// The node that a message names. On an edge's link it must be the edge itself, unless `any` node is allowed.
 fn named(message: &StreamMsg, peer: &Remote, any: bool) -> Result<NodeName, FrameError> {
     match peer {
-        Remote::Edge(node) | Remote::Cloud(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
+        Remote::Edge(node) | Remote::Server(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
             Ok(node.clone())
         }
-        Remote::Edge(_) | Remote::Cloud(_) if !any => Err(FrameError::WrongNode),
+        Remote::Edge(_) | Remote::Server(_) if !any => Err(FrameError::WrongNode),
         _ => message.node.parse().map_err(|_| FrameError::BadField),
     }
 }
@@ -327,21 +327,21 @@ fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
             return (OPEN, target.to_string(), pack(&Control { limit, epoch, client, opener, ..blank }));
         }
         SessionFrame::Opened { limit, epoch, instance } => {
-            ("connected", Control { limit, epoch, instance: wire(instance), ..blank })
+            ("connected", Control { limit, epoch, instance: instance_bytes(instance), ..blank })
         }
         SessionFrame::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
-        SessionFrame::Finish { total } => ("finish", Control { total, ..blank }),
-        SessionFrame::Broken { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
+        SessionFrame::Fin { total } => ("finish", Control { total, ..blank }),
+        SessionFrame::ResetAt { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
         SessionFrame::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         SessionFrame::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
         SessionFrame::Resume { received, limit, epoch, instance, opener } => {
-            let (instance, opener) = (wire(instance), text(opener));
+            let (instance, opener) = (instance_bytes(instance), text(opener));
             (RESUME, Control { received, limit, epoch, instance, opener, ..blank })
         }
         SessionFrame::Resumed { received, limit, epoch } => {
             ("resumed", Control { received, limit, epoch, ..blank })
         }
-        SessionFrame::Lost { epoch } => ("lost", Control { epoch, ..blank }),
+        SessionFrame::PathLost { epoch } => ("lost", Control { epoch, ..blank }),
     };
     (kind, String::new(), pack(&control))
 }
@@ -351,7 +351,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
         return Ok(SessionFrame::Data(message.data));
     }
     let c = control(&message)?;
-    let refusal = || SessionError::new(Code::from_wire(c.code), &c.reason);
+    let refusal = || SessionError::new(ErrorCode::from_wire(c.code), &c.reason);
     Ok(match message.r#type.as_str() {
         OPEN => SessionFrame::Open {
             target: message.addr.parse().map_err(|_| FrameError::BadField)?,
@@ -366,8 +366,8 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             instance: Instance::from_bytes(&c.instance),
         },
         "connect-failed" => SessionFrame::Refused { epoch: c.epoch, refusal: refusal() },
-        "finish" => SessionFrame::Finish { total: c.total },
-        "broken" => SessionFrame::Broken { total: c.total, refusal: refusal() },
+        "finish" => SessionFrame::Fin { total: c.total },
+        "broken" => SessionFrame::ResetAt { total: c.total, refusal: refusal() },
         "reset" => SessionFrame::Reset { epoch: c.epoch, refusal: refusal() },
         "credit" => SessionFrame::Credit { received: c.received, limit: c.limit },
         RESUME => SessionFrame::Resume {
@@ -378,26 +378,26 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             opener: c.opener.parse().ok(),
         },
         "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
-        "lost" => SessionFrame::Lost { epoch: c.epoch },
+        "lost" => SessionFrame::PathLost { epoch: c.epoch },
         _ => return Err(FrameError::UnknownType),
     })
 }
 
-fn between_pods(node: String, kind: &str, question: u64, said: Control) -> StreamMsg {
+fn peer_message(node: String, kind: &str, question: u64, said: Control) -> StreamMsg {
     let data = pack(&Control { epoch: question, ..said });
     let topic = question.to_string();
     StreamMsg { node, category: STREAM.into(), r#type: kind.into(), topic, data, addr: String::new() }
 }
 
-fn about(found: &Found) -> Control {
-    let code = if found.here { Code::Over } else { Code::NotHere };
+fn found_control(found: &Found) -> Control {
+    let code = if found.here { ErrorCode::NoError } else { ErrorCode::NodeNotConnected };
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     // 0 stands for none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
-    let instance = wire(found.instance);
-    let (silence, at) = (millis(found.silence), wire(found.at));
+    let instance = instance_bytes(found.instance);
+    let (silence, at) = (millis(found.silence), instance_bytes(found.at));
     let authoritative = found.authoritative;
-    let ips = found.ips.iter().take(MOST_IPS).map(|ip| match ip {
+    let ips = found.ips.iter().take(MAX_NODE_IPS).map(|ip| match ip {
         IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
         IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
     });
@@ -406,11 +406,11 @@ fn about(found: &Found) -> Control {
 }
 
 fn found(c: &Control) -> Found {
-    let here = Code::from_wire(c.code) == Code::Over;
+    let here = ErrorCode::from_wire(c.code) == ErrorCode::NoError;
     let silence = Duration::from_millis(c.silence);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
     let [instance, at] = [&c.instance, &c.at].map(|bytes| Instance::from_bytes(bytes));
-    let ips = if here { c.ips.iter().take(MOST_IPS).filter_map(ip).collect() } else { Arc::default() };
+    let ips = if here { c.ips.iter().take(MAX_NODE_IPS).filter_map(ip).collect() } else { Arc::default() };
     Found { question: c.epoch, here, silence, instance, age, at, authoritative: c.authoritative, ips }
 }
 
@@ -437,7 +437,7 @@ fn why(epoch: u64, refusal: SessionError) -> Control {
     Control { epoch, code: u32::from(refusal.code as u8), reason: refusal.reason, ..Control::default() }
 }
 
-fn wire(instance: Option<Instance>) -> Bytes {
+fn instance_bytes(instance: Option<Instance>) -> Bytes {
     instance.map(|i| Bytes::copy_from_slice(&i.to_bytes())).unwrap_or_default()
 }
 
@@ -485,11 +485,11 @@ mod tests {
 
     #[test]
     fn a_reader_with_nothing_to_read_keeps_no_memory() {
-        let mut reader = Reader::default();
-        assert_eq!(reader.message(), Ok(None));
-        reader.piece(encode(StreamMsg::default()).to_bytes());
-        assert!(matches!(reader.message(), Ok(Some(_))));
-        assert_eq!(reader.message(), Ok(None));
+        let mut reader = Decoder::default();
+        assert_eq!(reader.next_message(), Ok(None));
+        reader.push(encode(StreamMsg::default()).to_bytes());
+        assert!(matches!(reader.next_message(), Ok(Some(_))));
+        assert_eq!(reader.next_message(), Ok(None));
         assert_eq!(reader.partial.capacity(), 0);
     }
 
@@ -498,11 +498,11 @@ mod tests {
         fn messages_survive_any_cutting_of_the_stream(messages in prop::collection::vec(message(), 0..6), cuts in prop::collection::vec(1usize..3000, 1..40)) {
             let mut stream = BytesMut::new();
             for m in &messages { stream.extend_from_slice(&encode(m.clone()).to_bytes()); }
-            let (mut stream, mut reader, mut read) = (stream.freeze(), Reader::default(), Vec::new());
+            let (mut stream, mut reader, mut read) = (stream.freeze(), Decoder::default(), Vec::new());
             for cut in cuts.iter().cycle() {
                 if stream.is_empty() { break; }
-                reader.piece(stream.split_to((*cut).min(stream.len())));
-                while let Some(m) = reader.message().unwrap() { read.push(m); }
+                reader.push(stream.split_to((*cut).min(stream.len())));
+                while let Some(m) = reader.next_message().unwrap() { read.push(m); }
             }
             prop_assert_eq!(read, messages);
         }
@@ -515,9 +515,9 @@ mod tests {
 
         #[test]
         fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let mut reader = Reader::default();
-            reader.piece(bytes.into());
-            while let Ok(Some(_)) = reader.message() {}
+            let mut reader = Decoder::default();
+            reader.push(bytes.into());
+            while let Ok(Some(_)) = reader.next_message() {}
         }
     }
 
@@ -535,10 +535,10 @@ mod tests {
             // Before another message in one piece, and in two.
             let packed: Vec<u8> = [&kept[..], &large[..]].concat();
             for cut in [packed.len(), kept.len() + 1, kept.len() - 1] {
-                let (mut reader, mut read) = (Reader::default(), Vec::new());
+                let (mut reader, mut read) = (Decoder::default(), Vec::new());
                 for piece in [&packed[..cut], &packed[cut..]] {
-                    reader.piece(Bytes::copy_from_slice(piece));
-                    read.extend(std::iter::from_fn(|| reader.message().unwrap()));
+                    reader.push(Bytes::copy_from_slice(piece));
+                    read.extend(std::iter::from_fn(|| reader.next_message().unwrap()));
                 }
                 let data = read.swap_remove(0).data;
                 drop((read, reader));
@@ -551,19 +551,19 @@ mod tests {
     #[test]
     fn what_is_too_long_or_compressed_ends_the_stream() {
         for (bytes, bad) in [
-            ([0, 0, 0x40, 0, 1], BadStream::TooLong(MOST_BYTES + 1)),
-            ([1, 0, 0, 0, 1], BadStream::Compressed),
+            ([0, 0, 0x40, 0, 1], DecodeError::TooLong(MAX_BYTES + 1)),
+            ([1, 0, 0, 0, 1], DecodeError::Compressed),
         ] {
-            let mut reader = Reader::default();
-            reader.piece(Bytes::copy_from_slice(&bytes));
-            assert_eq!(reader.message(), Err(bad.clone()));
-            let mut reader = Reader::default();
+            let mut reader = Decoder::default();
+            reader.push(Bytes::copy_from_slice(&bytes));
+            assert_eq!(reader.next_message(), Err(bad.clone()));
+            let mut reader = Decoder::default();
             for byte in bytes {
-                reader.piece(Bytes::copy_from_slice(&[byte]));
+                reader.push(Bytes::copy_from_slice(&[byte]));
                 if byte == bytes[4] {
                     break;
                 }
-                let _ = reader.message();
+                let _ = reader.next_message();
             }
         }
     }
@@ -577,13 +577,14 @@ mod extension_tests {
 
     fn any_word() -> impl Strategy<Value = SessionFrame> {
         let refusal = || {
-            (0u32..11, "[ -~]{0,100}").prop_map(|(code, text)| SessionError::new(Code::from_wire(code), text))
+            (0u32..11, "[ -~]{0,100}")
+                .prop_map(|(code, text)| SessionError::new(ErrorCode::from_wire(code), text))
         };
         let instance = || prop::option::of(any::<u128>().prop_map(Instance::from_bits));
         let opener = || {
             prop::option::of(prop_oneof![
                 "[a-z]{1,20}".prop_map(|name| Opener::Node(name.parse().unwrap())),
-                any::<u128>().prop_map(|bits| Opener::Pod(Instance::from_bits(bits))),
+                any::<u128>().prop_map(|bits| Opener::Server(Instance::from_bits(bits))),
             ])
         };
         prop_oneof![
@@ -602,8 +603,8 @@ mod extension_tests {
                 .prop_map(|(limit, epoch, instance)| SessionFrame::Opened { limit, epoch, instance }),
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Refused { epoch, refusal }),
             prop::collection::vec(any::<u8>(), 0..100).prop_map(|b| SessionFrame::Data(b.into())),
-            any::<u64>().prop_map(|total| SessionFrame::Finish { total }),
-            (any::<u64>(), refusal()).prop_map(|(total, refusal)| SessionFrame::Broken { total, refusal }),
+            any::<u64>().prop_map(|total| SessionFrame::Fin { total }),
+            (any::<u64>(), refusal()).prop_map(|(total, refusal)| SessionFrame::ResetAt { total, refusal }),
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Reset { epoch, refusal }),
             (any::<u64>(), any::<u64>())
                 .prop_map(|(received, limit)| SessionFrame::Credit { received, limit }),
@@ -618,7 +619,7 @@ mod extension_tests {
             ),
             (any::<u64>(), any::<u64>(), any::<u64>())
                 .prop_map(|(received, limit, epoch)| SessionFrame::Resumed { received, limit, epoch }),
-            any::<u64>().prop_map(|epoch| SessionFrame::Lost { epoch }),
+            any::<u64>().prop_map(|epoch| SessionFrame::PathLost { epoch }),
         ]
     }
 
@@ -627,7 +628,7 @@ mod extension_tests {
         fn every_frame_survives_the_wire(word in any_word(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
             let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, word) };
-            for peer in [Remote::Edge(node.clone()), Remote::Cloud(node), Remote::Pod] {
+            for peer in [Remote::Edge(node.clone()), Remote::Server(node), Remote::Peer] {
                 prop_assert_eq!(from_message(to_message(frame.clone()), &peer), Ok(frame.clone()));
             }
         }
@@ -635,7 +636,7 @@ mod extension_tests {
         #[test]
         fn no_message_makes_us_panic(kind in "[a-z-]{0,15}", topic in ".{0,40}", addr in ".{0,40}", data in prop::collection::vec(any::<u8>(), 0..80)) {
             let message = StreamMsg { node: "n".into(), category: "ssh".into(), r#type: kind, topic, data: data.into(), addr };
-            for peer in [Remote::Edge("n".parse().unwrap()), Remote::Pod] {
+            for peer in [Remote::Edge("n".parse().unwrap()), Remote::Peer] {
                 let _ = from_message(message.clone(), &peer);
             }
         }
@@ -654,8 +655,8 @@ mod extension_tests {
             client: "c".into(),
             opener: None,
         };
-        let (edge, cloud) = (Remote::Edge("b".parse().unwrap()), Remote::Cloud("b".parse().unwrap()));
-        let finish = frame(SessionFrame::Finish { total: 1 });
+        let (edge, cloud) = (Remote::Edge("b".parse().unwrap()), Remote::Server("b".parse().unwrap()));
+        let finish = frame(SessionFrame::Fin { total: 1 });
         assert_eq!(from_message(to_message(finish.clone()), &edge), Err(FrameError::WrongNode));
         assert_eq!(from_message(to_message(finish), &cloud), Err(FrameError::WrongNode));
         let open = frame(open);
@@ -664,28 +665,28 @@ mod extension_tests {
     }
 
     #[test]
-    fn signals_keep_their_numbers_and_only_pods_ask_for_nodes() {
+    fn signals_keep_their_numbers_and_only_servers_ask_for_nodes() {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
         let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
         let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
-        let found = Found { here: true, silence, instance, age, ips, ..Found::away(3) };
-        let away = Found { question: 0, at: instance, authoritative: true, ..Found::away(0) };
-        let (edge, pod) = ([Remote::Edge(node.clone()), Remote::Cloud(node.clone())], [Remote::Pod]);
+        let found = Found { here: true, silence, instance, age, ips, ..Found::not_here(3) };
+        let away = Found { question: 0, at: instance, authoritative: true, ..Found::not_here(0) };
+        let (edge, server) = ([Remote::Edge(node.clone()), Remote::Server(node.clone())], [Remote::Peer]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
-        let load = |nodes| Load { nodes, stopping: false, catches: false };
+        let load = |nodes| Load { nodes, stopping: false, intercepts: false };
         for (body, theirs, others) in [
-            (FrameKind::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
-            (FrameKind::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
-            (FrameKind::Drain(None), edge.to_vec(), pod.to_vec()),
-            (FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), edge.to_vec(), pod.to_vec()),
-            (FrameKind::Load(load(0)), pod.to_vec(), edge.to_vec()),
-            (FrameKind::Load(Load { stopping: true, ..load(300) }), pod.to_vec(), edge.to_vec()),
-            (FrameKind::Load(Load { catches: true, ..load(1) }), pod.to_vec(), edge.to_vec()),
-            (FrameKind::Find(5), pod.to_vec(), edge.to_vec()),
-            (FrameKind::Found(found), pod.to_vec(), edge.to_vec()),
-            (FrameKind::Found(away), pod.to_vec(), edge.to_vec()),
-            (conflict, vec![edge[1].clone(), Remote::Pod], edge[..1].to_vec()),
+            (FrameKind::Ping(Some(7)), [&edge[..], &server].concat(), vec![]),
+            (FrameKind::Pong(Some(7)), [&edge[..], &server].concat(), vec![]),
+            (FrameKind::Drain(None), edge.to_vec(), server.to_vec()),
+            (FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), edge.to_vec(), server.to_vec()),
+            (FrameKind::Load(load(0)), server.to_vec(), edge.to_vec()),
+            (FrameKind::Load(Load { stopping: true, ..load(300) }), server.to_vec(), edge.to_vec()),
+            (FrameKind::Load(Load { intercepts: true, ..load(1) }), server.to_vec(), edge.to_vec()),
+            (FrameKind::Find(5), server.to_vec(), edge.to_vec()),
+            (FrameKind::Found(found), server.to_vec(), edge.to_vec()),
+            (FrameKind::Found(away), server.to_vec(), edge.to_vec()),
+            (conflict, vec![edge[1].clone(), Remote::Peer], edge[..1].to_vec()),
         ] {
             let frame = Frame { node: node.clone(), body };
             for peer in &theirs {
@@ -698,15 +699,16 @@ mod extension_tests {
     }
 
     #[test]
-    fn of_the_addresses_that_a_pod_tells_few_count_and_none_that_is_no_address() {
+    fn of_the_addresses_that_a_server_tells_few_count_and_none_that_is_no_address() {
         let many: Vec<_> = (0..20).map(|last| IpAddr::from([10, 0, 0, last])).collect();
         let read = |ips: Vec<Bytes>, code: u32| found(&Control { ips, code, ..Control::default() }).ips;
-        let bytes = |ips: &[IpAddr]| about(&Found { here: true, ips: ips.into(), ..Found::away(1) }).ips;
-        assert_eq!(bytes(&many).len(), MOST_IPS);
+        let bytes =
+            |ips: &[IpAddr]| found_control(&Found { here: true, ips: ips.into(), ..Found::not_here(1) }).ips;
+        assert_eq!(bytes(&many).len(), MAX_NODE_IPS);
         let all = many.iter().map(|ip| bytes(&[*ip]).remove(0)).collect::<Vec<_>>();
-        assert_eq!(read(all.clone(), 0)[..], many[..MOST_IPS]);
+        assert_eq!(read(all.clone(), 0)[..], many[..MAX_NODE_IPS]);
         let wild = [&[Bytes::from_static(b"seven"), Bytes::new()], &all[..1]].concat();
         assert_eq!(read(wild, 0)[..], many[..1]);
-        assert!(read(all, u32::from(Code::NotHere as u8)).is_empty(), "it is not there");
+        assert!(read(all, u32::from(ErrorCode::NodeNotConnected as u8)).is_empty(), "it is not there");
     }
 }

@@ -51,7 +51,7 @@ pub struct Load {
     /// Whether it takes no new links.
     pub stopping: bool,
     /// Whether it is to be told of every node, as it catches what is sent to their addresses.
-    pub catches: bool,
+    pub intercepts: bool,
 }
 
 /// A pod's answer or announcement about a node: whether it is linked to that pod itself, else where it is instead.
@@ -72,7 +72,7 @@ pub struct Found {
     pub at: Option<Instance>,
     /// Whether the sender, as a home of the node, would know if the node were linked to another pod.
     pub authoritative: bool,
-    /// If it is linked to the sender: the addresses that its edge says it has; [`MOST_IPS`] at most.
+    /// If it is linked to the sender: the addresses that its edge says it has; [`MAX_NODE_IPS`] at most.
     pub ips: Arc<[IpAddr]>,
 }
 
@@ -114,11 +114,11 @@ pub enum SessionFrame {
     /// Bytes, in order.
     Data(Bytes),
     /// End of this direction, which had `total` bytes, its end counted as one.
-    Finish { total: u64 },
+    Fin { total: u64 },
     /// The owner of this end is gone. All that it wrote, `total` bytes with an end counted as one, comes before this
     /// frame; with 0 the rest is forgotten. The other direction is dropped. The peer answers with a Reset; until then
     /// the frame is sent again on each new path.
-    Broken { total: u64, refusal: SessionError },
+    ResetAt { total: u64, refusal: SessionError },
     /// The session is over, in both directions.
     Reset { epoch: u64, refusal: SessionError },
     /// Acknowledges bytes and raises the limit.
@@ -128,7 +128,7 @@ pub enum SessionFrame {
     /// The acceptor's answer, before data of that direction.
     Resumed { received: u64, limit: u64, epoch: u64 },
     /// The path is broken behind the sender.
-    Lost { epoch: u64 },
+    PathLost { epoch: u64 },
 }
 
 /// The kind of front end that opened a session.
@@ -148,7 +148,7 @@ pub enum Category {
 
 impl Found {
     /// The answer of a pod to which the node is not linked.
-    pub fn away(question: u64) -> Self {
+    pub fn not_here(question: u64) -> Self {
         Self {
             question,
             here: false,
@@ -180,8 +180,8 @@ impl SessionFrame {
             | Self::Reset { epoch, .. }
             | Self::Resume { epoch, .. }
             | Self::Resumed { epoch, .. }
-            | Self::Lost { epoch } => Some(*epoch),
-            Self::Data(_) | Self::Finish { .. } | Self::Broken { .. } | Self::Credit { .. } => None,
+            | Self::PathLost { epoch } => Some(*epoch),
+            Self::Data(_) | Self::Fin { .. } | Self::ResetAt { .. } | Self::Credit { .. } => None,
         }
     }
 }
@@ -191,7 +191,7 @@ impl SessionFrame {
 #[error("{reason}")]
 pub struct SessionError {
     /// The cause, for programs.
-    pub code: Code,
+    pub code: ErrorCode,
     /// A sentence for people; at most 200 bytes, printable.
     pub reason: String,
 }
@@ -199,9 +199,9 @@ pub struct SessionError {
 /// The codes of docs/protocol.md#codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Code {
+pub enum ErrorCode {
     /// Both directions have ended, and everything was received.
-    Over = 0,
+    NoError = 0,
     /// The target refused the connection.
     TargetRefused = 1,
     /// The target did not answer in time.
@@ -211,15 +211,15 @@ pub enum Code {
     /// Policy at the acceptor forbids the target.
     NotAllowed = 4,
     /// The node is not here.
-    NotHere = 5,
+    NodeNotConnected = 5,
     /// Draining, or at a limit.
-    Busy = 6,
+    Overloaded = 6,
     /// No such session here.
-    Unknown = 7,
+    UnknownSession = 7,
     /// The protocol was violated.
-    Violation = 8,
+    ProtocolError = 8,
     /// Given up by its owner.
-    GivenUp = 9,
+    Cancelled = 9,
     /// An internal error.
     Internal = 10,
     /// The pods let no edge reach that node.
@@ -230,28 +230,28 @@ pub enum Code {
 
 impl SessionError {
     /// A refusal whose reason is made printable and cut to 200 bytes.
-    pub fn new(code: Code, reason: impl fmt::Display) -> Self {
+    pub fn new(code: ErrorCode, reason: impl fmt::Display) -> Self {
         Self { code, reason: printable(&reason.to_string()) }
     }
 }
 
-impl Code {
+impl ErrorCode {
     /// The code of a number from the wire; an unknown number is [`Code::Internal`].
     pub fn from_wire(number: u32) -> Self {
-        const ALL: [Code; 13] = [
-            Code::Over,
-            Code::TargetRefused,
-            Code::TargetTimeout,
-            Code::TargetUnreachable,
-            Code::NotAllowed,
-            Code::NotHere,
-            Code::Busy,
-            Code::Unknown,
-            Code::Violation,
-            Code::GivenUp,
-            Code::Internal,
-            Code::NodeNotAllowed,
-            Code::OwnPort,
+        const ALL: [ErrorCode; 13] = [
+            ErrorCode::NoError,
+            ErrorCode::TargetRefused,
+            ErrorCode::TargetTimeout,
+            ErrorCode::TargetUnreachable,
+            ErrorCode::NotAllowed,
+            ErrorCode::NodeNotConnected,
+            ErrorCode::Overloaded,
+            ErrorCode::UnknownSession,
+            ErrorCode::ProtocolError,
+            ErrorCode::Cancelled,
+            ErrorCode::Internal,
+            ErrorCode::NodeNotAllowed,
+            ErrorCode::OwnPort,
         ];
         usize::try_from(number).ok().and_then(|at| ALL.get(at).copied()).unwrap_or(Self::Internal)
     }
@@ -259,16 +259,16 @@ impl Code {
     /// A short, stable name, for metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Over => "over",
+            Self::NoError => "over",
             Self::TargetRefused => "target_refused",
             Self::TargetTimeout => "target_timeout",
             Self::TargetUnreachable => "target_unreachable",
             Self::NotAllowed => "not_allowed",
-            Self::NotHere => "not_here",
-            Self::Busy => "busy",
-            Self::Unknown => "unknown",
-            Self::Violation => "violation",
-            Self::GivenUp => "given_up",
+            Self::NodeNotConnected => "not_here",
+            Self::Overloaded => "busy",
+            Self::UnknownSession => "unknown",
+            Self::ProtocolError => "violation",
+            Self::Cancelled => "given_up",
             Self::Internal => "internal",
             Self::NodeNotAllowed => "node_not_allowed",
             Self::OwnPort => "own_port",
@@ -297,7 +297,7 @@ impl Category {
 }
 
 /// Addresses that an edge may claim for its node.
-pub const MOST_IPS: usize = 8;
+pub const MAX_NODE_IPS: usize = 8;
 
 // The peer at the other end of a link.
 
@@ -307,17 +307,17 @@ pub enum Remote {
     /// At a pod: an edge, by the node that it has proved to be.
     Edge(NodeName),
     /// At an edge: the cloud. The name is the edge's own node.
-    Cloud(NodeName),
+    Server(NodeName),
     /// At a pod: another pod of this cloud.
-    Pod,
+    Peer,
 }
 
 impl Remote {
     /// The node whose link it is; `None` between pods.
     pub fn node(&self) -> Option<&NodeName> {
         match self {
-            Self::Edge(node) | Self::Cloud(node) => Some(node),
-            Self::Pod => None,
+            Self::Edge(node) | Self::Server(node) => Some(node),
+            Self::Peer => None,
         }
     }
 }
@@ -329,11 +329,11 @@ impl Remote {
 pub enum Opener {
     /// An edge, by the name that it has proved: `node/NAME` on the wire. Any process of that node.
     Node(NodeName),
-    /// A pod, for one of its clients: `pod/` and the 32 hex digits of its process.
-    Pod(Instance),
+    /// A pod, for one of its clients: `server/` and the 32 hex digits of its process.
+    Server(Instance),
 }
 
-/// The text is neither `node/NAME` nor `pod/INSTANCE`.
+/// The text is neither `node/NAME` nor `server/INSTANCE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an opener: want node/NAME or pod/INSTANCE")]
 pub struct ParseOpenerError;
@@ -342,17 +342,17 @@ impl Opener {
     /// The opener of a request that came over a link to process `instance` of `peer` whose frame has the opener `sent`.
     /// An edge is the node that it has proved to be, whatever its frame has. A pod vouches for its edges, and opens for
     /// its clients as itself. An edge trusts its pod. `None`: a pod on the path is too old to send it.
-    pub(crate) fn vouched(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
+    pub(crate) fn verified(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
         match (peer, sent) {
             (Remote::Edge(node), _) => Some(Self::Node(node.clone())),
-            (Remote::Pod, Some(Self::Pod(_))) => instance.map(Self::Pod),
-            (Remote::Pod | Remote::Cloud(_), sent) => sent,
+            (Remote::Peer, Some(Self::Server(_))) => instance.map(Self::Server),
+            (Remote::Peer | Remote::Server(_), sent) => sent,
         }
     }
 
     /// Whether two openers are the same, as far as both are known. An edge cannot hide its name, as its own pod adds
     /// it; so an unknown opener comes through an older pod.
-    pub(crate) fn agree(one: Option<&Self>, other: Option<&Self>) -> bool {
+    pub(crate) fn is_compatible(one: Option<&Self>, other: Option<&Self>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => one == other,
             _ => true,
@@ -364,7 +364,7 @@ impl fmt::Display for Opener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(node) => write!(f, "node/{node}"),
-            Self::Pod(instance) => write!(f, "pod/{instance}"),
+            Self::Server(instance) => write!(f, "pod/{instance}"),
         }
     }
 }
@@ -376,7 +376,7 @@ impl FromStr for Opener {
         let (kind, name) = text.split_once('/').ok_or(ParseOpenerError)?;
         match kind {
             "node" => name.parse().map(Self::Node).map_err(|_| ParseOpenerError),
-            "pod" => name.parse().map(Self::Pod).map_err(|_| ParseOpenerError),
+            "pod" => name.parse().map(Self::Server).map_err(|_| ParseOpenerError),
             _ => Err(ParseOpenerError),
         }
     }
@@ -387,24 +387,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_edge_is_its_proven_name_and_a_pod_vouches_for_others() {
-        let (node, pod) = ("node/edge-1", "pod/0000000000000000000000000000000a");
+    fn an_edge_is_its_proven_name_and_a_server_vouches_for_others() {
+        let (node, server) = ("node/edge-1", "pod/0000000000000000000000000000000a");
         let edge = Remote::Edge("edge-1".parse().unwrap());
-        let (other, cloud) = (Remote::Pod, Remote::Cloud("edge-2".parse().unwrap()));
+        let (other, cloud) = (Remote::Peer, Remote::Server("edge-2".parse().unwrap()));
         let forged = "pod/0000000000000000000000000000000b";
         for (peer, said, counts) in [
             (&edge, None, Some(node)),
-            (&edge, Some(pod), Some(node)),
+            (&edge, Some(server), Some(node)),
             (&edge, Some("node/edge-2"), Some(node)),
             (&other, Some(node), Some(node)),
-            (&other, Some(pod), Some(pod)),
-            (&other, Some(forged), Some(pod)),
+            (&other, Some(server), Some(server)),
+            (&other, Some(forged), Some(server)),
             (&other, None, None),
             (&cloud, Some(forged), Some(forged)),
             (&cloud, None, None),
         ] {
             let said = said.map(|text| text.parse().unwrap());
-            let counted = Opener::vouched(said.clone(), peer, Some(Instance::from_bits(10)))
+            let counted = Opener::verified(said.clone(), peer, Some(Instance::from_bits(10)))
                 .map(|opener| opener.to_string());
             assert_eq!(counted.as_deref(), counts, "{said:?} from {peer:?}");
         }

@@ -12,12 +12,12 @@ use tokio::time::Instant;
 
 use crate::base::names::{Instance, NodeName, SessionId};
 use crate::proto::codec::proto::StreamMsg;
-use crate::proto::codec::{Reader, encode, from_message, to_message};
+use crate::proto::codec::{Decoder, encode, from_message, to_message};
 use crate::proto::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Load, Remote, SessionError, SessionFrame,
+    Category, Conflict, ErrorCode, Found, Frame, FrameKind, Load, Remote, SessionError, SessionFrame,
 };
-use crate::proto::hello::{Caller, Hello, Older};
-use crate::proto::superedge::{self, Plain, PlainEvent};
+use crate::proto::hello::{Caller, Hello, LinkPurpose};
+use crate::proto::superedge::{self, PlainCodec, PlainEvent};
 
 fn node() -> NodeName {
     "Edge-1".parse().unwrap()
@@ -31,7 +31,7 @@ fn instance() -> Instance {
     Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)
 }
 
-fn refusal(code: Code) -> SessionError {
+fn refusal(code: ErrorCode) -> SessionError {
     SessionError::new(code, "because")
 }
 
@@ -60,74 +60,87 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
         ("open, of an edge", open(Some("node/Edge-2"))),
         ("open, of a pod", open(Some(POD))),
         ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
-        ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) }),
+        ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) }),
         ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
         ("data, none", SessionFrame::Data(Bytes::new())),
-        ("finish", SessionFrame::Finish { total: 6 }),
-        ("broken", SessionFrame::Broken { total: 6, refusal: refusal(Code::GivenUp) }),
-        ("reset", SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) }),
-        ("reset, over", SessionFrame::Reset { epoch: 1, refusal: SessionError::new(Code::Over, "") }),
+        ("finish", SessionFrame::Fin { total: 6 }),
+        ("broken", SessionFrame::ResetAt { total: 6, refusal: refusal(ErrorCode::Cancelled) }),
+        ("reset", SessionFrame::Reset { epoch: 1, refusal: refusal(ErrorCode::Cancelled) }),
+        ("reset, over", SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "") }),
         ("credit", SessionFrame::Credit { received: 5, limit: 131_072 }),
         ("resume, version 1", resume(None)),
         ("resume, of an edge", resume(Some("node/Edge-2"))),
         ("resume, of a pod", resume(Some(POD))),
         ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
-        ("lost", SessionFrame::Lost { epoch: 2 }),
+        ("lost", SessionFrame::PathLost { epoch: 2 }),
     ]
 }
 
 /// Every other frame of it, with the peer that gets it.
 fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
-    let (edge, cloud) = (Remote::Edge(node()), Remote::Cloud(node()));
+    let (edge, cloud) = (Remote::Edge(node()), Remote::Server(node()));
     let found = |age: Option<u64>| {
         let (silence, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
         let instance = Some(instance());
-        FrameKind::Found(Found { here: true, silence, instance, age, ..Found::away(7) })
+        FrameKind::Found(Found { here: true, silence, instance, age, ..Found::not_here(7) })
     };
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
-    let load = Load { nodes: 5000, stopping: false, catches: false };
+    let load = Load { nodes: 5000, stopping: false, intercepts: false };
     let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
     vec![
         ("ping", FrameKind::Ping(Some(258)), edge.clone()),
         ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
         ("drain", FrameKind::Drain(None), cloud.clone()),
         ("drain, elsewhere", FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), cloud.clone()),
-        ("find", FrameKind::Find(7), Remote::Pod),
-        ("found, version 1", found(None), Remote::Pod),
-        ("found", found(Some(60_000)), Remote::Pod),
-        ("found, with addresses", FrameKind::Found(Found { here: true, ips, ..Found::away(7) }), Remote::Pod),
-        ("found, away", FrameKind::Found(Found::away(7)), Remote::Pod),
+        ("find", FrameKind::Find(7), Remote::Peer),
+        ("found, version 1", found(None), Remote::Peer),
+        ("found", found(Some(60_000)), Remote::Peer),
+        (
+            "found, with addresses",
+            FrameKind::Found(Found { here: true, ips, ..Found::not_here(7) }),
+            Remote::Peer,
+        ),
+        ("found, away", FrameKind::Found(Found::not_here(7)), Remote::Peer),
         (
             "found, authoritative",
-            FrameKind::Found(Found { authoritative: true, ..Found::away(7) }),
-            Remote::Pod,
+            FrameKind::Found(Found { authoritative: true, ..Found::not_here(7) }),
+            Remote::Peer,
         ),
-        ("found, elsewhere", FrameKind::Found(Found { at: Some(instance()), ..Found::away(7) }), Remote::Pod),
+        (
+            "found, elsewhere",
+            FrameKind::Found(Found { at: Some(instance()), ..Found::not_here(7) }),
+            Remote::Peer,
+        ),
         ("conflict", conflict, cloud),
         (
             "conflict, between pods",
             FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
-            Remote::Pod,
+            Remote::Peer,
         ),
-        ("load", FrameKind::Load(load), Remote::Pod),
-        ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Remote::Pod),
-        ("load, of a pod that catches", FrameKind::Load(Load { catches: true, ..load }), Remote::Pod),
+        ("load", FrameKind::Load(load), Remote::Peer),
+        ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Remote::Peer),
+        ("load, of a pod that catches", FrameKind::Load(Load { intercepts: true, ..load }), Remote::Peer),
     ]
 }
 
 /// The messages of a plain link: from a pod to its edge, and from an edge to its pod.
 fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let mut said = Vec::new();
-    let (mut plain, now) = (Plain::new(node()), Instant::now());
-    let mut say = |plain: &mut Plain, name, id, frame| {
+    let (mut plain, now) = (PlainCodec::new(node()), Instant::now());
+    let mut say = |plain: &mut PlainCodec, name, id, frame| {
         let _ =
             plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, frame) }, now);
         said.push((name, plain.next_message().unwrap()));
     };
     say(&mut plain, "plain connecting", id(), open(None));
     say(&mut plain, "plain tcp-forward", id(), SessionFrame::Data(Bytes::from_static(b"hello")));
-    say(&mut plain, "plain closed", id(), SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) });
+    say(
+        &mut plain,
+        "plain closed",
+        id(),
+        SessionFrame::Reset { epoch: 1, refusal: refusal(ErrorCode::Cancelled) },
+    );
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
@@ -140,7 +153,7 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     say(
         "plain connect-failed",
         "other text",
-        SessionFrame::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) },
+        SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) },
     );
     said.push(("plain heartbeat", superedge::heartbeat(&node())));
     said
@@ -177,15 +190,16 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
         now.push((name, hex(message)));
     }
     now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
-    for (name, older) in
-        [("header of an edge, beside", Older::Silent), ("header of an edge, interactive", Older::Busy)]
-    {
+    for (name, older) in [
+        ("header of an edge, beside", LinkPurpose::Backup),
+        ("header of an edge, interactive", LinkPurpose::Interactive),
+    ] {
         let mut said = Hello::edge_request(&node(), "t", instance());
-        Hello::beside(&mut said, older);
+        Hello::with_purpose(&mut said, older);
         now.push((name, headers(&said)));
     }
-    now.push(("header of a pod", headers(&Caller::pod_request(instance()))));
-    now.push(("header of a pod, beside", headers(&Caller::pod_beside_request(instance()))));
+    now.push(("header of a pod", headers(&Caller::peer_request(instance()))));
+    now.push(("header of a pod, beside", headers(&Caller::peer_backup_request(instance()))));
     now.push(("header of an answer", headers(&Hello::response(instance()))));
     let now: String = now.iter().map(|(name, said)| format!("{name} = {}\n", said.trim_end())).collect();
     let recorded = include_str!("recorded.txt");
@@ -206,13 +220,13 @@ fn every_recorded_frame_is_still_understood() {
     let read = |name: &str| {
         let text = known[name];
         let bytes = (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap());
-        let mut reader = Reader::default();
-        reader.piece(bytes.collect());
-        reader.message().unwrap().unwrap()
+        let mut reader = Decoder::default();
+        reader.push(bytes.collect());
+        reader.next_message().unwrap().unwrap()
     };
     for (name, frame) in session_frames() {
         let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, frame) };
-        assert_eq!(from_message(read(name), &Remote::Pod), Ok(frame), "{name}");
+        assert_eq!(from_message(read(name), &Remote::Peer), Ok(frame), "{name}");
     }
     for (name, body, peer) in signals() {
         assert_eq!(from_message(read(name), &peer), Ok(Frame { node: node(), body }), "{name}");

@@ -16,7 +16,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::time::Instant;
 
 use crate::proto::budget::Reservation;
-use crate::proto::window::{Rounds, Trips, Way};
+use crate::proto::window::{LinkRtt, PathRttEstimator, ReadRate};
 
 /// See the module's picture.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl SendHalf {
     pub(crate) fn has_room(&self) -> bool {
         let kept = self.written - self.base;
         let most_unsent = if self.written < self.limit { MAX_UNSENT } else { 1 };
-        self.unsent() < most_unsent && kept < MAX_KEPT && (kept < FAIR_KEPT || !self.cost.is_spent())
+        self.unsent() < most_unsent && kept < MAX_UNACKED && (kept < FAIR_UNACKED || !self.cost.is_spent())
     }
 
     /// Appends bytes to send. The caller has asked [`Self::has_room`].
@@ -83,11 +83,11 @@ impl SendHalf {
             if self.cursor == (last + 1, 0) {
                 self.cursor = (last, tail.len());
             }
-            self.cost.set(self.cost.held() + bytes.len());
+            self.cost.resize(self.cost.size() + bytes.len());
             *tail = joined(std::mem::take(tail), &bytes);
             return;
         }
-        self.cost.set(self.cost.held() + bytes.len() + PIECE);
+        self.cost.resize(self.cost.size() + bytes.len() + PIECE);
         self.kept.push_back(bytes);
     }
 
@@ -169,7 +169,7 @@ impl SendHalf {
     }
 
     /// Goes on from what the peer has received, on a new path. What it has not received is sent again.
-    pub(crate) fn put_back(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+    pub(crate) fn rewind(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if received < self.base || received > self.reached {
             return Err(AckError { received, base: self.base, reached: self.reached });
         }
@@ -193,7 +193,7 @@ impl SendHalf {
     /// Drops all bytes, as the session is over.
     pub(crate) fn forget(&mut self) {
         self.kept.clear();
-        self.cost.set(0);
+        self.cost.resize(0);
         self.cursor = (0, 0);
         self.base = self.written;
         self.next = self.written;
@@ -231,12 +231,12 @@ impl SendHalf {
             let gone = received - self.base;
             if gone >= send_as_u64(front.len()) {
                 self.base += send_as_u64(front.len());
-                self.cost.set(self.cost.held().saturating_sub(front.len() + PIECE));
+                self.cost.resize(self.cost.size().saturating_sub(front.len() + PIECE));
                 self.kept.pop_front();
                 self.cursor = if self.cursor.0 == 0 { (0, 0) } else { (self.cursor.0 - 1, self.cursor.1) };
             } else {
                 let part = usize::try_from(gone).unwrap_or(front.len());
-                self.cost.set(self.cost.held().saturating_sub(part));
+                self.cost.resize(self.cost.size().saturating_sub(part));
                 front.advance(part);
                 self.base = received;
                 if self.cursor.0 == 0 {
@@ -255,10 +255,10 @@ fn send_as_u64(len: usize) -> u64 {
 /// A write waits once this much is unsent that the peer would take: two large frames, so that the link never runs dry.
 const MAX_UNSENT: u64 = 128 * 1024;
 /// Sent and unreceived bytes a session keeps at the most, whatever the peer's limit: the largest window.
-const MAX_KEPT: u64 = 4 * 1024 * 1024;
+const MAX_UNACKED: u64 = 4 * 1024 * 1024;
 /// A session that keeps less than this may always write, even when others have spent the budget. A peer acknowledges at
 /// least every 64 KiB, so that a session never waits for an acknowledgement that is not due.
-const FAIR_KEPT: u64 = 64 * 1024;
+const FAIR_UNACKED: u64 = 64 * 1024;
 /// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its
 /// bytes.
 const MERGE_BELOW: usize = 1024;
@@ -279,7 +279,7 @@ const JOINED: usize = 16 * 1024;
 
 /// How large windows are, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Windows {
+pub struct WindowLimits {
     /// The window of a new session, or of one that was silent.
     pub start: u64,
     /// The largest window of one session.
@@ -298,14 +298,14 @@ pub(crate) struct RecvHalf {
     reported: u64,
     total: Option<u64>,
     window: u64,
-    windows: Windows,
+    windows: WindowLimits,
     /// The budget for bytes below the limit.
-    promised: Reservation,
-    rounds: Rounds,
+    reserved: Reservation,
+    rounds: ReadRate,
     last_data: Option<Instant>,
     /// The limit before the last credit.
     old_limit: u64,
-    trips: Trips,
+    trips: PathRttEstimator,
 }
 
 /// How the peer violated the protocol.
@@ -324,9 +324,9 @@ pub(crate) enum FlowControlError {
 
 impl RecvHalf {
     /// A half with the first window; `promised` already holds its bytes.
-    pub(crate) fn new(windows: Windows, promised: Reservation) -> Self {
+    pub(crate) fn new(windows: WindowLimits, reserved: Reservation) -> Self {
         Self {
-            queue: Queue::new(promised.another()),
+            queue: Queue::new(reserved.new_empty()),
             received: 0,
             taken: 0,
             limit: windows.start,
@@ -334,11 +334,11 @@ impl RecvHalf {
             total: None,
             window: windows.start,
             windows,
-            promised,
-            rounds: Rounds::default(),
+            reserved,
+            rounds: ReadRate::default(),
             last_data: None,
             old_limit: windows.start,
-            trips: Trips::default(),
+            trips: PathRttEstimator::default(),
         }
     }
 
@@ -358,7 +358,7 @@ impl RecvHalf {
     pub(crate) fn restore_limit(&mut self) {
         if self.queue.is_unpromised() {
             self.limit = self.taken.saturating_add(self.window);
-            self.queue.count_in(self.promised.another(), None);
+            self.queue.count_in(self.reserved.new_empty(), None);
         }
     }
 
@@ -406,7 +406,7 @@ impl RecvHalf {
 
     /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
     /// forgotten the rest.
-    pub(crate) fn breaks(&self, total: u64) -> Result<(), FlowControlError> {
+    pub(crate) fn on_reset_at(&self, total: u64) -> Result<(), FlowControlError> {
         let here = self.total.unwrap_or(self.received.saturating_add(1));
         if total == 0 || here == total {
             Ok(())
@@ -416,11 +416,11 @@ impl RecvHalf {
     }
 
     /// Returns the next bytes for the reader, and widens the window if it takes them fast.
-    pub(crate) fn take(&mut self, now: Instant, way: Way) -> Option<Bytes> {
+    pub(crate) fn take(&mut self, now: Instant, way: LinkRtt) -> Option<Bytes> {
         let bytes = self.queue.pop()?;
         let before = self.taken;
         self.taken += as_u64(bytes.len());
-        let trip = self.trips.reckon(way);
+        let trip = self.trips.effective_rtt(way);
         let wanted = self.rounds.took(before, self.taken, trip, now);
         let most = if self.trips.is_short() { self.taken / 2 } else { u64::MAX };
         self.grow(wanted.min(most));
@@ -434,12 +434,12 @@ impl RecvHalf {
             return unreported > 0;
         }
         let rise = self.next_limit().saturating_sub(self.limit);
-        rise >= (self.window / 2).max(1) || unreported >= MOST_UNHEARD
+        rise >= (self.window / 2).max(1) || unreported >= MAX_DELAYED_ACK
     }
 
     /// Whether a Credit that is due must not wait: the peer may send less than it does in a round trip and a quarter, so it
     /// would come to its limit before it hears of more; or it has said all.
-    pub(crate) fn credit_needed(&self) -> bool {
+    pub(crate) fn is_credit_urgent(&self) -> bool {
         let in_a_trip = self.trips.of_least(self.rounds.in_a_trip(self.taken));
         self.total.is_some() || self.limit.saturating_sub(self.received) < in_a_trip + in_a_trip / 4
     }
@@ -452,9 +452,9 @@ impl RecvHalf {
         if !self.queue.is_unpromised() {
             let promised = usize::try_from((self.limit - self.taken).max(self.window)).unwrap_or(usize::MAX);
             if self.total.is_some() {
-                self.promised.set(self.queue.bytes());
-            } else if promised < self.promised.held() {
-                self.promised.set(promised);
+                self.reserved.resize(self.queue.bytes());
+            } else if promised < self.reserved.size() {
+                self.reserved.resize(promised);
             }
         }
         (self.received, self.limit)
@@ -483,7 +483,7 @@ impl RecvHalf {
     pub(crate) fn close(&mut self) {
         self.rounds.interrupt();
         // Without a limit the queue itself counts its bytes.
-        self.promised.set(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
+        self.reserved.resize(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
 
     /// Drops what was stored and not taken, as if it had been taken.
@@ -534,7 +534,7 @@ impl RecvHalf {
             return;
         }
         let promised = usize::try_from(wider).unwrap_or(usize::MAX);
-        if self.promised.widen(promised.saturating_sub(self.promised.held())) {
+        if self.reserved.try_grow_shared(promised.saturating_sub(self.reserved.size())) {
             self.window = wider;
         }
     }
@@ -548,7 +548,7 @@ fn as_u64(len: usize) -> u64 {
 const WINDOW_IDLE: Duration = Duration::from_secs(5);
 /// A Credit acknowledges at least every so many bytes. A peer that has spent its memory for unacknowledged bytes relies
 /// on it.
-const MOST_UNHEARD: u64 = 64 * 1024;
+const MAX_DELAYED_ACK: u64 = 64 * 1024;
 
 // Bytes that have arrived and were not read, and the memory that they take.
 
@@ -613,10 +613,10 @@ impl Queue {
     fn count(&mut self) {
         let pieces = self.pieces.len() * PIECE;
         match &mut self.of_link {
-            None => self.cost.set(pieces),
+            None => self.cost.resize(pieces),
             Some(of_link) => {
-                self.cost.set(self.bytes + pieces);
-                of_link.set(self.bytes + pieces);
+                self.cost.resize(self.bytes + pieces);
+                of_link.resize(self.bytes + pieces);
             }
         }
     }
@@ -651,10 +651,10 @@ mod tests {
     use super::*;
 
     /// What a link takes at most at once.
-    const LARGEST_FRAME: usize = 65_200;
+    const MAX_FRAME: usize = 65_200;
 
     fn half() -> SendHalf {
-        SendHalf::new(Budget::new(1 << 30).share())
+        SendHalf::new(Budget::new(1 << 30).reservation())
     }
 
     #[derive(Debug, Clone)]
@@ -701,7 +701,7 @@ mod tests {
                     Step::PutBack(percent) => {
                         acked = acked.max(arrived.len() as u64 * percent / 100);
                         arrived.truncate(acked as usize);
-                        half.put_back(acked, limit).unwrap();
+                        half.rewind(acked, limit).unwrap();
                     }
                     Step::Grant(more) => { limit += more; half.acknowledge(acked, limit).unwrap(); }
                 }
@@ -714,7 +714,7 @@ mod tests {
             prop_assert_eq!(half.take_finish(), Some(written.len() as u64 + 1));
             half.acknowledge(written.len() as u64 + 1, 0).unwrap();
             prop_assert!(half.is_done());
-            prop_assert_eq!(half.cost.held(), 0);
+            prop_assert_eq!(half.cost.size(), 0);
         }
 
         #[test]
@@ -724,7 +724,7 @@ mod tests {
             half.acknowledge(0, 100).unwrap();
             if sent > 0 { half.take(sent); }
             prop_assert!(half.acknowledge(sent as u64 + beyond, 0).is_err());
-            prop_assert!(half.put_back(sent as u64 + beyond, 0).is_err());
+            prop_assert!(half.rewind(sent as u64 + beyond, 0).is_err());
         }
     }
 
@@ -734,9 +734,9 @@ mod tests {
         half.finish();
         assert_eq!(half.take_finish(), Some(1));
         assert_eq!(half.take_finish(), None);
-        half.put_back(0, 0).unwrap();
+        half.rewind(0, 0).unwrap();
         assert_eq!(half.take_finish(), Some(1));
-        half.put_back(1, 0).unwrap();
+        half.rewind(1, 0).unwrap();
         assert!(half.is_done() && half.take_finish().is_none());
     }
 
@@ -746,11 +746,11 @@ mod tests {
         half.acknowledge(0, u64::MAX).unwrap();
         half.write(vec![0; 128 * 1024].into());
         assert!(!half.has_room());
-        while half.take(LARGEST_FRAME).is_some() {}
+        while half.take(MAX_FRAME).is_some() {}
         assert!(half.has_room());
         while half.has_room() {
             half.write(vec![0; 64 * 1024].into());
-            while half.take(LARGEST_FRAME).is_some() {}
+            while half.take(MAX_FRAME).is_some() {}
         }
         assert!(half.written() >= 4 << 20 && half.written() < 5 << 20);
     }
@@ -765,7 +765,7 @@ mod tests {
         half.acknowledge(0, 64 * 1024).unwrap();
         while half.has_room() {
             half.write(vec![0; 40 * 1024].into());
-            while half.take(LARGEST_FRAME).is_some() {}
+            while half.take(MAX_FRAME).is_some() {}
         }
         assert_eq!((half.written(), half.unsent()), (80 * 1024 + 100, 16 * 1024 + 100));
         half.acknowledge(0, 81 * 1024).unwrap();
@@ -779,22 +779,22 @@ mod tests {
         for _ in 0..10_000 {
             half.write(Bytes::from_static(b"x"));
         }
-        assert!(half.cost.held() < 12_000, "{}", half.cost.held());
-        assert_eq!(half.take(LARGEST_FRAME).unwrap().len(), 10_000);
+        assert!(half.cost.size() < 12_000, "{}", half.cost.size());
+        assert_eq!(half.take(MAX_FRAME).unwrap().len(), 10_000);
     }
 
     /// The peer acknowledges only every 64 KiB: a typist beside sessions that hold the whole budget must still go on.
     #[test]
     fn a_spent_budget_leaves_each_session_what_its_peer_leaves_unacknowledged() {
         let budget = Budget::new(1000);
-        let mut half = SendHalf::new(budget.share());
+        let mut half = SendHalf::new(budget.reservation());
         half.acknowledge(0, u64::MAX).unwrap();
         for _ in 0..64 * 1024 / 64 {
             assert!(half.has_room());
             half.write(vec![0; 64].into());
-            half.take(LARGEST_FRAME);
+            half.take(MAX_FRAME);
         }
-        assert!(budget.is_spent() && !half.has_room());
+        assert!(budget.is_exhausted() && !half.has_room());
         half.acknowledge(64 * 1024, u64::MAX).unwrap();
         assert!(half.has_room());
     }
@@ -810,15 +810,15 @@ mod recv_tests {
 
     use super::*;
 
-    const WINDOWS: Windows = Windows { start: 1000, max: 8000 };
+    const WINDOWS: WindowLimits = WindowLimits { start: 1000, max: 8000 };
 
     fn half(budget: usize) -> RecvHalf {
-        RecvHalf::new(WINDOWS, Budget::new(budget).claim(1000).unwrap())
+        RecvHalf::new(WINDOWS, Budget::new(budget).try_reserve(1000).unwrap())
     }
 
     /// A way of which only the link's latest round trip is known.
-    fn over(latest: Duration) -> Way {
-        Way { latest, least: None }
+    fn over(latest: Duration) -> LinkRtt {
+        LinkRtt { latest, least: None }
     }
 
     fn bytes(len: usize) -> Bytes {
@@ -845,7 +845,7 @@ mod recv_tests {
                     limit = new;
                 }
                 prop_assert!(half.queued() as u64 + (limit - sent) <= 8000);
-                prop_assert!(half.promised.held() as u64 >= limit - half.taken());
+                prop_assert!(half.reserved.size() as u64 >= limit - half.taken());
                 prop_assert!(!(read && limit == sent), "a sender whose reader keeps up has room");
             }
         }
@@ -856,8 +856,8 @@ mod recv_tests {
         #[test]
         fn what_waits_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
             let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
-            let mut half = RecvHalf::new(Windows { start: 1 << 30, max: 1 << 30 }, promised.share());
-            if plain { half.lift_limit(plain_budgets[0].share(), plain_budgets[1].share()); }
+            let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
+            if plain { half.lift_limit(plain_budgets[0].reservation(), plain_budgets[1].reservation()); }
             let mut came = Vec::new();
             for (n, cut) in cuts.into_iter().enumerate() {
                 came.extend(vec![n as u8; cut]);
@@ -926,8 +926,8 @@ mod recv_tests {
     /// round trips.
     async fn doubles_up_to(rate: u64, apart: usize, round_trips: usize) -> (u64, u64, usize) {
         const WAY: usize = 300;
-        let windows = Windows { start: 64 * 1024, max: 4 << 20 };
-        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(64 * 1024).unwrap());
+        let windows = WindowLimits { start: 64 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(64 * 1024).unwrap());
         let (mut sent, mut limit, mut would) = (0, half.limit(), 0);
         let (mut data, mut credits) = (VecDeque::from([0; WAY]), VecDeque::from([limit; WAY]));
         let mut told = Vec::<usize>::new();
@@ -940,7 +940,7 @@ mod recv_tests {
             data.push_back(len as usize);
             half.data(bytes(data.pop_front().unwrap()), Instant::now()).unwrap();
             while half.take(Instant::now(), over(Duration::from_millis(600))).is_some() {}
-            let may = half.credit_needed() || told.last().is_none_or(|last| milli >= last + apart);
+            let may = half.is_credit_urgent() || told.last().is_none_or(|last| milli >= last + apart);
             credits.push_back(if may && half.credit_due() {
                 told.push(milli);
                 half.credit().1
@@ -977,8 +977,8 @@ mod recv_tests {
     /// for the others is not due.
     #[tokio::test(start_paused = true)]
     async fn a_sender_that_stands_at_its_limit_gets_a_wider_window() {
-        let (way, windows) = (Duration::from_millis(600), Windows { start: 16 * 4096, max: 4 << 20 });
-        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(16 * 4096).unwrap());
+        let (way, windows) = (Duration::from_millis(600), WindowLimits { start: 16 * 4096, max: 4 << 20 });
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(16 * 4096).unwrap());
         let (mut sent, mut limit) = (0, half.limit());
         for round in 0..30 {
             let begin = Instant::now();
@@ -1002,8 +1002,8 @@ mod recv_tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_sender_that_stands_at_its_limit_before_a_slow_reader_does_not() {
-        let windows = Windows { start: 128 * 1024, max: 4 << 20 };
-        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(128 * 1024).unwrap());
+        let windows = WindowLimits { start: 128 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(128 * 1024).unwrap());
         let (mut sent, mut limit) = (0, half.limit());
         let mut credits = VecDeque::from([None; 60]);
         // 4 KiB every 100 ms; 600 ms there and back.
@@ -1027,9 +1027,9 @@ mod recv_tests {
     }
 
     /// How wide the window is once so much was taken as fast as the window lets it come, and nothing more is.
-    async fn window_once_taken(all: usize, way: Way) -> u64 {
-        let windows = Windows { start: 64 * 1024, max: 4 << 20 };
-        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(64 * 1024).unwrap());
+    async fn window_once_taken(all: usize, way: LinkRtt) -> u64 {
+        let windows = WindowLimits { start: 64 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(64 * 1024).unwrap());
         while half.taken < all as u64 {
             while half.received < half.limit() && half.taken < all as u64 {
                 let len = (half.limit() - half.received).min(8 * 1024);
@@ -1046,7 +1046,7 @@ mod recv_tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_never_reads_is_promised_little_more_than_its_kernel_took() {
         let (near, far) = (over(Duration::from_millis(1)), over(Duration::from_millis(50)));
-        let busy = Way { least: Some(Duration::from_micros(300)), ..far };
+        let busy = LinkRtt { least: Some(Duration::from_micros(300)), ..far };
         for near in [near, busy] {
             assert!(window_once_taken(240 * 1024, near).await <= 128 * 1024);
         }
@@ -1095,14 +1095,14 @@ mod recv_tests {
         let mut half = half(1 << 20);
         half.grow(4000);
         half.credit();
-        assert_eq!((half.window, half.promised.held()), (4000, 4000));
+        assert_eq!((half.window, half.reserved.size()), (4000, 4000));
         let now = Instant::now();
         half.data(bytes(100), now).unwrap();
         half.data(bytes(3900), now + Duration::from_secs(5)).unwrap();
         while half.take(now + Duration::from_secs(6), over(Duration::ZERO)).is_some() {}
         assert_eq!(half.window, 1000);
         half.credit();
-        assert_eq!(half.promised.held(), 1000);
+        assert_eq!(half.reserved.size(), 1000);
         assert_eq!(half.limit(), 5000);
     }
 }

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 use crate::base::names::{Instance, NodeName};
-use crate::proto::frame::MOST_IPS;
+use crate::proto::frame::MAX_NODE_IPS;
 
 /// The dialect of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,20 +30,20 @@ pub struct Hello {
     /// The dialect of both ends.
     pub dialect: Dialect,
     /// What becomes of an older link of the same process.
-    pub older: Older,
+    pub purpose: LinkPurpose,
     /// The addresses that it claims its node has: at most 8.
     pub ips: Box<[IpAddr]>,
 }
 
 /// What becomes of an older link of an edge's process at the same pod, when the edge makes another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Older {
+pub enum LinkPurpose {
     /// The new one closes it.
-    Closed,
+    Primary,
     /// It has fallen silent, and stays until the edge ends one of the two.
-    Silent,
+    Backup,
     /// It is busy with bulk, and stays the one by which the node is found; the new one is for sessions that say little.
-    Busy,
+    Interactive,
 }
 
 /// The caller of a link.
@@ -52,13 +52,13 @@ pub enum Caller {
     /// An edge, with a token that proves its name.
     Edge(Hello),
     /// Another pod, which has shown the cloud's certificate. Its dialect is always extended.
-    Pod {
+    Peer {
         /// Its process.
         instance: Instance,
         /// The dialect of both ends.
         dialect: Dialect,
         /// Whether an older link of the same process stays beside this one, until that pod ends one of them.
-        beside: bool,
+        backup: bool,
     },
 }
 
@@ -82,7 +82,7 @@ pub enum HelloError {
     NoCertificate,
     /// The caller claims to be a pod, but not of this program.
     #[error("a pod has to speak the extended dialect")]
-    PlainPod,
+    PlainPeer,
 }
 
 impl Dialect {
@@ -92,18 +92,18 @@ impl Dialect {
     /// gets a Conflict about its name.
     pub const CONFLICTS: u8 = 2;
     /// From this version on an end whose connection broke off sends Broken behind its last bytes, and gets an answer.
-    pub const BREAKS: u8 = 2;
+    pub const RESET_AT: u8 = 2;
     /// From this version on a pod keeps an older link of a process beside a newer one that is marked so.
-    pub const BESIDE: u8 = 2;
+    pub const BACKUP_LINKS: u8 = 2;
     /// From this version on pods tell each other how many nodes they have.
-    pub const LOADS: u8 = 2;
+    pub const PEER_LOAD: u8 = 2;
     /// From this version on a pod announces a node to its homes only, which keep where it is for all others.
-    pub const HOMES: u8 = 3;
+    pub const LOCATION_REPLICAS: u8 = 3;
     /// From this version on a pod takes a link for sessions that say little beside one that is busy with bulk.
     pub const INTERACTIVE: u8 = 4;
 
     /// Whether both ends have that version of the extension, or a newer one.
-    pub fn has(self, version: u8) -> bool {
+    pub fn supports(self, version: u8) -> bool {
         matches!(self, Self::Extended(both) if both >= version)
     }
 }
@@ -131,22 +131,22 @@ impl Caller {
         }
         match agreed(headers) {
             (dialect, Some(instance)) => {
-                Ok(Self::Pod { instance, dialect, beside: older(headers, dialect) == Older::Silent })
+                Ok(Self::Peer { instance, dialect, backup: older(headers, dialect) == LinkPurpose::Backup })
             }
-            (_, None) => Err(HelloError::PlainPod),
+            (_, None) => Err(HelloError::PlainPeer),
         }
     }
 
     /// The metadata of a pod's request to another pod.
-    pub fn pod_request(instance: Instance) -> HeaderMap {
-        let mut headers = ours(instance);
+    pub fn peer_request(instance: Instance) -> HeaderMap {
+        let mut headers = local_headers(instance);
         headers.insert(ROLE, HeaderValue::from_static("pod"));
         headers
     }
 
-    /// As [`Self::pod_request`], for a link that leaves an older one of this process in place.
-    pub fn pod_beside_request(instance: Instance) -> HeaderMap {
-        let mut headers = Self::pod_request(instance);
+    /// As [`Self::peer_request`], for a link that leaves an older one of this process in place.
+    pub fn peer_backup_request(instance: Instance) -> HeaderMap {
+        let mut headers = Self::peer_request(instance);
         headers.insert(BESIDE, SILENT);
         headers
     }
@@ -155,7 +155,7 @@ impl Caller {
     pub fn dialect(&self) -> Dialect {
         match self {
             Self::Edge(hello) => hello.dialect,
-            Self::Pod { dialect, .. } => *dialect,
+            Self::Peer { dialect, .. } => *dialect,
         }
     }
 
@@ -163,7 +163,7 @@ impl Caller {
     pub fn instance(&self) -> Option<Instance> {
         match self {
             Self::Edge(hello) => hello.instance,
-            Self::Pod { instance, .. } => Some(*instance),
+            Self::Peer { instance, .. } => Some(*instance),
         }
     }
 }
@@ -179,19 +179,19 @@ impl Hello {
         let (dialect, instance) = agreed(headers);
         let older = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
             None | Some(EDGE) => older(headers, dialect),
-            Some(INTERACTIVE) if dialect.has(Dialect::INTERACTIVE) => Older::Busy,
+            Some(INTERACTIVE) if dialect.supports(Dialect::INTERACTIVE) => LinkPurpose::Interactive,
             Some(role) => {
                 return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
             }
         };
-        Ok(Self { node, token: claim.token, instance, dialect, older, ips: ips(headers) })
+        Ok(Self { node, token: claim.token, instance, dialect, purpose: older, ips: ips(headers) })
     }
 
     /// The metadata of an edge's request.
     pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
         let claim = Credentials { nodename: node.as_str().into(), token: token.into() };
         let json = serde_json::to_string(&claim).unwrap_or_default();
-        let mut headers = ours(instance);
+        let mut headers = local_headers(instance);
         if let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {json}")) {
             value.set_sensitive(true);
             headers.insert(http::header::AUTHORIZATION, value);
@@ -202,24 +202,24 @@ impl Hello {
 
     /// Adds to a request of an edge what becomes of its older link. One stays only at a pod that has [`Dialect::BESIDE`],
     /// or for a busy one [`Dialect::INTERACTIVE`]: any other closes it.
-    pub fn beside(headers: &mut HeaderMap, older: Older) {
+    pub fn with_purpose(headers: &mut HeaderMap, older: LinkPurpose) {
         match older {
-            Older::Closed => None,
-            Older::Silent => headers.insert(BESIDE, SILENT),
-            Older::Busy => headers.insert(ROLE, HeaderValue::from_static("interactive")),
+            LinkPurpose::Primary => None,
+            LinkPurpose::Backup => headers.insert(BESIDE, SILENT),
+            LinkPurpose::Interactive => headers.insert(ROLE, HeaderValue::from_static("interactive")),
         };
     }
 
     /// Adds to a request of an edge which addresses its node has; the first 8 of them.
-    pub fn claim(headers: &mut HeaderMap, ips: &[IpAddr]) {
-        let all: Vec<_> = ips.iter().take(MOST_IPS).map(ToString::to_string).collect();
+    pub fn with_node_ips(headers: &mut HeaderMap, ips: &[IpAddr]) {
+        let all: Vec<_> = ips.iter().take(MAX_NODE_IPS).map(ToString::to_string).collect();
         let value = HeaderValue::from_str(&all.join(",")).ok().filter(|value| !value.is_empty());
         headers.extend(value.map(|value| (IPS, value)));
     }
 
     /// The metadata of a pod's answer.
     pub fn response(instance: Instance) -> HeaderMap {
-        ours(instance)
+        local_headers(instance)
     }
 
     /// Reads the metadata of a pod's answer.
@@ -230,12 +230,12 @@ impl Hello {
 
 fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
     let text = headers.get(&IPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    text.split(',').take(MOST_IPS).filter_map(|ip| ip.parse().ok()).collect()
+    text.split(',').take(MAX_NODE_IPS).filter_map(|ip| ip.parse().ok()).collect()
 }
 
-fn older(headers: &HeaderMap, dialect: Dialect) -> Older {
-    let silent = dialect.has(Dialect::BESIDE) && headers.get(&BESIDE) == Some(&SILENT);
-    if silent { Older::Silent } else { Older::Closed }
+fn older(headers: &HeaderMap, dialect: Dialect) -> LinkPurpose {
+    let silent = dialect.supports(Dialect::BACKUP_LINKS) && headers.get(&BESIDE) == Some(&SILENT);
+    if silent { LinkPurpose::Backup } else { LinkPurpose::Primary }
 }
 
 impl fmt::Debug for Hello {
@@ -244,7 +244,7 @@ impl fmt::Debug for Hello {
     }
 }
 
-fn ours(instance: Instance) -> HeaderMap {
+fn local_headers(instance: Instance) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(DIALECT, HeaderValue::from(u16::from(VERSION)));
     if let Ok(value) = HeaderValue::from_str(&instance.to_string()) {
@@ -256,7 +256,7 @@ fn ours(instance: Instance) -> HeaderMap {
 
 /// The program that has sent this metadata, as it calls itself, for people: our version, or else its `user-agent`. At
 /// most 40 printable characters.
-pub fn program(headers: &HeaderMap) -> Option<Box<str>> {
+pub fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     let said = headers.get(&PROGRAM).or_else(|| headers.get(http::header::USER_AGENT))?;
     let text: String =
         said.to_str().ok()?.chars().filter(char::is_ascii_graphic).take(PROGRAM_CHARS).collect();
@@ -350,46 +350,54 @@ mod tests {
     fn the_program_is_told_for_people_and_cut_to_what_can_be_printed() {
         let node = "edge-1".parse().unwrap();
         let ours = Hello::edge_request(&node, "t", Instance::from_bits(3));
-        assert_eq!(program(&ours).as_deref(), Some(env!("CARGO_PKG_VERSION")));
+        assert_eq!(user_agent(&ours).as_deref(), Some(env!("CARGO_PKG_VERSION")));
         let go = |value: &[u8]| {
             let value = HeaderValue::from_bytes(value).unwrap();
-            program(&HeaderMap::from_iter([(http::header::USER_AGENT, value)]))
+            user_agent(&HeaderMap::from_iter([(http::header::USER_AGENT, value)]))
         };
         assert_eq!(go(b"grpc-go/1.38.0").as_deref(), Some("grpc-go/1.38.0"));
         assert_eq!(go(&[b'a'; 100]).unwrap().len(), PROGRAM_CHARS);
-        assert_eq!((go(b"\xff"), go(b"\t"), program(&HeaderMap::new())), (None, None, None));
+        assert_eq!((go(b"\xff"), go(b"\t"), user_agent(&HeaderMap::new())), (None, None, None));
     }
 
     #[test]
     fn a_link_beside_another_is_marked_and_the_mark_counts_only_where_both_know_it() {
         let node = "edge-1".parse().unwrap();
         let mut headers = Hello::edge_request(&node, "t", Instance::from_bits(3));
-        let older = |headers: &HeaderMap| Hello::from_request(headers).unwrap().older;
-        assert_eq!(older(&headers), Older::Closed);
-        Hello::beside(&mut headers, Older::Silent);
+        let older = |headers: &HeaderMap| Hello::from_request(headers).unwrap().purpose;
+        assert_eq!(older(&headers), LinkPurpose::Primary);
+        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
         for version in 1..=4_u8 {
             headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
-            let known = if version >= Dialect::BESIDE { Older::Silent } else { Older::Closed };
+            let known =
+                if version >= Dialect::BACKUP_LINKS { LinkPurpose::Backup } else { LinkPurpose::Primary };
             assert_eq!(older(&headers), known, "version {version}");
         }
         for other in ["0", "2"] {
             headers.insert("tunnel-beside", HeaderValue::from_static(other));
-            assert_eq!(older(&headers), Older::Closed);
+            assert_eq!(older(&headers), LinkPurpose::Primary);
         }
-        Hello::beside(&mut headers, Older::Silent);
+        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
         headers.remove("tunnel-instance");
-        assert_eq!(older(&headers), Older::Closed, "a plain edge has no process that could have two links");
+        assert_eq!(
+            older(&headers),
+            LinkPurpose::Primary,
+            "a plain edge has no process that could have two links"
+        );
     }
 
     #[test]
-    fn an_interactive_link_has_a_role_of_its_own_and_whoever_does_not_know_it_refuses() {
+    fn an_interactive_link_has_a_role_of_its_own_and_who_does_not_know_it_refuses() {
         let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
-        Hello::beside(&mut headers, Older::Busy);
+        Hello::with_purpose(&mut headers, LinkPurpose::Interactive);
         for version in 1..=4_u8 {
             headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
-            let read = Hello::from_request(&headers).map(|hello| hello.older);
+            let read = Hello::from_request(&headers).map(|hello| hello.purpose);
             let refused = Err(HelloError::BadRole("interactive".into()));
-            assert_eq!(read, if version >= Dialect::INTERACTIVE { Ok(Older::Busy) } else { refused });
+            assert_eq!(
+                read,
+                if version >= Dialect::INTERACTIVE { Ok(LinkPurpose::Interactive) } else { refused }
+            );
         }
         headers.remove("tunnel-instance");
         assert!(
@@ -402,14 +410,14 @@ mod tests {
     fn an_edge_names_its_nodes_addresses_and_no_more_than_a_few_are_read() {
         let ours = |ips: &[IpAddr]| {
             let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
-            Hello::claim(&mut headers, ips);
+            Hello::with_node_ips(&mut headers, ips);
             headers
         };
         let both: [IpAddr; 2] = [[10, 0, 0, 7].into(), "fd00::7".parse().unwrap()];
         assert_eq!(*Hello::from_request(&ours(&both)).unwrap().ips, both);
         assert!(!ours(&[]).contains_key("tunnel-node-ips"));
         let many: Vec<_> = (0..100).map(|last| IpAddr::from([10, 0, 0, last])).collect();
-        assert_eq!(*Hello::from_request(&ours(&many)).unwrap().ips, many[..MOST_IPS]);
+        assert_eq!(*Hello::from_request(&ours(&many)).unwrap().ips, many[..MAX_NODE_IPS]);
         let mut headers = ours(&[]);
         let wild = "x,10.0.0.7,,fd00::7 ,1.2.3.4,a,b,c,10.0.0.9";
         headers.insert("tunnel-node-ips", HeaderValue::from_static(wild));
@@ -437,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_a_token_is_refused_and_no_token_is_ever_shown() {
+    fn a_server_with_a_token_is_refused_and_no_token_is_ever_shown() {
         let mut headers = request(r#"{"nodename":"n1","token":"secret"}"#);
         assert!(!format!("{:?}", Hello::from_request(&headers).unwrap()).contains("secret"));
         headers.insert("tunnel-role", HeaderValue::from_static("pod"));
@@ -447,14 +455,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_needs_its_certificate_its_instance_and_no_token() {
-        let ours = Caller::pod_request(Instance::from_bits(5));
-        let pod = Caller::Pod { instance: Instance::from_bits(5), dialect: Dialect::NEWEST, beside: false };
-        assert_eq!(Caller::from_request(&ours, true), Ok(pod));
+    fn a_server_needs_its_certificate_its_instance_and_no_token() {
+        let ours = Caller::peer_request(Instance::from_bits(5));
+        let server =
+            Caller::Peer { instance: Instance::from_bits(5), dialect: Dialect::NEWEST, backup: false };
+        assert_eq!(Caller::from_request(&ours, true), Ok(server));
         assert_eq!(Caller::from_request(&ours, false), Err(HelloError::NoCertificate));
         let mut plain = ours.clone();
         plain.remove("tunnel-instance");
-        assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainPod));
+        assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainPeer));
         let mut both = ours;
         both.extend(request(r#"{"nodename":"n1","token":"secret"}"#));
         assert_eq!(Caller::from_request(&both, true), Err(HelloError::BadRole("pod".into())));

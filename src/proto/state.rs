@@ -7,7 +7,7 @@ use std::fmt;
 use tokio::time::Instant;
 
 use crate::base::names::{Instance, Target};
-use crate::proto::frame::{Code, SessionError, SessionFrame};
+use crate::proto::frame::{ErrorCode, SessionError, SessionFrame};
 use crate::proto::halves::{AckError, RecvHalf, SendHalf};
 
 /// Which link of this process.
@@ -24,7 +24,7 @@ impl fmt::Display for LinkId {
 ///
 /// The later one of two is the more urgent: who waits for one asks again only for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Control {
+pub(crate) enum ControlPriority {
     /// Credit alone.
     Credit,
     /// Credit without which the peer would soon have to stop, or that ends the session.
@@ -43,13 +43,13 @@ pub(crate) struct SessionState {
     /// Opener: the process that holds the acceptor; while it asks, the one that is believed to be asked.
     instance: Option<Instance>,
     /// Opener: an Open was sent whose answer cannot come any more, so there may be an acceptor.
-    astray: bool,
+    open_unanswered: bool,
     /// What must be sent before anything else.
     answer: Option<PendingFrame>,
     /// Why it ended, if it did not end in good order.
     ended: Option<SessionError>,
     /// Bytes that its owner has not read may have been dropped.
-    cut: bool,
+    truncated: bool,
     departed: Option<Orphan>,
     parked_since: Option<Instant>,
     resumed: u32,
@@ -72,14 +72,14 @@ enum PendingFrame {
 impl SessionState {
     /// An opener that has no path yet.
     pub(crate) fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
-        Self::new(Role::Opener { target, client }, Phase::Asking, 0, None, send, recv)
+        Self::new(Role::Opener { target, client }, Phase::Opening, 0, None, send, recv)
     }
 
     /// An acceptor that was asked by `from`, and may send below `limit` once it accepts.
     pub(crate) fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
         // Nothing was sent, so no offset but 0 can be wrong.
         let _ = send.acknowledge(0, limit);
-        Self::new(Role::Acceptor, Phase::Dialling, epoch, Some(from), send, recv)
+        Self::new(Role::Acceptor, Phase::Accepting, epoch, Some(from), send, recv)
     }
 
     fn new(
@@ -96,10 +96,10 @@ impl SessionState {
             epoch,
             path,
             instance: None,
-            astray: false,
+            open_unanswered: false,
             answer: None,
             ended: None,
-            cut: false,
+            truncated: false,
             departed: None,
             parked_since: None,
             resumed: 0,
@@ -125,7 +125,7 @@ impl SessionState {
 
     /// Whether its owner may not take what it has read for all that was sent, even behind the end of stream.
     pub(crate) fn is_cut(&self) -> bool {
-        self.cut
+        self.truncated
     }
 
     /// Why it ended, if it did not end in good order.
@@ -155,12 +155,12 @@ impl SessionState {
 
     /// Opener: the process that holds the acceptor, once it is known.
     pub(crate) fn instance(&self) -> Option<Instance> {
-        self.instance.filter(|_| self.phase != Phase::Asking)
+        self.instance.filter(|_| self.phase != Phase::Opening)
     }
 
     /// Opener: the process that the next Open is believed to reach.
     pub(crate) fn asks_of(&mut self, process: Option<Instance>) {
-        if self.phase == Phase::Asking {
+        if self.phase == Phase::Opening {
             self.instance = process.or(self.instance);
         }
     }
@@ -179,24 +179,24 @@ impl SessionState {
     }
 
     /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
-    pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
+    pub(crate) fn ask(&mut self, link: LinkId) -> Actions {
         let answer = match self.phase {
-            Phase::Asking => PendingFrame::Open,
+            Phase::Opening => PendingFrame::Open,
             Phase::Parked | Phase::Resuming if self.is_opener() => PendingFrame::Resume,
-            _ => return Effects::default(),
+            _ => return Actions::default(),
         };
-        self.note_astray();
-        self.phase = if answer == PendingFrame::Open { Phase::Asking } else { Phase::Resuming };
+        self.mark_open_unanswered();
+        self.phase = if answer == PendingFrame::Open { Phase::Opening } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
         self.parked_since = None;
         self.answer = Some(answer);
-        Effects { state: true, ..Effects::default() }
+        Actions { state: true, ..Actions::default() }
     }
 
     /// Acceptor: accepts, because the target answered.
-    pub(crate) fn accept(&mut self, now: Instant) -> Effects {
-        if self.phase == Phase::Dialling {
+    pub(crate) fn accept(&mut self, now: Instant) -> Actions {
+        if self.phase == Phase::Accepting {
             if self.path.is_some() {
                 self.phase = Phase::Open;
                 self.answer = Some(PendingFrame::Opened);
@@ -205,26 +205,27 @@ impl SessionState {
                 self.parked_since.get_or_insert(now);
             }
         }
-        Effects::default()
+        Actions::default()
     }
 
     /// Handles the loss of the path. The session ends with it if the link's peer cannot resume.
-    pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Effects {
+    pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Actions {
         if self.path != Some(link) {
-            return Effects::default();
+            return Actions::default();
         }
         match why {
-            Some(why) if self.phase != Phase::Gone => self.gone(why),
+            Some(why) if self.phase != Phase::Closed => self.close(why),
             _ => self.lose_path(now),
         }
     }
 
     /// What it has to send that overtakes data: an answer or a reset, or else credit.
-    pub(crate) fn control(&self) -> Option<Control> {
+    pub(crate) fn control(&self) -> Option<ControlPriority> {
         self.path?;
-        let kind = || if self.recv.credit_needed() { Control::Needed } else { Control::Credit };
+        let kind =
+            || if self.recv.is_credit_urgent() { ControlPriority::Needed } else { ControlPriority::Credit };
         let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then(kind);
-        self.answer.as_ref().map(|_| Control::Answer).or_else(credit)
+        self.answer.as_ref().map(|_| ControlPriority::Answer).or_else(credit)
     }
 
     /// How many bytes it may send. Some(0): only the end of its direction is due. None: neither.
@@ -237,37 +238,40 @@ impl SessionState {
     }
 
     /// What it sends next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
-    pub(crate) fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
+    pub(crate) fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Actions) {
         if self.path != Some(link) {
-            return (None, Effects::default());
+            return (None, Actions::default());
         }
         if let Some(answer) = self.answer.take() {
             return self.send_answer(answer);
         }
         if self.phase != Phase::Open {
-            return (None, Effects::default());
+            return (None, Actions::default());
         }
         if self.recv.credit_due() {
             let (received, limit) = self.recv.credit();
-            return (Some(SessionFrame::Credit { received, limit }), self.settle(Effects::default()));
+            return (
+                Some(SessionFrame::Credit { received, limit }),
+                self.close_if_complete(Actions::default()),
+            );
         }
         if max == 0 {
-            return (None, Effects::default());
+            return (None, Actions::default());
         }
         let frame = self.send.take(max).map(SessionFrame::Data);
-        let frame = frame.or_else(|| self.send.take_finish().map(|total| SessionFrame::Finish { total }));
+        let frame = frame.or_else(|| self.send.take_finish().map(|total| SessionFrame::Fin { total }));
         let frame = frame.or_else(|| self.take_break());
-        (frame, Effects { write: self.send.has_room(), ..Effects::default() })
+        (frame, Actions { write: self.send.has_room(), ..Actions::default() })
     }
 
-    fn send_answer(&mut self, answer: PendingFrame) -> (Option<SessionFrame>, Effects) {
+    fn send_answer(&mut self, answer: PendingFrame) -> (Option<SessionFrame>, Actions) {
         let epoch = self.epoch;
         let frame = match (answer, &self.role) {
             (PendingFrame::Open, Role::Opener { target, client }) => {
                 let (target, client) = (target.clone(), client.clone());
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
-            (PendingFrame::Open, Role::Acceptor) => return (None, Effects::default()),
+            (PendingFrame::Open, Role::Acceptor) => return (None, Actions::default()),
             (PendingFrame::Opened, _) => {
                 SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None }
             }
@@ -286,12 +290,12 @@ impl SessionState {
             self.epoch += 1;
             self.answer = Some(PendingFrame::Resume);
         }
-        if self.phase == Phase::Leaving {
-            self.phase = Phase::Gone;
+        if self.phase == Phase::Closing {
+            self.phase = Phase::Closed;
             self.path = None;
-            return (Some(frame), Effects { forget: true, ..Effects::default() });
+            return (Some(frame), Actions { forget: true, ..Actions::default() });
         }
-        (Some(frame), self.settle(Effects::default()))
+        (Some(frame), self.close_if_complete(Actions::default()))
     }
 }
 
@@ -334,13 +338,13 @@ pub(crate) enum Role {
 /// or Parked instead. A Reset from the peer leads to Gone. Resume finds an acceptor in Open and
 /// Delivered too. The tables of docs/protocol.md#states have each frame in each phase.
 ///
-/// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Delivered`] too.
+/// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::LastAck`] too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// Opener: waits for Opened or Refused.
-    Asking,
+    Opening,
     /// Acceptor: the offer is not answered yet.
-    Dialling,
+    Accepting,
     /// Bytes move.
     Open,
     /// No path: nothing is sent, nothing taken; what has arrived may still be read.
@@ -349,17 +353,17 @@ pub(crate) enum Phase {
     Resuming,
     /// Acceptor: everything is sent and received; kept until the opener confirms it by a Reset, or the grace time is
     /// over.
-    Delivered,
+    LastAck,
     /// One last frame is to be sent, then the end is forgotten.
-    Leaving,
+    Closing,
     /// Over. What has arrived may still be read.
-    Gone,
+    Closed,
 }
 
 /// What the caller has to do after an event; all may be set at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use]
-pub(crate) struct Effects {
+pub(crate) struct Actions {
     /// The reader may go on.
     pub read: bool,
     /// The writer may go on.
@@ -376,7 +380,7 @@ pub(crate) struct Effects {
 
 impl SessionState {
     /// Handles one frame that came over the link `from`.
-    pub(crate) fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
+    pub(crate) fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Actions {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
             SessionFrame::Resume { received, limit, epoch, .. } => {
@@ -386,16 +390,16 @@ impl SessionState {
             SessionFrame::Opened { limit, epoch, instance } => self.opened(limit, epoch, instance),
             SessionFrame::Refused { epoch, refusal } => self.refused(epoch, refusal, now),
             SessionFrame::Resumed { received, limit, epoch } => self.put_back(received, limit, epoch),
-            SessionFrame::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
-            SessionFrame::Lost { .. } => DROPPED,
+            SessionFrame::PathLost { epoch } if epoch >= self.epoch => self.lose_path(now),
+            SessionFrame::PathLost { .. } => DROPPED,
             SessionFrame::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
-            SessionFrame::Broken { total, refusal }
-                if matches!(self.phase, Phase::Open | Phase::Delivered) =>
+            SessionFrame::ResetAt { total, refusal }
+                if matches!(self.phase, Phase::Open | Phase::LastAck) =>
             {
-                self.broken(total, refusal)
+                self.on_reset_at(total, refusal)
             }
-            SessionFrame::Broken { .. } => DROPPED,
-            SessionFrame::Data(_) | SessionFrame::Finish { .. } | SessionFrame::Credit { .. }
+            SessionFrame::ResetAt { .. } => DROPPED,
+            SessionFrame::Data(_) | SessionFrame::Fin { .. } | SessionFrame::Credit { .. }
                 if self.phase != Phase::Open =>
             {
                 DROPPED
@@ -403,23 +407,25 @@ impl SessionState {
             SessionFrame::Data(bytes) => match self.recv.data(bytes, now) {
                 Ok(()) if self.departed.is_some() => {
                     self.recv.discard();
-                    Effects::default()
+                    Actions::default()
                 }
-                Ok(()) => Effects { read: true, ..Effects::default() },
-                Err(bad) => self.violated(bad),
+                Ok(()) => Actions { read: true, ..Actions::default() },
+                Err(bad) => self.on_protocol_error(bad),
             },
-            SessionFrame::Finish { total } => match self.recv.finish(total) {
-                Ok(()) => self.settle(Effects { read: true, ..Effects::default() }),
-                Err(bad) => self.violated(bad),
+            SessionFrame::Fin { total } => match self.recv.finish(total) {
+                Ok(()) => self.close_if_complete(Actions { read: true, ..Actions::default() }),
+                Err(bad) => self.on_protocol_error(bad),
             },
             SessionFrame::Credit { received, limit } => match self.send.acknowledge(received, limit) {
-                Ok(()) => self.settle(Effects { write: self.send.has_room(), ..Effects::default() }),
-                Err(bad) => self.violated(bad),
+                Ok(()) => {
+                    self.close_if_complete(Actions { write: self.send.has_room(), ..Actions::default() })
+                }
+                Err(bad) => self.on_protocol_error(bad),
             },
         }
     }
 
-    fn opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Effects {
+    fn opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Actions {
         if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
@@ -428,98 +434,103 @@ impl SessionState {
         // It was given up just now: an open session hears that by Broken.
         self.answer = None;
         match self.send.acknowledge(0, limit) {
-            Ok(()) => Effects { state: true, write: true, ..Effects::default() },
-            Err(bad) => self.violated(bad),
+            Ok(()) => Actions { state: true, write: true, ..Actions::default() },
+            Err(bad) => self.on_protocol_error(bad),
         }
     }
 
-    fn refused(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Effects {
+    fn refused(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
         if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
-        if self.phase == Phase::Asking && refusal.code == Code::NotHere {
+        if self.phase == Phase::Opening && refusal.code == ErrorCode::NodeNotConnected {
             self.path = None;
-            return Effects { state: true, ..Effects::default() };
+            return Actions { state: true, ..Actions::default() };
         }
         // A Resume that is refused has found the acceptor, wherever that was.
-        let answers_open = self.phase == Phase::Asking || matches!(self.answer, Some(PendingFrame::Reset(_)));
-        if answers_open && self.astray && !self.recv.is_endless() {
+        let answers_open =
+            self.phase == Phase::Opening || matches!(self.answer, Some(PendingFrame::Reset(_)));
+        if answers_open && self.open_unanswered && !self.recv.is_endless() {
             return self.refused_elsewhere(refusal, now);
         }
-        self.gone(refusal)
+        self.close(refusal)
     }
 
     /// Whether it waits for the answer to an Open. One that was given up asks for it by a Resume.
     fn asks_to_open(&self) -> bool {
-        self.phase == Phase::Asking || self.phase == Phase::Resuming && self.departed.is_some()
+        self.phase == Phase::Opening || self.phase == Phase::Resuming && self.departed.is_some()
     }
 
-    fn put_back(&mut self, received: u64, limit: u64, epoch: u64) -> Effects {
+    fn put_back(&mut self, received: u64, limit: u64, epoch: u64) -> Actions {
         if self.phase != Phase::Resuming || epoch != self.epoch {
             return DROPPED;
         }
         self.phase = Phase::Open;
         self.resumed += 1;
-        match self.say_again(received, limit) {
-            Ok(()) => self.settle(Effects { state: true, write: true, ..Effects::default() }),
-            Err(bad) => self.violated(bad),
+        match self.resume_sending(received, limit) {
+            Ok(()) => self.close_if_complete(Actions { state: true, write: true, ..Actions::default() }),
+            Err(bad) => self.on_protocol_error(bad),
         }
     }
 
-    fn reset(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Effects {
+    fn reset(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
             // A pod on the path sent it, not the acceptor: the next path may lead to the acceptor.
-            Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
-            _ => self.gone(refusal),
+            Phase::Resuming
+                if matches!(refusal.code, ErrorCode::NodeNotConnected | ErrorCode::Overloaded) =>
+            {
+                self.lose_path(now)
+            }
+            _ => self.close(refusal),
         }
     }
 
     /// An Open (without `received`) or a Resume reaches an acceptor.
-    fn asked_again(&mut self, from: LinkId, epoch: u64, received: Option<u64>, limit: u64) -> Effects {
+    fn asked_again(&mut self, from: LinkId, epoch: u64, received: Option<u64>, limit: u64) -> Actions {
         if self.is_opener() || epoch <= self.epoch {
             return DROPPED;
         }
-        if self.phase == Phase::Leaving {
+        if self.phase == Phase::Closing {
             // The last frame goes to where the opener is now: the link that it ran on may be dead unnoticed.
             (self.epoch, self.path) = (epoch, Some(from));
-            return Effects::default();
+            return Actions::default();
         }
-        if self.phase == Phase::Dialling && received.is_some() {
+        if self.phase == Phase::Accepting && received.is_some() {
             // Nobody resumes what was not open, but to take it back.
             (self.epoch, self.path) = (epoch, Some(from));
-            return self.taken_back();
+            return self.on_open_cancelled();
         }
         let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
-            (Phase::Dialling, _) => None,
+            (Phase::Accepting, _) => None,
             (Phase::Open | Phase::Parked, None) if fresh => Some(PendingFrame::Opened),
-            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(PendingFrame::Resumed),
+            (Phase::Open | Phase::Parked | Phase::LastAck, Some(_)) => Some(PendingFrame::Resumed),
             _ => return DROPPED,
         };
         self.epoch = epoch;
         self.path = Some(from);
         self.parked_since = None;
-        if let Err(bad) = self.say_again(received.unwrap_or(0), limit) {
-            return self.violated(bad);
+        if let Err(bad) = self.resume_sending(received.unwrap_or(0), limit) {
+            return self.on_protocol_error(bad);
         }
-        if answer.is_some() && self.phase != Phase::Delivered {
+        if answer.is_some() && self.phase != Phase::LastAck {
             self.phase = Phase::Open;
         }
         self.resumed += u32::from(answer == Some(PendingFrame::Resumed));
         self.answer = answer;
-        self.settle(Effects { write: true, ..Effects::default() })
+        self.close_if_complete(Actions { write: true, ..Actions::default() })
     }
 
-    pub(crate) fn lose_path(&mut self, now: Instant) -> Effects {
-        self.note_astray();
+    pub(crate) fn lose_path(&mut self, now: Instant) -> Actions {
+        self.mark_open_unanswered();
         self.path = None;
         self.parked_since = Some(now);
         match self.phase {
-            Phase::Leaving => {
-                self.phase = Phase::Gone;
-                return Effects { forget: true, ..Effects::default() };
+            Phase::Closing => {
+                self.phase = Phase::Closed;
+                return Actions { forget: true, ..Actions::default() };
             }
             Phase::Open | Phase::Resuming => {
                 self.phase = Phase::Parked;
@@ -527,25 +538,25 @@ impl SessionState {
             }
             _ => self.answer = None,
         }
-        Effects { state: true, ..Effects::default() }
+        Actions { state: true, ..Actions::default() }
     }
 
     /// After something was acknowledged: ends the session if everything is sent and received.
-    pub(crate) fn settle(&mut self, effects: Effects) -> Effects {
+    pub(crate) fn close_if_complete(&mut self, effects: Actions) -> Actions {
         if self.phase != Phase::Open || !self.send.is_done() || self.departed.is_some() {
             return effects;
         }
         if self.is_opener() && self.recv.is_ended() {
-            self.phase = Phase::Leaving;
-            self.answer = Some(PendingFrame::Reset(SessionError::new(Code::Over, "")));
+            self.phase = Phase::Closing;
+            self.answer = Some(PendingFrame::Reset(SessionError::new(ErrorCode::NoError, "")));
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
-            self.phase = Phase::Delivered;
+            self.phase = Phase::LastAck;
         }
         effects
     }
 }
 
-const DROPPED: Effects = Effects { read: false, write: false, state: false, forget: false, dropped: true };
+const DROPPED: Actions = Actions { read: false, write: false, state: false, forget: false, dropped: true };
 
 // How an end departs: because its owner left, or for want of a path or memory; and how it delivers its last bytes.
 
@@ -563,73 +574,73 @@ pub(crate) struct Orphan {
 impl SessionState {
     /// The owner drops the session: its bytes are dropped, and the peer gets `why`, on the next path if there is none
     /// now. If both directions were ended before, the rest is delivered instead.
-    pub(crate) fn abandon(&mut self, why: SessionError, now: Instant) -> Effects {
+    pub(crate) fn abandon(&mut self, why: SessionError, now: Instant) -> Actions {
         match self.phase {
-            Phase::Delivered | Phase::Leaving | Phase::Gone => return Effects::default(),
-            Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Effects::default(),
+            Phase::LastAck | Phase::Closing | Phase::Closed => return Actions::default(),
+            Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Actions::default(),
             Phase::Open | Phase::Parked | Phase::Resuming => {
                 self.send.forget();
-                return self.depart(why, now, true);
+                return self.orphan(why, now, true);
             }
-            Phase::Asking => return self.take_back(why, now),
-            Phase::Dialling => self.answer = Some(PendingFrame::Refused(why.clone())),
+            Phase::Opening => return self.cancel_open(why, now),
+            Phase::Accepting => self.answer = Some(PendingFrame::Refused(why.clone())),
         }
-        self.leave(why)
+        self.start_closing(why)
     }
 
     /// Gives up an opening. If its Open may have reached an acceptor, it stays until that is sure to have heard of it: a
     /// Reset may be lost with its path, so a Resume follows, which opens nothing where the Open never came, and is answered
     /// by *unknown* where the Reset did.
-    fn take_back(&mut self, why: SessionError, now: Instant) -> Effects {
+    fn cancel_open(&mut self, why: SessionError, now: Instant) -> Actions {
         let sent = self.path.is_some() && self.answer.is_none();
-        if !sent && !self.astray {
+        if !sent && !self.open_unanswered {
             self.answer = Some(PendingFrame::Reset(why.clone()));
-            return self.leave(why);
+            return self.start_closing(why);
         }
         self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
         let due = if sent { PendingFrame::Reset(why.clone()) } else { PendingFrame::Resume };
         self.answer = self.path.map(|_| due);
-        self.depart(why, now, true)
+        self.orphan(why, now, true)
     }
 
     /// The newest Open of an opening is refused, while an older one may come to an acceptor over a path that was left: as
     /// one that is given up, it stays until that is sure to have heard of it.
-    pub(crate) fn refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Effects {
+    pub(crate) fn refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Actions {
         self.phase = Phase::Resuming;
         self.epoch += 1;
         self.answer = Some(PendingFrame::Resume);
-        self.depart(why, now, true)
+        self.orphan(why, now, true)
     }
 
     /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has
     /// sent and goes on sending is dropped.
-    pub(crate) fn break_off(&mut self, why: SessionError, now: Instant) -> Effects {
+    pub(crate) fn abort(&mut self, why: SessionError, now: Instant) -> Actions {
         let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
         if !open || self.departed.is_some() || self.is_complete() {
             return self.abandon(why, now);
         }
-        self.depart(why, now, false)
+        self.orphan(why, now, false)
     }
 
-    fn depart(&mut self, why: SessionError, now: Instant, empty: bool) -> Effects {
+    fn orphan(&mut self, why: SessionError, now: Instant, empty: bool) -> Actions {
         // A reason that was recorded before stays.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.drop_unread(&why);
         self.recv.close();
         self.departed = Some(Orphan { why, since, due: true, empty });
-        Effects { read: true, write: true, state: true, ..Effects::default() }
+        Actions { read: true, write: true, state: true, ..Actions::default() }
     }
 
     /// Drops the bytes that its owner has not read, who is told why, in whatever phase the session is.
     pub(crate) fn drop_unread(&mut self, why: &SessionError) {
         self.recv.discard();
         self.ended.get_or_insert_with(|| why.clone());
-        self.cut = true;
+        self.truncated = true;
     }
 
     /// Opener: the path goes. If an Open has gone over it that was not answered, there may be an acceptor.
-    pub(crate) fn note_astray(&mut self) {
-        self.astray |= self.phase == Phase::Asking && self.path.is_some() && self.answer.is_none();
+    pub(crate) fn mark_open_unanswered(&mut self) {
+        self.open_unanswered |= self.phase == Phase::Opening && self.path.is_some() && self.answer.is_none();
     }
 
     fn is_complete(&self) -> bool {
@@ -642,43 +653,43 @@ impl SessionState {
     }
 
     /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
-    pub(crate) fn give_way(&mut self) -> (bool, Effects) {
-        let Some(Orphan { why, .. }) = self.departed.take() else { return (false, Effects::default()) };
+    pub(crate) fn evict(&mut self) -> (bool, Actions) {
+        let Some(Orphan { why, .. }) = self.departed.take() else { return (false, Actions::default()) };
         let effects = match self.phase {
             Phase::Open | Phase::Resuming => {
                 self.answer = Some(PendingFrame::Reset(why.clone()));
-                self.leave(why)
+                self.start_closing(why)
             }
-            Phase::Parked => self.gone(why),
-            _ => Effects::default(),
+            Phase::Parked => self.close(why),
+            _ => Actions::default(),
         };
         (true, effects)
     }
 
     /// Its opener has given it up while the target was being dialled: that is answered, and nothing more.
-    pub(crate) fn taken_back(&mut self) -> Effects {
-        let why = SessionError::new(Code::GivenUp, "given up by its opener");
+    pub(crate) fn on_open_cancelled(&mut self) -> Actions {
+        let why = SessionError::new(ErrorCode::Cancelled, "given up by its opener");
         self.answer = Some(PendingFrame::Reset(why.clone()));
-        self.leave(why)
+        self.start_closing(why)
     }
 
     /// Ends the session after the grace time without a path. An opener whose Resume is not answered yet sends the
     /// reason, as the acceptor may have resumed; one that was answered just now goes on.
-    pub(crate) fn give_up(&mut self, why: SessionError) -> Effects {
+    pub(crate) fn give_up(&mut self, why: SessionError) -> Actions {
         match self.phase {
             Phase::Resuming => {
                 self.answer = Some(PendingFrame::Reset(why.clone()));
-                self.leave(why)
+                self.start_closing(why)
             }
-            Phase::Parked => self.gone(why),
-            _ if self.is_opener() => Effects::default(),
-            _ => self.gone(why),
+            Phase::Parked => self.close(why),
+            _ if self.is_opener() => Actions::default(),
+            _ => self.close(why),
         }
     }
 
     /// Whether a last frame waits for its turn on the path that it has.
-    pub(crate) fn owes_last_frame(&self) -> bool {
-        let last = self.phase == Phase::Leaving || self.departed.is_some() && self.answer.is_some();
+    pub(crate) fn has_pending_close(&self) -> bool {
+        let last = self.phase == Phase::Closing || self.departed.is_some() && self.answer.is_some();
         self.path.is_some() && (last || self.break_due())
     }
 
@@ -694,22 +705,22 @@ impl SessionState {
         let departed = self.departed.as_mut()?;
         departed.due = false;
         let total = if departed.empty { 0 } else { self.send.written() + 1 };
-        Some(SessionFrame::Broken { total, refusal: departed.why.clone() })
+        Some(SessionFrame::ResetAt { total, refusal: departed.why.clone() })
     }
 
     /// On a path whose peer does not know Broken: sends Reset in its place, and nothing more.
-    pub(crate) fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Effects) {
-        (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
+    pub(crate) fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Actions) {
+        (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.close(why))
     }
 
     /// Answers Broken once all bytes of the peer's departed owner are here, so that the peer need not keep them.
-    pub(crate) fn broken(&mut self, total: u64, why: SessionError) -> Effects {
-        match self.recv.breaks(total) {
+    pub(crate) fn on_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
+        match self.recv.on_reset_at(total) {
             Ok(()) => {
-                self.answer = Some(PendingFrame::Reset(SessionError::new(Code::Over, "")));
-                self.leave(why)
+                self.answer = Some(PendingFrame::Reset(SessionError::new(ErrorCode::NoError, "")));
+                self.start_closing(why)
             }
-            Err(bad) => self.violated(bad),
+            Err(bad) => self.on_protocol_error(bad),
         }
     }
 
@@ -719,41 +730,41 @@ impl SessionState {
     }
 
     /// Goes on on another path: bytes that were not acknowledged are sent again.
-    pub(crate) fn say_again(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+    pub(crate) fn resume_sending(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if let Some(departed) = &mut self.departed {
             departed.due = true;
         }
-        if self.is_empty() { Ok(()) } else { self.send.put_back(received, limit) }
+        if self.is_empty() { Ok(()) } else { self.send.rewind(received, limit) }
     }
 
-    pub(crate) fn violated(&mut self, bad: impl std::error::Error) -> Effects {
-        let why = SessionError::new(Code::Violation, bad);
+    pub(crate) fn on_protocol_error(&mut self, bad: impl std::error::Error) -> Actions {
+        let why = SessionError::new(ErrorCode::ProtocolError, bad);
         self.answer = Some(PendingFrame::Reset(why.clone()));
-        self.leave(why)
+        self.start_closing(why)
     }
 
     /// Makes the waiting answer the last frame, if there is a path to send it on.
-    pub(crate) fn leave(&mut self, why: SessionError) -> Effects {
+    pub(crate) fn start_closing(&mut self, why: SessionError) -> Actions {
         if self.path.is_none() {
-            return self.gone(why);
+            return self.close(why);
         }
-        self.phase = Phase::Leaving;
+        self.phase = Phase::Closing;
         self.send.forget();
         self.recv.close();
         self.ended.get_or_insert(why);
-        Effects { read: true, write: true, state: true, ..Effects::default() }
+        Actions { read: true, write: true, state: true, ..Actions::default() }
     }
 
-    pub(crate) fn gone(&mut self, why: SessionError) -> Effects {
-        self.phase = Phase::Gone;
+    pub(crate) fn close(&mut self, why: SessionError) -> Actions {
+        self.phase = Phase::Closed;
         self.path = None;
         self.answer = None;
-        let clean = why.code == Code::Over && self.recv.is_ended();
+        let clean = why.code == ErrorCode::NoError && self.recv.is_ended();
         if !clean || !self.send.is_finished() {
             self.ended.get_or_insert(why);
         }
         self.send.forget();
-        Effects { read: true, write: true, state: true, forget: true, dropped: false }
+        Actions { read: true, write: true, state: true, forget: true, dropped: false }
     }
 }
 

@@ -17,15 +17,15 @@ use tokio::time::Instant;
 use crate::base::names::{Host, NodeName, SessionId, Target};
 use crate::proto::codec::proto::StreamMsg;
 use crate::proto::codec::{HEARTBEAT, STREAM};
-use crate::proto::frame::{Category, Code, Frame, FrameKind, SessionError, SessionFrame};
+use crate::proto::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
 
 /// The sessions of one plain link, with the state of each.
 #[derive(Debug)]
-pub struct Plain {
+pub struct PlainCodec {
     node: NodeName,
     by_topic: HashMap<String, SessionId>,
     sessions: HashMap<SessionId, PlainSession>,
-    /// Messages to send; bounded by [`MOST_WAITING`].
+    /// Messages to send; bounded by [`MAX_WAITING`].
     waiting: VecDeque<StreamMsg>,
     /// Sessions whose target has ended, each with the time of its next check, in order of time.
     ending: VecDeque<(Instant, SessionId)>,
@@ -76,7 +76,7 @@ pub enum PlainEvent {
     Unknown(&'static str),
 }
 
-impl Plain {
+impl PlainCodec {
     /// The sessions of a new link to or from `node`.
     pub fn new(node: NodeName) -> Self {
         Self {
@@ -128,13 +128,13 @@ impl Plain {
     }
 
     /// Puts off the close of a session, because the target has not taken all bytes from the peer yet.
-    pub fn put_off(&mut self, id: SessionId, now: Instant) {
+    pub fn postpone_close(&mut self, id: SessionId, now: Instant) {
         self.ending.push_back((now + AFTER_TARGET, id));
     }
 
     /// Ends a session in both directions. Returns the frames that this end gets.
     pub fn close(&mut self, id: SessionId) -> Option<Decoded> {
-        self.end(id, "EOF").map(|session| over(id, &session))
+        self.end(id, "EOF").map(|session| is_fully_closed(id, &session))
     }
 
     fn send_session_frame(
@@ -166,10 +166,10 @@ impl Plain {
                 self.send(category, "tcp-forward", topic, bytes);
                 received
             }
-            SessionFrame::Finish { total } => {
+            SessionFrame::Fin { total } => {
                 session.finished = true;
                 if session.accepted {
-                    self.put_off(id, now);
+                    self.postpone_close(id, now);
                     self.more_ending.notify_one();
                 }
                 total
@@ -180,10 +180,10 @@ impl Plain {
                 return None;
             }
             SessionFrame::Reset { refusal, .. } => {
-                self.end(id, if refusal.code == Code::Over { "EOF" } else { &refusal.reason });
+                self.end(id, if refusal.code == ErrorCode::NoError { "EOF" } else { &refusal.reason });
                 return None;
             }
-            SessionFrame::Lost { .. } => {
+            SessionFrame::PathLost { .. } => {
                 self.end(id, "the session went another way");
                 return None;
             }
@@ -279,12 +279,12 @@ pub fn heartbeat(node: &NodeName) -> StreamMsg {
 }
 
 /// The peer has closed both directions.
-fn over(id: SessionId, session: &PlainSession) -> Decoded {
+fn is_fully_closed(id: SessionId, session: &PlainSession) -> Decoded {
     let frames = vec![
-        SessionFrame::Finish { total: session.received + 1 },
+        SessionFrame::Fin { total: session.received + 1 },
         SessionFrame::Reset {
             epoch: session.epoch,
-            refusal: SessionError::new(Code::Over, "closed by the far end"),
+            refusal: SessionError::new(ErrorCode::NoError, "closed by the far end"),
         },
     ];
     Decoded { id, category: session.category, frames }
@@ -297,7 +297,7 @@ const AFTER_TARGET: Duration = Duration::from_secs(1);
 
 // Turns a plain peer's messages into frames.
 
-impl Plain {
+impl PlainCodec {
     /// Handles a message from the peer.
     pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         if message.category == STREAM {
@@ -318,18 +318,18 @@ impl Plain {
             (None, "connecting") => self.asked(category, message, now),
             (None, "closed") => PlainEvent::Unknown("unknown_session"),
             // The id is checked first: long ones, repeated in a thousand answers, would take gigabytes.
-            (None, _) if message.topic.len() > LONGEST_TOPIC => PlainEvent::Unknown("bad_session_id"),
-            (None, _) => self.answer("closed", category, message.topic, GONE.into()),
+            (None, _) if message.topic.len() > MAX_TOPIC => PlainEvent::Unknown("bad_session_id"),
+            (None, _) => self.answer("closed", category, message.topic, SESSION_GONE_TEXT.into()),
             (Some(id), _) => self.on_session_message(id, message, now),
         }
     }
 
     fn asked(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
         let target: Result<Target, _> = message.addr.parse();
-        let fits = message.topic.len() <= LONGEST_TOPIC && self.sessions.len() < MOST_SESSIONS;
+        let fits = message.topic.len() <= MAX_TOPIC && self.sessions.len() < MAX_SESSIONS;
         let (Ok(target), true) = (target, fits) else {
             let text = format!("cannot connect to {:.100}: want host:port", message.addr);
-            let topic = message.topic.chars().take(LONGEST_TOPIC).collect();
+            let topic = message.topic.chars().take(MAX_TOPIC).collect();
             return self.answer("connect-failed", category, topic, text.into());
         };
         let id = SessionId::random();
@@ -374,7 +374,7 @@ impl Plain {
                 vec![SessionFrame::Data(message.data)]
             }
             "closed" => {
-                let decoded = over(id, session);
+                let decoded = is_fully_closed(id, session);
                 self.drop_session(id);
                 decoded.frames
             }
@@ -383,9 +383,9 @@ impl Plain {
         PlainEvent::Session(Decoded { id, category, frames })
     }
 
-    /// Answers a message about an unknown session; beyond [`MOST_WAITING`] waiting answers the peer gets none.
+    /// Answers a message about an unknown session; beyond [`MAX_WAITING`] waiting answers the peer gets none.
     fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> PlainEvent {
-        if self.waiting.len() < MOST_WAITING {
+        if self.waiting.len() < MAX_WAITING {
             self.send(category, kind, topic, data);
         }
         PlainEvent::Answered
@@ -395,7 +395,7 @@ impl Plain {
 /// The answer to a session of an HTTPS front end, given in the peer's place: no generation of SuperEdge that links here
 /// uses TLS to targets.
 pub(crate) fn speaks_no_tls(id: SessionId, epoch: u64) -> Decoded {
-    let refusal = SessionError::new(Code::TargetUnreachable, NO_TLS);
+    let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
     Decoded { id, category: Category::Https, frames: vec![SessionFrame::Refused { refusal, epoch }] }
 }
 
@@ -403,23 +403,23 @@ pub(crate) fn speaks_no_tls(id: SessionId, epoch: u64) -> Decoded {
 fn refusal(text: &Bytes) -> SessionError {
     let text = String::from_utf8_lossy(text);
     let code = if text.contains("refused") {
-        Code::TargetRefused
+        ErrorCode::TargetRefused
     } else if text.contains("timeout") || text.contains("timed out") {
-        Code::TargetTimeout
+        ErrorCode::TargetTimeout
     } else {
-        Code::TargetUnreachable
+        ErrorCode::TargetUnreachable
     };
     SessionError::new(code, text)
 }
 
 /// Longest topic of a plain peer in bytes; it may be any text.
-pub(crate) const LONGEST_TOPIC: usize = 256;
+pub(crate) const MAX_TOPIC: usize = 256;
 /// Answers that may wait for one link.
-const MOST_WAITING: usize = 1000;
+const MAX_WAITING: usize = 1000;
 /// Sessions of one plain link at most: bounds the memory that a peer can take.
-const MOST_SESSIONS: usize = 20_000;
+const MAX_SESSIONS: usize = 20_000;
 /// SuperEdge's text for a message about a session that is gone.
-const GONE: &str = "msg cannot be forwarded due to disconnection";
+const SESSION_GONE_TEXT: &str = "msg cannot be forwarded due to disconnection";
 /// Names the two ways out.
 const NO_TLS: &str = "its edge is SuperEdge's, which speaks no TLS to targets: set mode = \"passthrough\" in \
                       [mode.cloud.https], or run this program's edge there";

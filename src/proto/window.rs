@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// What a session's link knows of the way to the far end.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Way {
+pub(crate) struct LinkRtt {
     /// The latest round trip of the link. The way is longer if another pod stands on it.
     pub(crate) latest: Duration,
     /// The least round trip of the whole way; none if another pod may stand on it, or before it was measured.
@@ -19,17 +19,17 @@ pub(crate) struct Way {
 
 /// One measurement at a time, and the result of the last one.
 #[derive(Debug, Default)]
-pub(crate) struct Trips {
-    under_way: Option<UnderWay>,
+pub(crate) struct PathRttEstimator {
+    under_way: Option<RttProbe>,
     /// The latest measurement; zero before the first.
     latest: Duration,
-    way: Way,
+    way: LinkRtt,
     /// The round trip by which windows grow, and the least that it has been.
     reckoned: Option<(Duration, Duration)>,
 }
 
 #[derive(Debug)]
-struct UnderWay {
+struct RttProbe {
     /// The limit that the sender knew before the Credit.
     old_limit: u64,
     since: Instant,
@@ -37,11 +37,11 @@ struct UnderWay {
     stood: Option<Instant>,
 }
 
-impl Trips {
+impl PathRttEstimator {
     /// A Credit that raises the limit is sent when `received` bytes have come.
     pub(crate) fn credit(&mut self, old_limit: u64, received: u64, now: Instant) {
         let stood = (received == old_limit).then_some(now);
-        self.under_way.get_or_insert(UnderWay { old_limit, since: now, stood });
+        self.under_way.get_or_insert(RttProbe { old_limit, since: now, stood });
     }
 
     /// Bytes have come up to offset `end`. Whether these are the first that a Credit let come to a sender that had stood
@@ -55,7 +55,7 @@ impl Trips {
             return false;
         }
         let trip = now - way.since;
-        let held_up = way.stood.is_some_and(|stood| (now - stood) * LEAST_STAND >= trip);
+        let held_up = way.stood.is_some_and(|stood| (now - stood) * MIN_BLOCKED_FRACTION >= trip);
         if held_up {
             self.latest = trip;
         }
@@ -64,7 +64,7 @@ impl Trips {
     }
 
     /// The round trip by which windows grow now: the link's, or the one measured over the whole path if that is longer.
-    pub(crate) fn reckon(&mut self, way: Way) -> Duration {
+    pub(crate) fn effective_rtt(&mut self, way: LinkRtt) -> Duration {
         self.way = way;
         let trip = way.latest.max(self.latest);
         let least = self.reckoned.map_or(trip, |(_, least)| least.min(trip));
@@ -100,19 +100,19 @@ impl Trips {
 const SHORT: Duration = Duration::from_millis(5);
 /// A sender that stood stood for at least this part of the trip. A frame that ends at the old limit by chance, with the
 /// next one close behind it, proves nothing.
-const LEAST_STAND: u32 = 4;
+const MIN_BLOCKED_FRACTION: u32 = 4;
 
 // How much a reader takes in a round trip, and how wide a window that asks for.
 
 /// What the reader took in this round trip and in the one before.
 #[derive(Debug, Default)]
-pub(crate) struct Rounds {
-    now: Option<Round>,
+pub(crate) struct ReadRate {
+    now: Option<RttSample>,
     before: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct RttSample {
     since: Instant,
     /// Bytes taken when it began.
     from: u64,
@@ -120,10 +120,10 @@ struct Round {
     late: bool,
 }
 
-impl Rounds {
+impl ReadRate {
     /// Bytes have come; the reader has taken `taken` in all.
     pub(crate) fn arrived(&mut self, taken: u64, now: Instant) {
-        self.now.get_or_insert(Round { since: now, from: taken, late: false });
+        self.now.get_or_insert(RttSample { since: now, from: taken, late: false });
     }
 
     /// The reader had taken `before` bytes in all, and has `taken` now. Returns the window for that: two round trips'
@@ -133,7 +133,7 @@ impl Rounds {
         let took = now - round.since;
         if took > trip {
             self.before = part(before - round.from, trip, took);
-            *round = Round { since: now, from: before, late: took > trip * 2 };
+            *round = RttSample { since: now, from: before, late: took > trip * 2 };
         }
         if round.late {
             return 0;
@@ -175,7 +175,7 @@ mod tests {
             let began = Instant::now();
             let at = |micros: u64| began + Duration::from_micros(micros);
             let (way, frame) = (way * 1000, frame.clamp(window / 50, window));
-            let (mut trips, mut limit, mut sent, mut reported) = (Trips::default(), window, 0u64, 0u64);
+            let (mut trips, mut limit, mut sent, mut reported) = (PathRttEstimator::default(), window, 0u64, 0u64);
             // When the line is free, and when each limit reaches the sender.
             let (mut free, mut credits, mut measured) = (0u64, std::collections::VecDeque::new(), 0);
             for _ in 0..500 {
@@ -211,7 +211,7 @@ mod tests {
     async fn only_a_sender_that_stood_at_the_old_limit_is_measured() {
         let now = Instant::now();
         let ms = Duration::from_millis;
-        let mut trips = Trips::default();
+        let mut trips = PathRttEstimator::default();
         // Bytes flow over the old limit: it was still busy below it.
         trips.credit(1000, 500, now);
         trips.arrived(990, now + ms(50));

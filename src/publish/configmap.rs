@@ -25,7 +25,7 @@ pub struct ConfigMap {
     /// Pods that have lines and are not ready, and when they are to be judged.
     gone: HashMap<IpAddr, Instant>,
     /// The pods that had lines when they were last read.
-    pods: BTreeSet<IpAddr>,
+    servers: BTreeSet<IpAddr>,
 }
 
 /// A ConfigMap, and what to write there.
@@ -36,7 +36,7 @@ pub struct ConfigMapParams {
     /// Its name. It is made if there is none.
     pub name: String,
     /// The published address.
-    pub pod: IpAddr,
+    pub server: IpAddr,
     /// The pods that there are; `None`: they are not known, and lines of dead pods stay.
     pub endpoints: Option<watch::Receiver<KnownEndpoints>>,
     /// Asked whether a pod that is not ready is alive all the same.
@@ -59,7 +59,7 @@ pub enum ConfigMapError {
     },
     /// More lines than Kubernetes takes. Cure: a store without this limit, or shorter lines.
     #[error(
-        "ConfigMap {name} would hold {bytes} bytes and Kubernetes takes {MOST_BYTES}: publish to etcd instead \
+        "ConfigMap {name} would hold {bytes} bytes and Kubernetes takes {MAX_BYTES}: publish to etcd instead \
          (publish = \"etcd\"), take out what others have put there, or use a shorter zone"
     )]
     Full {
@@ -70,7 +70,7 @@ pub enum ConfigMapError {
     },
     /// Others were quicker each time. Usual cause: something writes it without a pause.
     #[error(
-        "ConfigMap {name}: others have changed it {MOST_TRIES} times while we tried: see who writes it so often"
+        "ConfigMap {name}: others have changed it {MAX_TRIES} times while we tried: see who writes it so often"
     )]
     Contended {
         /// Its name.
@@ -94,7 +94,7 @@ impl fmt::Debug for LivenessProbe {
 impl ConfigMap {
     /// Nothing is asked yet.
     pub fn new(settings: ConfigMapParams) -> Self {
-        Self { settings, api: None, gone: HashMap::new(), pods: BTreeSet::new() }
+        Self { settings, api: None, gone: HashMap::new(), servers: BTreeSet::new() }
     }
 
     /// Makes these our only lines, and takes away lines of pods that have been gone for a while. Cancel safe: a write
@@ -109,8 +109,8 @@ impl ConfigMap {
     }
 
     /// The addresses that had lines as pods write them when it was last read.
-    pub(crate) fn pods(&self) -> BTreeSet<IpAddr> {
-        self.pods.clone()
+    pub(crate) fn servers(&self) -> BTreeSet<IpAddr> {
+        self.servers.clone()
     }
 
     /// When to look although nothing has changed here.
@@ -132,19 +132,19 @@ impl ConfigMap {
     /// A conflict is somebody else's success, and the fresh object is tried at once.
     async fn try_on(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
         let api = self.connected().await.map_err(|cause| self.failed(cause))?;
-        for tries in 1..=MOST_TRIES {
+        for tries in 1..=MAX_TRIES {
             let old = api.get_opt(&self.settings.name).await.map_err(|cause| self.failed(cause.into()))?;
             if old.is_none() && !create {
                 return Ok(());
             }
             let text =
                 old.as_ref().and_then(|old| old.data.as_ref()?.get(HOSTS_KEY)).map_or("", String::as_str);
-            self.pods = zone::pods(text.as_bytes());
+            self.servers = zone::servers(text.as_bytes());
             // The pod that wrote before us may be one of those to judge, so a second try judges nobody: its turn comes
             // again at once. A pod that leaves has no time to ask either.
             let judges = create && tries == 1;
             let gone = if judges { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
-            let new = renewed(text, self.settings.pod, records, &gone);
+            let new = renewed(text, self.settings.server, records, &gone);
             if old.is_some() && new == text {
                 return Ok(());
             }
@@ -156,9 +156,9 @@ impl ConfigMap {
             };
             match written {
                 Ok(_) => {
-                    self.gone.retain(|pod, _| !gone.contains(pod));
+                    self.gone.retain(|server, _| !gone.contains(server));
                     if !gone.is_empty() {
-                        info!(pods = ?gone, "lines of pods that are gone are taken away");
+                        info!(servers = ?gone, "lines of pods that are gone are taken away");
                     }
                     return Ok(());
                 }
@@ -176,18 +176,19 @@ impl ConfigMap {
     /// ready; then it must not answer either. One that is alive would only add its lines again.
     async fn dead(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
         let known = self.settings.endpoints.as_ref().and_then(|known| known.borrow().clone());
-        let (pod, text) = (self.settings.pod, text.as_bytes());
+        let (server, text) = (self.settings.server, text.as_bytes());
         // Nobody is judged unless we are an endpoint ourselves: it may be the wrong Service.
-        let Some(known) = known.filter(|known| known.ready.contains(&pod) || known.unready.contains(&pod))
+        let Some(known) =
+            known.filter(|known| known.ready.contains(&server) || known.unready.contains(&server))
         else {
             self.gone.clear();
             return BTreeSet::new();
         };
-        let mut absent = zone::pods(text);
+        let mut absent = zone::servers(text);
         // No pod has a loopback address: such a line is somebody else's.
-        absent.retain(|ip| !known.ready.contains(ip) && *ip != pod && !ip.is_loopback());
+        absent.retain(|ip| !known.ready.contains(ip) && *ip != server && !ip.is_loopback());
         self.gone.retain(|ip, _| absent.contains(ip));
-        let later = || now + ABSENCE + SPREAD.mul_f64(rand::random());
+        let later = || now + STALE_AFTER + SPREAD.mul_f64(rand::random());
         for ip in absent {
             self.gone.entry(ip).or_insert_with(later);
         }
@@ -217,7 +218,7 @@ impl ConfigMap {
         let texts = object.data.iter().flat_map(BTreeMap::values).map(String::len);
         let blobs = object.binary_data.iter().flat_map(BTreeMap::values).map(|blob| blob.0.len());
         let bytes = texts.chain(blobs).sum();
-        if bytes > MOST_BYTES {
+        if bytes > MAX_BYTES {
             return Err(ConfigMapError::Full { name: name.clone(), bytes });
         }
         Ok(object)
@@ -237,8 +238,8 @@ impl ConfigMap {
     }
 }
 
-fn renewed(text: &str, pod: IpAddr, records: &BTreeSet<String>, gone: &BTreeSet<IpAddr>) -> String {
-    let mut new = zone::merged(text.as_bytes(), pod, records);
+fn renewed(text: &str, server: IpAddr, records: &BTreeSet<String>, gone: &BTreeSet<IpAddr>) -> String {
+    let mut new = zone::merged(text.as_bytes(), server, records);
     if !gone.is_empty() {
         new = zone::without(&new, gone);
     }
@@ -250,16 +251,16 @@ fn renewed(text: &str, pod: IpAddr, records: &BTreeSet<String>, gone: &BTreeSet<
 const HOSTS_KEY: &str = "hosts";
 
 /// What Kubernetes takes in one ConfigMap.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 /// Tries against others who write, at once: of those who write together each try lets at least one through.
-const MOST_TRIES: u32 = 50;
+const MAX_TRIES: u32 = 50;
 
 /// How often we look whether our lines still stand, and who else has some.
 const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a pod with lines may be missing among the ready ones before it is judged: a new one is not ready at once.
-const ABSENCE: Duration = Duration::from_secs(20);
+const STALE_AFTER: Duration = Duration::from_secs(20);
 
 /// Chance added to that absence, so that of many pods one sweeps and the others find it done.
 const SPREAD: Duration = Duration::from_secs(10);

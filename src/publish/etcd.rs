@@ -14,13 +14,13 @@ use crate::net::resolver::Resolver;
 
 /// Our records in an etcd.
 #[derive(Debug)]
-pub struct Etcd {
+pub struct EtcdRecords {
     members: EtcdEndpoints,
     prefix: String,
     address: IpAddr,
     /// Part of our keys, so that pods do not overwrite one another.
-    pod: String,
-    lease: Option<Lease>,
+    server: String,
+    lease: Option<EtcdLease>,
     /// How many changes are under way at once.
     at_once: usize,
 }
@@ -38,7 +38,7 @@ pub struct EtcdParams {
 
 /// A promise of etcd to forget our keys unless we ask again and again.
 #[derive(Debug)]
-struct Lease {
+struct EtcdLease {
     id: i64,
     /// When it was last granted or kept alive; taken before the question, so never too late.
     kept: Instant,
@@ -48,7 +48,7 @@ struct Lease {
     unsure: BTreeSet<String>,
 }
 
-impl Etcd {
+impl EtcdRecords {
     /// Nothing is asked yet.
     pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
         let EtcdParams { access, prefix, address } = settings;
@@ -57,14 +57,14 @@ impl Etcd {
 
     /// The same, with members that are reached by other means.
     pub fn by(dialer: Arc<dyn EtcdDialer>, prefix: String, address: IpAddr) -> Self {
-        let pod = format!("{:016x}", rand::random::<u64>());
+        let server = format!("{:016x}", rand::random::<u64>());
         Self {
             members: EtcdEndpoints::new(dialer),
             prefix,
             address,
-            pod,
+            server,
             lease: None,
-            at_once: FIRST_AT_ONCE,
+            at_once: INITIAL_AT_ONCE,
         }
     }
 
@@ -86,7 +86,7 @@ impl Etcd {
 
     /// Gives the lease back, and with it all records. Each member is tried once, with a fresh login if need be.
     pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
-        let Some(Lease { id, .. }) = self.lease else { return Ok(()) };
+        let Some(EtcdLease { id, .. }) = self.lease else { return Ok(()) };
         let mut last = EtcdError::NoMember;
         for _ in 0..self.members.len() {
             let mut revoked = self.revoke(id).await;
@@ -154,9 +154,9 @@ impl Etcd {
     /// under way must be done before anyone gives it up. For more only once as many as may be were done soon: fewer say nothing.
     fn pace(&mut self, asked: usize, took: Duration, are_done: bool) {
         if !are_done || took > SLOW {
-            self.at_once = (self.at_once / 2).max(LEAST_AT_ONCE);
+            self.at_once = (self.at_once / 2).max(MIN_AT_ONCE);
         } else if asked == self.at_once && took < SLOW / 4 {
-            self.at_once = (self.at_once * 2).min(MOST_AT_ONCE);
+            self.at_once = (self.at_once * 2).min(MAX_AT_ONCE);
         }
     }
 
@@ -175,7 +175,7 @@ impl Etcd {
         }
         self.lease = None;
         let id = connection.grant(LEASE).await?;
-        self.lease = Some(Lease { id, kept: asked, written: BTreeSet::new(), unsure: BTreeSet::new() });
+        self.lease = Some(EtcdLease { id, kept: asked, written: BTreeSet::new(), unsure: BTreeSet::new() });
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Etcd {
         let (value, id) = (value(self.address), lease.id);
         let mut asked = Vec::with_capacity(some.len());
         for (name, here) in some.iter().cloned() {
-            let key = key(&self.prefix, &name, &self.pod);
+            let key = key(&self.prefix, &name, &self.server);
             let (connection, value) = (connection.clone(), value.clone());
             asked.push(async move {
                 let done = match here {
@@ -217,10 +217,10 @@ impl Etcd {
     }
 }
 
-/// `/skydns/test/nodes/node-a/<pod>` for `node-a.nodes.test`.
-fn key(prefix: &str, name: &str, pod: &str) -> Vec<u8> {
+/// `/skydns/test/nodes/node-a/<server>` for `node-a.nodes.test`.
+fn key(prefix: &str, name: &str, server: &str) -> Vec<u8> {
     let labels: Vec<&str> = name.rsplit('.').collect();
-    format!("{prefix}/{}/{pod}", labels.join("/")).into_bytes()
+    format!("{prefix}/{}/{server}", labels.join("/")).into_bytes()
 }
 
 fn value(address: IpAddr) -> Vec<u8> {
@@ -237,11 +237,11 @@ const LEASE: Duration = Duration::from_secs(15);
 const TTL: Duration = Duration::from_secs(5);
 
 /// Changes under way at once; between two such batches the lease is looked after.
-const MOST_AT_ONCE: usize = 64;
+const MAX_AT_ONCE: usize = 64;
 /// The same of the first batch.
-const FIRST_AT_ONCE: usize = 8;
+const INITIAL_AT_ONCE: usize = 8;
 /// The same where etcd is slow: a thousand pods together have 4,000 under way.
-const LEAST_AT_ONCE: usize = 4;
+const MIN_AT_ONCE: usize = 4;
 /// Changes that take so long have too many others beside them; a third of what a call may take.
 const SLOW: Duration = Duration::from_secs(1);
 
@@ -323,8 +323,8 @@ mod tests {
         }
     }
 
-    fn ours(etcd: &Arc<OneByOne>) -> Etcd {
-        Etcd::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
+    fn ours(etcd: &Arc<OneByOne>) -> EtcdRecords {
+        EtcdRecords::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
     }
 
     /// So many more.

@@ -17,20 +17,20 @@ use crate::net::resolver::{LookupError, Resolver};
 pub struct RecordPolicy {
     /// For the addresses that a name has already.
     resolver: Resolver,
-    is_pod: Box<IsPod>,
-    nodes: Option<Box<Nodes>>,
+    is_pod: Box<IsServer>,
+    nodes: Option<Box<NodeLister>>,
     /// The Nodes of the cluster, and when they were listed.
     listed: Option<(Instant, BTreeSet<String>)>,
-    verdicts: HashMap<NodeName, Verdict>,
+    verdicts: HashMap<NodeName, RecordDecision>,
     /// Nodes that were named because they are not published.
     named: HashSet<NodeName>,
 }
 
-type IsPod = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
-type Nodes = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
+type IsServer = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
+type NodeLister = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
 
 #[derive(Debug)]
-struct Verdict {
+struct RecordDecision {
     /// An address of the name that belongs to none of the pods.
     taken: Option<IpAddr>,
     at: Instant,
@@ -99,7 +99,7 @@ impl RecordPolicy {
         let Some(nodes) = &self.nodes else { return false };
         let name = node.as_str().to_ascii_lowercase();
         let listed = self.listed.as_ref();
-        if listed.is_none_or(|(at, names)| !names.contains(&name) && at.elapsed() >= AGAIN) {
+        if listed.is_none_or(|(at, names)| !names.contains(&name) && at.elapsed() >= RECHECK_AFTER) {
             let names = match nodes().await {
                 Ok(names) => names,
                 Err(cause) => {
@@ -119,15 +119,15 @@ impl RecordPolicy {
     async fn look(&mut self, named: &[(NodeName, String)], ours: &BTreeSet<IpAddr>) {
         let here: HashSet<&NodeName> = named.iter().map(|(node, _)| node).collect();
         self.verdicts.retain(|node, verdict| {
-            here.contains(node) && (verdict.taken.is_none() || verdict.at.elapsed() < AGAIN)
+            here.contains(node) && (verdict.taken.is_none() || verdict.at.elapsed() < RECHECK_AFTER)
         });
         let new: Vec<_> = named.iter().filter(|(node, _)| !self.verdicts.contains_key(node)).collect();
         for some in new.chunks(AT_ONCE) {
-            let asked = some.iter().map(|(_, name)| self.stranger(name, ours));
+            let asked = some.iter().map(|(_, name)| self.foreign_address(name, ours));
             let taken = join_all(asked).await;
             let silent = taken.iter().any(Result::is_err);
             for ((node, _), taken) in some.iter().zip(taken) {
-                let verdict = Verdict { taken: taken.unwrap_or_default(), at: Instant::now() };
+                let verdict = RecordDecision { taken: taken.unwrap_or_default(), at: Instant::now() };
                 self.verdicts.insert(node.clone(), verdict);
             }
             if silent {
@@ -137,14 +137,14 @@ impl RecordPolicy {
     }
 
     /// An address of the name that belongs to none of the pods, if it has one. An error if DNS does not answer.
-    async fn stranger(&self, name: &str, ours: &BTreeSet<IpAddr>) -> Result<Option<IpAddr>, ()> {
-        let found = match timeout(PATIENCE, self.resolver.lookup(name)).await {
+    async fn foreign_address(&self, name: &str, ours: &BTreeSet<IpAddr>) -> Result<Option<IpAddr>, ()> {
+        let found = match timeout(TIMEOUT, self.resolver.lookup(name)).await {
             Ok(Ok(found)) => found,
             Ok(Err(LookupError::NotFound(_))) => return Ok(None),
             Ok(Err(_)) | Err(_) => return Err(()),
         };
-        for ip in found.into_iter().filter(|ip| !ours.contains(ip)).take(MOST_ADDRESSES) {
-            if !timeout(PATIENCE, (self.is_pod)(ip)).await.unwrap_or(false) {
+        for ip in found.into_iter().filter(|ip| !ours.contains(ip)).take(MAX_ADDRESSES) {
+            if !timeout(TIMEOUT, (self.is_pod)(ip)).await.unwrap_or(false) {
                 return Ok(Some(ip));
             }
         }
@@ -152,11 +152,11 @@ impl RecordPolicy {
     }
 
     fn warn_once(&mut self, node: &NodeName, why: &dyn fmt::Display) {
-        if self.named.len() >= MOST_NAMED || !self.named.insert(node.clone()) {
+        if self.named.len() >= MAX_NAMED || !self.named.insert(node.clone()) {
             return;
         }
         warn!(%node, "the node is not published: {why}");
-        if self.named.len() == MOST_NAMED {
+        if self.named.len() == MAX_NAMED {
             warn!("further nodes that are not published will not be named");
         }
     }
@@ -169,15 +169,15 @@ impl fmt::Debug for RecordPolicy {
 }
 
 /// Nodes that are named because they are not published, so that they cannot fill the log.
-const MOST_NAMED: usize = 1000;
+const MAX_NAMED: usize = 1000;
 /// Names that are asked for at once.
 const AT_ONCE: usize = 64;
 /// Addresses of one name that are looked at.
-const MOST_ADDRESSES: usize = 8;
+const MAX_ADDRESSES: usize = 8;
 /// How long a name that is somebody else's is left alone before it is asked for again.
-const AGAIN: Duration = Duration::from_secs(30);
+const RECHECK_AFTER: Duration = Duration::from_secs(30);
 /// For each answer: of DNS, and of a pod.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -209,7 +209,7 @@ mod tests {
             assert_eq!(records, ["a.example.org", "n"], "DNS that does not answer keeps nobody out");
         }
         assert_eq!(asked.load(Relaxed), 1);
-        tokio::time::advance(AGAIN).await;
+        tokio::time::advance(RECHECK_AFTER).await;
         assert_eq!(vet.records(nodes(), &zone, &BTreeSet::new()).await.len(), 2, "what was listed stands");
         assert_eq!(asked.load(Relaxed), 2);
     }

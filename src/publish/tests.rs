@@ -2,14 +2,14 @@ use crate::net::resolver::Resolver;
 
 use super::*;
 
-fn follow(wanted: &mut Wanted, here: &[&str], now: Instant) -> Vec<String> {
+fn follow(wanted: &mut DesiredRecords, here: &[&str], now: Instant) -> Vec<String> {
     wanted.follow(here.iter().map(|name| (*name).to_owned()), now);
     wanted.records().into_iter().collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_record_comes_at_once_and_goes_two_seconds_after_its_node() {
-    let mut wanted = Wanted::default();
+    let mut wanted = DesiredRecords::default();
     let start = Instant::now();
     let at = |millis| start + Duration::from_millis(millis);
     assert_eq!(follow(&mut wanted, &["a", "b"], at(0)), ["a", "b"]);
@@ -31,7 +31,7 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
     let file = dir.path().join("later/hosts");
     let publisher = Publisher {
         registry: Registry::new(metrics.clone()),
-        store: Store::Hosts(Hosts::new(file.clone(), IpAddr::from([10, 0, 0, 1]))),
+        store: RecordStore::Hosts(Hosts::new(file.clone(), IpAddr::from([10, 0, 0, 1]))),
         zone: Arc::new(Zone::new(String::new(), Vec::new(), |_| false)),
         vet: RecordPolicy::new(Resolver::system().unwrap(), |_| Box::pin(std::future::ready(true))),
         metrics: metrics.clone(),
@@ -53,7 +53,7 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
 async fn changes_that_come_close_together_are_gathered() {
     let (tell, mut changes) = watch::channel(());
     let pause = Duration::from_millis(200);
-    let begun = Instant::now();
+    let started = Instant::now();
     let gathering = tokio::join!(gathered(&mut changes, pause), async {
         sleep(Duration::from_secs(1)).await;
         tell.send_replace(());
@@ -62,7 +62,7 @@ async fn changes_that_come_close_together_are_gathered() {
     });
     let ((), ()) = gathering;
     assert_eq!(
-        begun.elapsed(),
+        started.elapsed(),
         Duration::from_secs(1) + pause,
         "the first change is not put off by the next"
     );

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 /// The nodes of this pod and of the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weights<'a> {
+pub struct NodeCounts<'a> {
     /// Nodes that are linked here and were not asked to leave.
     pub here: usize,
     /// Nodes of each other pod.
@@ -19,26 +19,26 @@ pub struct Weights<'a> {
 /// Decides, second by second, how many edges are asked to link elsewhere.
 #[derive(Debug, Default)]
 pub struct Balance {
-    state: State,
+    state: BalanceState,
     /// How often in a row edges were asked to no avail.
-    in_vain: u32,
+    failed_moves: u32,
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum BalanceState {
     /// Nothing is to be done.
     #[default]
-    Even,
+    Balanced,
     /// This pod has had too many since then.
-    Crowded(Instant),
-    Moving(Trial),
+    Overloaded(Instant),
+    Shedding(RebalanceRound),
     /// It was to no avail; until then nothing is tried.
-    Resting(Instant),
+    CoolingDown(Instant),
 }
 
 /// What asking has brought so far.
 #[derive(Debug)]
-struct Trial {
+struct RebalanceRound {
     since: Instant,
     asked: usize,
     /// What the others lacked to the mean when it began.
@@ -50,88 +50,93 @@ struct Trial {
 impl Balance {
     /// How many edges to ask now. To be called once a second; `None`: not all other pods are known, or one of them is
     /// stopping, so nothing is done.
-    pub fn step(&mut self, weights: Option<Weights<'_>>, now: Instant) -> usize {
+    pub fn next_batch(&mut self, weights: Option<NodeCounts<'_>>, now: Instant) -> usize {
         let Some(weights) = weights.filter(|weights| !weights.others.is_empty()) else {
-            self.state = State::Even;
+            self.state = BalanceState::Balanced;
             return 0;
         };
         match &mut self.state {
-            State::Even if weights.is_crowded() => self.state = State::Crowded(now),
-            State::Crowded(_) if !weights.is_crowded() => self.state = State::Even,
-            State::Crowded(since) if now - *since >= PATIENCE => {
-                let begun = Trial::begin(&weights, now);
+            BalanceState::Balanced if weights.is_crowded() => self.state = BalanceState::Overloaded(now),
+            BalanceState::Overloaded(_) if !weights.is_crowded() => self.state = BalanceState::Balanced,
+            BalanceState::Overloaded(since) if now - *since >= REBALANCE_DELAY => {
+                let started = RebalanceRound::start(&weights, now);
                 tracing::info!(
                     nodes = weights.here,
                     mean = weights.mean(),
                     "other pods have fewer nodes: edges are asked to link there"
                 );
-                self.state = State::Moving(begun);
+                self.state = BalanceState::Shedding(started);
             }
-            State::Moving(_) if !weights.is_uneven() => {
+            BalanceState::Shedding(_) if !weights.is_uneven() => {
                 tracing::info!(
                     nodes = weights.here,
                     mean = weights.mean(),
                     "no more edges are asked to link elsewhere"
                 );
-                (self.state, self.in_vain) = (State::Even, 0);
+                (self.state, self.failed_moves) = (BalanceState::Balanced, 0);
             }
-            State::Moving(trial) if trial.is_over(&weights, now) => {
+            BalanceState::Shedding(trial) if trial.is_over(&weights, now) => {
                 if trial.was_of_use(&weights) {
-                    *trial = Trial::begin(&weights, now);
+                    *trial = RebalanceRound::start(&weights, now);
                 } else {
-                    let rest = REST.saturating_mul(1 << self.in_vain.min(16)).min(LONGEST_REST);
+                    let rest = COOLDOWN.saturating_mul(1 << self.failed_moves.min(16)).min(MAX_REST);
                     tracing::warn!(
                         asked = trial.asked,
                         ?rest,
                         "edges that were asked to link to pods with fewer nodes do not come there: they are left in peace"
                     );
-                    self.in_vain += 1;
-                    self.state = State::Resting(now + rest);
+                    self.failed_moves += 1;
+                    self.state = BalanceState::CoolingDown(now + rest);
                 }
             }
-            State::Resting(until) if now >= *until => self.state = State::Even,
-            State::Even | State::Crowded(_) | State::Moving(_) | State::Resting(_) => {}
+            BalanceState::CoolingDown(until) if now >= *until => self.state = BalanceState::Balanced,
+            BalanceState::Balanced
+            | BalanceState::Overloaded(_)
+            | BalanceState::Shedding(_)
+            | BalanceState::CoolingDown(_) => {}
         }
         match self.state {
-            State::Moving(_) => (weights.here / 100).clamp(1, MOST).min(weights.excess()),
+            BalanceState::Shedding(_) => {
+                (weights.here / 100).clamp(1, MAX_MOVED_AT_ONCE).min(weights.excess())
+            }
             _ => 0,
         }
     }
 
     /// So many were asked.
     pub fn asked(&mut self, count: usize) {
-        if let State::Moving(trial) = &mut self.state {
+        if let BalanceState::Shedding(trial) = &mut self.state {
             trial.asked += count;
         }
     }
 }
 
-impl Trial {
-    fn begin(weights: &Weights<'_>, now: Instant) -> Self {
+impl RebalanceRound {
+    fn start(weights: &NodeCounts<'_>, now: Instant) -> Self {
         let mean = weights.mean();
         let lacking = weights.others.iter().filter(|nodes| real(**nodes) < mean).count();
-        let share = real(lacking as u64) / weights.pods();
-        Self { since: now, asked: 0, lacked: weights.lack(), share }
+        let share = real(lacking as u64) / weights.servers();
+        Self { since: now, asked: 0, lacked: weights.deficit(), share }
     }
 
     /// Enough were asked, and they have had the time to link elsewhere and to be told of.
-    fn is_over(&self, weights: &Weights<'_>, now: Instant) -> bool {
-        now - self.since >= TRIAL && self.asked >= (weights.here / 20).max(LEAST_ASKED)
+    fn is_over(&self, weights: &NodeCounts<'_>, now: Instant) -> bool {
+        now - self.since >= TRIAL && self.asked >= (weights.here / 20).max(MIN_ASKED)
     }
 
     /// Whether the others have gained a quarter of what chance alone would have given them.
-    fn was_of_use(&self, weights: &Weights<'_>) -> bool {
-        self.lacked - weights.lack() >= real(self.asked as u64) * self.share / 4.0
+    fn was_of_use(&self, weights: &NodeCounts<'_>) -> bool {
+        self.lacked - weights.deficit() >= real(self.asked as u64) * self.share / 4.0
     }
 }
 
-impl Weights<'_> {
+impl NodeCounts<'_> {
     /// Nodes of a pod if all had as many.
     pub fn mean(&self) -> f64 {
-        (real(self.here as u64) + self.others.iter().map(|nodes| real(*nodes)).sum::<f64>()) / self.pods()
+        (real(self.here as u64) + self.others.iter().map(|nodes| real(*nodes)).sum::<f64>()) / self.servers()
     }
 
-    fn pods(&self) -> f64 {
+    fn servers(&self) -> f64 {
         real(self.others.len() as u64 + 1)
     }
 
@@ -140,7 +145,7 @@ impl Weights<'_> {
     }
 
     /// What the others lack to the mean.
-    fn lack(&self) -> f64 {
+    fn deficit(&self) -> f64 {
         let mean = self.mean();
         self.others.iter().map(|nodes| (mean - real(*nodes)).max(0.0)).sum()
     }
@@ -174,17 +179,17 @@ fn real(count: u64) -> f64 {
 }
 
 /// How long a pod has too many before it asks anybody: those that come back after a restart are still on their way.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REBALANCE_DELAY: Duration = Duration::from_secs(10);
 /// Edges that are asked in a second, at most: each is a handshake at another pod.
-const MOST: usize = 200;
+const MAX_MOVED_AT_ONCE: usize = 200;
 /// Nodes of a pod from which on one that has less than half of them has so few by no chance.
 const MANY: f64 = 20.0;
 /// Edges that are asked, and time that passes, before it is judged what came of it.
-const LEAST_ASKED: usize = 20;
+const MIN_ASKED: usize = 20;
 const TRIAL: Duration = Duration::from_secs(30);
 /// How long nothing is tried after it was to no avail; doubled each time.
-const REST: Duration = Duration::from_secs(600);
-const LONGEST_REST: Duration = Duration::from_secs(86_400);
+const COOLDOWN: Duration = Duration::from_secs(600);
+const MAX_REST: Duration = Duration::from_secs(86_400);
 
 #[cfg(test)]
 mod tests;

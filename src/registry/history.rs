@@ -43,12 +43,12 @@ struct HistoryEntry {
 
 impl NodeHistory {
     /// The node has just lost its link.
-    pub(crate) fn left(&mut self, node: &NodeName) {
+    pub(crate) fn on_unlinked(&mut self, node: &NodeName) {
         self.enter(node, 0).gone = Some(Instant::now());
     }
 
     /// The node is linked.
-    pub(crate) fn came(&mut self, node: &NodeName) {
+    pub(crate) fn on_linked(&mut self, node: &NodeName) {
         let hash = self.hashes.hash_one(node);
         let Some(was) = self.nodes.get_mut(&hash).filter(|was| was.is(&self.texts, node)) else { return };
         was.gone = None;
@@ -72,7 +72,7 @@ impl NodeHistory {
 
     /// What last went wrong with the node.
     pub(crate) fn error(&self, node: &NodeName) -> Option<LastError> {
-        self.told(self.get(node)?)
+        self.last_error(self.get(node)?)
     }
 
     /// How many nodes are remembered.
@@ -86,12 +86,12 @@ impl NodeHistory {
         let mut gone: Vec<_> = self.nodes.values().filter_map(|was| Some((was.gone?, was))).collect();
         gone.sort_unstable_by_key(|(at, _)| Reverse(*at));
         let told = |(at, was): (Instant, &HistoryEntry)| {
-            Some((text(&self.texts, &was.name).parse().ok()?, at, self.told(was)))
+            Some((text(&self.texts, &was.name).parse().ok()?, at, self.last_error(was)))
         };
         gone.into_iter().take(most).filter_map(told).collect()
     }
 
-    fn told(&self, was: &HistoryEntry) -> Option<LastError> {
+    fn last_error(&self, was: &HistoryEntry) -> Option<LastError> {
         let (at, why) = was.error.as_ref()?;
         Some(LastError { at: *at, why: text(&self.texts, why).into() })
     }
@@ -106,7 +106,7 @@ impl NodeHistory {
         if self.get(node).is_some() {
             self.make_room(more);
         } else {
-            if self.nodes.len() >= MOST {
+            if self.nodes.len() >= MAX_NODES {
                 self.forget_half();
             }
             self.make_room(name.len() + more);
@@ -169,28 +169,28 @@ fn put(texts: &mut String, text: &str) -> Range<usize> {
 }
 
 /// Nodes that are remembered.
-const MOST: usize = 20_000;
+const MAX_NODES: usize = 20_000;
 
 // The nodes of this pod for people who look on, also those that have gone, and why.
 
 /// How a link of a node stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum LinkRole {
     /// The node is found by it.
-    Current,
+    Primary,
     /// The older one of two that its process keeps.
-    Older,
+    Previous,
     /// It stands beside the current one for interactive sessions.
     Interactive,
     /// It stays for its sessions only; the node is found elsewhere.
-    Leaving,
+    Retiring,
 }
 
 /// Every link of a node here at one moment.
 #[derive(Debug, Default)]
 pub struct Overview {
     /// The links, by node's name; the current one of a node first.
-    pub linked: Vec<(NodeName, Standing, LinkedNode, Option<LastError>)>,
+    pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
     /// The nodes that are not linked here any more, and since when; the last to go first.
     pub gone: Vec<(NodeName, Instant, Option<LastError>)>,
 }
@@ -219,10 +219,10 @@ impl Registry {
             let error = |node| nodes.past.error(node);
             map.iter().map(|(node, linked)| (node.clone(), standing, linked.clone(), error(node))).collect()
         };
-        let mut linked = links(&nodes.linked, Standing::Current);
-        linked.extend(links(&nodes.older, Standing::Older));
-        linked.extend(links(&nodes.interactive, Standing::Interactive));
-        linked.extend(links(&nodes.leaving, Standing::Leaving));
+        let mut linked = links(&nodes.linked, LinkRole::Primary);
+        linked.extend(links(&nodes.older, LinkRole::Previous));
+        linked.extend(links(&nodes.interactive, LinkRole::Interactive));
+        linked.extend(links(&nodes.leaving, LinkRole::Retiring));
         let gone = nodes.past.all_gone(most);
         drop(nodes);
         linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
@@ -248,11 +248,11 @@ impl Registry {
 }
 
 fn excerpt(why: &str) -> String {
-    why.chars().take(MOST_CHARS).collect()
+    why.chars().take(MAX_CHARS).collect()
 }
 
 /// Longest text of an error that is kept.
-const MOST_CHARS: usize = 160;
+const MAX_CHARS: usize = 160;
 
 #[cfg(test)]
 mod tests {
@@ -285,8 +285,8 @@ mod tests {
                 let name: NodeName = name.parse().unwrap();
                 let was = model.entry(node).or_default();
                 match step {
-                    Step::Left => { past.left(&name); was.0 = true; }
-                    Step::Came => { past.came(&name); was.0 = false; }
+                    Step::Left => { past.on_unlinked(&name); was.0 = true; }
+                    Step::Came => { past.on_linked(&name); was.0 = false; }
                     Step::Failed(len) => {
                         let why = "é".repeat(len) + &n.to_string();
                         past.failed(&name, &why);
@@ -310,22 +310,22 @@ mod tests {
     async fn nodes_without_end_push_out_those_that_went_first() {
         let mut past = NodeHistory::default();
         let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
-        for n in 0..3 * MOST {
+        for n in 0..3 * MAX_NODES {
             past.failed(&node(n), "the far end has closed it");
-            past.left(&node(n));
+            past.on_unlinked(&node(n));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        let newest = past.all_gone(MOST / 2);
-        assert!(past.nodes.len() <= MOST && newest.len() == MOST / 2);
+        let newest = past.all_gone(MAX_NODES / 2);
+        assert!(past.nodes.len() <= MAX_NODES && newest.len() == MAX_NODES / 2);
         for (nth, (name, ..)) in newest.iter().enumerate() {
-            assert_eq!(*name, node(3 * MOST - 1 - nth));
+            assert_eq!(*name, node(3 * MAX_NODES - 1 - nth));
         }
-        assert!(past.texts.capacity() < 200 * MOST, "{}", past.texts.capacity());
+        assert!(past.texts.capacity() < 200 * MAX_NODES, "{}", past.texts.capacity());
         // Once all have come back without a fault, nothing is left but errors.
-        for n in 0..3 * MOST {
-            past.came(&node(n));
+        for n in 0..3 * MAX_NODES {
+            past.on_linked(&node(n));
         }
-        assert!(past.all_gone(1).is_empty() && past.error(&node(3 * MOST - 1)).is_some());
+        assert!(past.all_gone(1).is_empty() && past.error(&node(3 * MAX_NODES - 1)).is_some());
     }
 }
 
@@ -357,7 +357,7 @@ mod overview_tests {
 
     #[tokio::test]
     async fn nodes_are_told_by_name_with_what_last_went_wrong_and_those_that_have_gone() {
-        let registry = Registry::new(Metrics::cloud("", ""));
+        let registry = Registry::new(Metrics::server("", ""));
         let (first, _b, _a) = (link(&registry, 1, "c"), link(&registry, 2, "b"), link(&registry, 3, "a"));
         registry.refused(&"b".parse().unwrap(), "the token differs");
         registry.refused(&"stranger".parse().unwrap(), "the token differs");
@@ -371,10 +371,10 @@ mod overview_tests {
             .collect();
         assert_eq!(
             told,
-            [("a", Standing::Current, None), ("b", Standing::Current, Some("the token differs"))]
+            [("a", LinkRole::Primary, None), ("b", LinkRole::Primary, Some("the token differs"))]
         );
         assert_eq!(gone.len(), 1);
-        assert_eq!((gone[0].0.as_str(), gone[0].2.as_ref().unwrap().why.chars().count()), ("c", MOST_CHARS));
+        assert_eq!((gone[0].0.as_str(), gone[0].2.as_ref().unwrap().why.chars().count()), ("c", MAX_CHARS));
         assert!(registry.overview(0).gone.is_empty());
         assert_eq!(registry.lock().past.len(), 2, "nothing is kept of strangers");
     }

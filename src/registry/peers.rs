@@ -1,7 +1,7 @@
 //! The other pods of this cloud: where they are, links to them, and their answers about nodes.
 //!
 //! Locks: one for the list of pods, one for the questions under way, and small ones inside each sibling. No two are
-//! held at once. So each operation copies the list (`pods`) and looks at the copy without the lock; a pod that is added
+//! held at once. So each operation copies the list (`servers`) and looks at the copy without the lock; a pod that is added
 //! or removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
 
 pub mod peer;
@@ -28,14 +28,14 @@ use crate::net::resolver::Lookup;
 use crate::proto::frame::{Found, Load};
 use crate::proto::state::LinkId;
 use crate::registry::Registry;
-use crate::registry::peers::peer::{Announcements, DialContext, PeerDialer, Sibling, UNASKED, Unreachable};
+use crate::registry::peers::peer::{Announcements, DialContext, Peer, PeerDialer, PeerError, UNSOLICITED};
 use crate::registry::peers::replicas::Membership;
 
 /// Links to the other pods, made when needed, and those that they have made to us.
 #[derive(Debug)]
-pub struct Siblings {
-    means: DialContext,
-    pods: Mutex<Pods>,
+pub struct Peers {
+    dial_context: DialContext,
+    servers: Mutex<PeerList>,
     /// The questions under way, by number and link: an answer counts only from the link over which it was asked for.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
     next_question: AtomicU64,
@@ -46,20 +46,20 @@ pub struct Siblings {
 }
 
 #[derive(Debug, Default)]
-struct Pods {
+struct PeerList {
     /// Pods whose address is known.
-    known: BTreeMap<SocketAddr, Arc<Sibling>>,
+    known: BTreeMap<SocketAddr, Arc<Peer>>,
     /// Links that other pods have made.
-    incoming: Vec<Incoming>,
+    incoming: Vec<IncomingPeer>,
 }
 
 #[derive(Debug, Clone)]
-struct Incoming {
+struct IncomingPeer {
     sender: Arc<LinkSender>,
     news: Arc<Announcements>,
 }
 
-impl Siblings {
+impl Peers {
     /// Follows `addresses` (this pod's own may be among them) until draining begins. `own` is this process. For each
     /// link to a pod that ends, on whichever side it was made, the caller calls [`Self::left`].
     pub fn new(
@@ -69,8 +69,8 @@ impl Siblings {
         own: Instance,
         drain: Drain,
     ) -> Arc<Self> {
-        let siblings = Arc::new(Self {
-            means: DialContext {
+        let peers = Arc::new(Self {
+            dial_context: DialContext {
                 dialer,
                 own,
                 registry,
@@ -79,48 +79,49 @@ impl Siblings {
                 members_changed: Arc::default(),
                 catches: Arc::default(),
             },
-            pods: Mutex::default(),
+            servers: Mutex::default(),
             questions: Mutex::default(),
-            next_question: AtomicU64::new(UNASKED + 1),
+            next_question: AtomicU64::new(UNSOLICITED + 1),
             loads: Mutex::default(),
             membership: Mutex::new(Membership::of_one(own)),
         });
         let first = addresses.borrow().clone();
-        siblings.list(&first);
-        siblings.means.drain.spawn(info_span!("siblings"), siblings.clone().follow(addresses));
-        siblings.means.drain.spawn(info_span!("homes"), siblings.clone().follow_members());
-        siblings
+        peers.list(&first);
+        peers.dial_context.drain.spawn(info_span!("siblings"), peers.clone().follow(addresses));
+        peers.dial_context.drain.spawn(info_span!("homes"), peers.clone().follow_members());
+        peers
     }
 
     /// Takes in a link that another pod has made. One that is to stand `beside` its older ones leaves them alone: they
     /// are returned, as they have fallen silent for that pod, so that sessions had better go on over the new one. Otherwise
     /// those that do not answer a ping are closed.
-    pub fn joined(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
-        let incoming = Incoming { sender: sender.clone(), news: Arc::default() };
+    pub fn add_incoming(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
+        let incoming = IncomingPeer { sender: sender.clone(), news: Arc::default() };
         let before = {
-            let mut pods = self.lock();
-            let same = |old: &&Incoming| sender.instance.is_some() && old.sender.instance == sender.instance;
-            let before: Vec<_> = pods.incoming.iter().filter(same).map(|old| old.sender.clone()).collect();
-            pods.incoming.push(incoming.clone());
+            let mut servers = self.lock();
+            let same =
+                |old: &&IncomingPeer| sender.instance.is_some() && old.sender.instance == sender.instance;
+            let before: Vec<_> = servers.incoming.iter().filter(same).map(|old| old.sender.clone()).collect();
+            servers.incoming.push(incoming.clone());
             before
         };
-        self.means.registry.told_of_a_pod();
-        self.means.greet(sender, &incoming.news);
-        self.means.members_changed.notify_one();
+        self.dial_context.registry.wake_all_waiters();
+        self.dial_context.send_greeting(sender, &incoming.news);
+        self.dial_context.members_changed.notify_one();
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
-            self.means.drain.spawn(info_span!("old"), async move {
-                if newer >= MOST_OF_ONE || !beside && !old.answers_within(PONG_TIMEOUT).await {
+            self.dial_context.drain.spawn(info_span!("old"), async move {
+                if newer >= MAX_LINKS_PER_PEER || !beside && !old.ping_within(PONG_TIMEOUT).await {
                     old.close();
                 }
             });
         }
-        let (registry, own) = (self.means.registry.clone(), self.means.own);
-        self.means.drain.spawn(info_span!("news"), async move {
+        let (registry, own) = (self.dial_context.registry.clone(), self.dial_context.own);
+        self.dial_context.drain.spawn(info_span!("news"), async move {
             while !incoming.sender.is_closed() {
                 tokio::select! {
                     () = incoming.sender.closed() => {}
-                    () = incoming.news.come() => incoming.news.send(&incoming.sender, &registry, own).await,
+                    () = incoming.news.wait_added() => incoming.news.send(&incoming.sender, &registry, own).await,
                 }
             }
         });
@@ -128,32 +129,35 @@ impl Siblings {
     }
 
     /// A link to another pod has ended, on whichever side it was made.
-    pub fn left(&self, sender: &LinkSender) {
+    pub fn remove(&self, sender: &LinkSender) {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
-        sender.instance.into_iter().for_each(|pod| self.note_lost(pod));
-        self.means.members_changed.notify_one();
+        sender.instance.into_iter().for_each(|server| self.note_lost(server));
+        self.dial_context.members_changed.notify_one();
     }
 
     /// All other pods that can be asked for a node, each once.
     pub fn all(&self) -> Vec<PeerHandle> {
-        let (mut known, incoming) = self.pods();
-        known.retain(|sibling| {
-            !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
-        });
-        let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
+        let (mut known, incoming) = self.servers();
+        known.retain(|peer| !peer.is_self() && (peer.listed.load(Relaxed) || peer.up().is_some()));
+        let linked: Vec<_> = known.iter().filter_map(|peer| peer.up()?.instance).collect();
         let more = incoming.into_iter().map(|incoming| incoming.sender);
-        let more = more.filter(|sender| sender.instance.is_none_or(|pod| !linked.contains(&pod)));
-        known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(PeerHandle).collect()
+        let more = more.filter(|sender| sender.instance.is_none_or(|server| !linked.contains(&server)));
+        known
+            .into_iter()
+            .map(HandleKind::Known)
+            .chain(more.map(HandleKind::Incoming))
+            .map(PeerHandle)
+            .collect()
     }
 
     /// The pod at the other end of a link; notes that the link has just been used.
-    pub fn behind(&self, sender: &Arc<LinkSender>) -> PeerHandle {
-        let known = self.lock().known.values().find(|sibling| sibling.has_link(sender.id)).cloned();
+    pub fn peer_of(&self, sender: &Arc<LinkSender>) -> PeerHandle {
+        let known = self.lock().known.values().find(|peer| peer.has_link(sender.id)).cloned();
         PeerHandle(known.map_or_else(
-            || Which::Incoming(sender.clone()),
-            |sibling| {
-                sibling.touch();
-                Which::Known(sibling)
+            || HandleKind::Incoming(sender.clone()),
+            |peer| {
+                peer.mark_used();
+                HandleKind::Known(peer)
             },
         ))
     }
@@ -161,22 +165,25 @@ impl Siblings {
     /// Links to other pods that are up at this moment.
     pub fn links(&self) -> Vec<Arc<LinkSender>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
-            let pods = self.lock();
-            (pods.known.values().cloned().collect(), pods.incoming.iter().map(|i| i.sender.clone()).collect())
+            let servers = self.lock();
+            (
+                servers.known.values().cloned().collect(),
+                servers.incoming.iter().map(|i| i.sender.clone()).collect(),
+            )
         };
-        known.iter().filter_map(|sibling| sibling.up()).chain(incoming).collect()
+        known.iter().filter_map(|peer| peer.up()).chain(incoming).collect()
     }
 
     /// Asks one pod whether a node is linked to it. Takes at most 2 s. Cancel safe.
-    pub async fn ask(&self, pod: &PeerHandle, node: &NodeName) -> Result<FindAnswer, Unreachable> {
-        let sender = pod.link().await?;
-        let silent = || Unreachable::Silent(pod.to_string());
+    pub async fn ask(&self, server: &PeerHandle, node: &NodeName) -> Result<FindAnswer, PeerError> {
+        let sender = server.link().await?;
+        let silent = || PeerError::Silent(server.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
         // Entered before it is sent, as the answer may come on another thread before `find` returns. The guard below
         // takes it out again, whether it was answered, timed out or cancelled.
         self.questions().insert((question, sender.id), answer);
-        let _asked = Question { siblings: self, key: (question, sender.id) };
+        let _asked = PendingQuery { peers: self, key: (question, sender.id) };
         if !sender.find(node, question) {
             return Err(silent());
         }
@@ -187,8 +194,8 @@ impl Siblings {
         let Found { here, silence, instance, at, authoritative, ips, .. } = found;
         let from = sender.instance;
         Ok(FindAnswer {
-            pod: from,
-            yes: here.then(|| NodeLocationAnswer { pod: pod.clone(), sender, instance, silence, ips }),
+            server: from,
+            yes: here.then(|| NodeLocationAnswer { server: server.clone(), sender, instance, silence, ips }),
             seen: (!here && !silence.is_zero()).then_some(silence),
             at: at.filter(|_| !here),
             authoritative,
@@ -197,7 +204,7 @@ impl Siblings {
 
     /// Takes a Found that answers a Find. Returns one that is an announcement.
     pub fn on_found(&self, from: &LinkSender, found: Found) -> Option<Found> {
-        if found.question == UNASKED {
+        if found.question == UNSOLICITED {
             return Some(found);
         }
         if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
@@ -208,16 +215,17 @@ impl Siblings {
     }
 
     /// A copy of the list, to be looked at without the lock. Of the links that one pod has made it has only the newest.
-    fn pods(&self) -> (Vec<Arc<Sibling>>, Vec<Incoming>) {
-        let pods = self.lock();
+    fn servers(&self) -> (Vec<Arc<Peer>>, Vec<IncomingPeer>) {
+        let servers = self.lock();
         let mut seen = HashSet::new();
-        let newest = pods.incoming.iter().rev();
-        let newest = newest.filter(|incoming| incoming.sender.instance.is_none_or(|pod| seen.insert(pod)));
-        (pods.known.values().cloned().collect(), newest.cloned().collect())
+        let newest = servers.incoming.iter().rev();
+        let newest =
+            newest.filter(|incoming| incoming.sender.instance.is_none_or(|server| seen.insert(server)));
+        (servers.known.values().cloned().collect(), newest.cloned().collect())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pods> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PeerList> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn membership(&self) -> MutexGuard<'_, Membership> {
@@ -230,19 +238,19 @@ impl Siblings {
 }
 
 /// Removes a question when its waiter goes.
-struct Question<'a> {
-    siblings: &'a Siblings,
+struct PendingQuery<'a> {
+    peers: &'a Peers,
     key: (u64, LinkId),
 }
 
-impl Drop for Question<'_> {
+impl Drop for PendingQuery<'_> {
     fn drop(&mut self) {
-        self.siblings.questions().remove(&self.key);
+        self.peers.questions().remove(&self.key);
     }
 }
 
 /// Links that one pod may have made and keep side by side; beyond it the oldest is closed.
-const MOST_OF_ONE: usize = 4;
+const MAX_LINKS_PER_PEER: usize = 4;
 /// How long an old link has to answer a ping when its pod has made another.
 const PONG_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a pod may take to answer whether it has a node.
@@ -250,24 +258,24 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 // Which other pods there are: those that are listed, and those that DNS names.
 
-impl Siblings {
+impl Peers {
     /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
     /// ourselves.
     pub fn at(&self, ip: IpAddr, port: u16) -> Vec<PeerHandle> {
         let (mut found, over) = split(self.known());
-        found.retain(|sibling| sibling.at.ip() == ip);
+        found.retain(|peer| peer.at.ip() == ip);
         if found.is_empty() {
             self.strike(&over);
             found.extend(self.add(SocketAddr::new(ip, port), false));
         }
-        found.retain(|sibling| !sibling.is_ourselves());
-        found.into_iter().map(|sibling| PeerHandle(Which::Known(sibling))).collect()
+        found.retain(|peer| !peer.is_self());
+        found.into_iter().map(|peer| PeerHandle(HandleKind::Known(peer))).collect()
     }
 
     /// The addresses of those of which one is known.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let known = self.known().into_iter();
-        known.filter(|sibling| !sibling.is_ourselves()).map(|sibling| sibling.at.ip()).collect()
+        known.filter(|peer| !peer.is_self()).map(|peer| peer.at.ip()).collect()
     }
 
     /// Which of those that are listed cannot be linked to, and why.
@@ -277,19 +285,19 @@ impl Siblings {
     /// Some: a sentence of all.
     pub fn check(&self) -> Result<(), String> {
         let mut all = self.known();
-        all.retain(|sibling| sibling.listed.load(Relaxed));
+        all.retain(|peer| peer.listed.load(Relaxed));
         let troubles: Vec<_> =
-            all.iter().filter_map(|sibling| sibling.trouble()).map(|why| why.to_string()).collect();
+            all.iter().filter_map(|peer| peer.last_error()).map(|why| why.to_string()).collect();
         if troubles.is_empty() { Ok(()) } else { Err(troubles.join("; ")) }
     }
 
     /// Changes when [`Self::check`] may have another result.
     pub fn changes(&self) -> watch::Receiver<()> {
-        self.means.changed.subscribe()
+        self.dial_context.changed.subscribe()
     }
 
     pub(crate) async fn follow(self: Arc<Self>, mut addresses: watch::Receiver<Vec<SocketAddr>>) {
-        let drain = self.means.drain.clone();
+        let drain = self.dial_context.drain.clone();
         loop {
             tokio::select! {
                 () = drain.draining() => return,
@@ -303,61 +311,61 @@ impl Siblings {
     /// From now on these are listed. One that is not any more stays one of the pods as long as its link lives.
     pub(crate) fn list(&self, list: &[SocketAddr]) {
         let (known, mut over) = split(self.known());
-        for sibling in known {
-            if list.contains(&sibling.at) {
-                sibling.listed.store(true, Relaxed);
-            } else if sibling.listed.load(Relaxed) && sibling.unlist() {
-                over.push(sibling);
+        for peer in known {
+            if list.contains(&peer.at) {
+                peer.listed.store(true, Relaxed);
+            } else if peer.listed.load(Relaxed) && peer.unlist() {
+                over.push(peer);
             }
         }
         self.strike(&over);
         for at in list {
             self.add(*at, true);
         }
-        self.means.registry.told_of_a_pod();
-        self.means.members_changed.notify_one();
+        self.dial_context.registry.wake_all_waiters();
+        self.dial_context.members_changed.notify_one();
     }
 
-    fn strike(&self, over: &[Arc<Sibling>]) {
-        let mut pods = self.lock();
-        for sibling in over {
-            if pods.known.get(&sibling.at).is_some_and(|known| Arc::ptr_eq(known, sibling)) {
-                pods.known.remove(&sibling.at);
+    fn strike(&self, over: &[Arc<Peer>]) {
+        let mut servers = self.lock();
+        for peer in over {
+            if servers.known.get(&peer.at).is_some_and(|known| Arc::ptr_eq(known, peer)) {
+                servers.known.remove(&peer.at);
             }
         }
     }
 
     /// The one at that address. None if there are too many for one that is not listed.
-    fn add(&self, at: SocketAddr, listed: bool) -> Option<Arc<Sibling>> {
-        let new = Sibling::new(at, listed);
+    fn add(&self, at: SocketAddr, listed: bool) -> Option<Arc<Peer>> {
+        let new = Peer::new(at, listed);
         {
-            let mut pods = self.lock();
-            if let Some(known) = pods.known.get(&at) {
+            let mut servers = self.lock();
+            if let Some(known) = servers.known.get(&at) {
                 return Some(known.clone());
             }
-            if !listed && pods.known.len() >= MOST_KNOWN {
+            if !listed && servers.known.len() >= MAX_KNOWN {
                 return None;
             }
-            pods.known.insert(at, new.clone());
+            servers.known.insert(at, new.clone());
         }
-        let keeping = new.clone().keep(self.means.clone());
-        self.means.drain.spawn(info_span!("sibling", %at), keeping);
+        let keeping = new.clone().run(self.dial_context.clone());
+        self.dial_context.drain.spawn(info_span!("sibling", %at), keeping);
         Some(new)
     }
 
     /// Those whose address is known, to look at each without the lock.
-    pub(crate) fn known(&self) -> Vec<Arc<Sibling>> {
+    pub(crate) fn known(&self) -> Vec<Arc<Peer>> {
         self.lock().known.values().cloned().collect()
     }
 }
 
 /// Those that are pods, and those of which nobody takes care any more.
-fn split(known: Vec<Arc<Sibling>>) -> (Vec<Arc<Sibling>>, Vec<Arc<Sibling>>) {
-    known.into_iter().partition(|sibling| !sibling.is_over())
+fn split(known: Vec<Arc<Peer>>) -> (Vec<Arc<Peer>>, Vec<Arc<Peer>>) {
+    known.into_iter().partition(|peer| !peer.is_over())
 }
 
 /// Pods whose address is known; beyond it DNS names strangers.
-pub(crate) const MOST_KNOWN: usize = 1000;
+pub(crate) const MAX_KNOWN: usize = 1000;
 
 // Where the other pods are: a fixed list, the addresses of a name, looked up again and again, and those that a cluster
 // lists.
@@ -454,11 +462,11 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// One other pod that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
-pub struct PeerHandle(pub(crate) Which);
+pub struct PeerHandle(pub(crate) HandleKind);
 
 #[derive(Debug, Clone)]
-pub(crate) enum Which {
-    Known(Arc<Sibling>),
+pub(crate) enum HandleKind {
+    Known(Arc<Peer>),
     Incoming(Arc<LinkSender>),
 }
 
@@ -466,7 +474,7 @@ pub(crate) enum Which {
 #[derive(Debug, Clone)]
 pub struct NodeLocationAnswer {
     /// Which pod.
-    pub pod: PeerHandle,
+    pub server: PeerHandle,
     /// The link to it.
     pub sender: Arc<LinkSender>,
     /// The process that is a session's other end: the node's, or that pod's own if the node's link is plain.
@@ -481,7 +489,7 @@ pub struct NodeLocationAnswer {
 #[derive(Debug, Clone)]
 pub struct FindAnswer {
     /// Which process it is.
-    pub pod: Option<Instance>,
+    pub server: Option<Instance>,
     /// Where the node is, if it has it.
     pub yes: Option<NodeLocationAnswer>,
     /// How long ago it had the node, or knew of a pod that had it, if it did.
@@ -494,48 +502,48 @@ pub struct FindAnswer {
 
 impl PeerHandle {
     /// A link to it, made if need be. Waits at most 1 s.
-    pub async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
+    pub async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
         match &self.0 {
-            Which::Known(sibling) => sibling.link().await,
-            Which::Incoming(sender) if sender.is_closed() => Err(Unreachable::Silent(self.to_string())),
-            Which::Incoming(sender) => Ok(sender.clone()),
+            HandleKind::Known(peer) => peer.link().await,
+            HandleKind::Incoming(sender) if sender.is_closed() => Err(PeerError::Silent(self.to_string())),
+            HandleKind::Incoming(sender) => Ok(sender.clone()),
         }
     }
 
     /// The link to it, if there is one.
     pub fn up(&self) -> Option<Arc<LinkSender>> {
         match &self.0 {
-            Which::Known(sibling) => sibling.up(),
-            Which::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
+            HandleKind::Known(peer) => peer.up(),
+            HandleKind::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
         }
     }
 
     /// The process that it is, if that is known.
     pub fn process(&self) -> Option<Instance> {
         match &self.0 {
-            Which::Known(sibling) => sibling.process().map(|member| member.pod),
-            Which::Incoming(sender) => sender.instance,
+            HandleKind::Known(peer) => peer.process().map(|member| member.server),
+            HandleKind::Incoming(sender) => sender.instance,
         }
     }
 
     /// Why the last try to link to it failed; none once one succeeds.
-    pub fn trouble(&self) -> Option<Unreachable> {
+    pub fn last_error(&self) -> Option<PeerError> {
         match &self.0 {
-            Which::Known(sibling) => sibling.trouble(),
-            Which::Incoming(_) => None,
+            HandleKind::Known(peer) => peer.last_error(),
+            HandleKind::Incoming(_) => None,
         }
     }
 
     /// Whether it can never be asked again: it was known by its own link only, and that has ended.
     pub fn is_gone(&self) -> bool {
-        matches!(&self.0, Which::Incoming(sender) if sender.is_closed())
+        matches!(&self.0, HandleKind::Incoming(sender) if sender.is_closed())
     }
 
     /// Whether both are the same.
     pub fn is(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
-            (Which::Known(one), Which::Known(two)) => Arc::ptr_eq(one, two),
-            (Which::Incoming(one), Which::Incoming(two)) => one.id == two.id,
+            (HandleKind::Known(one), HandleKind::Known(two)) => Arc::ptr_eq(one, two),
+            (HandleKind::Incoming(one), HandleKind::Incoming(two)) => one.id == two.id,
             _ => false,
         }
     }
@@ -544,8 +552,8 @@ impl PeerHandle {
 impl fmt::Display for PeerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Which::Known(sibling) => sibling.at.fmt(f),
-            Which::Incoming(sender) => match sender.instance {
+            HandleKind::Known(peer) => peer.at.fmt(f),
+            HandleKind::Incoming(sender) => match sender.instance {
                 Some(instance) => write!(f, "{instance:?}"),
                 None => f.write_str("without a name"),
             },
@@ -555,25 +563,25 @@ impl fmt::Display for PeerHandle {
 
 // Looking for one certain pod: by its process, or for a sign of life.
 
-impl Siblings {
+impl Peers {
     /// A link to the pod that is this process, made if need be. Takes 1 s at most. Cancel safe.
     ///
     /// # Errors
     ///
     /// None of those that could be asked is it. Returns those that could not.
-    pub async fn process(&self, instance: Instance) -> Result<Arc<LinkSender>, Vec<Unreachable>> {
+    pub async fn process(&self, instance: Instance) -> Result<Arc<LinkSender>, Vec<PeerError>> {
         let is = |link: &Arc<LinkSender>| link.instance == Some(instance) && !link.is_closed();
         // Of two links to one pod, one may be dead and not known to be.
-        if let Some(link) = self.links().into_iter().filter(is).min_by_key(|link| link.silence()) {
+        if let Some(link) = self.links().into_iter().filter(is).min_by_key(|link| link.idle_for()) {
             return Ok(link);
         }
-        let pods = self.all();
-        let mut links: FuturesUnordered<_> = pods.iter().map(|pod| pod.link()).collect();
+        let servers = self.all();
+        let mut links: FuturesUnordered<_> = servers.iter().map(|server| server.link()).collect();
         let mut trouble = Vec::new();
         while let Some(link) = links.next().await {
             match link {
                 Ok(link) if is(&link) => return Ok(link),
-                Ok(_) | Err(Unreachable::Itself(_)) => {}
+                Ok(_) | Err(PeerError::SelfDial(_)) => {}
                 Err(why) => trouble.push(why),
             }
         }
@@ -583,9 +591,9 @@ impl Siblings {
     /// Whether the pod at an address, its gRPC port being `port`, answers over a link, made if need be. An accepted
     /// connection proves nothing: it may be a proxy's on the way. Takes 2 s at most. Cancel safe.
     pub async fn answers(&self, ip: IpAddr, port: u16) -> bool {
-        for pod in self.at(ip, port) {
-            if let Ok(link) = pod.link().await
-                && link.answers_within(PONG_TIMEOUT).await
+        for server in self.at(ip, port) {
+            if let Ok(link) = server.link().await
+                && link.ping_within(PONG_TIMEOUT).await
             {
                 return true;
             }
@@ -605,32 +613,32 @@ pub struct PeerLoad {
     pub nodes: u64,
 }
 
-impl Siblings {
-    /// Tells every other pod how many nodes this one has; to be called every [`ANNOUNCE_EVERY`]. `hold`: links to all pods
+impl Peers {
+    /// Tells every other pod how many nodes this one has; to be called every [`ANNOUNCE_INTERVAL`]. `hold`: links to all pods
     /// that are listed are made for that, and kept.
-    pub fn announce_load(&self, load: Load, hold: bool) {
+    pub fn broadcast_load(&self, load: Load, hold: bool) {
         if load.stopping {
-            self.note_stopping(self.means.own);
+            self.set_stopping(self.dial_context.own);
         }
-        self.means.catches.store(load.catches, Relaxed);
-        self.note_catching(self.means.own, load.catches);
-        let (known, incoming) = self.pods();
+        self.dial_context.catches.store(load.intercepts, Relaxed);
+        self.set_intercepting(self.dial_context.own, load.intercepts);
+        let (known, incoming) = self.servers();
         let mut told = Vec::new();
-        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
-            let hold = hold && sibling.listed.load(Relaxed);
-            match sibling.up() {
+        for peer in known.iter().filter(|peer| !peer.is_self()) {
+            let hold = hold && peer.listed.load(Relaxed);
+            match peer.up() {
                 Some(up) => {
                     up.load(load);
                     told.extend(up.instance);
                     if hold {
-                        sibling.touch();
+                        peer.mark_used();
                     }
                 }
-                None if hold => sibling.wanted.notify_one(),
+                None if hold => peer.wanted.notify_one(),
                 None => {}
             }
         }
-        let untold = |sender: &&Arc<LinkSender>| sender.instance.is_none_or(|pod| !told.contains(&pod));
+        let untold = |sender: &&Arc<LinkSender>| sender.instance.is_none_or(|server| !told.contains(&server));
         for sender in incoming.iter().map(|incoming| &incoming.sender).filter(untold) {
             sender.load(load);
         }
@@ -638,47 +646,47 @@ impl Siblings {
 
     /// Takes what another pod tells.
     pub fn on_load(&self, from: &LinkSender, load: Load) {
-        let Some(pod) = from.instance else { return };
+        let Some(server) = from.instance else { return };
         if load.stopping {
-            self.note_stopping(pod);
+            self.set_stopping(server);
         }
-        self.note_catching(pod, load.catches);
+        self.set_intercepting(server, load.intercepts);
         let (now, mut loads) = (Instant::now(), self.loads.lock().unwrap_or_else(PoisonError::into_inner));
         loads.retain(|_, (_, at)| now - *at < FRESH);
-        if loads.len() < MOST_KNOWN || loads.contains_key(&pod) {
-            loads.insert(pod, (load, now));
+        if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
+            loads.insert(server, (load, now));
         }
     }
 
     /// Every other pod with its nodes. `None`: one of them has said nothing for a while, is not linked, or is stopping.
     pub fn loads(&self) -> Option<Vec<PeerLoad>> {
-        let (known, incoming) = self.pods();
-        let mut pods = Vec::new();
-        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
-            match sibling.up() {
-                Some(up) => pods.push((Some(sibling.at), up.instance?)),
-                None if sibling.listed.load(Relaxed) => return None,
+        let (known, incoming) = self.servers();
+        let mut servers = Vec::new();
+        for peer in known.iter().filter(|peer| !peer.is_self()) {
+            match peer.up() {
+                Some(up) => servers.push((Some(peer.at), up.instance?)),
+                None if peer.listed.load(Relaxed) => return None,
                 None => {}
             }
         }
         for sender in
             incoming.into_iter().map(|incoming| incoming.sender).filter(|sender| !sender.is_closed())
         {
-            pods.push((None, sender.instance?));
+            servers.push((None, sender.instance?));
         }
-        pods.sort_by_key(|(at, pod)| (pod.to_bytes(), at.is_none()));
-        pods.dedup_by_key(|(_, pod)| *pod);
+        servers.sort_by_key(|(at, server)| (server.to_bytes(), at.is_none()));
+        servers.dedup_by_key(|(_, server)| *server);
         let loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
-        let load = |(at, pod): (Option<SocketAddr>, _)| {
-            let (load, heard) = loads.get(&pod)?;
+        let load = |(at, server): (Option<SocketAddr>, _)| {
+            let (load, heard) = loads.get(&server)?;
             (!load.stopping && heard.elapsed() < FRESH).then_some(PeerLoad { at, nodes: load.nodes })
         };
-        pods.into_iter().map(load).collect()
+        servers.into_iter().map(load).collect()
     }
 }
 
 /// Between two times that a pod tells the others.
-pub const ANNOUNCE_EVERY: Duration = Duration::from_secs(5);
+pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
 /// What a pod has said counts for so long.
 const FRESH: Duration = Duration::from_secs(16);
 

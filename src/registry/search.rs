@@ -18,10 +18,10 @@ use crate::link::sender::LinkSender;
 use crate::net::resolver::{Lookup, LookupError};
 use crate::proto::frame::Remote;
 use crate::proto::state::LinkId;
-use crate::registry::NotFound;
+use crate::registry::NodeNotFound;
 use crate::registry::location_cache::LocationCache;
-use crate::registry::peers::peer::Unreachable;
-use crate::registry::peers::{FindAnswer, NodeLocationAnswer, PeerHandle, Siblings};
+use crate::registry::peers::peer::PeerError;
+use crate::registry::peers::{FindAnswer, NodeLocationAnswer, PeerHandle, Peers};
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -30,9 +30,9 @@ pub(crate) struct NodeQuery {
     /// Only this process of it will do.
     instance: Option<Instance>,
     /// The link that must not be used.
-    not: Option<LinkId>,
+    exclude_link: Option<LinkId>,
     /// The process of the pod at that link's other end, which must not be used over any other link either.
-    not_pod: Option<Instance>,
+    not_server: Option<Instance>,
 }
 
 /// The searches under way. A request for the same node joins the search that runs, so that a thousand sessions of one
@@ -50,24 +50,24 @@ pub(crate) struct Searches {
 
 #[derive(Debug, Clone)]
 pub(crate) struct SearchContext {
-    siblings: Arc<Siblings>,
+    peers: Arc<Peers>,
     known: Arc<LocationCache>,
     dns: Arc<Dns>,
     port: u16,
 }
 
-type Outcome = Result<NodeLocationAnswer, NotFound>;
-type Running = BoxFuture<'static, Outcome>;
+type SearchResult = Result<NodeLocationAnswer, NodeNotFound>;
+type Running = BoxFuture<'static, SearchResult>;
 
 impl NodeQuery {
     pub(crate) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&LinkSender>) -> Self {
-        let not_pod = not.filter(|not| not.peer == Remote::Pod).and_then(|not| not.instance);
-        Self { node: node.clone(), instance, not: not.map(|not| not.id), not_pod }
+        let not_server = not.filter(|not| not.peer == Remote::Peer).and_then(|not| not.instance);
+        Self { node: node.clone(), instance, exclude_link: not.map(|not| not.id), not_server }
     }
 
     /// Whether any process of the node will do, by any link.
     pub(crate) fn is_any(&self) -> bool {
-        self.instance.is_none() && self.not.is_none()
+        self.instance.is_none() && self.exclude_link.is_none()
     }
 
     /// Whether it is the process that is looked for.
@@ -76,27 +76,27 @@ impl NodeQuery {
     }
 
     /// Whether that link, which leads to that process of the node, may be used.
-    pub(crate) fn suits(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
-        let is_not = self.not == Some(sender.id)
-            || sender.peer == Remote::Pod && self.not_pod.is_some() && self.not_pod == sender.instance;
+    pub(crate) fn accepts(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
+        let is_not = self.exclude_link == Some(sender.id)
+            || sender.peer == Remote::Peer && self.not_server.is_some() && self.not_server == sender.instance;
         self.is_of(instance) && !is_not
     }
 }
 
 impl SearchContext {
     fn learn(&self, node: &NodeName, yes: &NodeLocationAnswer) {
-        self.known.learn(node, yes.pod.clone(), yes.instance, self.siblings.kept()(node));
+        self.known.insert(node, yes.server.clone(), yes.instance, self.peers.replicated_here()(node));
         self.known.claim(node, yes.ips.clone());
     }
 }
 
 impl Searches {
-    pub(crate) fn new(siblings: Arc<Siblings>, known: Arc<LocationCache>, dns: Dns, port: u16) -> Self {
-        Self { means: SearchContext { siblings, known, dns: Arc::new(dns), port }, running: Mutex::default() }
+    pub(crate) fn new(peers: Arc<Peers>, known: Arc<LocationCache>, dns: Dns, port: u16) -> Self {
+        Self { means: SearchContext { peers, known, dns: Arc::new(dns), port }, running: Mutex::default() }
     }
 
     /// Searches, or joins the search that runs. Takes about 2 s at most. Cancel safe.
-    pub(crate) async fn join(&self, wanted: NodeQuery) -> Outcome {
+    pub(crate) async fn join(&self, wanted: NodeQuery) -> SearchResult {
         let search = {
             let mut running = self.lock();
             let known = running.get(&wanted).and_then(WeakShared::upgrade);
@@ -106,10 +106,10 @@ impl Searches {
                 search
             })
         };
-        let mut joined = Joined { searches: self, wanted, search: Some(search) };
+        let mut joined = SearchWaiter { searches: self, wanted, search: Some(search) };
         match &mut joined.search {
             Some(search) => search.await,
-            None => Err(NotFound::default()),
+            None => Err(NodeNotFound::default()),
         }
     }
 
@@ -119,13 +119,13 @@ impl Searches {
 }
 
 /// One waiter of a search. The last one to leave removes the search from the table.
-struct Joined<'a> {
+struct SearchWaiter<'a> {
     searches: &'a Searches,
     wanted: NodeQuery,
     search: Option<Shared<Running>>,
 }
 
-impl Drop for Joined<'_> {
+impl Drop for SearchWaiter<'_> {
     fn drop(&mut self) {
         drop(self.search.take());
         let mut running = self.searches.lock();
@@ -137,37 +137,37 @@ impl Drop for Joined<'_> {
 
 /// Asks the pods that are likeliest to know, then DNS, then all: each of them only once those before had their time, or
 /// have answered that they do not know.
-async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
-    let begun = Instant::now();
+async fn search(means: SearchContext, wanted: NodeQuery) -> SearchResult {
+    let started = Instant::now();
     let (dns, node) = (means.dns.clone(), wanted.node.clone());
     let mut lookup = pin!(Fuse::terminated());
-    let mut asking = Asking::new(&means, &wanted);
+    let mut asking = PeerQueries::new(&means, &wanted);
     let mut best = None::<NodeLocationAnswer>;
     // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped
     // for want of use, or has just ended.
-    let last = means.known.last_pod(&wanted.node).and_then(|pod| means.siblings.current(pod));
+    let last = means.known.last_server(&wanted.node).and_then(|server| means.peers.current(server));
     asking.ask(last.into_iter().collect());
-    asking.ask_homes();
-    let (mut stage, mut until) = (Stage::Homes, begun + HOMES_FIRST);
+    asking.ask_replicas();
+    let (mut stage, mut until) = (SearchStage::Homes, started + HOMES_FIRST);
     loop {
         let idle = lookup.is_terminated() && asking.answers.is_empty();
         match stage {
-            Stage::All if idle => break,
-            Stage::Homes if idle || Instant::now() >= until => {
+            SearchStage::All if idle => break,
+            SearchStage::Homes if idle || Instant::now() >= until => {
                 let (dns, node) = (dns.clone(), node.clone());
                 let slow = if dns.has_failed_lately() { Duration::ZERO } else { SLOW };
                 lookup.set(async move { dns.lookup(&node).await }.fuse());
-                (stage, until) = (Stage::Dns, Instant::now() + slow);
+                (stage, until) = (SearchStage::Dns, Instant::now() + slow);
             }
-            Stage::Dns if idle || Instant::now() >= until => {
-                stage = Stage::All;
+            SearchStage::Dns if idle || Instant::now() >= until => {
+                stage = SearchStage::All;
                 asking.ask_all();
                 continue;
             }
             _ => {}
         }
-        if let Stage::All = stage {
-            until = begun + if best.is_some() { FRESHEST_WITHIN } else { SEARCH_TIMEOUT };
+        if let SearchStage::All = stage {
+            until = started + if best.is_some() { FRESHEST_WITHIN } else { SEARCH_TIMEOUT };
         }
         tokio::select! {
             found = &mut lookup => match found {
@@ -176,10 +176,10 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
             },
             Some(answer) = asking.answers.next() => {
                 if asking.follow_referral(&answer) {
-                    until = until.max(Instant::now() + HOMES_FIRST).min(begun + MOST_HOMES_FIRST);
+                    until = until.max(Instant::now() + HOMES_FIRST).min(started + MAX_HOMES_FIRST);
                 }
                 if let Some(yes) = asking.take(answer) {
-                    let fresh = yes.silence <= FRESH;
+                    let fresh = yes.silence <= FRESH_ENOUGH;
                     if best.as_ref().is_none_or(|best| yes.silence < best.silence) {
                         best = Some(yes);
                     }
@@ -188,7 +188,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                     }
                 }
             }
-            () = sleep_until(until) => if let Stage::All = stage { break },
+            () = sleep_until(until) => if let SearchStage::All = stage { break },
         }
     }
     let yes = best.ok_or(asking.said)?;
@@ -198,7 +198,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
 
 /// Who has been asked so far.
 #[derive(Clone, Copy)]
-enum Stage {
+enum SearchStage {
     Homes,
     Dns,
     All,
@@ -206,33 +206,33 @@ enum Stage {
 
 /// The pods at the addresses that DNS named.
 fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<PeerHandle> {
-    let first = addresses.into_iter().take(MOST_NAMED);
-    first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
+    let first = addresses.into_iter().take(MAX_NAMED);
+    first.flat_map(|ip| means.peers.at(ip, means.port)).collect()
 }
 
 /// How long the homes of a node, and each pod that they refer to, have to answer before others are asked.
 const HOMES_FIRST: Duration = Duration::from_millis(100);
 /// How long they have together, however often one refers to another.
-const MOST_HOMES_FIRST: Duration = Duration::from_millis(300);
+const MAX_HOMES_FIRST: Duration = Duration::from_millis(300);
 /// A pod that has received something from the node within this time has the node for certain.
-const FRESH: Duration = Duration::from_secs(7);
+const FRESH_ENOUGH: Duration = Duration::from_secs(7);
 /// If no answer is as fresh, the search takes the freshest one after this time.
 const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
 /// How long a whole search takes at most: DNS may take 1 s, and dialling a pod another.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many of the addresses that DNS names for one node are asked.
-const MOST_NAMED: usize = 8;
+const MAX_NAMED: usize = 8;
 
 // Whom one search has asked, and what they have said.
 
 /// The pods that were asked, and the answers that are still to come.
-pub(crate) struct Asking<'a> {
+pub(crate) struct PeerQueries<'a> {
     means: &'a SearchContext,
     wanted: &'a NodeQuery,
     asked: Vec<PeerHandle>,
     pub(crate) answers: FuturesUnordered<BoxFuture<'static, Answered>>,
     /// What those have said that do not have the node.
-    pub(crate) said: NotFound,
+    pub(crate) said: NodeNotFound,
     /// The pods that have said so.
     without: Vec<Option<Instance>>,
     /// The homes of the node that have not yet said with authority that no pod has it. `None`: even if all do, others
@@ -240,31 +240,31 @@ pub(crate) struct Asking<'a> {
     silent_homes: Option<Vec<Instance>>,
 }
 
-pub(crate) type Answered = Result<FindAnswer, Unreachable>;
+pub(crate) type Answered = Result<FindAnswer, PeerError>;
 
-impl<'a> Asking<'a> {
+impl<'a> PeerQueries<'a> {
     pub(crate) fn new(means: &'a SearchContext, wanted: &'a NodeQuery) -> Self {
         let (asked, answers, without) = (Vec::new(), FuturesUnordered::new(), Vec::new());
-        Self { means, wanted, asked, answers, said: NotFound::default(), without, silent_homes: None }
+        Self { means, wanted, asked, answers, said: NodeNotFound::default(), without, silent_homes: None }
     }
 
     /// Asks those of these pods that were not asked yet and can be reached.
-    pub(crate) fn ask(&mut self, pods: Vec<PeerHandle>) {
-        for pod in pods {
-            if pod.is_gone() || self.asked.iter().any(|asked| asked.is(&pod)) {
+    pub(crate) fn ask(&mut self, servers: Vec<PeerHandle>) {
+        for server in servers {
+            if server.is_gone() || self.asked.iter().any(|asked| asked.is(&server)) {
                 continue;
             }
-            self.asked.push(pod.clone());
-            let (siblings, node) = (self.means.siblings.clone(), self.wanted.node.clone());
-            self.answers.push(async move { siblings.ask(&pod, &node).await }.boxed());
+            self.asked.push(server.clone());
+            let (peers, node) = (self.means.peers.clone(), self.wanted.node.clone());
+            self.answers.push(async move { peers.ask(&server, &node).await }.boxed());
         }
     }
 
     /// Asks the homes of the node.
-    pub(crate) fn ask_homes(&mut self) {
-        let homes = self.means.siblings.homes_of(&self.wanted.node);
+    pub(crate) fn ask_replicas(&mut self) {
+        let homes = self.means.peers.replicas_of(&self.wanted.node);
         // Only pods whose members have been the same for long agree on who they are.
-        let agreed = self.means.siblings.has_converged();
+        let agreed = self.means.peers.has_converged();
         self.silent_homes = agreed.then(|| homes.iter().filter_map(PeerHandle::process).collect());
         self.ask(homes);
     }
@@ -273,40 +273,40 @@ impl<'a> Asking<'a> {
     pub(crate) fn ask_all(&mut self) {
         match &self.silent_homes {
             Some(silent) if silent.is_empty() => {
-                self.said.asked = self.said.asked.max(self.means.siblings.other_members());
+                self.said.asked = self.said.asked.max(self.means.peers.other_members());
             }
-            _ => self.ask(self.means.siblings.all()),
+            _ => self.ask(self.means.peers.all()),
         }
     }
 
     /// Asks the pod that another refers to, if it was not asked yet. Returns whether it is.
     pub(crate) fn follow_referral(&mut self, answer: &Answered) -> bool {
         let at = answer.as_ref().ok().and_then(|answer| answer.at);
-        let Some(pod) = at.and_then(|at| self.means.siblings.of_process(at)) else { return false };
+        let Some(server) = at.and_then(|at| self.means.peers.of_process(at)) else { return false };
         let before = self.asked.len();
-        self.ask(vec![pod]);
+        self.ask(vec![server]);
         self.asked.len() > before
     }
 
     /// Takes an answer. Returns where the node is, if it suits.
     pub(crate) fn take(&mut self, answer: Answered) -> Option<NodeLocationAnswer> {
         match answer {
-            Ok(FindAnswer { yes: Some(yes), .. }) if self.wanted.suits(yes.instance, &yes.sender) => {
+            Ok(FindAnswer { yes: Some(yes), .. }) if self.wanted.accepts(yes.instance, &yes.sender) => {
                 return Some(yes);
             }
             Ok(FindAnswer { yes: Some(yes), .. }) => self.said.another |= !self.wanted.is_of(yes.instance),
-            Ok(FindAnswer { pod, authoritative, seen, .. }) => {
+            Ok(FindAnswer { server, authoritative, seen, .. }) => {
                 self.said.seen = self.said.seen.into_iter().chain(seen).min();
                 if let Some(homes) = self.silent_homes.as_mut().filter(|_| authoritative) {
-                    homes.retain(|home| Some(*home) != pod);
+                    homes.retain(|home| Some(*home) != server);
                 }
                 // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
-                if pod.is_none() || !self.without.contains(&pod) {
-                    self.without.push(pod);
+                if server.is_none() || !self.without.contains(&server) {
+                    self.without.push(server);
                     self.said.asked += 1;
                 }
             }
-            Err(Unreachable::Itself(_)) => {}
+            Err(PeerError::SelfDial(_)) => {}
             Err(trouble) => self.said.trouble.push(trouble),
         }
         None
@@ -322,7 +322,7 @@ pub struct Dns {
     /// Which nodes it may be asked for, and by which name.
     zone: Arc<Zone>,
     /// Addresses that no pod has, although names of nodes lead there.
-    no_pods: Option<watch::Receiver<BTreeSet<IpAddr>>>,
+    no_servers: Option<watch::Receiver<BTreeSet<IpAddr>>>,
     /// When a question was last in vain.
     failed: Mutex<Option<Instant>>,
 }
@@ -330,12 +330,12 @@ pub struct Dns {
 impl Dns {
     /// Asks `resolver` for nodes by their names in `zone`, and for no other: what answers is linked to.
     pub fn new(resolver: Arc<dyn Lookup>, zone: Arc<Zone>) -> Self {
-        Self { resolver, zone, no_pods: None, failed: Mutex::default() }
+        Self { resolver, zone, no_servers: None, failed: Mutex::default() }
     }
 
     /// Takes none of these for a pod's: names of nodes lead there for other clients of the same DNS.
-    pub fn without(self, no_pods: watch::Receiver<BTreeSet<IpAddr>>) -> Self {
-        Self { no_pods: Some(no_pods), ..self }
+    pub fn excluding(self, no_servers: watch::Receiver<BTreeSet<IpAddr>>) -> Self {
+        Self { no_servers: Some(no_servers), ..self }
     }
 
     /// The addresses of the pods that a node is linked to by its records; at least one. Takes at most 1 s. Cancel safe.
@@ -346,17 +346,17 @@ impl Dns {
     pub async fn lookup(&self, node: &NodeName) -> Result<Vec<IpAddr>, String> {
         let name = self.zone.name(node).map_err(|why| format!("DNS was not asked ({why})"))?;
         let name = if self.zone.is_open() { name } else { format!("{name}.") };
-        let mut asking = DnsAsking { dns: self, since: Instant::now(), answered: None };
+        let mut asking = DnsQuery { dns: self, since: Instant::now(), answered: None };
         let found = timeout(LOOKUP_TIMEOUT, self.resolver.addresses(&name)).await;
-        let found = found.unwrap_or(Err(LookupError::Timeout { name, patience: LOOKUP_TIMEOUT }));
+        let found = found.unwrap_or(Err(LookupError::Timeout { name, timeout: LOOKUP_TIMEOUT }));
         asking.answered = Some(matches!(found, Ok(_) | Err(LookupError::NotFound(_))));
         let mut found = found.map_err(|cause| match cause {
             LookupError::NotFound(_) => "not in DNS".to_owned(),
             cause => cause.to_string(),
         })?;
-        if let Some(no_pods) = &self.no_pods {
-            let no_pods = no_pods.borrow();
-            found.retain(|ip| !no_pods.contains(ip));
+        if let Some(no_servers) = &self.no_servers {
+            let no_servers = no_servers.borrow();
+            found.retain(|ip| !no_servers.contains(ip));
         }
         if found.is_empty() { Err("in DNS at no pod".to_owned()) } else { Ok(found) }
     }
@@ -371,13 +371,13 @@ impl Dns {
 }
 
 /// One query. A query that is dropped because another was quicker still counts in whether DNS is slow.
-struct DnsAsking<'a> {
+struct DnsQuery<'a> {
     dns: &'a Dns,
     since: Instant,
     answered: Option<bool>,
 }
 
-impl Drop for DnsAsking<'_> {
+impl Drop for DnsQuery<'_> {
     fn drop(&mut self) {
         let failed = match self.answered {
             Some(answered) => !answered,
@@ -403,7 +403,7 @@ mod tests {
     use crate::net::resolver::Resolver;
     use crate::proto::frame::{Found, FrameKind};
     use crate::proto::hello::Dialect;
-    use crate::registry::peers::tests::siblings;
+    use crate::registry::peers::tests::peers;
 
     use super::*;
 
@@ -418,16 +418,16 @@ mod tests {
         None
     }
 
-    fn link(id: u64, pod: u64) -> Arc<LinkSender> {
-        LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(pod.into())), Dialect::NEWEST)
+    fn link(id: u64, server: u64) -> Arc<LinkSender> {
+        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())), Dialect::NEWEST)
     }
 
     /// Nothing is known yet, and DNS does not answer.
-    fn means(siblings: &Arc<Siblings>) -> SearchContext {
+    fn means(peers: &Arc<Peers>) -> SearchContext {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
         let dns = Arc::new(Dns::new(Arc::new(resolver), Arc::new(zone)));
-        SearchContext { siblings: siblings.clone(), known: Arc::default(), dns, port: 1 }
+        SearchContext { peers: peers.clone(), known: Arc::default(), dns, port: 1 }
     }
 
     /// What pods answer until the search is over, each once: none says nothing. Returns the result, and who was asked.
@@ -435,15 +435,15 @@ mod tests {
         means: &SearchContext,
         links: &[Arc<LinkSender>],
         answer: impl Fn(&LinkSender, Found) -> Option<Found>,
-    ) -> (Outcome, Vec<u64>) {
+    ) -> (SearchResult, Vec<u64>) {
         let mut asked = Vec::new();
         let answers = async {
             loop {
                 for link in links {
                     if let Some(question) = question(link) {
                         asked.push(link.id.0);
-                        if let Some(found) = answer(link, Found::away(question)) {
-                            means.siblings.on_found(link, found);
+                        if let Some(found) = answer(link, Found::not_here(question)) {
+                            means.peers.on_found(link, found);
                         }
                     }
                 }
@@ -460,72 +460,73 @@ mod tests {
 
     /// Ten pods that have been linked for so long that all agree on the homes.
     async fn converged() -> (SearchContext, Vec<Arc<LinkSender>>) {
-        let (siblings, _addresses, _made) = siblings(&[]);
-        let pods: Vec<_> = (10..20).map(|id| link(id, id)).collect();
-        for pod in &pods {
-            siblings.joined(pod, false);
+        let (peers, _addresses, _made) = peers(&[]);
+        let servers: Vec<_> = (10..20).map(|id| link(id, id)).collect();
+        for server in &servers {
+            peers.add_incoming(server, false);
         }
         tokio::time::sleep(Duration::from_secs(32)).await;
-        (means(&siblings), pods)
+        (means(&peers), servers)
     }
 
     fn is_home(means: &SearchContext, link: &LinkSender) -> bool {
-        let homes = means.siblings.homes_of(&"node1".parse().unwrap());
+        let homes = means.peers.replicas_of(&"node1".parse().unwrap());
         homes.iter().any(|home| home.process() == link.instance)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_of_which_all_its_homes_know_nothing_is_nowhere_and_no_other_pod_speaks_for_them() {
-        let (means, pods) = converged().await;
-        let homes = pods.iter().filter(|pod| is_home(&means, pod)).count();
+    async fn a_node_of_which_all_its_homes_know_nothing_is_nowhere_and_no_other_server_speaks_for_them() {
+        let (means, servers) = converged().await;
+        let homes = servers.iter().filter(|server| is_home(&means, server)).count();
         let all = |_: &LinkSender, away| Some(Found { authoritative: true, ..away });
-        let (found, asked) = search_with(&means, &pods, all).await;
+        let (found, asked) = search_with(&means, &servers, all).await;
         assert_eq!((found.unwrap_err().asked, asked.len()), (10, homes), "{asked:?}");
         // One home is not sure, and others that are none pretend to be.
-        let first = pods.iter().find(|pod| is_home(&means, pod)).unwrap().id;
+        let first = servers.iter().find(|server| is_home(&means, server)).unwrap().id;
         let but_one = |link: &LinkSender, away| Some(Found { authoritative: link.id != first, ..away });
-        let (found, asked) = search_with(&means, &pods, but_one).await;
+        let (found, asked) = search_with(&means, &servers, but_one).await;
         assert_eq!((found.unwrap_err().asked, asked.len()), (10, 10), "{asked:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_is_found_though_its_homes_say_nothing_or_refer_to_pods_that_have_it_not() {
-        let (means, pods) = converged().await;
-        let right = pods.iter().rfind(|pod| !is_home(&means, pod)).unwrap();
-        let (begun, has) = (Instant::now(), |link: &LinkSender| link.id == right.id);
+    async fn a_node_is_found_though_its_homes_say_nothing_or_refer_to_servers_that_have_it_not() {
+        let (means, servers) = converged().await;
+        let right = servers.iter().rfind(|server| !is_home(&means, server)).unwrap();
+        let (started, has) = (Instant::now(), |link: &LinkSender| link.id == right.id);
         let silent = |link: &LinkSender, away: Found| match (has(link), is_home(&means, link)) {
             (true, _) => Some(Found { here: true, ..away }),
             (_, true) => None,
             _ => Some(away),
         };
-        let (found, _) = search_with(&means, &pods, silent).await;
+        let (found, _) = search_with(&means, &servers, silent).await;
         assert_eq!(found.unwrap().sender.id, right.id);
-        assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
+        assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
         // Each refers to the next one, after as long as it may; and all of them say that they have authority.
-        let begun = Instant::now();
+        let started = Instant::now();
         let next = |link: &LinkSender| {
-            let after = pods.iter().map(|pod| pod.id.0).filter(|id| *id > link.id.0 && *id != right.id.0);
+            let after =
+                servers.iter().map(|server| server.id.0).filter(|id| *id > link.id.0 && *id != right.id.0);
             Some(Instance::from_bits(after.min().unwrap_or(99).into()))
         };
         let refer = |link: &LinkSender, away: Found| match has(link) {
             true => Some(Found { here: true, ..away }),
             false => Some(Found { at: next(link), ..away }),
         };
-        let (found, asked) = search_with(&means, &pods, refer).await;
+        let (found, asked) = search_with(&means, &servers, refer).await;
         assert_eq!(found.unwrap().sender.id, right.id);
-        assert!(asked.len() <= pods.len(), "each is asked once: {asked:?}");
-        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+        assert!(asked.len() <= servers.len(), "each is asked once: {asked:?}");
+        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
     }
 
     #[tokio::test]
-    async fn a_pod_that_is_asked_over_two_links_says_once_that_the_node_is_not_there() {
-        let (siblings, _tell, _made) = siblings(&[]);
+    async fn a_server_that_is_asked_over_two_links_says_once_that_the_node_is_not_there() {
+        let (peers, _tell, _made) = peers(&[]);
         // It had the node by the link before, and has made another one since.
         let links = [link(1, 7), link(2, 7), link(3, 8)];
-        let means = means(&siblings);
-        means.known.learn(&"node1".parse().unwrap(), siblings.behind(&links[0]), None, false);
+        let means = means(&peers);
+        means.known.insert(&"node1".parse().unwrap(), peers.peer_of(&links[0]), None, false);
         for link in &links {
-            siblings.joined(link, false);
+            peers.add_incoming(link, false);
         }
         let (found, asked) = search_with(&means, &links, |_, away| Some(away)).await;
         assert_eq!((asked.len(), found.unwrap_err().asked), (3, 2), "{asked:?}");
@@ -553,9 +554,9 @@ mod dns_tests {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let dns = silent(socket.local_addr().unwrap());
         assert!(!dns.has_failed_lately());
-        let begun = Instant::now();
+        let started = Instant::now();
         assert!(dns.lookup(&"edge1".parse().unwrap()).await.is_err());
-        assert!(begun.elapsed() <= LOOKUP_TIMEOUT + SLOW, "{:?}", begun.elapsed());
+        assert!(started.elapsed() <= LOOKUP_TIMEOUT + SLOW, "{:?}", started.elapsed());
         assert!(dns.has_failed_lately());
         tokio::time::advance(FAILURE_TTL).await;
         assert!(!dns.has_failed_lately());
@@ -583,10 +584,10 @@ mod dns_tests {
     }
 
     #[tokio::test]
-    async fn what_names_of_nodes_lead_to_for_others_is_never_taken_for_a_pod() {
+    async fn what_names_of_nodes_lead_to_for_others_is_never_taken_for_a_server() {
         let zone = Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false));
         let service = watch::Sender::new(BTreeSet::new());
-        let dns = Dns::new(Arc::new(Both), zone).without(service.subscribe());
+        let dns = Dns::new(Arc::new(Both), zone).excluding(service.subscribe());
         let node = "edge1".parse().unwrap();
         assert_eq!(dns.lookup(&node).await.unwrap().len(), 2);
         service.send_modify(|all| all.extend([IpAddr::from([10, 96, 0, 20])]));

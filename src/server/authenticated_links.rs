@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, info_span, warn};
 
-use crate::base::addresses::{Claim, ClaimSource};
+use crate::base::addresses::{AddressClaim, ClaimSource};
 use crate::base::drain::Drain;
 use crate::base::logging::AUDIT;
 use crate::base::names::NodeName;
@@ -22,8 +22,8 @@ use crate::invitations::Enrolment;
 use crate::link::sender::LinkSender;
 use crate::link::table::SessionTable;
 use crate::net::reload::Reload;
-use crate::net::tls::verify::Agents;
-use crate::proto::frame::{Code, SessionError};
+use crate::net::tls::verify::EdgeCerts;
+use crate::proto::frame::{ErrorCode, SessionError};
 use crate::proto::hello::Hello;
 use crate::proto::state::LinkId;
 use crate::startup::{Startup, StartupErrorKind};
@@ -35,25 +35,25 @@ pub(crate) struct AuthenticatedLinks {
     /// Who has joined by invitation; `None`: nobody.
     enrolment: Option<Arc<Enrolment>>,
     /// The Nodes of the cluster; `None`: no cluster is asked.
-    nodes: Option<Nodes>,
+    nodes: Option<ClusterNodes>,
     /// Whether a certificate proves the edge of a Node.
     certificates: bool,
-    links: Mutex<HashMap<LinkId, Proof>>,
+    links: Mutex<HashMap<LinkId, AuthenticatedLink>>,
 }
 
 /// All Nodes of the cluster, each with whether it has the label of an edge; `None` until they are known.
-pub(crate) type Nodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
+pub(crate) type ClusterNodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
 
 /// What an edge says, and the node of the certificate that it has shown, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeCredentials {
     pub(crate) hello: Hello,
-    pub(crate) agent: Option<NodeName>,
+    pub(crate) certificate_node: Option<NodeName>,
 }
 
 /// What a link was accepted for.
 #[derive(Debug, Clone)]
-struct Proof {
+struct AuthenticatedLink {
     sender: Arc<LinkSender>,
     evidence: EdgeCredentials,
 }
@@ -78,13 +78,14 @@ pub(crate) fn read(
         }
         if !tokens.is_empty() {
             first.store(false, Relaxed);
-        } else if !first.load(Relaxed) && !is_meant(&tokens, certificates) {
+        } else if !first.load(Relaxed) && !is_empty_intended(&tokens, certificates) {
             // An operator who wants to shut out every edge can stop the pod; here it is more likely a slip.
             return Err("it holds no token, which would end every link: leave at least one line".into());
         }
         Ok(tokens)
     });
-    let tokens = startup.keep(StartupErrorKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
+    let tokens =
+        startup.collect(StartupErrorKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
     if tokens.load().is_empty() {
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
         warn!(file = %file.display(), "the token file holds no token: {who} is refused until it has one");
@@ -94,7 +95,7 @@ pub(crate) fn read(
 
 /// Whether a file without any token is meant to be so: where edges have certificates, it may hold those alone that are shut
 /// out.
-fn is_meant(tokens: &Tokens, certificates: bool) -> bool {
+fn is_empty_intended(tokens: &Tokens, certificates: bool) -> bool {
     certificates && tokens.shut_some_out()
 }
 
@@ -103,45 +104,52 @@ impl AuthenticatedLinks {
     pub(crate) fn start(
         tokens: Reload<Tokens>,
         enrolment: Option<Arc<Enrolment>>,
-        (nodes, certificates): (Option<Nodes>, bool),
+        (nodes, certificates): (Option<ClusterNodes>, bool),
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
         let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links: Mutex::default() });
-        drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
+        drain.spawn(info_span!("tokens"), proven.clone().watch_revocations(table, drain.clone()));
         proven
     }
 
     /// Whether the token file has a line of its own for the node, or the node has joined by invitation.
-    pub(crate) fn names(&self, node: &NodeName) -> bool {
+    pub(crate) fn has_node(&self, node: &NodeName) -> bool {
         self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
     /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
     /// one node's.
-    pub(crate) fn edge(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
-        self.certificates.then(|| Agents::node(leaf))?.map(|node| node?.parse().ok())
+    pub(crate) fn node_of_certificate(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
+        self.certificates.then(|| EdgeCerts::node(leaf))?.map(|node| node?.parse().ok())
     }
 
     /// What the token file, and the edges that are linked here, say of the addresses of nodes.
-    pub(crate) fn claims(&self) -> Vec<Claim> {
+    pub(crate) fn address_claims(&self) -> Vec<AddressClaim> {
         let tokens = self.tokens.load();
         let lines = tokens.ips().iter();
-        let lines = lines.map(|(ip, node)| Claim { ip: *ip, node: node.clone(), by: ClaimSource::TokenLine });
+        let lines =
+            lines.map(|(ip, node)| AddressClaim { ip: *ip, node: node.clone(), by: ClaimSource::TokenLine });
         let links = self.lock();
-        let edges = links.values().flat_map(|Proof { evidence: EdgeCredentials { hello, .. }, .. }| {
-            hello.ips.iter().map(|ip| Claim { ip: *ip, node: hello.node.clone(), by: ClaimSource::Edge })
-        });
+        let edges = links.values().flat_map(
+            |AuthenticatedLink { evidence: EdgeCredentials { hello, .. }, .. }| {
+                hello.ips.iter().map(|ip| AddressClaim {
+                    ip: *ip,
+                    node: hello.node.clone(),
+                    by: ClaimSource::Edge,
+                })
+            },
+        );
         lines.chain(edges).collect()
     }
 
     /// As [`Self::check`], for who may have joined at another pod a moment ago.
-    pub(crate) async fn judge(&self, evidence: &EdgeCredentials) -> Result<(), TokenError> {
-        match (self.check(evidence), &self.enrolment) {
+    pub(crate) async fn authenticate_fresh(&self, evidence: &EdgeCredentials) -> Result<(), TokenError> {
+        match (self.authenticate(evidence), &self.enrolment) {
             (Err(_), Some(enrolment)) => {
-                enrolment.look_soon().await;
-                self.check(evidence)
+                enrolment.refresh_soon().await;
+                self.authenticate(evidence)
             }
             (judged, _) => judged,
         }
@@ -156,10 +164,13 @@ impl AuthenticatedLinks {
     /// # Errors
     ///
     /// The reason, for the log alone.
-    pub(crate) fn check(&self, EdgeCredentials { hello, agent }: &EdgeCredentials) -> Result<(), TokenError> {
+    pub(crate) fn authenticate(
+        &self,
+        EdgeCredentials { hello, certificate_node: agent }: &EdgeCredentials,
+    ) -> Result<(), TokenError> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
-        if tokens.shut_out(node) {
-            return Err(TokenError::ShutOut(node.clone()));
+        if tokens.is_blocked(node) {
+            return Err(TokenError::Blocked(node.clone()));
         }
         if let Some(nodes) = &self.nodes {
             let nodes = nodes.borrow();
@@ -180,24 +191,24 @@ impl AuthenticatedLinks {
     }
 
     /// Records the link of an edge that was checked, so that it ends with the token.
-    pub(crate) fn begin(&self, sender: &Arc<LinkSender>, evidence: &EdgeCredentials) {
-        let proof = Proof { sender: sender.clone(), evidence: evidence.clone() };
+    pub(crate) fn track(&self, sender: &Arc<LinkSender>, evidence: &EdgeCredentials) {
+        let proof = AuthenticatedLink { sender: sender.clone(), evidence: evidence.clone() };
         self.lock().insert(sender.id, proof);
         // The file may have changed in between.
-        if self.check(evidence).is_err() {
+        if self.authenticate(evidence).is_err() {
             sender.close();
         }
     }
 
     /// Forgets a link that has ended.
-    pub(crate) fn end(&self, sender: &LinkSender) {
+    pub(crate) fn untrack(&self, sender: &LinkSender) {
         let mut links = self.lock();
         links.remove(&sender.id);
         tunnel_pages::shrink(&mut links);
     }
 
     /// Until draining begins, ends each link whose token has left the file.
-    async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
+    async fn watch_revocations(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         let mut nodes = self.nodes.clone();
         let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
@@ -209,22 +220,22 @@ impl AuthenticatedLinks {
                 // They never end: `tokens` and `enrolment` hold the senders, the task that follows Nodes the third.
                 _ = changes.changed() => {
                     let read = self.tokens.load();
-                    tell(&read, &known);
+                    log_token_changes(&read, &known);
                     known = read;
                 }
                 _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
             }
-            let all: Vec<Proof> = self.lock().values().cloned().collect();
+            let all: Vec<AuthenticatedLink> = self.lock().values().cloned().collect();
             let revoked =
-                all.into_iter().filter_map(|proof| Some((self.check(&proof.evidence).err()?, proof)));
+                all.into_iter().filter_map(|proof| Some((self.authenticate(&proof.evidence).err()?, proof)));
             let revoked: Vec<_> = revoked.collect();
             if revoked.is_empty() {
                 continue;
             }
             let names: Vec<&str> = revoked
                 .iter()
-                .take(MOST_NAMED)
+                .take(MAX_NODES_LOGGED)
                 .map(|(_, proof)| proof.evidence.hello.node.as_str())
                 .collect();
             warn!(
@@ -232,26 +243,26 @@ impl AuthenticatedLinks {
                 nodes = names.join(" "),
                 "links ended: token revoked, Node deleted or edge label removed"
             );
-            end_all(revoked, &table).await;
+            close_links(revoked, &table).await;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, Proof>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, AuthenticatedLink>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Ends links, after their sessions were told why.
-async fn end_all(revoked: Vec<(TokenError, Proof)>, table: &SessionTable) {
-    for (why, Proof { sender, evidence }) in &revoked {
+async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: &SessionTable) {
+    for (why, AuthenticatedLink { sender, evidence }) in &revoked {
         let node = &evidence.hello.node;
         let why = match why {
             TokenError::NoNode(_) => format!("Node {node} was deleted"),
             TokenError::NoEdge(_) => format!("Node {node} has no edge label"),
-            TokenError::ShutOut(_) => format!("node {node} was shut out"),
+            TokenError::Blocked(_) => format!("node {node} was shut out"),
             _ => format!("the token of node {node} was revoked"),
         };
-        table.reset_on(sender, &SessionError::new(Code::NotAllowed, why));
+        table.reset_on(sender, &SessionError::new(ErrorCode::NotAllowed, why));
     }
     // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
     let said = async {
@@ -260,14 +271,14 @@ async fn end_all(revoked: Vec<(TokenError, Proof)>, table: &SessionTable) {
             sleep(POLL_INTERVAL).await;
         }
     };
-    let _ = tokio::join!(sleep(LAST_WORDS), timeout(MOST_LAST_WORDS, said));
+    let _ = tokio::join!(sleep(MIN_RESET_FLUSH), timeout(MAX_RESET_FLUSH, said));
     for (_, proof) in revoked {
         proof.sender.close();
     }
 }
 
 /// Logs that the token file has changed what counts.
-fn tell(read: &Tokens, before: &Tokens) {
+fn log_token_changes(read: &Tokens, before: &Tokens) {
     let nodes = read.changed_since(before);
     if !nodes.is_empty() {
         info!(
@@ -275,23 +286,23 @@ fn tell(read: &Tokens, before: &Tokens) {
             who = "the token file",
             key = "mode.cloud.stream.server.tokenfile",
             count = nodes.len(),
-            nodes = nodes[..nodes.len().min(MOST_NAMED)].join(" "),
+            nodes = nodes[..nodes.len().min(MAX_NODES_LOGGED)].join(" "),
             "the tokens of nodes were changed: made, taken away, or others"
         );
     }
 }
 
 /// Nodes that a line about tokens names at most.
-const MOST_NAMED: usize = 20;
+const MAX_NODES_LOGGED: usize = 20;
 /// How long resets have at the most until they have left, and how often it is looked.
-const MOST_LAST_WORDS: Duration = Duration::from_secs(2);
+const MAX_RESET_FLUSH: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The least time for resets to leave before their link is closed.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
-    use crate::proto::hello::{Dialect, Older};
+    use crate::proto::hello::{Dialect, LinkPurpose};
 
     use super::*;
 
@@ -306,13 +317,13 @@ mod tests {
             token: token.to_owned(),
             instance: None,
             dialect: Dialect::Plain,
-            older: Older::Closed,
+            purpose: LinkPurpose::Primary,
             ips: Box::default(),
         };
-        EdgeCredentials { hello, agent: agent.map(node) }
+        EdgeCredentials { hello, certificate_node: agent.map(node) }
     }
 
-    fn proven(nodes: Option<Nodes>) -> AuthenticatedLinks {
+    fn proven(nodes: Option<ClusterNodes>) -> AuthenticatedLinks {
         let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
         AuthenticatedLinks { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
     }
@@ -330,7 +341,7 @@ mod tests {
         let says = |name: &str, token: &str, agent: Option<&str>| {
             let mut evidence = evidence(token, agent);
             evidence.hello.node = node(name);
-            proven.check(&evidence)
+            proven.authenticate(&evidence)
         };
         assert!(says("cp1", "shared", None).is_ok(), "kube-apiserver has not answered yet");
         nodes.send_replace(known([("cp1", false), ("cp2", false), ("edge1", true)]));
@@ -358,7 +369,7 @@ mod tests {
     fn a_certificate_counts_while_its_node_is_known_to_exist_and_then_no_token_does() {
         let nodes = watch::Sender::new(None);
         let proven = proven(Some(nodes.subscribe()));
-        let says = |token: &str, agent: Option<&str>| proven.check(&evidence(token, agent));
+        let says = |token: &str, agent: Option<&str>| proven.authenticate(&evidence(token, agent));
         // kube-apiserver has not answered since the start: who shows a certificate waits, and tokens alone are as ever.
         for token in ["right", "wrong"] {
             assert!(matches!(says(token, Some("node1")), Err(TokenError::NodesUnknown)), "{token}");
@@ -376,8 +387,8 @@ mod tests {
     #[test]
     fn where_no_certificate_counts_tokens_do() {
         let proven = proven(None);
-        assert!(proven.check(&evidence("right", Some("node1"))).is_ok());
-        assert!(proven.check(&evidence("wrong", Some("node1"))).is_err());
+        assert!(proven.authenticate(&evidence("right", Some("node1"))).is_ok());
+        assert!(proven.authenticate(&evidence("wrong", Some("node1"))).is_err());
     }
 
     /// Kubernetes keeps its Node, and kubelet's credential gets it a certificate again.
@@ -387,15 +398,15 @@ mod tests {
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
             let tokens = Reload::fixed(Tokens::parse(text));
             let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
-            let judged = proven.check(&evidence("a", Some("node1")));
+            let judged = proven.authenticate(&evidence("a", Some("node1")));
             assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
-            assert!(is_in || judged == Err(TokenError::ShutOut(node("node1"))), "{judged:?}");
+            assert!(is_in || judged == Err(TokenError::Blocked(node("node1"))), "{judged:?}");
         }
     }
 
     #[test]
     fn a_file_that_only_shuts_nodes_out_is_meant_so_where_edges_have_certificates() {
-        let meant = |text, certificates| is_meant(&Tokens::parse(text), certificates);
+        let meant = |text, certificates| is_empty_intended(&Tokens::parse(text), certificates);
         assert!(meant("node1:\n", true) && !meant("node1:\n", false));
         assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a slip");
     }

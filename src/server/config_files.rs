@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls;
 use tracing::warn;
 
 use crate::base::policy::Glob;
 use crate::base::policy::targets::Targets;
 use crate::base::policy::tokens::Tokens;
 use crate::config::server::registry::PublishConfig;
-use crate::config::server::{Cloud, TlsVersion};
+use crate::config::server::{ServerConfig, TlsVersion};
 use crate::invitations::ServerCa;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{self, ClientCertificates, Identity, PeerTls, TlsParams, TlsServerConfig};
+use crate::net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
 use crate::server::{authenticated_links, kubernetes, peers};
 use crate::startup::access::ListenerPolicies;
 use crate::startup::{Startup, StartupErrorKind};
@@ -23,9 +23,9 @@ use crate::startup::{Startup, StartupErrorKind};
 #[derive(Debug)]
 pub(crate) struct ServerFiles {
     /// TLS of the gRPC port.
-    pub(crate) tls: Reload<ServerConfig>,
+    pub(crate) tls: Reload<rustls::ServerConfig>,
     /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
-    pub(crate) siblings: Option<Reload<PeerTls>>,
+    pub(crate) peers: Option<Reload<PeerTls>>,
     /// What is told to who joins; `None`: nobody does.
     pub(crate) authority: Option<Reload<ServerCa>>,
     /// Proves edges.
@@ -38,17 +38,17 @@ pub(crate) struct ServerFiles {
 
 impl ServerFiles {
     /// Reads all of them; `None`: there are faults, which `startup` has noted.
-    pub(crate) fn read(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+    pub(crate) fn read(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let tls = tls(settings, startup);
         // The faults of the certificate are noted already.
-        let siblings = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
-        let authority = tls.as_ref().and_then(|_| authority(settings, startup));
-        let (certificates, egress) = (kubernetes::agents(settings).is_some(), settings.egress.is_some());
+        let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
+        let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
+        let (certificates, egress) = (kubernetes::edge_cas(settings).is_some(), settings.egress.is_some());
         let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
-        let resolver = startup.keep(StartupErrorKind::System, &["DNS"], Resolver::system());
-        let dns = match settings.registry.siblings.dns.as_slice() {
+        let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
+        let dns = match settings.registry.peers.dns.as_slice() {
             [] => resolver.clone(),
-            servers => startup.keep(
+            servers => startup.collect(
                 StartupErrorKind::Config,
                 &["mode.cloud.registry.dns"],
                 Resolver::of_servers(servers),
@@ -59,7 +59,7 @@ impl ServerFiles {
         startup.congestion("mode.cloud.stream.server.congestion", congestion)?;
         Some(Self {
             tls: tls?,
-            siblings,
+            peers,
             authority: authority?,
             tokens: tokens?,
             resolver: resolver?,
@@ -69,35 +69,35 @@ impl ServerFiles {
 }
 
 /// Versions and cipher suites of TLS at the ports of a pod, and warnings about them.
-pub(crate) fn offer(settings: &Cloud, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
+pub(crate) fn tls_params(settings: &ServerConfig, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
     let tls = &settings.tls;
     let min_version = match tls.min_version {
         TlsVersion::V12 => "VersionTLS12",
         TlsVersion::V13 => "VersionTLS13",
     };
     let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
-    startup.keep(StartupErrorKind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
+    startup.collect(StartupErrorKind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
 }
 
-fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> {
+fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::ServerConfig>> {
     let server = &settings.server;
-    let offer = offer(settings, startup);
+    let offer = tls_params(settings, startup);
     // Each file by itself, so that all faults are noted.
-    let cert = startup.holds(CERT, &server.cert, |text| tls::certs(&server.cert, text));
-    let key = startup.holds(KEY, &server.key, |text| tls::private_key(&server.key, text));
+    let cert = startup.check_file(CERT, &server.cert, |text| tls::certs(&server.cert, text));
+    let key = startup.check_file(KEY, &server.key, |text| tls::private_key(&server.key, text));
     let has_ca = server.ca.exists();
-    let ca = !has_ca || startup.holds(CA, &server.ca, |text| tls::certs(&server.ca, text));
+    let ca = !has_ca || startup.check_file(CA, &server.ca, |text| tls::certs(&server.ca, text));
     // Without the file no other pod can link here, so no caller is asked for a certificate.
     let clients = if has_ca {
-        let name = settings.registry.siblings.name.as_deref().map(tls::server_name).transpose();
-        let name = startup.keep(StartupErrorKind::Config, &["mode.cloud.registry.name"], name)?;
-        ClientCertificates::Siblings(server.ca.clone(), name)
+        let name = settings.registry.peers.name.as_deref().map(tls::server_name).transpose();
+        let name = startup.collect(StartupErrorKind::Config, &["mode.cloud.registry.name"], name)?;
+        ClientAuth::Peers(server.ca.clone(), name)
     } else {
-        ClientCertificates::Anonymous
+        ClientAuth::Anonymous
     };
-    let clients = match kubernetes::agents(settings) {
-        Some(agents) if startup.holds(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
-            ClientCertificates::Agents(agents, Box::new(clients))
+    let clients = match kubernetes::edge_cas(settings) {
+        Some(agents) if startup.check_file(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
+            ClientAuth::Edges(agents, Box::new(clients))
         }
         Some(_) => return None,
         None => clients,
@@ -108,46 +108,46 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     }
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
     let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
-    startup.keep(StartupErrorKind::Config, &[CERT, KEY], server.load())
+    startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 
 /// Reads what is told to who joins, if anybody may; outer `None`: it has faults, which `startup` has noted.
-fn authority(settings: &Cloud, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
+fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
     if settings.invitations.is_none() {
         return Some(None);
     }
     let server = &settings.server;
     let authority = ServerCa::load(server.ca.clone(), server.cert.clone());
-    startup.keep(StartupErrorKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
+    startup.collect(StartupErrorKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
 }
 
 /// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being
 /// reached; `--check` reads them here.
-fn publisher(settings: &Cloud, startup: &mut Startup) {
+fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     let registry = &settings.registry;
     if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, PublishConfig::ConfigMap(_)) {
         let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
-        startup.fault(StartupErrorKind::Config, "mode.cloud.registry.publish", text);
+        startup.error(StartupErrorKind::Config, "mode.cloud.registry.publish", text);
     }
     if !startup.is_check() {
         return;
     }
     for (table, etcd) in settings.etcds() {
         if let Some(ca) = &etcd.ca {
-            startup.holds(&format!("{table}.etcd_ca"), ca, |text| tls::certs(ca, text));
+            startup.check_file(&format!("{table}.etcd_ca"), ca, |text| tls::certs(ca, text));
         }
         if let Some((cert, key)) = &etcd.identity {
-            startup.holds(&format!("{table}.etcd_cert"), cert, |text| tls::certs(cert, text));
-            startup.holds(&format!("{table}.etcd_key"), key, |text| tls::private_key(key, text));
+            startup.check_file(&format!("{table}.etcd_cert"), cert, |text| tls::certs(cert, text));
+            startup.check_file(&format!("{table}.etcd_key"), key, |text| tls::private_key(key, text));
         }
         if let Some((_, password)) = &etcd.login {
-            startup.holds(&format!("{table}.etcd_password_file"), password, not_empty);
+            startup.check_file(&format!("{table}.etcd_password_file"), password, not_empty);
         }
     }
     let csr = settings.csr.as_ref().map(|csr| &csr.cluster);
     let clusters = registry.cluster.iter().chain(&settings.addresses.cluster).chain(csr);
     if let Some(kubeconfig) = clusters.filter_map(|cluster| cluster.kubeconfig.as_ref()).next() {
-        startup.holds("--k", kubeconfig, not_empty);
+        startup.check_file("--k", kubeconfig, not_empty);
     }
 }
 
@@ -174,7 +174,7 @@ pub(crate) struct LivePolicies {
 }
 
 impl LivePolicies {
-    pub(crate) fn new(settings: &Cloud) -> Self {
+    pub(crate) fn new(settings: &ServerConfig) -> Self {
         Self {
             for_edges: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
             for_clients: Arc::new(ArcSwap::from_pointee(settings.addresses.direct.clone())),
@@ -183,10 +183,10 @@ impl LivePolicies {
     }
 
     /// What these settings say counts for whoever comes next, here and at the doors.
-    pub(crate) fn apply(&self, settings: &Cloud, doors: &ListenerPolicies) {
+    pub(crate) fn apply(&self, settings: &ServerConfig, doors: &ListenerPolicies) {
         self.for_edges.store(Arc::new(settings.allow.targets.clone()));
         self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
         self.nodes.store(Arc::new(settings.allow.nodes.clone()));
-        doors.apply(&settings.doors());
+        doors.apply(&settings.listeners());
     }
 }

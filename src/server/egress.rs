@@ -2,9 +2,9 @@
 
 use tracing::info_span;
 
-use crate::config::server::Cloud;
-use crate::config::server::egress::Egress;
-use crate::listener::authenticated::{Local, Tls};
+use crate::config::server::ServerConfig;
+use crate::config::server::egress::EgressConfig;
+use crate::listener::authenticated::{OverTls, OverUnix};
 use crate::listener::connect::{Connect, Egress as Module};
 use crate::server::{ClientListener, ServerCore, https};
 use crate::startup::Startup;
@@ -12,7 +12,7 @@ use crate::startup::access::AccessPolicies;
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(crate) fn prepare(
-    settings: &Cloud,
+    settings: &ServerConfig,
     gates: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
@@ -20,20 +20,20 @@ pub(crate) fn prepare(
     let guard = gates.prepare("mode.cloud.egress", egress.access(), startup);
     let connect = Connect::<Module>::default();
     let port = match egress {
-        Egress::Port { listen, certificates, .. } => {
+        EgressConfig::Port { listen, certificates, .. } => {
             let tls = https::read(settings, certificates, startup);
             let listener = startup.bind(&format!("mode.cloud.egress.{}", listen.key), listen.at);
             let (guard, tls, listener) = (guard?, tls?, listener?);
             ClientListener::tcp(listener, guard, move |core: &ServerCore| {
-                let links = &core.stopping.links;
+                let links = &core.shutdown.links;
                 links.spawn(info_span!("tls"), tls.clone().watch(links.clone()));
-                Tls::new(connect, tls, core.context.pool.clone())
+                OverTls::new(connect, tls, core.context.pool.clone())
             })
         }
-        Egress::Unix { path, .. } => {
+        EgressConfig::Unix { path, .. } => {
             let listener = startup.bind_local("mode.cloud.egress.listen", path);
             let (guard, listener) = (guard?, listener?);
-            ClientListener::new(listener, guard, |_| Local(connect))
+            ClientListener::new(listener, guard, |_| OverUnix(connect))
         }
     };
     Some(vec![port])

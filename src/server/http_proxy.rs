@@ -1,6 +1,6 @@
 //! Starts the HTTP proxy from `[mode.cloud.http_proxy]`.
 
-use crate::config::server::Cloud;
+use crate::config::server::ServerConfig;
 use crate::listener::http_proxy::Proxy;
 use crate::server::ClientListener;
 use crate::startup::Startup;
@@ -8,7 +8,7 @@ use crate::startup::access::AccessPolicies;
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(crate) fn prepare(
-    settings: &Cloud,
+    settings: &ServerConfig,
     gates: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {

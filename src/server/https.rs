@@ -1,23 +1,23 @@
 //! The ports of `[mode.cloud.https]` and `[mode.cloud.http]`, and the certificates behind them.
 
-use tokio_rustls::rustls::{ClientConfig, ServerConfig};
+use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::info_span;
 
 use crate::base::policy::ports::PortTarget;
-use crate::config::server::Cloud;
-use crate::config::server::https::{Certificates, HttpsMode, NodePort, TargetIdentity};
-use crate::listener::authenticated::Tls;
+use crate::config::server::ServerConfig;
+use crate::config::server::https::{HttpsMode, ListenerTlsConfig, NodePortConfig, TargetIdentity};
+use crate::listener::authenticated::OverTls;
 use crate::listener::https::{self, Http, Https, HttpsReencrypt, Passthrough};
 use crate::net::listen::TcpAccept;
 use crate::net::reload::Reload;
-use crate::net::tls::{self, ClientCertificates, Identity, TlsClientConfig, TlsServerConfig, Trust};
+use crate::net::tls::{self, ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
 use crate::server::{ClientListener, ServerCore, config_files};
 use crate::startup::access::{AccessPolicies, ListenerAccess};
 use crate::startup::{Startup, StartupErrorKind};
 
 /// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
 pub(crate) fn prepare(
-    settings: &Cloud,
+    settings: &ServerConfig,
     gates: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
@@ -42,7 +42,7 @@ pub(crate) fn prepare(
     let mut watched = sides.clone();
     let port = |(listener, stands_for)| match (sides.clone(), stands_for) {
         (Some(sides), stands_for) => {
-            Some(terminating((listener, stands_for), guard.clone(), sides, watched.take()))
+            Some(tls_listener((listener, stands_for), guard.clone(), sides, watched.take()))
         }
         (None, PortTarget::Target(target)) => {
             Some(ClientListener::tcp(listener, guard.clone(), |_| Passthrough { target }))
@@ -56,7 +56,7 @@ pub(crate) fn prepare(
 /// The TLS of a port that ends the clients'.
 #[derive(Clone)]
 struct HttpsTls {
-    clients: Reload<ServerConfig>,
+    clients: Reload<rustls::ServerConfig>,
     /// Towards targets; `None`: edges speak it.
     targets: Option<Reload<ClientConfig>>,
 }
@@ -64,7 +64,7 @@ struct HttpsTls {
 impl HttpsTls {
     /// Follows the files until links end.
     fn watch(self, core: &ServerCore) {
-        let links = &core.stopping.links;
+        let links = &core.shutdown.links;
         links.spawn(info_span!("tls"), self.clients.watch(links.clone()));
         if let Some(targets) = self.targets {
             links.spawn(info_span!("target tls"), targets.watch(links.clone()));
@@ -73,8 +73,8 @@ impl HttpsTls {
 }
 
 /// Binds all ports without TLS; `None`: there are faults, which `startup` has noted.
-pub(crate) fn prepare_plain(
-    settings: &Cloud,
+pub(crate) fn prepare_http(
+    settings: &ServerConfig,
     gates: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
@@ -92,7 +92,7 @@ pub(crate) fn prepare_plain(
 }
 
 /// A port that ends the clients' TLS. It follows the files of what is `watched`.
-fn terminating(
+fn tls_listener(
     (listener, stands_for): (TcpAccept, PortTarget),
     guard: ListenerAccess,
     HttpsTls { clients, targets }: HttpsTls,
@@ -106,18 +106,18 @@ fn terminating(
     match targets {
         None => ClientListener::tcp(listener, guard, move |core: &ServerCore| {
             follow(core);
-            Tls::new(Https(node_port(stands_for, core)), clients, core.context.pool.clone())
+            OverTls::new(Https(node_port(stands_for, core)), clients, core.context.pool.clone())
         }),
         Some(tls) => ClientListener::tcp(listener, guard, move |core: &ServerCore| {
             follow(core);
             let front_end = HttpsReencrypt { port: node_port(stands_for, core), tls };
-            Tls::new(front_end, clients, core.context.pool.clone())
+            OverTls::new(front_end, clients, core.context.pool.clone())
         }),
     }
 }
 
 /// Binds all of them first, so that each fault is noted.
-fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(TcpAccept, PortTarget)>> {
+fn bind(ports: &[NodePortConfig], startup: &mut Startup) -> Option<Vec<(TcpAccept, PortTarget)>> {
     let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
     bound.collect::<Vec<_>>().into_iter().collect()
 }
@@ -131,23 +131,23 @@ fn node_port(stands_for: PortTarget, core: &ServerCore) -> https::NodePort {
 
 /// The TLS of a port for HTTP/1; `None`: it has faults, which `startup` has noted.
 pub(crate) fn read(
-    settings: &Cloud,
-    certificates: &Certificates,
+    settings: &ServerConfig,
+    certificates: &ListenerTlsConfig,
     startup: &mut Startup,
-) -> Option<Reload<ServerConfig>> {
-    let Certificates { cert, key, client_ca, .. } = certificates;
+) -> Option<Reload<rustls::ServerConfig>> {
+    let ListenerTlsConfig { cert, key, client_ca, .. } = certificates;
     let keys = ["cert", "key", "client_ca"].map(|file| certificates.key(file));
-    let offer = config_files::offer(settings, startup);
+    let offer = config_files::tls_params(settings, startup);
     // Each file by itself, so that all faults are noted.
-    let has_cert = startup.holds(&keys[0], cert, |text| tls::certs(cert, text));
-    let has_key = startup.holds(&keys[1], key, |text| tls::private_key(key, text));
+    let has_cert = startup.check_file(&keys[0], cert, |text| tls::certs(cert, text));
+    let has_key = startup.check_file(&keys[1], key, |text| tls::private_key(key, text));
     let ca = client_ca.as_ref();
-    let has_ca = ca.is_none_or(|ca| startup.holds(&keys[2], ca, |text| tls::certs(ca, text)));
+    let has_ca = ca.is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
     let (offer, _) = offer.filter(|_| has_cert && has_key && has_ca)?;
     let identity = Identity { cert: cert.clone(), key: key.clone() };
-    let clients = ca.cloned().map_or(ClientCertificates::Anonymous, ClientCertificates::Required);
+    let clients = ca.cloned().map_or(ClientAuth::Anonymous, ClientAuth::Required);
     let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
-    startup.keep(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
+    startup.collect(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
 }
 
 /// The TLS that a port for HTTP/1 speaks with targets; `None`: it has faults, which `startup` has noted.
@@ -155,15 +155,15 @@ pub(crate) fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Opti
     let TargetIdentity { cert, key, ca } = shown.clone();
     let keys = ["cert", "key", "ca"].map(|file| format!("mode.cloud.https.target_{file}"));
     let [has_cert, has_key] = [
-        startup.holds(&keys[0], &cert, |text| tls::certs(&cert, text)),
-        startup.holds(&keys[1], &key, |text| tls::private_key(&key, text)),
+        startup.check_file(&keys[0], &cert, |text| tls::certs(&cert, text)),
+        startup.check_file(&keys[1], &key, |text| tls::private_key(&key, text)),
     ];
-    let has_ca = ca.as_ref().is_none_or(|ca| startup.holds(&keys[2], ca, |text| tls::certs(ca, text)));
+    let has_ca = ca.as_ref().is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
     if !(has_cert && has_key && has_ca) {
         return None;
     }
     let identity = Some(Identity { cert, key });
-    let trust = ca.map_or(Trust::Anyone, Trust::Ca);
+    let trust = ca.map_or(Trust::NoVerify, Trust::Ca);
     let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
-    startup.keep(StartupErrorKind::Config, &[&keys[0]], client.load())
+    startup.collect(StartupErrorKind::Config, &[&keys[0]], client.load())
 }

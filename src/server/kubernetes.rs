@@ -10,7 +10,7 @@ use crate::admin::readiness::Readiness;
 use crate::base::addresses::AddressBook;
 use crate::base::drain::Drain;
 use crate::base::policy::ports::ProxyPorts;
-use crate::config::server::Cloud;
+use crate::config::server::ServerConfig;
 use crate::config::server::addresses::AddressSettings;
 #[cfg(feature = "kubernetes")]
 use crate::config::server::csr::ServerNames;
@@ -24,25 +24,25 @@ use crate::kubernetes::csr::Profile;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::csr::names::NameLookup;
 #[cfg(feature = "kubernetes")]
-use crate::kubernetes::csr::renewer::{Keeper, Names};
+use crate::kubernetes::csr::renewer::{CertificateNames, CertificateRenewer};
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::members::{EndpointWatch, KnownEndpoints, NodeWatch};
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::reconcile::node_names::{NodeNameParams, NodeNames};
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::reconcile::ports::{PortParams, PortWatch};
-use crate::net::tls::verify::Agents;
-use crate::server::Pod;
-use crate::server::authenticated_links::Nodes;
+use crate::net::tls::verify::EdgeCerts;
+use crate::server::Server;
+use crate::server::authenticated_links::ClusterNodes;
 
 /// The pods as Kubernetes reports them; all absent if it is not asked.
 #[derive(Debug, Default)]
-pub(crate) struct Pods {
+pub(crate) struct ServerPods {
     /// All pods.
     #[cfg(feature = "kubernetes")]
     pub(crate) endpoints: Option<watch::Receiver<KnownEndpoints>>,
     /// The gRPC addresses of the others.
-    pub(crate) siblings: Option<watch::Receiver<Vec<SocketAddr>>>,
+    pub(crate) peers: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
 /// Follows the pods, if the settings name a Service. `port` is the gRPC port of all of them.
@@ -52,26 +52,26 @@ pub(crate) fn follow(
     pod: Option<IpAddr>,
     port: u16,
     drain: &Drain,
-) -> Pods {
+) -> ServerPods {
     // That there is an address was checked with the settings.
-    let (Some(cluster), Some(pod)) = (cluster, pod) else { return Pods::default() };
-    let Some(service) = cluster.service.clone() else { return Pods::default() };
-    let followed = EndpointWatch::new(reached(cluster), service, SocketAddr::new(pod, port));
-    let pods = Pods { endpoints: Some(followed.endpoints()), siblings: Some(followed.siblings()) };
+    let (Some(cluster), Some(pod)) = (cluster, pod) else { return ServerPods::default() };
+    let Some(service) = cluster.service.clone() else { return ServerPods::default() };
+    let followed = EndpointWatch::new(cluster_access(cluster), service, SocketAddr::new(pod, port));
+    let pods = ServerPods { endpoints: Some(followed.endpoints()), peers: Some(followed.peers()) };
     drain.spawn(tracing::info_span!("pods"), followed.follow(drain.clone()));
     pods
 }
 
 /// Does nothing: a build without Kubernetes has no cluster in its settings.
 #[cfg(not(feature = "kubernetes"))]
-pub(crate) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> Pods {
-    Pods::default()
+pub(crate) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> ServerPods {
+    ServerPods::default()
 }
 
 /// The address book, kept up to date with the cluster if one is set; what the cluster does not list is a note in
 /// `readiness`.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
-pub(crate) fn follow_addresses(
+pub(crate) fn watch_addresses(
     settings: &AddressSettings,
     readiness: &Readiness,
     drain: &Drain,
@@ -80,8 +80,8 @@ pub(crate) fn follow_addresses(
     #[cfg(feature = "kubernetes")]
     if let Some(cluster) = &settings.cluster {
         let readiness = readiness.clone();
-        let report = move |what, state| readiness.note(what, state);
-        let followed = AddressWatch::new(reached(cluster), book.clone(), report);
+        let report = move |what, state| readiness.set_degraded(what, state);
+        let followed = AddressWatch::new(cluster_access(cluster), book.clone(), report);
         drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
     }
     book
@@ -90,8 +90,8 @@ pub(crate) fn follow_addresses(
 /// The ports of nodes that are led here, kept up to date with a ConfigMap if the settings name one; what is wrong there is
 /// a note in `readiness`. `own`: where this pod listens.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no ConfigMap then"))]
-pub(crate) fn follow_ports(
-    settings: &Cloud,
+pub(crate) fn watch_ports(
+    settings: &ServerConfig,
     own: &[SocketAddr],
     readiness: &Readiness,
     drain: &Drain,
@@ -100,7 +100,7 @@ pub(crate) fn follow_ports(
     if let Some(ports) = &settings.ports {
         let metrics = settings.server.metrics_listen.map(|listen| listen.at.port());
         let params = PortParams {
-            cluster: reached(&ports.cluster),
+            cluster: cluster_access(&ports.cluster),
             namespace: ports.namespace.clone(),
             configmap: ports.configmap.clone(),
             service: ports.service.clone(),
@@ -109,7 +109,7 @@ pub(crate) fn follow_ports(
             https: ports.https,
         };
         let readiness = readiness.clone();
-        let followed = PortWatch::new(params, move |state| readiness.note("ports", state));
+        let followed = PortWatch::new(params, move |state| readiness.set_degraded("ports", state));
         let known = followed.ports();
         drain.spawn(tracing::info_span!("ports"), followed.follow(drain.clone()));
         return known;
@@ -120,15 +120,15 @@ pub(crate) fn follow_ports(
 /// Has names of nodes kept for DNS if the settings say so; what is wrong with that is a note in `readiness`. Returns the
 /// addresses to which they lead although no pod has them.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there are no Nodes then"))]
-pub(crate) fn follow_node_names(
-    settings: &Cloud,
+pub(crate) fn run_node_names(
+    settings: &ServerConfig,
     readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<BTreeSet<IpAddr>> {
     #[cfg(feature = "kubernetes")]
     if let Some(names) = &settings.node_names {
         let params = NodeNameParams {
-            cluster: reached(&names.cluster),
+            cluster: cluster_access(&names.cluster),
             namespace: names.namespace.clone(),
             configmap: names.configmap.clone(),
             key: names.key.clone(),
@@ -140,7 +140,7 @@ pub(crate) fn follow_node_names(
             holders: names.holders.clone(),
         };
         let readiness = readiness.clone();
-        let kept = NodeNames::new(params, move |state| readiness.note("names of nodes", state));
+        let kept = NodeNames::new(params, move |state| readiness.set_degraded("names of nodes", state));
         let service = kept.service();
         drain.spawn(tracing::info_span!("node names"), kept.run(drain.clone()));
         return service;
@@ -150,33 +150,33 @@ pub(crate) fn follow_node_names(
 
 /// How to reach the cluster.
 #[cfg(feature = "kubernetes")]
-pub(crate) fn reached(cluster: &ClusterSettings) -> Cluster {
+pub(crate) fn cluster_access(cluster: &ClusterSettings) -> Cluster {
     let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
     Cluster { kubeconfig, namespace }
 }
 
 /// Whose certificates edges may show; `None`: nobody's.
 #[cfg(feature = "kubernetes")]
-pub(crate) fn agents(settings: &Cloud) -> Option<Agents> {
-    Some(Agents { ca: settings.csr.as_ref()?.agent_ca.clone()? })
+pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
+    Some(EdgeCerts { ca: settings.csr.as_ref()?.agent_ca.clone()? })
 }
 
 /// Nobody's: a build without Kubernetes has no cluster in its settings.
 #[cfg(not(feature = "kubernetes"))]
-pub(crate) fn agents(_: &Cloud) -> Option<Agents> {
+pub(crate) fn agents(_: &ServerConfig) -> Option<EdgeCerts> {
     None
 }
 
 /// Follows the Nodes of the cluster, if the settings ask for anything there that takes the right to list Nodes.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
-pub(crate) fn follow_nodes(settings: &Cloud, drain: &Drain) -> Option<Nodes> {
+pub(crate) fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
     #[cfg(feature = "kubernetes")]
     {
         let names = settings.node_names.as_ref();
         let certificates = settings.csr.as_ref().filter(|csr| csr.agent_ca.is_some());
         let cluster = settings.addresses.cluster.as_ref();
         let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
-        let followed = NodeWatch::new(reached(cluster?), names.map(|names| names.edges.clone()));
+        let followed = NodeWatch::new(cluster_access(cluster?), names.map(|names| names.edges.clone()));
         let nodes = followed.known();
         drain.spawn(tracing::info_span!("nodes"), followed.follow(drain.clone()));
         Some(nodes)
@@ -190,57 +190,63 @@ pub(crate) fn follow_nodes(settings: &Cloud, drain: &Drain) -> Option<Nodes> {
 /// The certificates that a pod has signers issue; by default none.
 #[derive(Debug, Default)]
 #[must_use = "they are renewed by `Pod::keep`"]
-pub struct Issued {
+pub struct IssuedCertificates {
     #[cfg(feature = "kubernetes")]
-    keepers: Vec<Keeper>,
+    keepers: Vec<CertificateRenewer>,
 }
 
 #[cfg(feature = "kubernetes")]
-impl Issued {
+impl IssuedCertificates {
     /// Completes once there is a certificate of each kind that the settings ask for; until then a pod that shows them
     /// cannot start. It tries for ever, and says in the log why it has to. Cancel safe.
-    pub async fn first(settings: &Cloud) -> Self {
-        let mut keepers = keepers(settings);
-        futures_util::future::join_all(keepers.iter_mut().map(Keeper::first)).await;
+    pub async fn wait_ready(settings: &ServerConfig) -> Self {
+        let mut keepers = renewers(settings);
+        futures_util::future::join_all(keepers.iter_mut().map(CertificateRenewer::first)).await;
         Self { keepers }
     }
 }
 
 #[cfg(not(feature = "kubernetes"))]
-impl Issued {
+impl IssuedCertificates {
     /// Asks for nothing: a build without Kubernetes has no cluster in its settings.
-    pub async fn first(_: &Cloud) -> Self {
+    pub async fn first(_: &ServerConfig) -> Self {
         Self::default()
     }
 }
 
-impl Pod {
+impl Server {
     /// Renews them until the pod stops; `/readyz` shows what is in the way.
     #[cfg_attr(
         not(feature = "kubernetes"),
         expect(unused_variables, clippy::needless_pass_by_value, reason = "there are none then")
     )]
-    pub fn keep(&self, issued: Issued) {
+    pub fn keep(&self, issued: IssuedCertificates) {
         #[cfg(feature = "kubernetes")]
         for keeper in issued.keepers {
             let (links, readiness) = (self.stopping.links.clone(), self.readiness.clone());
             let condition = keeper.profile().condition();
-            let report = move |state| readiness.note(condition, state);
+            let report = move |state| readiness.set_degraded(condition, state);
             links.spawn(tracing::info_span!("csr"), keeper.keep(report, links.clone()));
         }
     }
 }
 
 #[cfg(feature = "kubernetes")]
-fn keepers(settings: &Cloud) -> Vec<Keeper> {
+fn renewers(settings: &ServerConfig) -> Vec<CertificateRenewer> {
     let Some(csr) = &settings.csr else { return Vec::new() };
-    let server = csr
-        .server
-        .clone()
-        .map(|ServerNames { services, names }| (Profile::Server, Names::Of(NameLookup { services, names })));
-    let proxy_client = csr.proxy_client.then(|| (Profile::ProxyClient, Names::Fixed(Default::default())));
-    let keeper = |(profile, names): (Profile, Names)| {
-        Keeper::new(reached(&csr.cluster), profile, profile.file(&csr.dir), names, csr.lifetime)
+    let server = csr.server.clone().map(|ServerNames { services, names }| {
+        (Profile::Server, CertificateNames::Of(NameLookup { services, names }))
+    });
+    let proxy_client =
+        csr.proxy_client.then(|| (Profile::ProxyClient, CertificateNames::Fixed(Default::default())));
+    let keeper = |(profile, names): (Profile, CertificateNames)| {
+        CertificateRenewer::new(
+            cluster_access(&csr.cluster),
+            profile,
+            profile.file(&csr.dir),
+            names,
+            csr.lifetime,
+        )
     };
     server.into_iter().chain(proxy_client).map(keeper).collect()
 }

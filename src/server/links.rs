@@ -13,7 +13,7 @@ use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, 
 use crate::base::drain::Drain;
 use crate::base::names::Instance;
 use crate::base::policy::{Networks, plain};
-use crate::link::grpc::accept::{Arrival, Call, CallRejection, Certificate, PendingConnection, serve};
+use crate::link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
 use crate::link::link::{Link, LinkEnd};
 use crate::link::sender::LinkSender;
 use crate::link::table::Event;
@@ -22,11 +22,13 @@ use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
 use crate::net::limiter::{FairLimiter, Limits};
 use crate::net::listen::{TcpAccept, tune_link};
 use crate::net::reload::Reload;
-use crate::net::tls::handshake::{Acceptor, Fault, HANDSHAKES, TlsAccepted};
-use crate::proto::hello::{Caller, Hello, Older};
+use crate::net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
+use crate::proto::hello::{Caller, Hello, LinkPurpose};
 use crate::registry::LinkedNode;
 use crate::server::authenticated_links::EdgeCredentials;
-use crate::server::link_events::{ended, make_way, move_from, room, run_link, take};
+use crate::server::link_events::{
+    handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
+};
 use crate::server::{ServerContext, registry};
 
 /// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
@@ -38,26 +40,26 @@ pub(crate) fn spawn(
     made: Option<mpsc::Receiver<Link>>,
     shared: ServerContext,
 ) {
-    let links = shared.ground.drain.clone();
+    let links = shared.link_context.drain.clone();
     if let Some(made) = made {
-        links.spawn(info_span!("siblings"), drive(made, shared.clone()));
+        links.spawn(info_span!("siblings"), run_dialled_links(made, shared.clone()));
     }
     let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
-    links.spawn(info_span!("calls"), admit_all(arrived, shared.clone()));
-    let metrics = &shared.ground.metrics;
+    links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
+    let metrics = &shared.link_context.metrics;
     let door = FairLimiter::new(Limits::slots(CONNECTIONS));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = AcceptLoop { listener, door, proxies, refused, refusals };
-    let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
-    let unshaken = Unshaken::default();
-    links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
-    let handler = Arc::new(LinkConnectionHandler { arrivals, handshakes, unshaken, shared });
+    let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
+    let handshake_failures = HandshakeFailures::default();
+    links.spawn(info_span!("handshakes"), handshake_failures.clone().run_summary(links.clone()));
+    let handler = Arc::new(LinkConnectionHandler { arrivals, handshakes, handshake_failures, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
 /// Accepts or refuses calls, each in a task of its own, as pinging an older link takes a while.
-async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: ServerContext) {
-    let links = shared.ground.drain.clone();
+async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: ServerContext) {
+    let links = shared.link_context.drain.clone();
     loop {
         let arrival = tokio::select! {
             biased;
@@ -66,8 +68,8 @@ async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: ServerContext)
         };
         let call = match arrival {
             None => return,
-            Some(Arrival::Call(call)) => *call,
-            Some(Arrival::Petition(petition)) => {
+            Some(IncomingCall::Call(call)) => *call,
+            Some(IncomingCall::Enrol(petition)) => {
                 let span = info_span!("petition", from = %petition.from);
                 links.spawn(span, registry::judge(petition, shared.clone()));
                 continue;
@@ -78,25 +80,25 @@ async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: ServerContext)
             Caller::Edge(hello) => {
                 (debug_span!("link", node = %hello.node, from = %call.from), shared.clone())
             }
-            Caller::Pod { .. } => (info_span!("link", pod = %call.from), shared.clone()),
+            Caller::Peer { .. } => (info_span!("link", server = %call.from), shared.clone()),
         };
-        links.spawn(span, admit(call, shared));
+        links.spawn(span, admit_call(call, shared));
     }
 }
 
-async fn admit(call: Call, shared: ServerContext) {
+async fn admit_call(call: Call, shared: ServerContext) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
-        Caller::Pod { instance, beside, .. } => admit_pod(call, instance, beside, shared).await,
+        Caller::Peer { instance, backup: beside, .. } => admit_peer(call, instance, beside, shared).await,
     }
 }
 
 async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
-    let refused = &shared.ground.metrics.calls_refused;
-    let evidence = EdgeCredentials { hello: hello.clone(), agent: call.agent.clone() };
-    if let Err(why) = shared.proven.judge(&evidence).await {
+    let refused = &shared.link_context.metrics.calls_refused;
+    let evidence = EdgeCredentials { hello: hello.clone(), certificate_node: call.agent.clone() };
+    if let Err(why) = shared.proven.authenticate_fresh(&evidence).await {
         refused.count("token");
-        if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
+        if shared.link_context.metrics.refusals.may_log("token", call.from.ip()) {
             warn!(node = %hello.node, from = %call.from, "refused: {why}");
         }
         shared.registry.refused(&hello.node, &why.to_string());
@@ -106,7 +108,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
         refused.count("stopping");
         return call.refuse(CallRejection::Stopping);
     }
-    if let Err(taken) = shared.registry.admit(&hello.node, hello.instance, call.from).await {
+    if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, call.from).await {
         refused.count("name_taken");
         debug!(%taken, "refused");
         shared
@@ -122,53 +124,53 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
         from,
         ips: ips.clone(),
     };
-    if hello.older == Older::Busy {
+    if hello.purpose == LinkPurpose::Interactive {
         return admit_interactive(call, linked, &evidence, &shared).await;
     }
     let link = call.accept();
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
     info!(link = %sender.id, node = %hello.node, %from, edge, dialect = %hello.dialect, "node is linked");
-    shared.proven.begin(&sender, &evidence);
-    if let Some(silent) = shared.registry.insert(linked(&sender), hello.older == Older::Silent) {
+    shared.proven.track(&sender, &evidence);
+    if let Some(silent) = shared.registry.insert(linked(&sender), hello.purpose == LinkPurpose::Backup) {
         // The other one may be as silent.
-        if let Some(beside) = silent.stand_beside(None) {
-            move_from(&beside, &shared);
+        if let Some(beside) = silent.set_interactive(None) {
+            migrate_sessions(&beside, &shared);
         }
-        move_from(&silent, &shared);
+        migrate_sessions(&silent, &shared);
     }
-    shared.finder.gained(&hello.node);
-    make_way(shared.ground.table.instance(), hello.node.clone(), None, &shared);
+    shared.finder.on_linked(&hello.node);
+    retire_old_links(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
     let why = run_link(link, &shared).await;
     shared.registry.ended(&sender, &why.to_string());
-    shared.finder.lost(&hello.node);
-    shared.proven.end(&sender);
+    shared.finder.on_unlinked(&hello.node);
+    shared.proven.untrack(&sender);
 }
 
-async fn admit_pod(call: Call, instance: Instance, beside: bool, shared: ServerContext) {
-    if instance == shared.ground.table.instance() {
-        return call.refuse(CallRejection::Itself);
+async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: ServerContext) {
+    if instance == shared.link_context.table.instance() {
+        return call.refuse(CallRejection::SelfDial);
     }
     let link = call.accept();
     let sender = link.sender.clone();
-    info!(link = %sender.id, pod = ?instance, "another pod has linked");
-    if let Some(siblings) = &shared.siblings {
-        for silent in siblings.joined(&sender, beside) {
-            move_from(&silent, &shared);
+    info!(link = %sender.id, server = ?instance, "another pod has linked");
+    if let Some(peers) = &shared.peers {
+        for silent in peers.add_incoming(&sender, beside) {
+            migrate_sessions(&silent, &shared);
         }
     }
     run_link(link, &shared).await;
-    if let Some(siblings) = &shared.siblings {
-        siblings.left(&sender);
+    if let Some(peers) = &shared.peers {
+        peers.remove(&sender);
     }
 }
 
 /// Drives the links that this pod has dialled to other pods.
-async fn drive(mut made: mpsc::Receiver<Link>, shared: ServerContext) {
-    let links = shared.ground.drain.clone();
+async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: ServerContext) {
+    let links = shared.link_context.drain.clone();
     loop {
         let link = tokio::select! {
             biased;
@@ -177,7 +179,7 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: ServerContext) {
         };
         let Some(link) = link else { return };
         let (span, shared) =
-            (info_span!("link", pod = link.sender.instance.map(field::debug)), shared.clone());
+            (info_span!("link", server = link.sender.instance.map(field::debug)), shared.clone());
         links.spawn(span, async move { drop(run_link(link, &shared).await) });
     }
 }
@@ -187,11 +189,11 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: ServerContext) {
 /// The handler of connections to the gRPC port.
 #[derive(Debug)]
 pub(crate) struct LinkConnectionHandler {
-    pub(crate) arrivals: mpsc::Sender<Arrival>,
+    pub(crate) arrivals: mpsc::Sender<IncomingCall>,
     /// Limits how many do their handshake or make their call at once. When thousands of edges come back at once they
     /// queue here: a rejected edge would only dial again later.
-    pub(crate) handshakes: Acceptor,
-    pub(crate) unshaken: Unshaken,
+    pub(crate) handshakes: TlsHandshaker,
+    pub(crate) handshake_failures: HandshakeFailures,
     pub(crate) shared: ServerContext,
 }
 
@@ -203,33 +205,33 @@ impl ConnectionHandler for LinkConnectionHandler {
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let Accepted { socket, from, slot } = accepted;
-        let refused = &self.shared.ground.metrics.calls_refused;
-        if let Err(e) = tune_link(&socket, self.shared.ground.congestion.as_deref()) {
+        let refused = &self.shared.link_context.metrics.calls_refused;
+        if let Err(e) = tune_link(&socket, self.shared.link_context.congestion.as_deref()) {
             return debug!(error = %e, "connection was gone at once");
         }
         let shaking = self.handshakes.accept(socket, from, &slot);
         let shaken = match shaking.instrument(info_span!("handshake", %from)).await {
             Ok(shaken) => shaken,
-            Err(unshaken) => {
-                refused.count(unshaken.cause);
-                if let Some(fault) = &unshaken.fault {
-                    self.unshaken.tell(from.ip(), fault);
+            Err(failure) => {
+                refused.count(failure.cause);
+                if let Some(fault) = &failure.fault {
+                    self.handshake_failures.record(from.ip(), fault);
                 }
-                return debug!("{unshaken}");
+                return debug!("{failure}");
             }
         };
-        let TlsAccepted { stream: io, turn, until } = shaken;
+        let TlsAccepted { stream: io, permit: turn, until } = shaken;
         let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
         // Beside edges only pods have certificates that pass the check, so any other caller with one may claim to be a pod.
-        let certificate = match shown.map(|leaf| self.shared.proven.edge(leaf)) {
+        let certificate = match shown.map(|leaf| self.shared.proven.node_of_certificate(leaf)) {
             None => Certificate::None,
-            Some(None) => Certificate::Pod,
+            Some(None) => Certificate::Peer,
             Some(Some(node)) => Certificate::Edge(node),
         };
         let waiting = PendingConnection { certificate, until, slots: (slot, turn) };
-        let (arrivals, ground) = (self.arrivals.clone(), self.shared.ground.clone());
+        let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
         drop(self);
-        serve(io, from, arrivals, ground, waiting).await;
+        serve(io, from, arrivals, link_context, waiting).await;
     }
 }
 
@@ -242,68 +244,70 @@ pub(crate) const CONNECTIONS: usize = 20_000;
 /// Failed handshakes of the last minute. The first ones of a minute are told at once, all others are summed up at its
 /// end, so that no caller can fill the log. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Unshaken(Arc<Mutex<FailureWindow>>);
+pub(crate) struct HandshakeFailures(Arc<Mutex<FailureWindow>>);
 
 #[derive(Debug, Default)]
 struct FailureWindow {
     /// By address and cause; of the rest only the number is kept.
-    known: HashMap<(IpAddr, &'static str), Count>,
+    known: HashMap<(IpAddr, &'static str), FailureCount>,
     others: u64,
 }
 
 #[derive(Debug)]
-struct Count {
+struct FailureCount {
     why: String,
-    untold: u64,
+    unlogged: u64,
 }
 
-impl Unshaken {
+impl HandshakeFailures {
     /// Tells of a failed handshake, now or at the end of the minute. Who only closes its connection, as balancers do
     /// that look whether the port is open, is not told of.
-    pub(crate) fn tell(&self, from: IpAddr, fault: &Fault) {
-        if *fault == Fault::Closed {
+    pub(crate) fn record(&self, from: IpAddr, fault: &HandshakeError) {
+        if *fault == HandshakeError::Closed {
             return;
         }
         let (from, mut minute) = (plain(from), self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let room = minute.known.len() < MOST;
+        let room = minute.known.len() < MAX_TRACKED;
         match minute.known.get_mut(&(from, fault.name())) {
-            Some(count) => count.untold += 1,
+            Some(count) => count.unlogged += 1,
             None if !room => minute.others += 1,
             None => {
-                let why = format!("{fault}{}", remedy(fault));
-                let at_once = minute.known.len() < AT_ONCE;
+                let why = format!("{fault}{}", hint(fault));
+                let at_once = minute.known.len() < MAX_LOGGED_AT_ONCE;
                 if at_once {
                     warn!(%from, cause = fault.name(), "a caller's TLS handshake failed: {why}");
                 }
-                minute.known.insert((from, fault.name()), Count { why, untold: u64::from(!at_once) });
+                minute
+                    .known
+                    .insert((from, fault.name()), FailureCount { why, unlogged: u64::from(!at_once) });
             }
         }
     }
 
     /// Once a minute sums up what was not told, until draining begins. Cancel safe.
-    pub(crate) async fn sum_up(self, drain: Drain) {
+    pub(crate) async fn run_summary(self, drain: Drain) {
         loop {
             tokio::select! {
                 biased;
-                () = drain.draining() => return self.next(),
-                () = tokio::time::sleep(MINUTE) => self.next(),
+                () = drain.draining() => return self.log_summary(),
+                () = tokio::time::sleep(MINUTE) => self.log_summary(),
             }
         }
     }
 
-    fn next(&self) {
+    fn log_summary(&self) {
         let FailureWindow { known, others } =
             std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut untold: Vec<_> = known.into_iter().filter(|(_, count)| count.untold > 0).collect();
-        let failed = untold.iter().map(|(_, count)| count.untold).sum::<u64>() + others;
+        let mut untold: Vec<_> = known.into_iter().filter(|(_, count)| count.unlogged > 0).collect();
+        let failed = untold.iter().map(|(_, count)| count.unlogged).sum::<u64>() + others;
         if failed == 0 {
             return;
         }
-        untold.sort_by_key(|((from, cause), count)| (std::cmp::Reverse(count.untold), *from, *cause));
+        untold.sort_by_key(|((from, cause), count)| (std::cmp::Reverse(count.unlogged), *from, *cause));
         let shown: Vec<_> = untold
             .iter()
-            .take(SHOWN)
-            .map(|((from, _), count)| format!("{from}, {} times: {}", count.untold, count.why))
+            .take(MAX_SUMMARISED)
+            .map(|((from, _), count)| format!("{from}, {} times: {}", count.unlogged, count.why))
             .collect();
         let addresses = untold.len();
         warn!(
@@ -316,21 +320,21 @@ impl Unshaken {
 }
 
 /// What mends it, as far as the cause shows that.
-fn remedy(fault: &Fault) -> &'static str {
+fn hint(fault: &HandshakeError) -> &'static str {
     use tokio_rustls::rustls::AlertDescription as Alert;
     match fault {
-        Fault::Disbelieves(Alert::UnknownCA) => {
+        HandshakeError::AlertReceived(Alert::UnknownCA) => {
             "; that edge's mode.edge.stream.client.cert does not hold the authority that has signed our \
              mode.cloud.stream.server.cert"
         }
-        Fault::Disbelieves(Alert::CertificateExpired) => {
+        HandshakeError::AlertReceived(Alert::CertificateExpired) => {
             "; our mode.cloud.stream.server.cert is out of its dates, or that machine's clock is wrong"
         }
-        Fault::Disbelieves(_) => {
+        HandshakeError::AlertReceived(_) => {
             "; most often our mode.cloud.stream.server.cert does not carry the name that the edge dials (its dns, or the \
              host of its server_name)"
         }
-        Fault::NoTls => "; something else than an edge has come to this port",
+        HandshakeError::NotTls => "; something else than an edge has come to this port",
         fault if fault.is_of_the_certificate() => {
             "; an edge may show one (its mode.edge.csr) only of an authority in agent_ca of our mode.cloud.csr, and another \
              pod has to show one that mode.cloud.stream.server.ca has signed"
@@ -340,11 +344,11 @@ fn remedy(fault: &Fault) -> &'static str {
 }
 
 /// Pairs of address and cause that are known apart within a minute.
-const MOST: usize = 256;
+const MAX_TRACKED: usize = 256;
 /// Of these, told at once.
-const AT_ONCE: usize = 5;
+const MAX_LOGGED_AT_ONCE: usize = 5;
 /// Of these, told in the summary.
-const SHOWN: usize = 5;
+const MAX_SUMMARISED: usize = 5;
 const MINUTE: Duration = Duration::from_secs(60);
 
 // The pod's side of an interactive link, which an edge makes beside its link that is busy with bulk.
@@ -359,29 +363,30 @@ pub(crate) async fn admit_interactive(
 ) {
     let hello = &evidence.hello;
     if !shared.registry.may_stand_beside(&hello.node, hello.instance) {
-        shared.ground.metrics.calls_refused.count("not_beside");
-        return call.refuse(CallRejection::NotBeside);
+        shared.link_context.metrics.calls_refused.count("not_beside");
+        return call.refuse(CallRejection::NoPrimaryLink);
     }
     let link = call.accept();
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.stand_beside(linked(&sender)) else { return };
-    shared.proven.begin(&sender, evidence);
+    shared.proven.track(&sender, evidence);
     info!(link = %sender.id, node = %hello.node, beside = %busy.id, "an interactive link");
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
     run(link, &busy, shared).await;
     shared.registry.remove(&sender);
-    shared.proven.end(&sender);
+    shared.proven.untrack(&sender);
 }
 
 async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
-    shared.ground.metrics.links.inc();
-    let room = room(shared);
+    shared.link_context.metrics.links.inc();
+    let room = search_permits(shared);
     // The edge watches the link too, but cannot tell this pod that it is dead: its next try may come to another pod.
     link.watch();
     let sender = link.sender.clone();
-    let (mut sorting, mut looks) = (TrafficClassifier::default(), interval(TrafficClassifier::EVERY));
+    let (mut sorting, mut looks) =
+        (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Nothing is moved there before its edge has said something: a line may pass the hello and nothing more.
     let mut is_new = true;
@@ -390,29 +395,29 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
             event = link.next() => match event {
                 Ok(Event::Drain(_)) => {
                     is_new = false;
-                    busy.leave_beside(&sender);
-                    move_from(&sender, shared);
+                    busy.clear_interactive(&sender);
+                    migrate_sessions(&sender, shared);
                 }
-                Ok(event) => take(event, &sender, &room, shared),
+                Ok(event) => handle_event(event, &sender, &room, shared),
                 Err(why) => break why,
             },
-            () = sender.falls_silent() => {
+            () = sender.wait_unresponsive() => {
                 info!(link = %sender.id, "the interactive link has fallen silent: it is closed");
-                break LinkEnd::ClosedHere;
+                break LinkEnd::ClosedLocally;
             }
             _ = looks.tick() => {
                 if is_new && sender.traffic().received_messages > 0 && !sender.is_closed() {
                     is_new = false;
-                    busy.stand_beside(Some(sender.clone()));
+                    busy.set_interactive(Some(sender.clone()));
                 }
-                for parked in shared.ground.table.sort(busy, &mut sorting).parked {
-                    shared.route.mend(parked, &shared.ground.drain);
+                for parked in shared.link_context.table.classify(busy, &mut sorting).parked {
+                    shared.route.spawn_resume(parked, &shared.link_context.drain);
                 }
             }
         }
     };
-    busy.leave_beside(&sender);
-    ended(&link, &why, shared);
+    busy.clear_interactive(&sender);
+    on_link_ended(&link, &why, shared);
 }
 
 #[cfg(test)]
@@ -423,21 +428,24 @@ mod tests {
 
     #[test]
     fn callers_without_end_are_known_by_a_bounded_number() {
-        let unshaken = Unshaken::default();
+        let handshake_failures = HandshakeFailures::default();
         for n in 0..1000_u32 {
             for _ in 0..2 {
-                unshaken.tell(n.to_be_bytes().into(), &Fault::NoTls);
+                handshake_failures.record(n.to_be_bytes().into(), &HandshakeError::NotTls);
             }
         }
-        unshaken.tell([0, 0, 0, 1].into(), &Fault::Closed);
-        let minute = unshaken.0.lock().unwrap();
-        let untold: u64 = minute.known.values().map(|count| count.untold).sum();
-        assert_eq!((minute.known.len(), untold + minute.others), (MOST, 2000 - AT_ONCE as u64));
+        handshake_failures.record([0, 0, 0, 1].into(), &HandshakeError::Closed);
+        let minute = handshake_failures.0.lock().unwrap();
+        let untold: u64 = minute.known.values().map(|count| count.unlogged).sum();
+        assert_eq!(
+            (minute.known.len(), untold + minute.others),
+            (MAX_TRACKED, 2000 - MAX_LOGGED_AT_ONCE as u64)
+        );
     }
 
     #[test]
     fn the_remedy_names_the_key_at_the_side_that_can_change_it() {
-        let told = |alert| remedy(&Fault::Disbelieves(alert));
+        let told = |alert| hint(&HandshakeError::AlertReceived(alert));
         assert!(told(AlertDescription::UnknownCA).contains("mode.edge.stream.client.cert"));
         assert!(told(AlertDescription::BadCertificate).contains("the name that the edge dials"));
     }

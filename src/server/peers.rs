@@ -12,7 +12,7 @@ use crate::base::drain::Drain;
 use crate::base::names::Host;
 use crate::base::policy::zone::Zone;
 use crate::config::server::peers::PeerConfig;
-use crate::config::server::{Cloud, Server};
+use crate::config::server::{LinkListenerConfig, ServerConfig};
 use crate::link::grpc::LinkContext;
 use crate::link::link::Link;
 use crate::net::pool::Pool;
@@ -20,7 +20,7 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Identity, PeerTls, PeerTlsConfig};
 use crate::registry::peers::peer::TlsPeerDialer;
-use crate::registry::peers::{PeerAddressSource, Siblings};
+use crate::registry::peers::{PeerAddressSource, Peers};
 use crate::registry::search::Dns;
 use crate::registry::{Finder, Registry};
 use crate::startup::{Startup, StartupErrorKind};
@@ -35,15 +35,15 @@ pub(crate) struct FinderParts {
 /// There if this pod is one of several.
 #[derive(Debug)]
 pub(crate) struct PeerParts {
-    pub(crate) siblings: Arc<Siblings>,
+    pub(crate) peers: Arc<Peers>,
     /// Links that were made to other pods, for the caller to drive.
     pub(crate) made: mpsc::Receiver<Link>,
 }
 
 /// What the search for nodes needs of the core.
 #[derive(Debug)]
-pub(crate) struct Joined<'a> {
-    pub(crate) ground: &'a LinkContext,
+pub(crate) struct FinderDeps<'a> {
+    pub(crate) link_context: &'a LinkContext,
     pub(crate) pool: &'a Pool,
     pub(crate) zone: &'a Arc<Zone>,
     /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
@@ -53,7 +53,7 @@ pub(crate) struct Joined<'a> {
     /// Resolves the names of nodes.
     pub(crate) dns: &'a Resolver,
     /// Addresses that no pod has, although names of nodes lead there in DNS.
-    pub(crate) no_pods: &'a watch::Receiver<BTreeSet<IpAddr>>,
+    pub(crate) no_servers: &'a watch::Receiver<BTreeSet<IpAddr>>,
     /// The nodes that are linked here.
     pub(crate) registry: Arc<Registry>,
     /// This pod's gRPC port.
@@ -62,19 +62,19 @@ pub(crate) struct Joined<'a> {
 
 /// Reads the TLS files for dialling other pods; `None` if no other pods are set, or the files do not allow links to
 /// them. The latter is a fault if the settings name other pods, else a warning.
-pub(crate) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<PeerTls>> {
-    let asked = &settings.registry.siblings;
+pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<PeerTls>> {
+    let asked = &settings.registry.peers;
     if !asked.several {
         return None;
     }
-    let why = match mutual(&settings.server, asked.name.as_deref()) {
+    let why = match peer_tls(&settings.server, asked.name.as_deref()) {
         Ok(tls) => return Some(tls),
         Err(why) => why,
     };
     match asked.named {
         Some(named) if named.must_link => {
             let fault = format!("it names other pods, and none can be linked to: {REMEDY}: {why}");
-            startup.keep(StartupErrorKind::Config, &[named.key], Err::<(), _>(fault));
+            startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(fault));
         }
         Some(named) => error!(
             "{} names other pods, and none can be linked to, so that nodes are reached only through the very pod that \
@@ -90,13 +90,13 @@ pub(crate) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<P
 /// `cluster` has pods beside those of the settings.
 pub(crate) fn finder(
     asked: &PeerConfig,
-    joined: Joined<'_>,
+    joined: FinderDeps<'_>,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> FinderParts {
-    let Joined { ground, pool, zone, tls, resolver, dns, no_pods, registry, port } = joined;
-    let (own, drain) = (ground.table.instance(), &ground.drain);
+    let FinderDeps { link_context, pool, zone, tls, resolver, dns, no_servers, registry, port } = joined;
+    let (own, drain) = (link_context.table.instance(), &link_context.drain);
     let Some(tls) = tls else {
-        return FinderParts { finder: Finder::alone(registry, own), several: None };
+        return FinderParts { finder: Finder::without_peers(registry, own), several: None };
     };
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
     let service = asked.service.as_ref().and_then(|service| match &service.host {
@@ -105,21 +105,21 @@ pub(crate) fn finder(
     });
     let named = PeerAddressSource { list: asked.list.clone(), service, cluster };
     let addresses = named.follow(Arc::new(resolver.clone()), drain);
-    let (dialer, made) = TlsPeerDialer::new(tls, pool.clone(), ground.clone());
-    let siblings = Siblings::new(addresses, registry.clone(), dialer, own, drain.clone());
-    let dns = Dns::new(Arc::new(dns.clone()), zone.clone()).without(no_pods.clone());
-    let finder = Finder::new(registry, own, siblings.clone(), dns, port);
-    FinderParts { finder, several: Some(PeerParts { siblings, made }) }
+    let (dialer, made) = TlsPeerDialer::new(tls, pool.clone(), link_context.clone());
+    let peers = Peers::new(addresses, registry.clone(), dialer, own, drain.clone());
+    let dns = Dns::new(Arc::new(dns.clone()), zone.clone()).excluding(no_servers.clone());
+    let finder = Finder::new(registry, own, peers.clone(), dns, port);
+    FinderParts { finder, several: Some(PeerParts { peers, made }) }
 }
 
 /// Shows in `/readyz` which of the listed pods do not answer, and why. This does not make the pod unready.
-pub(crate) fn report(siblings: Arc<Siblings>, readiness: Readiness, drain: &Drain) {
+pub(crate) fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
-        let mut changes = siblings.changes();
+        let mut changes = peers.changes();
         loop {
             changes.mark_unchanged();
-            readiness.note("other pods", siblings.check());
+            readiness.set_degraded("other pods", peers.check());
             tokio::select! {
                 () = draining.draining() => return,
                 changed = changes.changed() => if changed.is_err() { return },
@@ -128,7 +128,7 @@ pub(crate) fn report(siblings: Arc<Siblings>, readiness: Readiness, drain: &Drai
     });
 }
 
-fn mutual(server: &Server, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
+fn peer_tls(server: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
     let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
     PeerTlsConfig { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use crate::config::server::Cloud;
+use crate::config::server::ServerConfig;
 use crate::config::server::tcp::{Forward, TcpListenerConfig};
 use crate::listener::tcp::Tcp;
 use crate::server::{ClientListener, ServerCore};
@@ -11,7 +11,7 @@ use crate::startup::access::AccessPolicies;
 
 /// Binds all ports; `None`: there are faults, which `startup` has noted.
 pub(crate) fn prepare(
-    settings: &Cloud,
+    settings: &ServerConfig,
     gates: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {

@@ -22,11 +22,11 @@ use crate::net::tcp_info::unacknowledged;
 ///   ends once that other side has taken no byte of the answer for [`DELIVERY`].
 /// - A side that has finished and is [lost](ByteStream::poll_lost) ends the splice: the other side may be silent for ever.
 /// - A side that cannot be read ends the splice. All that came from it has been given to the other side, which is
-///   **not** finished: [`linger`] on it delivers the tail with a clean end, dropping it shows that something broke.
+///   **not** finished: [`close_gracefully`] on it delivers the tail with a clean end, dropping it shows that something broke.
 ///
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
 /// were read from one and not yet written to the other are lost.
-pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
+pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
     let mut to_b = CopyDirection::new(Side::A);
     let mut to_a = CopyDirection::new(Side::B);
     let mut log = Log::default();
@@ -45,26 +45,26 @@ pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outco
                 };
                 // Also when the turn is used up: a source that always has more would never let the copy end.
                 if CopyDirection::over(&to_a, &to_b) {
-                    return Poll::Ready(Stop::Over);
+                    return Poll::Ready(CopyStep::Over);
                 }
                 if let ControlFlow::Break(stop) = run {
                     return Poll::Ready(stop);
                 }
             }
             // A turn that waits has no bound in time before the first failure, and one behind it.
-            if healthy && log.failed.is_some() { Poll::Ready(Stop::Turn) } else { Poll::Pending }
+            if healthy && log.failed.is_some() { Poll::Ready(CopyStep::Turn) } else { Poll::Pending }
         });
         let stop = match healthy {
             true => turn.await,
-            false => timeout_at(patience.until, turn).await.unwrap_or(Stop::Turn),
+            false => timeout_at(patience.until, turn).await.unwrap_or(CopyStep::Turn),
         };
         healthy = log.failed.is_none();
         match stop {
-            Stop::Turn => {
+            CopyStep::Turn => {
                 b_first = !b_first;
                 tokio::task::yield_now().await;
             }
-            Stop::Over => break,
+            CopyStep::Over => break,
         }
     }
     Outcome { to_a: to_a.given, to_b: to_b.given, ended: log.ended() }
@@ -117,7 +117,7 @@ enum State {
 }
 
 /// Why the copying pauses or ends.
-pub(crate) enum Stop {
+pub(crate) enum CopyStep {
     /// The turn is used up.
     Turn,
     Over,
@@ -143,7 +143,7 @@ impl CopyDirection {
         to: &mut T,
         room: &mut usize,
         log: &mut Log,
-    ) -> ControlFlow<Stop> {
+    ) -> ControlFlow<CopyStep> {
         loop {
             let step = match self.state {
                 State::Copying => self.copy(cx, from, to, room, log),
@@ -166,10 +166,10 @@ impl CopyDirection {
         to: &mut T,
         room: &mut usize,
         log: &mut Log,
-    ) -> Poll<ControlFlow<Stop>> {
+    ) -> Poll<ControlFlow<CopyStep>> {
         if self.chunk.is_empty() {
             if *room == 0 {
-                return Poll::Ready(ControlFlow::Break(Stop::Turn));
+                return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
             }
             match from.poll_read_chunk(cx) {
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(log),
@@ -197,7 +197,7 @@ impl CopyDirection {
         cx: &mut Context<'_>,
         to: &mut T,
         log: &mut Log,
-    ) -> Poll<ControlFlow<Stop>> {
+    ) -> Poll<ControlFlow<CopyStep>> {
         if self.unflushed {
             match ready!(to.poll_flush(cx)) {
                 Ok(()) => self.unflushed = false,
@@ -215,7 +215,7 @@ impl CopyDirection {
         cx: &mut Context<'_>,
         to: &mut T,
         log: &mut Log,
-    ) -> Poll<ControlFlow<Stop>> {
+    ) -> Poll<ControlFlow<CopyStep>> {
         if let Err(cause) = ready!(to.poll_finish(cx)) {
             log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         }
@@ -229,9 +229,9 @@ impl CopyDirection {
         from: &mut F,
         room: &mut usize,
         log: &mut Log,
-    ) -> Poll<ControlFlow<Stop>> {
+    ) -> Poll<ControlFlow<CopyStep>> {
         if *room == 0 {
-            return Poll::Ready(ControlFlow::Break(Stop::Turn));
+            return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
         }
         match ready!(from.poll_read_chunk(cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
@@ -242,26 +242,31 @@ impl CopyDirection {
     }
 
     /// All is given. The other side may never send the source anything, so no write may ever show that the source is gone.
-    fn wait<F: ByteStream>(&self, cx: &mut Context<'_>, from: &F, log: &mut Log) -> Poll<ControlFlow<Stop>> {
+    fn wait<F: ByteStream>(
+        &self,
+        cx: &mut Context<'_>,
+        from: &F,
+        log: &mut Log,
+    ) -> Poll<ControlFlow<CopyStep>> {
         ready!(from.poll_lost(cx));
         log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
-        Poll::Ready(ControlFlow::Break(Stop::Over))
+        Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
-    fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<Stop>> {
+    fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<CopyStep>> {
         // The system reports a reset once, and it reported it to the writer: this read is not an end of stream.
-        let reset = Ended { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
+        let reset = CopyEnd { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
         if log.failed == Some(reset) {
-            return Poll::Ready(ControlFlow::Break(Stop::Over));
+            return Poll::Ready(ControlFlow::Break(CopyStep::Over));
         }
         log.finished.get_or_insert(self.from);
         self.state = State::Finishing;
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn source_failed(&self, cause: &io::Error, log: &mut Log) -> Poll<ControlFlow<Stop>> {
+    fn source_failed(&self, cause: &io::Error, log: &mut Log) -> Poll<ControlFlow<CopyStep>> {
         log.failed(self.from, EndKind::ReadFailed(cause.kind()));
-        Poll::Ready(ControlFlow::Break(Stop::Over))
+        Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
     fn destination_failed(&mut self, cause: &io::Error, log: &mut Log) {
@@ -281,12 +286,12 @@ pub struct Outcome {
     /// Bytes written to `b`.
     pub to_b: u64,
     /// Which side ended it, and how.
-    pub ended: Ended,
+    pub ended: CopyEnd,
 }
 
 /// Which side ended a splice, and how: the first failure if there was one, else the side that finished first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
+pub struct CopyEnd {
     /// The side.
     pub by: Side,
     /// How it ended.
@@ -329,18 +334,18 @@ pub(crate) struct Log {
     /// The side that finished first.
     pub(crate) finished: Option<Side>,
     /// The first failure.
-    pub(crate) failed: Option<Ended>,
+    pub(crate) failed: Option<CopyEnd>,
 }
 
 impl Log {
     /// Records a failure, unless it is not the first.
     pub(crate) fn failed(&mut self, by: Side, how: EndKind) {
-        self.failed.get_or_insert(Ended { by, how });
+        self.failed.get_or_insert(CopyEnd { by, how });
     }
 
     /// How the splice ended, once it has.
-    pub(crate) fn ended(&self) -> Ended {
-        let finished = Ended { by: self.finished.unwrap_or(Side::A), how: EndKind::Finished };
+    pub(crate) fn ended(&self) -> CopyEnd {
+        let finished = CopyEnd { by: self.finished.unwrap_or(Side::A), how: EndKind::Finished };
         self.failed.unwrap_or(finished)
     }
 }
@@ -353,7 +358,7 @@ pub struct Counted<'a, D> {
     /// The stream itself.
     pub stream: &'a mut D,
     /// What was taken from it, and counted, before: handed out first.
-    pub early: Bytes,
+    pub buffered: Bytes,
     /// Bytes read from it.
     pub taken: ByteCounter<'a>,
     /// Bytes written to it.
@@ -378,8 +383,8 @@ impl ByteCounter<'_> {
 
 impl<D: ByteStream> ByteStream for Counted<'_, D> {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        if !self.early.is_empty() {
-            return Poll::Ready(Ok(std::mem::take(&mut self.early)));
+        if !self.buffered.is_empty() {
+            return Poll::Ready(Ok(std::mem::take(&mut self.buffered)));
         }
         let bytes = ready!(self.stream.poll_read_chunk(cx))?;
         self.taken.add(bytes.len());
@@ -410,12 +415,12 @@ impl<D: ByteStream> ByteStream for Counted<'_, D> {
 
 /// Closes one side of a splice that [breaks off](Connection::breaks_off) and has ended: in good order, unless the other
 /// side failed. Then the peer receives what was written to it, and dropping the socket resets the connection.
-pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: Ended) {
+pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: CopyEnd) {
     if ended.by == side || ended.how == EndKind::Finished {
         socket.io().breaks_off(false);
-        linger(socket).await;
+        close_gracefully(socket).await;
     } else {
-        deliver(socket).await;
+        wait_acknowledged(socket).await;
     }
 }
 
@@ -424,7 +429,7 @@ pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: End
 /// Finishes the sending direction, then reads and throws away until the peer finishes too: closing a socket while
 /// bytes from the peer are unread makes the kernel send RST, and that discards what the peer has not read. Gives up
 /// after [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in all, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
-pub async fn linger<D: ByteStream>(stream: &mut D) {
+pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
     let _ = timeout(LINGER_TIMEOUT, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
             return;
@@ -446,8 +451,8 @@ pub async fn linger<D: ByteStream>(stream: &mut D) {
 /// Discards what comes meanwhile, so that a peer that first writes and then reads does not get stuck. Gives up when the
 /// peer resets the connection, or after [`DELIVERY`]; where the system does not report acknowledgements, after
 /// [`LINGER_SILENCE`]. Without TCP under it, what was written arrives by itself.
-pub async fn deliver<C: Connection>(socket: &mut Socket<C>) {
-    let begun = Instant::now();
+pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) {
+    let started = Instant::now();
     let (mut pause, mut leaving) = (FIRST_LOOK, Leaving { socket, flushed: false, ended: false });
     loop {
         let patience = match leaving.socket.io().tcp().map(unacknowledged) {
@@ -456,7 +461,7 @@ pub async fn deliver<C: Connection>(socket: &mut Socket<C>) {
             Some(Ok(_)) => DELIVERY,
             Some(Err(_)) => LINGER_SILENCE,
         };
-        let left = patience.saturating_sub(begun.elapsed());
+        let left = patience.saturating_sub(started.elapsed());
         if left.is_zero() {
             return;
         }

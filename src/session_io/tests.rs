@@ -13,12 +13,12 @@ use tracing::Span;
 use crate::base::drain::Drain;
 use crate::base::names::Instance;
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::Offer;
+use crate::link::session::stream::IncomingSession;
 use crate::link::table::{Event, SessionLimits, SessionTable};
 use crate::net::ByteStream;
 use crate::net::pool::Pool;
 use crate::proto::frame::{Category, FrameKind, Remote, SessionKey};
-use crate::proto::halves::Windows;
+use crate::proto::halves::WindowLimits;
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
 
@@ -27,22 +27,22 @@ use super::*;
 const FRONT: &str = "test";
 
 /// Who opens sessions, the link to use, and what is offered at its other end, all in memory.
-pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<Offer>) {
-    let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
+pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<IncomingSession>) {
+    let windows = WindowLimits { start: 64 * 1024, max: 1024 * 1024 };
     let grace = Duration::from_secs(60);
     let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let sender =
-        |n| LinkSender::new(LinkId(n), Remote::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
+        |n| LinkSender::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None, Dialect::Plain);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
-    let (offers, offered) = mpsc::channel::<Offer>(1);
+    let (offers, offered) = mpsc::channel::<IncomingSession>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
         let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());
         drain.spawn(Span::none(), async move {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
                 let FrameKind::Session(id, category, word) = frame.body else { continue };
                 let key = SessionKey { id, category, node: frame.node };
-                if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
+                if let Some(Event::Incoming(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                     offers.try_send(offer).unwrap();
                 }
             }
@@ -62,22 +62,22 @@ async fn session(drain: &Drain) -> (Session, Session) {
     (opening.into_session(), far_end)
 }
 
-/// Carries a session for a client that sent `early`; gives the client, the far end, and how the carrying ended.
-async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (TcpStream, Session) {
+/// Carries a session for a client that sent `buffered`; gives the client, the far end, and how the carrying ended.
+async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (TcpStream, Session) {
     let (session, far_end) = session(drain).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (socket, _) = listener.accept().await.unwrap();
-    let opened = Opened {
+    let opened = OpenSession {
         session: session.into(),
-        early: Bytes::new(),
-        access: Access::begin(FRONT, "test".into()),
-        alive: metrics.sessions.begin(FRONT),
-        slot: (),
+        buffered: Bytes::new(),
+        access: AccessLogEntry::start(FRONT, "test".into()),
+        alive: metrics.sessions.start(FRONT),
+        permit: (),
     };
-    let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(early));
+    let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(buffered));
     let metrics = metrics.clone();
-    drain.spawn(Span::none(), async move { carry(opened, LocalPeer::Client, socket, &metrics).await });
+    drain.spawn(Span::none(), async move { run_session(opened, LocalPeer::Client, socket, &metrics).await });
     (client, far_end)
 }
 
@@ -133,13 +133,14 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
 fn both_ends_have_one_word_for_a_connection_that_failed() {
     for (near, word) in [(LocalPeer::Client, "client_failed"), (LocalPeer::Target, "target_failed")] {
         let kind = std::io::ErrorKind::ConnectionReset;
-        let here = verdict(Ended { by: Side::A, how: EndKind::ReadFailed(kind) }, near, None);
-        let said = SessionError::new(Code::GivenUp, &here.1);
-        let there = verdict(Ended { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&said));
-        assert_eq!((here.0, &here), (word, &there));
-        let other = SessionError::new(Code::GivenUp, "given up by its owner");
+        let here = end_reason(CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) }, near, None);
+        let said = SessionError::new(ErrorCode::Cancelled, &here.1);
         let there =
-            verdict(Ended { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&other));
+            end_reason(CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&said));
+        assert_eq!((here.0, &here), (word, &there));
+        let other = SessionError::new(ErrorCode::Cancelled, "given up by its owner");
+        let there =
+            end_reason(CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&other));
         assert_eq!(there.0, "given_up");
     }
 }
@@ -148,7 +149,7 @@ fn both_ends_have_one_word_for_a_connection_that_failed() {
 async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, far) = carried(&drain, b"", &metrics).await;
-    far.break_off(SessionError::new(Code::GivenUp, "the target broke off"));
+    far.break_off(SessionError::new(ErrorCode::Cancelled, "the target broke off"));
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(ended(&metrics, "given_up").await, 1);
@@ -160,7 +161,7 @@ async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, mut far) = carried(&drain, b"", &metrics).await;
     answered(&mut client, &mut far).await;
-    far.break_off(SessionError::new(Code::GivenUp, "the target broke off"));
+    far.break_off(SessionError::new(ErrorCode::Cancelled, "the target broke off"));
     assert_eq!(ended(&metrics, "given_up").await, 1);
     client.gone().await;
 }
@@ -185,15 +186,15 @@ async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpSt
         (near, listener.accept().await.unwrap().0)
     };
     let ((client, socket), (connection, target)) = (pair().await, pair().await);
-    let opened = Opened {
+    let opened = OpenSession {
         session: TargetStream::direct(connection, Pool::new()),
-        early: Bytes::new(),
-        access: Access::begin(FRONT, "test".into()),
-        alive: metrics.sessions.begin(FRONT),
-        slot: (),
+        buffered: Bytes::new(),
+        access: AccessLogEntry::start(FRONT, "test".into()),
+        alive: metrics.sessions.start(FRONT),
+        permit: (),
     };
     let (socket, metrics) = (Socket::new(socket, Pool::new()), metrics.clone());
-    drain.spawn(Span::none(), async move { carry(opened, LocalPeer::Client, socket, &metrics).await });
+    drain.spawn(Span::none(), async move { run_session(opened, LocalPeer::Client, socket, &metrics).await });
     (client, target)
 }
 
@@ -221,7 +222,7 @@ async fn a_connection_of_our_own_is_carried_and_counted_as_a_session_is() {
 }
 
 #[tokio::test]
-async fn whoever_breaks_off_a_connection_of_our_own_is_named_and_the_other_sees_it_broken() {
+async fn who_breaks_off_a_connection_of_our_own_is_named_and_the_other_sees_it_broken() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     for (by_target, word) in [(true, "target_failed"), (false, "client_failed")] {
         let (client, target) = carried_directly(&drain, &metrics).await;

@@ -14,7 +14,7 @@ use crate::base::drain::Drain;
 use crate::base::policy::Networks;
 use crate::base::policy::zone::Zone;
 use crate::config::AdminConfig;
-use crate::config::listen::{Access, AuthConfig};
+use crate::config::listen::{AccessConfig, AuthConfig};
 use crate::listener::auth::{AccessPolicy, PasswordChecker, Users};
 use crate::net::reload::Reload;
 use crate::startup::{Startup, StartupErrorKind};
@@ -46,7 +46,12 @@ struct UserFile {
 
 impl AccessPolicies {
     /// Reads what a port needs, whose table has this key; `None`: a file will not do, which is noted.
-    pub fn prepare(&mut self, door: &str, access: &Access, startup: &mut Startup) -> Option<ListenerAccess> {
+    pub fn prepare(
+        &mut self,
+        door: &str,
+        access: &AccessConfig,
+        startup: &mut Startup,
+    ) -> Option<ListenerAccess> {
         let logins = match &access.auth {
             AuthConfig::None => None,
             AuthConfig::Basic { users, key } => {
@@ -55,7 +60,7 @@ impl AccessPolicies {
                 Some(file.as_ref()?.logins.clone())
             }
         };
-        let Access { proxy_protocol, allow_from, rules, names, .. } = access.clone();
+        let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
         let gate =
             Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
         self.doors.0.push((door.to_owned(), gate.clone()));
@@ -73,7 +78,7 @@ impl AccessPolicies {
             // The gate reads what clients say to a proxy; a browser says the same to a server.
             let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
             let said = HeaderMap::from_iter(said);
-            Box::pin(async move { gate.identify(&said, from).await.is_ok() })
+            Box::pin(async move { gate.authenticate(&said, from).await.is_ok() })
         }))
     }
 
@@ -89,10 +94,10 @@ impl AccessPolicies {
 impl ListenerPolicies {
     /// Has each gate admit whom the settings of its table say: `allow_from`, `names` and `rules`. Where the table is gone
     /// the gate stays as it is.
-    pub fn apply(&self, settings: &[(&str, &Access)]) {
+    pub fn apply(&self, settings: &[(&str, &AccessConfig)]) {
         for (door, gate) in &self.0 {
             let Some((_, access)) = settings.iter().find(|(key, _)| key == door) else { continue };
-            let (old, Access { allow_from, names, rules, .. }) = (gate.load_full(), access);
+            let (old, AccessConfig { allow_from, names, rules, .. }) = (gate.load_full(), access);
             if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
                 let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
                 gate.store(Arc::new(AccessPolicy { allow_from, names, rules, ..AccessPolicy::clone(&old) }));
@@ -122,7 +127,7 @@ impl UserFile {
         let parse = move |text: &[u8]| {
             Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
         };
-        let users = startup.keep(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
+        let users = startup.collect(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
         let logins = Arc::new(PasswordChecker::new(users.clone()));
         Some(Self { users, logins })
     }

@@ -104,7 +104,7 @@ fn is_private(dir: &Path, user: u32) -> io::Result<()> {
 
 fn bind_free(dir: &Path, name: &str) -> Result<UnixAccept, LocalBindError> {
     let mut bound = UnixAccept::bind(&dir.join(format!("{name}.sock")));
-    for number in 2..=MOST_SOCKETS {
+    for number in 2..=MAX_SOCKETS {
         if !matches!(bound, Err(LocalBindError::Taken(_))) {
             break;
         }
@@ -142,7 +142,7 @@ const RUN_DIR: &str = "/run/tunnel";
 /// Every user may make a directory here. Not `TMPDIR`, which a command may have set to another place than a service.
 const TEMPORARY: &str = "/tmp";
 /// Sockets of one name in a directory: each program tries them in turn.
-const MOST_SOCKETS: u32 = 32;
+const MAX_SOCKETS: u32 = 32;
 
 #[cfg(test)]
 mod tests {

@@ -45,11 +45,11 @@ impl Echo {
 
     /// Starts it in its own process, waits for its end.
     pub(crate) fn measure(self, space: Option<&str>) -> Result<Echoes> {
-        self.begin(space)?.hear()
+        self.start(space)?.hear()
     }
 
     /// Starts it in its own process, which says [`Echoes`] at its end.
-    pub(crate) fn begin(self, space: Option<&str>) -> Result<Process> {
+    pub(crate) fn start(self, space: Option<&str>) -> Result<Process> {
         Process::role(space, &Role::Echo(self))
     }
 

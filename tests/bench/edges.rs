@@ -27,7 +27,7 @@ use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, TlsClientConfig, Trust};
-use tunnel::proto::halves::Windows;
+use tunnel::proto::halves::WindowLimits;
 use tunnel::proto::hello::Hello;
 
 use crate::process::Process;
@@ -38,7 +38,7 @@ use crate::tunnel::TOKEN;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Edges {
     /// The pods; an edge dials any of them, as behind a balancer.
-    pub(crate) pods: Vec<SocketAddr>,
+    pub(crate) servers: Vec<SocketAddr>,
     /// The authority to trust, PEM.
     pub(crate) ca: PathBuf,
     /// The first edge's number; nodes are called after their numbers.
@@ -61,7 +61,7 @@ pub(crate) struct State {
     /// Most dials of one edge in a row, since it last had a link that was worth its dial.
     pub(crate) most: usize,
     /// Dials that came before the pause was over which the backoff asked for.
-    pub(crate) early: u64,
+    pub(crate) buffered: u64,
     /// Dials that came to nothing, by what was said.
     pub(crate) failed: BTreeMap<String, u64>,
     /// Links that ended, by what was said.
@@ -76,28 +76,28 @@ struct Counts {
     asked: AtomicU64,
     dials: AtomicU64,
     most: AtomicUsize,
-    early: AtomicU64,
+    buffered: AtomicU64,
     failed: Mutex<BTreeMap<String, u64>>,
     ended: Mutex<BTreeMap<String, u64>>,
 }
 
 /// One edge.
 struct Edge {
-    pods: Arc<[SocketAddr]>,
+    servers: Arc<[SocketAddr]>,
     node: NodeName,
     address: Ipv4Addr,
     tls: Arc<ClientConfig>,
     pool: Pool,
-    ground: LinkContext,
+    link_context: LinkContext,
     counts: Arc<Counts>,
 }
 
 impl Edges {
     /// The process's own part: answers each line of its input with a [`State`], and ends with it.
     pub(crate) fn run(&self) -> Result<()> {
-        let at = self.pods.iter().map(|_| AtomicUsize::new(0)).collect();
+        let at = self.servers.iter().map(|_| AtomicUsize::new(0)).collect();
         let counts = Arc::new(Counts { at, ..Counts::default() });
-        let pods: Arc<[SocketAddr]> = self.pods.clone().into();
+        let servers: Arc<[SocketAddr]> = self.servers.clone().into();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let tls =
             TlsClientConfig { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
@@ -110,12 +110,12 @@ impl Edges {
             let metrics = Metrics::edge();
             let table = SessionTable::new(Instance::random(), LIMITS, metrics.clone());
             let edge = Edge {
-                pods: pods.clone(),
+                servers: servers.clone(),
                 node: format!("edge{number}").parse().context("a node's name")?,
                 address: Ipv4Addr::from_bits(FIRST_ADDRESS + u32::try_from(number)?),
                 tls: Arc::new(own),
                 pool: pool.clone(),
-                ground: LinkContext { table, metrics, drain: drain.clone(), congestion: None },
+                link_context: LinkContext { table, metrics, drain: drain.clone(), congestion: None },
                 counts: counts.clone(),
             };
             let begin = BETWEEN * u32::try_from(number - self.first)?;
@@ -143,16 +143,16 @@ impl Edge {
             self.counts.dials.fetch_add(1, Relaxed);
             self.counts.most.fetch_max(tries, Relaxed);
             if ended.elapsed() < pause {
-                self.counts.early.fetch_add(1, Relaxed);
+                self.counts.buffered.fetch_add(1, Relaxed);
             }
             match self.connect().await {
                 Ok((link, at)) => {
-                    let begun = Instant::now();
+                    let started = Instant::now();
                     if let Some(old) = old.take() {
                         tokio::spawn(leave(old));
                     }
                     old = self.serve(link, at).await;
-                    backoff.ended(begun.elapsed(), false);
+                    backoff.on_attempt_end(started.elapsed(), false);
                     if backoff == Backoff::new() {
                         tries = 0;
                     }
@@ -165,26 +165,26 @@ impl Edge {
 
     /// A link, and to which of the pods.
     async fn connect(&self) -> Result<(Link, usize)> {
-        let at = rand::rng().random_range(0..self.pods.len());
-        let pod = self.pods.get(at).context("no pod is listed")?;
-        let socket = timeout(PATIENCE, self.dial(*pod)).await.context("connecting took too long")?;
+        let at = rand::rng().random_range(0..self.servers.len());
+        let server = self.servers.get(at).context("no pod is listed")?;
+        let socket = timeout(TIMEOUT, self.dial(*server)).await.context("connecting took too long")?;
         let socket = socket.context("connecting")?;
         tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
         let name = tls::server_name("localhost")?;
-        let shaken = timeout(PATIENCE, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
+        let shaken = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = shaken.context("the TLS handshake took too long")?.context("TLS")?;
-        let said = Hello::edge_request(&self.node, TOKEN, self.ground.table.instance());
-        Ok((dial::dial(io, "localhost", &self.node, said, &self.ground).await?, at))
+        let said = Hello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
+        Ok((dial::dial(io, "localhost", &self.node, said, &self.link_context).await?, at))
     }
 
     /// From its own address of loopback, as edges have it that are not behind one NAT.
-    async fn dial(&self, pod: SocketAddr) -> io::Result<TcpStream> {
+    async fn dial(&self, server: SocketAddr) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
-        if pod.ip().is_loopback() {
+        if server.ip().is_loopback() {
             socket.bind(SocketAddr::from((self.address, 0)))?;
         }
-        socket.connect(pod).await
+        socket.connect(server).await
     }
 
     /// Until the link ends, or its pod wants another one in its place: then the link is given back.
@@ -231,7 +231,7 @@ impl State {
             all.asked += one.asked;
             all.dials += one.dials;
             all.most = all.most.max(one.most);
-            all.early += one.early;
+            all.buffered += one.buffered;
             for (sum, part) in [(&mut all.failed, one.failed), (&mut all.ended, one.ended)] {
                 part.into_iter().for_each(|(why, times)| *sum.entry(why).or_default() += times);
             }
@@ -251,7 +251,7 @@ impl Counts {
             dials: self.dials.load(Relaxed),
             // Counted afresh from here on.
             most: self.most.swap(0, Relaxed),
-            early: self.early.load(Relaxed),
+            buffered: self.buffered.load(Relaxed),
             failed: copy(&self.failed),
             ended: copy(&self.ended),
         }
@@ -269,10 +269,10 @@ const FIRST_ADDRESS: u32 = 0x7f01_0000;
 /// For the last word on a link that another one has replaced.
 const LEAVE: Duration = Duration::from_millis(250);
 /// For each step of connecting, as long as the real edge waits.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// No session comes: these bind nothing.
 const LIMITS: SessionLimits = SessionLimits {
-    windows: Windows { start: 32 * 1024, max: 1 << 20 },
+    windows: WindowLimits { start: 32 * 1024, max: 1 << 20 },
     memory: 6 << 20,
     sessions: 100,
     grace: Duration::from_secs(60),

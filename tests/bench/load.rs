@@ -61,7 +61,7 @@ impl Moved {
 
 impl Load {
     /// Starts it in its own process and waits until every client is at work.
-    pub(crate) fn begin(self, space: Option<&str>) -> Result<Process> {
+    pub(crate) fn start(self, space: Option<&str>) -> Result<Process> {
         let mut process = Process::role(space, &Role::Load(self))?;
         let _: String = process.hear()?;
         Ok(process)
@@ -69,7 +69,7 @@ impl Load {
 
     /// Starts it and waits for its end.
     pub(crate) fn measure(self, space: Option<&str>) -> Result<Moved> {
-        self.begin(space)?.hear()
+        self.start(space)?.hear()
     }
 
     /// The process's own part: says that all are at work, then what they moved.
@@ -78,8 +78,8 @@ impl Load {
         let begin = Instant::now();
         let end = self.time.map(|time| begin + time);
         let (mut workers, mut counts) = (Vec::new(), Vec::new());
-        for (stream, early) in streams {
-            let count = Arc::new(AtomicU64::new(early.len() as u64));
+        for (stream, buffered) in streams {
+            let count = Arc::new(AtomicU64::new(buffered.len() as u64));
             counts.push(count.clone());
             let kind = self.kind;
             workers.push(thread::spawn(move || kind.work(stream, end, &count)));

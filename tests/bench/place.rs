@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use tunnel::net::pki::Authority;
+use tunnel::net::pki::CertificateAuthority;
 
 /// Two machines, one for clients and pod, one for edge and targets.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct Certificates(PathBuf);
 impl Certificates {
     /// Makes them afresh.
     pub(crate) fn make(dir: &Path) -> Result<Self> {
-        let authority = Authority::new("authority of a benchmark", VALID)?;
+        let authority = CertificateAuthority::new("authority of a benchmark", VALID)?;
         let made = Self(dir.to_owned());
         fs::write(made.ca(), authority.cert())?;
         authority.server(&["localhost", "127.0.0.1"])?.write(&made.cert(), &made.key())?;

@@ -99,14 +99,14 @@ impl Soak {
         let before = self.cluster.weigh()?;
         println!("warm: {}", self.world.progress());
 
-        let begun = Instant::now();
-        let mut next = begun + PROGRESS;
-        self.work(0, begun + time, |soak| {
+        let started = Instant::now();
+        let mut next = started + PROGRESS;
+        self.work(0, started + time, |soak| {
             conductor.turn(&mut soak.cluster, &soak.world)?;
             if Instant::now() >= next {
                 next += PROGRESS;
                 let injected: u64 = conductor.injected().values().sum();
-                let (at, resumed) = (begun.elapsed().as_secs(), soak.cluster.resumed());
+                let (at, resumed) = (started.elapsed().as_secs(), soak.cluster.resumed());
                 println!(
                     "{at:4} s: {injected} faults injected, {resumed} resumes, {}",
                     soak.world.progress()

@@ -34,7 +34,7 @@ impl Tunnel {
         let [grpc] = free_ports()?;
         let grpc = SocketAddr::from((place.cloud_address, grpc));
         fs::write(place.file("token"), format!("default:{TOKEN}\n{NODE}:{TOKEN}\n"))?;
-        let this = Self::pod_of(place, targets, binary, "cloud", grpc, "")?;
+        let this = Self::server_of(place, targets, binary, "cloud", grpc, "")?;
         let [edge_log] = free_ports()?;
         let edge = format!(
             "[mode.edge.stream.client]\nnode = \"{NODE}\"\ntoken = \"{TOKEN}\"\ncert = {:?}\n\
@@ -46,14 +46,14 @@ impl Tunnel {
     }
 
     /// A second pod, to which no edge links; both pods' configs name each other. Only for pods that do not run yet.
-    pub(crate) fn sibling(&self, place: &Place, targets: &Targets) -> Result<Self> {
+    pub(crate) fn peer(&self, place: &Place, targets: &Targets) -> Result<Self> {
         let [grpc] = free_ports()?;
         let grpc = SocketAddr::from((place.cloud_address, grpc));
         let of = |other: SocketAddr| {
             format!("\n[mode.cloud.registry]\nsiblings = [\"{other}\"]\nname = \"localhost\"\n")
         };
-        self.pod_has(&of(grpc))?;
-        Self::pod_of(place, targets, &self.binary, "cloud2", grpc, &of(self.grpc))
+        self.server_has(&of(grpc))?;
+        Self::server_of(place, targets, &self.binary, "cloud2", grpc, &of(self.grpc))
     }
 
     /// Three pods that know each other.
@@ -64,12 +64,12 @@ impl Tunnel {
             "\n[mode.cloud.registry]\nsiblings = {:?}\nname = \"localhost\"\n",
             all.map(|at| at.to_string())
         );
-        let pod = |name, at| Self::pod_of(place, targets, binary, name, at, &more);
-        Ok([pod("cloud", all[0])?, pod("cloud2", all[1])?, pod("cloud3", all[2])?])
+        let server = |name, at| Self::server_of(place, targets, binary, name, at, &more);
+        Ok([server("cloud", all[0])?, server("cloud2", all[1])?, server("cloud3", all[2])?])
     }
 
     /// Adds tables to the pod's config. Only for a pod that does not run yet.
-    pub(crate) fn pod_has(&self, tables: &str) -> Result<()> {
+    pub(crate) fn server_has(&self, tables: &str) -> Result<()> {
         let path = self.dir.join(format!("{}.toml", self.name));
         let config = fs::read_to_string(&path)? + tables;
         Ok(fs::write(path, config)?)
@@ -94,7 +94,7 @@ impl Tunnel {
     }
 
     /// Writes the config of one pod, which goes on with `more`.
-    fn pod_of(
+    fn server_of(
         place: &Place,
         targets: &Targets,
         binary: &Path,
@@ -133,7 +133,7 @@ impl Tunnel {
     }
 
     /// Starts the pod alone.
-    pub(crate) fn pod(&self) -> Result<Process> {
+    pub(crate) fn server(&self) -> Result<Process> {
         self.start(self.name, "cloud", 0)
     }
 
@@ -144,7 +144,7 @@ impl Tunnel {
 
     /// The pair, not yet known to be reachable.
     pub(crate) fn pair(&self) -> Result<Proxy> {
-        Ok(Proxy { name: "tunnel", ways: self.ways.clone(), processes: vec![self.pod()?, self.edge()?] })
+        Ok(Proxy { name: "tunnel", ways: self.ways.clone(), processes: vec![self.server()?, self.edge()?] })
     }
 
     /// The pair, once an echo came back through it (on loopback; in a namespace the clients' parts wait).

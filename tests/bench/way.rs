@@ -37,16 +37,16 @@ impl Way {
     /// Opens the way; the bytes are those of the target that came in one read with the proxy's answer.
     pub(crate) fn open(&self) -> io::Result<(TcpStream, Vec<u8>)> {
         let mut stream = self.dial()?;
-        let early = self.ask(&mut stream)?;
+        let buffered = self.ask(&mut stream)?;
         stream.set_read_timeout(None)?;
-        Ok((stream, early))
+        Ok((stream, buffered))
     }
 
     /// The client's own connection, on which nothing has been said yet; reads that take too long fail.
     pub(crate) fn dial(&self) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
+        let stream = TcpStream::connect_timeout(&self.address, TIMEOUT)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(stream)
     }
 
@@ -63,19 +63,19 @@ impl Way {
             }
             head.extend_from_slice(some.get(..n).unwrap_or_default());
             if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
-                let early = head.split_off(end + 4);
+                let buffered = head.split_off(end + 4);
                 let line = String::from_utf8_lossy(&head);
                 if line.split_whitespace().nth(1) != Some("200") {
                     let first = line.lines().next().unwrap_or_default();
                     return Err(io::Error::other(format!("CONNECT {target}: {first}")));
                 }
-                return Ok(early);
+                return Ok(buffered);
             }
         }
     }
 }
 
 /// A proxy that has not answered by now will not.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// More than any answer to CONNECT that we know.
 const HEAD: usize = 2048;

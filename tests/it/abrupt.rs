@@ -11,7 +11,7 @@ use tunnel::edge::Edge;
 
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, start_edge};
-use crate::support::{Stopwatch, beside, clients, pods, soon, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, beside, clients, servers, targets, wait_until};
 
 /// Ways to a target.
 enum Path<'a> {
@@ -23,16 +23,16 @@ impl Path<'_> {
     async fn open(&self, to: SocketAddr) -> TcpStream {
         match self {
             Self::Direct => TcpStream::connect(to).await.unwrap(),
-            Self::Through(pod) => pod.open(&at("node1", to)).await,
+            Self::Through(server) => server.open(&at("node1", to)).await,
         }
     }
 }
 
 /// Two pods, of which the second has the node: the path through it, and the path through the other one.
 async fn two(place: &TestDir) -> (Vec<TestServer>, Edge) {
-    let pods = pods::start(place, 2);
-    let edge = edge(place, &pods[1], "node1").await;
-    (pods, edge)
+    let servers = servers::start(place, 2);
+    let edge = edge(place, &servers[1], "node1").await;
+    (servers, edge)
 }
 
 /// Reads one byte, answers, and closes with the rest of the upload unread.
@@ -60,10 +60,10 @@ async fn answers(path: &Path<'_>, bytes: usize) -> (usize, usize) {
             to
         });
         let mut got = Vec::new();
-        let ended = soon("the end of an answer", from.read_to_end(&mut got)).await;
+        let ended = assert_eventually("the end of an answer", from.read_to_end(&mut got)).await;
         whole += usize::from(got == wanted);
         broken += usize::from(ended.is_err());
-        drop(soon("the end of the upload", upload).await.unwrap());
+        drop(assert_eventually("the end of the upload", upload).await.unwrap());
     }
     (whole, broken)
 }
@@ -71,11 +71,11 @@ async fn answers(path: &Path<'_>, bytes: usize) -> (usize, usize) {
 #[tokio::test]
 async fn the_answer_of_a_target_that_closes_with_an_upload_unread_comes_whole() {
     let place = TestDir::new();
-    let (pods, edge) = two(&place).await;
+    let (servers, edge) = two(&place).await;
     let paths = [
         ("direct", Path::Direct),
-        ("one pod", Path::Through(&pods[1])),
-        ("two pods", Path::Through(&pods[0])),
+        ("one pod", Path::Through(&servers[1])),
+        ("two pods", Path::Through(&servers[0])),
     ];
     let mut table = Vec::new();
     for bytes in [300, 20_000, 100_000] {
@@ -85,8 +85,8 @@ async fn the_answer_of_a_target_that_closes_with_an_upload_unread_comes_whole() 
         }
     }
     assert!(table.iter().all(|(.., whole)| *whole == TIMES), "whole answers of {TIMES}: {table:?}");
-    for pod in &pods {
-        pod.forgets_all().await;
+    for server in &servers {
+        server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
@@ -110,11 +110,11 @@ async fn counter() -> (SocketAddr, mpsc::Receiver<usize>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_target() {
     let place = TestDir::new();
-    let (pods, edge) = two(&place).await;
+    let (servers, edge) = two(&place).await;
     let paths = [
         ("direct", Path::Direct),
-        ("one pod", Path::Through(&pods[1])),
-        ("two pods", Path::Through(&pods[0])),
+        ("one pod", Path::Through(&servers[1])),
+        ("two pods", Path::Through(&servers[0])),
     ];
     let mut table = Vec::new();
     for (name, path) in &paths {
@@ -126,13 +126,14 @@ async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_targe
             client.write_all(&targets::pattern(50_000)).await.unwrap();
             // With the greeting unread, the kernel breaks the connection off.
             drop(client);
-            whole += usize::from(soon("the end of an upload", told.recv()).await == Some(50_000));
+            whole +=
+                usize::from(assert_eventually("the end of an upload", told.recv()).await == Some(50_000));
         }
         table.push((*name, whole));
     }
     assert!(table.iter().all(|(_, whole)| *whole == TIMES), "whole uploads of {TIMES}: {table:?}");
-    for pod in &pods {
-        pod.forgets_all().await;
+    for server in &servers {
+        server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
@@ -159,7 +160,7 @@ async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, e
         let before = edge.metrics.sessions.ended("backend", "target_failed");
         line.fall_silent();
         go.notify_one();
-        soon("the target's end", gone.notified()).await;
+        assert_eventually("the target's end", gone.notified()).await;
         wait_until("the edge has seen it", || {
             edge.metrics.sessions.ended("backend", "target_failed") > before
         })
@@ -170,7 +171,7 @@ async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, e
         })
         .await;
         let mut got = Vec::new();
-        let ended = soon("the end of an answer", socket.read_to_end(&mut got)).await;
+        let ended = assert_eventually("the end of an answer", socket.read_to_end(&mut got)).await;
         assert!(got == targets::pattern(bytes), "{} of {bytes} bytes", got.len());
         assert!(ended.is_err(), "it was broken off, and does not look so");
     }
@@ -179,14 +180,14 @@ async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, e
 #[tokio::test]
 async fn an_answer_survives_the_cut_of_the_line_that_it_was_said_on() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
-    let line = Line::to(pods[1].pod.bound.grpc).await;
+    let servers = servers::start(&place, 2);
+    let line = Line::to(servers[1].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    for client in [&pods[1], &pods[0]] {
-        survives_a_cut(client, &pods[1], &line, &edge).await;
+    for client in [&servers[1], &servers[0]] {
+        survives_a_cut(client, &servers[1], &line, &edge).await;
     }
-    for pod in &pods {
-        pod.forgets_all().await;
+    for server in &servers {
+        server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
@@ -208,37 +209,37 @@ async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
 #[tokio::test]
 async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there_is_one() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
-    let line = Line::to(pods[1].pod.bound.grpc).await;
+    let servers = servers::start(&place, 2);
+    let line = Line::to(servers[1].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let (target, mut ended) = watched().await;
-    for client in [&pods[1], &pods[0]] {
+    for client in [&servers[1], &servers[0]] {
         for silent in [false, true] {
-            let old = pods[1].has("node1").await;
+            let old = servers[1].has("node1").await;
             let mut socket = client.open(&at("node1", target)).await;
             clients::echoed(&mut socket, "hello").await;
-            line.lead_to(targets::nothing().await);
+            line.route_to(targets::nothing().await);
             if silent {
                 line.fall_silent();
             } else {
                 line.reset();
-                wait_until("the link is away", || pods[1].link("node1").is_none()).await;
+                wait_until("the link is away", || servers[1].link("node1").is_none()).await;
             }
             clients::reset(socket);
-            wait_until("the client is gone", || client.pod.metrics.sessions.now("ssh") == 0).await;
+            wait_until("the client is gone", || client.server.metrics.sessions.now("ssh") == 0).await;
             line.reset();
-            line.lead_to(pods[1].pod.bound.grpc);
+            line.route_to(servers[1].server.bound.grpc);
             wait_until("there is a new link", || {
-                pods[1].link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+                servers[1].link("node1").is_some_and(|link| link.sender.id != old.sender.id)
             })
             .await;
-            let begun = Stopwatch::start();
-            soon("the end at the target", ended.recv()).await.unwrap();
-            assert!(begun.elapsed() < Duration::from_secs(1), "silent: {silent}, {:?}", begun.elapsed());
+            let started = Stopwatch::start();
+            assert_eventually("the end at the target", ended.recv()).await.unwrap();
+            assert!(started.elapsed() < Duration::from_secs(1), "silent: {silent}, {:?}", started.elapsed());
         }
     }
-    for pod in &pods {
-        pod.forgets_all().await;
+    for server in &servers {
+        server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
@@ -246,8 +247,8 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
 #[tokio::test]
 async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_there_is_one() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
-    let line = Line::to(pods[1].pod.bound.grpc).await;
+    let servers = servers::start(&place, 2);
+    let line = Line::to(servers[1].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let go = Arc::new(Notify::new());
     let when = go.clone();
@@ -259,21 +260,21 @@ async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_th
         }
     })
     .await;
-    for client in [&pods[1], &pods[0]] {
-        pods[1].has("node1").await;
+    for client in [&servers[1], &servers[0]] {
+        servers[1].has("node1").await;
         let mut socket = client.open(&at("node1", target)).await;
         wait_until("the edge has it", || edge.metrics.sessions.now("backend") == 1).await;
-        line.lead_to(targets::nothing().await);
+        line.route_to(targets::nothing().await);
         line.reset();
-        wait_until("the link is away", || pods[1].link("node1").is_none()).await;
+        wait_until("the link is away", || servers[1].link("node1").is_none()).await;
         go.notify_one();
         wait_until("the target is gone", || edge.metrics.sessions.now("backend") == 0).await;
-        line.lead_to(pods[1].pod.bound.grpc);
+        line.route_to(servers[1].server.bound.grpc);
         clients::is_reset(&mut socket).await;
-        assert_eq!(client.pod.metrics.sessions.ended("ssh", "target_failed"), 1);
+        assert_eq!(client.server.metrics.sessions.ended("ssh", "target_failed"), 1);
     }
-    for pod in &pods {
-        pod.forgets_all().await;
+    for server in &servers {
+        server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
@@ -292,7 +293,7 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
     let length = half("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").await;
     let chunks = half("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n").await;
     let until_end = half("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf").await;
-    let pod = TestServer::with(
+    let server = TestServer::with(
         &place,
         &format!(
             "[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"node1/{raw}\"\n\
@@ -300,12 +301,12 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
              [mode.cloud.session]\ngrace = \"100ms\"\n"
         ),
     );
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    pod.has("node1").await;
-    let mut sockets = vec![pod.open(&at("node1", raw)).await, pod.client("tcp").await];
+    server.has("node1").await;
+    let mut sockets = vec![server.open(&at("node1", raw)).await, server.client("tcp").await];
     for site in [length, chunks, until_end] {
-        let mut socket = pod.client("http_proxy").await;
+        let mut socket = server.client("http_proxy").await;
         let ask = format!("GET http://{0}/ HTTP/1.1\r\nHost: {0}\r\n\r\n", at("node1", site));
         socket.write_all(ask.as_bytes()).await.unwrap();
         sockets.push(socket);
@@ -313,16 +314,16 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
     for socket in &mut sockets {
         let mut got = Vec::new();
         while !got.windows(4).any(|four| four == b"half") {
-            got.push(soon("half of an answer", socket.read_u8()).await.unwrap());
+            got.push(assert_eventually("half of an answer", socket.read_u8()).await.unwrap());
         }
     }
-    line.lead_to(targets::nothing().await);
+    line.route_to(targets::nothing().await);
     line.reset();
     for socket in &mut sockets {
         clients::is_reset(socket).await;
     }
     drop(edge);
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 const TIMES: usize = 40;

@@ -26,53 +26,54 @@ async fn an_address_of_the_table_leads_to_its_node_which_must_allow_it() {
     let (place, echo) = (TestDir::new(), echo().await);
     let table =
         format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n\"10.77.0.0/16\" = \"node1\"\n", echo.ip());
-    let pod = TestServer::with(&place, &table);
-    let _edge = edge(&place, &pod, "node1").await;
-    echoed(&mut pod.open(&echo.to_string()).await, "by its own address").await;
-    echoed(&mut pod.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await, "in IPv6 dress").await;
-    let refused = pod.ask("10.77.0.1:80").await;
+    let server = TestServer::with(&place, &table);
+    let _edge = edge(&place, &server, "node1").await;
+    echoed(&mut server.open(&echo.to_string()).await, "by its own address").await;
+    echoed(&mut server.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await, "in IPv6 dress").await;
+    let refused = server.ask("10.77.0.1:80").await;
     assert_eq!(refused.status, 403, "{refused:?}");
     let says = "node node1: this edge may not dial 10.77.0.1:80; add \"10.77.0.1/32:*\" to [mode.edge.allow] targets";
     assert!(refused.body.starts_with(says), "{refused:?}");
-    assert_eq!(pod.ask("10.78.0.1:80").await.status, 421);
-    pod.forgets_all().await;
+    assert_eq!(server.ask("10.78.0.1:80").await.status, 421);
+    server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn an_edge_that_lists_its_pods_network_reaches_it() {
+async fn an_edge_that_lists_its_servers_network_reaches_it() {
     let (place, echo) = (TestDir::new(), echo().await);
-    let pod = TestServer::with(&place, &format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n", echo.ip()));
+    let server =
+        TestServer::with(&place, &format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n", echo.ip()));
     let more = format!("[mode.edge.allow]\ntargets = [\"{}:*\"]", echo.ip());
-    let _edge = edge_with(&place, &pod, "node1", &more).await;
-    echoed(&mut pod.open(&echo.to_string()).await, "hello").await;
+    let _edge = edge_with(&place, &server, "node1", &more).await;
+    echoed(&mut server.open(&echo.to_string()).await, "hello").await;
 }
 
 #[tokio::test]
 async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session() {
     let (place, echo) = (TestDir::new(), echo().await);
     let direct = format!("[mode.cloud.direct]\ntargets = [\"{}/32:{}\"]\n", echo.ip(), echo.port());
-    let pod = TestServer::with(&place, &direct);
-    let mut open = pod.open(&echo.to_string()).await;
+    let server = TestServer::with(&place, &direct);
+    let mut open = server.open(&echo.to_string()).await;
     echoed(&mut open, "without an edge").await;
-    let sessions = &pod.pod.metrics.sessions;
+    let sessions = &server.server.metrics.sessions;
     assert_eq!(sessions.now("ssh"), 1);
     drop(open);
     wait_until("it has ended", || sessions.now("ssh") == 0).await;
     // Another port of the same machine, and another machine.
     let other = targets::serve_at(&format!("{}:0", echo.ip()), targets::echo_one).await;
-    assert_eq!(pod.ask(&other.to_string()).await.status, 421);
-    let refused = pod.ask(&format!("192.0.2.77:{}", echo.port())).await;
+    assert_eq!(server.ask(&other.to_string()).await.status, 421);
+    let refused = server.ask(&format!("192.0.2.77:{}", echo.port())).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.body.contains("[mode.cloud.direct]"), "{refused:?}");
-    let nothing = pod.ask(&at("node1", echo)).await;
+    let nothing = server.ask(&at("node1", echo)).await;
     assert_eq!(nothing.status, 502, "a name is a node's first: {nothing:?}");
     assert!(nothing.phrase.starts_with("node node1 is not connected; cannot resolve node1:"), "{nothing:?}");
 }
 
 #[tokio::test]
-async fn the_pod_never_dials_itself_or_what_clouds_keep_to_machines_however_it_is_spelt() {
+async fn the_server_never_dials_itself_or_what_clouds_keep_to_machines_however_it_is_spelt() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, "[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
+    let server = TestServer::with(&place, "[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
     let port = echo.port();
     for host in [
         "127.0.0.1",
@@ -101,23 +102,23 @@ async fn the_pod_never_dials_itself_or_what_clouds_keep_to_machines_however_it_i
         "127.1",
         "2852039166",
     ] {
-        let refused = pod.ask(&format!("{host}:{port}")).await;
+        let refused = server.ask(&format!("{host}:{port}")).await;
         assert_eq!(refused.status, 403, "{host}: {refused:?}");
     }
     // A name that stands for one: nothing listens for it but the echo on loopback, which hears of nobody.
-    let refused = pod.ask(&format!("localhost:{port}")).await;
+    let refused = server.ask(&format!("localhost:{port}")).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.starts_with(&format!("localhost:{port} is no target")), "{refused:?}");
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "over"), 0);
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 0);
 }
 
 /// A node's services for itself, as a proxy with the node's credentials, listen at such addresses; the edge may dial all.
 #[tokio::test]
 async fn no_header_reaches_what_a_node_keeps_for_itself_however_it_is_spelt() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
+    let server = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
     let allow = "[mode.edge.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]";
-    let _edge = edge_with(&place, &pod, "node-a", allow).await;
+    let _edge = edge_with(&place, &server, "node-a", allow).await;
     for host in [
         "127.0.0.1",
         "127.8.8.8",
@@ -139,7 +140,7 @@ async fn no_header_reaches_what_a_node_keeps_for_itself_however_it_is_spelt() {
     ] {
         for node in ["X-Tunnel-Proxy-Host: node-a\r\n", ""] {
             let dest = format!("{node}X-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
-            let refused = got(&pod, "node-a:10250", &dest).await;
+            let refused = got(&server, "node-a:10250", &dest).await;
             // Without a node's name in a header no node is named.
             let says = if node.is_empty() { "421 " } else { "403 of what a node keeps for itself only" };
             assert!(refused.starts_with(&format!("HTTP/1.1 {says}")), "{host}: {refused}");
@@ -147,8 +148,8 @@ async fn no_header_reaches_what_a_node_keeps_for_itself_however_it_is_spelt() {
     }
     for host in ["localhost", "2130706433", "0x7f000001", "127.1"] {
         let dest = format!("X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
-        let refused = got(&pod, "node-a:10250", &dest).await;
+        let refused = got(&server, "node-a:10250", &dest).await;
         assert!(refused.starts_with("HTTP/1.1 400 "), "{host}: {refused}");
     }
-    assert_eq!(pod.pod.metrics.sessions.ended("http", "over"), 0);
+    assert_eq!(server.server.metrics.sessions.ended("http", "over"), 0);
 }

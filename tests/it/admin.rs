@@ -7,16 +7,16 @@ use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_e
 use crate::support::{targets, wait_until};
 
 #[tokio::test]
-async fn a_pods_pages_show_its_nodes_and_its_sessions() {
+async fn a_servers_pages_show_its_nodes_and_its_sessions() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    assert_eq!(get(pod.pod.bound.log, "/cloud/healthz").await.body, "[]\n");
-    let _edge = edge(&place, &pod, "node1").await;
-    assert_eq!(get(pod.pod.bound.log, "/cloud/healthz").await.body, "[node1]\n");
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::start(&place);
+    assert_eq!(get(server.server.bound.log, "/cloud/healthz").await.body, "[]\n");
+    let _edge = edge(&place, &server, "node1").await;
+    assert_eq!(get(server.server.bound.log, "/cloud/healthz").await.body, "[node1]\n");
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
-    let metrics_at = pod.pod.bound.metrics.unwrap();
-    for at in [pod.pod.bound.log, metrics_at] {
+    let metrics_at = server.server.bound.metrics.unwrap();
+    for at in [server.server.bound.log, metrics_at] {
         let page = get(at, "/metrics").await;
         for line in [
             "tunnel_cloud_nodes 1",
@@ -32,10 +32,10 @@ async fn a_pods_pages_show_its_nodes_and_its_sessions() {
         }
     }
     assert_eq!(get(metrics_at, "/cloud/healthz").await.status, 404);
-    assert_eq!(get(pod.pod.bound.log, "/edge/healthz").await.status, 404);
+    assert_eq!(get(server.server.bound.log, "/edge/healthz").await.status, 404);
     drop(client);
-    pod.forgets_all().await;
-    let page = get(pod.pod.bound.log, "/metrics").await.body;
+    server.assert_idle().await;
+    let page = get(server.server.bound.log, "/metrics").await.body;
     assert!(page.contains("tunnel_sessions{front=\"ssh\"} 0\n"), "{page}");
     assert!(page.contains("tunnel_sessions_ended_total{front=\"ssh\",result=\"over\"} 1\n"), "{page}");
 }
@@ -50,8 +50,8 @@ async fn an_edges_pages_tell_whether_it_is_linked() {
     assert_eq!(get(log, "/readyz").await.status, 503);
     assert_eq!(get(log, "/edge/healthz").await.status, 500);
 
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node2").await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node2").await;
     let log = edge.bound.log.unwrap();
     wait_until("it knows that it is linked", || edge.metrics.links.get() == 1).await;
     assert_eq!(get(log, "/edge/healthz").await.status, 200);
@@ -62,13 +62,13 @@ async fn an_edges_pages_tell_whether_it_is_linked() {
 #[tokio::test]
 async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let edge = edge_with(&place, &pod, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
-    let refused = pod.ask(&at("node1", edge.bound.log.unwrap())).await;
+    let server = TestServer::start(&place);
+    let edge = edge_with(&place, &server, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
+    let refused = server.ask(&at("node1", edge.bound.log.unwrap())).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.ends_with("metrics_listen is the one that may be reached"), "{refused:?}");
     for (path, status) in [("/metrics", 200), ("/edge/healthz", 404), ("/debug/flags/v", 404)] {
-        let mut metrics = pod.open(&at("node1", edge.bound.metrics.unwrap())).await;
+        let mut metrics = server.open(&at("node1", edge.bound.metrics.unwrap())).await;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         metrics.write_all(request.as_bytes()).await.unwrap();
         let page = answer(metrics).await;
@@ -79,10 +79,10 @@ async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
 
 #[tokio::test]
 async fn the_log_level_is_set_where_there_is_one() {
-    let pod = TestServer::start(&TestDir::new());
+    let server = TestServer::start(&TestDir::new());
     let put =
         "PUT /debug/flags/v HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
-    let answer = ask(pod.pod.bound.log, put).await;
+    let answer = ask(server.server.bound.log, put).await;
     assert_eq!(answer.status, 400, "this pod was started without a level: {answer:?}");
-    assert_eq!(get(pod.pod.bound.log, "/debug/flags/v").await.status, 406);
+    assert_eq!(get(server.server.bound.log, "/debug/flags/v").await.status, 406);
 }

@@ -9,42 +9,46 @@ use tunnel::proto::frame::{Frame, FrameKind};
 
 use crate::support::clients::{echoed, rest};
 use crate::support::line::Balancer;
-use crate::support::pods;
 use crate::support::programs::{TestDir, TestServer, at, start_edge};
-use crate::support::{hurry, peer, targets, wait_until, wait_within};
+use crate::support::servers;
+use crate::support::{hurry, remote, targets, wait_until, wait_within};
 
 use tokio::io::AsyncWriteExt;
 
 /// A pod of several, from its place in the list.
 fn start(place: &TestDir, all: &[std::net::SocketAddr], n: usize) -> TestServer {
-    TestServer::from_text(&pods::config(place, all[n], &pods::siblings(all)))
+    TestServer::from_text(&servers::config(place, all[n], &servers::peers(all)))
 }
 
-fn nodes(pod: &TestServer) -> usize {
-    pod.pod.registry.nodes().len()
+fn nodes(server: &TestServer) -> usize {
+    server.server.registry.nodes().len()
 }
 
 #[tokio::test]
-async fn a_third_pod_that_comes_late_gets_its_share_and_no_session_is_cut() {
+async fn a_third_server_that_comes_late_gets_its_share_and_no_session_is_cut() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(3);
-    let mut pods = vec![start(&place, &all, 0), start(&place, &all, 1)];
+    let all = servers::addresses(3);
+    let mut servers = vec![start(&place, &all, 0), start(&place, &all, 1)];
     let balancer = Balancer::to(&all[..2]).await;
     let edges: Vec<Edge> =
         (0..EDGES).map(|n| start_edge(&place.edge(&format!("edge{n}"), balancer.at, ""))).collect();
-    wait_until("all are linked", || nodes(&pods[0]) + nodes(&pods[1]) == EDGES).await;
+    wait_until("all are linked", || nodes(&servers[0]) + nodes(&servers[1]) == EDGES).await;
     let mut clients = Vec::new();
     for n in 0..EDGES {
-        clients.push(pods[n % 2].open(&at(&format!("edge{n}"), echo)).await);
+        clients.push(servers[n % 2].open(&at(&format!("edge{n}"), echo)).await);
     }
     hurry();
     tokio::time::sleep(Duration::from_secs(120)).await;
-    let moved = |pods: &[TestServer]| pods.iter().map(|pod| pod.pod.metrics.moved.get()).sum::<u64>();
-    assert_eq!(moved(&pods), 0, "one of the three is not known");
-    pods.push(start(&place, &all, 2));
+    let moved = |servers: &[TestServer]| {
+        servers.iter().map(|server| server.server.metrics.edges_rebalanced.get()).sum::<u64>()
+    };
+    assert_eq!(moved(&servers), 0, "one of the three is not known");
+    servers.push(start(&place, &all, 2));
     balancer.add(all[2]);
-    wait_within(Duration::from_secs(3600), "the new pod has its share", || nodes(&pods[2]) >= EDGES / 3 - 1)
-        .await;
+    wait_within(Duration::from_secs(3600), "the new pod has its share", || {
+        nodes(&servers[2]) >= EDGES / 3 - 1
+    })
+    .await;
     for client in &mut clients {
         echoed(client, "on whichever path").await;
     }
@@ -56,23 +60,23 @@ async fn a_third_pod_that_comes_late_gets_its_share_and_no_session_is_cut() {
         wait_within(Duration::from_secs(600), "old links are gone", || edge.metrics.links.get() == 1).await;
         assert_eq!(edge.metrics.resets.counted("given_up") + edge.metrics.resets.counted("busy"), 0);
     }
-    let asked = moved(&pods);
+    let asked = moved(&servers);
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!(moved(&pods) <= asked + 3, "it comes to rest: {asked}, then {}", moved(&pods));
-    assert_eq!(pods.iter().map(nodes).sum::<usize>(), EDGES, "each node is at one pod");
+    assert!(moved(&servers) <= asked + 3, "it comes to rest: {asked}, then {}", moved(&servers));
+    assert_eq!(servers.iter().map(nodes).sum::<usize>(), EDGES, "each node is at one pod");
 }
 
 #[tokio::test]
 async fn an_edge_that_is_told_where_to_link_does_so_only_if_its_cloud_has_that_address() {
     let place = TestDir::new();
-    let mut pod = peer::ScriptedServer::start(&place).await;
-    let other = peer::ScriptedServer::start(&place).await;
-    let _edge = start_edge(&place.edge("node1", pod.at, ""));
-    let mut call = pod.call().await;
+    let mut server = remote::ScriptedServer::start(&place).await;
+    let other = remote::ScriptedServer::start(&place).await;
+    let _edge = start_edge(&place.edge("node1", server.at, ""));
+    let mut call = server.call().await;
     call.answer(Some(Instance::random()));
     let body = FrameKind::Drain(Some(other.at));
     call.send(to_message(Frame { node: "node1".parse().unwrap(), body })).await;
-    let mut again = pod.call().await;
+    let mut again = server.call().await;
     again.answer(Some(Instance::random()));
     assert_eq!(other.connections(), 0, "a stranger's address counts for nothing");
 }

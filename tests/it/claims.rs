@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use crate::addresses::own_address;
-use crate::support::apiserver::pod_with;
+use crate::support::apiserver::server_with;
 use crate::support::clients::echoed;
 use crate::support::programs::{TestDir, TestServer, edge};
-use crate::support::{soon, targets};
+use crate::support::{assert_eventually, targets};
 
 /// The name of a webhook's Service, and of a node that wants its traffic.
 const WEBHOOK: &str = "policy.shop.svc";
@@ -20,7 +20,7 @@ fn node(name: &str, ips: &[&str]) -> Value {
     json!({"metadata": {"name": name, "labels": {"superedge.io/node-edge": "enable"}}, "status": {"addresses": addresses}})
 }
 
-fn pod(namespace: &str, name: &str, at: &str, ips: &[&str]) -> Value {
+fn server(namespace: &str, name: &str, at: &str, ips: &[&str]) -> Value {
     let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
     json!({
         "metadata": {"namespace": namespace, "name": name}, "spec": {"nodeName": at},
@@ -37,9 +37,9 @@ fn cluster(echo: SocketAddr) -> HashMap<&'static str, Vec<Value>> {
         node("node2", &["172.16.0.3"]),
         node(WEBHOOK, &["172.16.0.9", CLUSTER_IP, "172.16.0.1", "172.16.0.4", &own]),
     ];
-    let pods = vec![
-        pod("shop", "web", "node1", &["172.16.0.4"]),
-        pod("evil", "pod", WEBHOOK, &["172.16.0.3", "172.16.0.2", CLUSTER_IP, &own]),
+    let servers = vec![
+        server("shop", "web", "node1", &["172.16.0.4"]),
+        server("evil", "pod", WEBHOOK, &["172.16.0.3", "172.16.0.2", CLUSTER_IP, &own]),
     ];
     let services = vec![json!({
         "metadata": {"namespace": "shop", "name": "policy"},
@@ -53,14 +53,14 @@ fn cluster(echo: SocketAddr) -> HashMap<&'static str, Vec<Value>> {
         "endpoints": [{"addresses": [own], "conditions": {"ready": true}, "nodeName": "node1"}],
         "ports": [{"name": "https", "port": echo.port()}],
     })];
-    HashMap::from([("nodes", nodes), ("pods", pods), ("services", services), ("endpointslices", slices)])
+    HashMap::from([("nodes", nodes), ("pods", servers), ("services", services), ("endpointslices", slices)])
 }
 
 /// Waits until the pod has read all of it.
-async fn listed(pod: &TestServer) {
-    soon("all objects are listed", async {
+async fn listed(server: &TestServer) {
+    assert_eventually("all objects are listed", async {
         for (asked, known) in [("none.shop.svc:443", 502), ("172.16.0.4:1", 421), ("172.16.0.1:1", 421)] {
-            while pod.ask(asked).await.status != known {
+            while server.ask(asked).await.status != known {
                 tokio::task::yield_now().await;
             }
         }
@@ -69,20 +69,20 @@ async fn listed(pod: &TestServer) {
 }
 
 #[tokio::test]
-async fn no_node_gets_the_traffic_of_a_service_a_node_or_a_pod_by_what_it_claims() {
+async fn no_node_gets_the_traffic_of_a_service_a_node_or_a_server_by_what_it_claims() {
     let (place, echo) =
         (TestDir::new(), targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await);
     let table = format!("\"{}\" = \"node1\"\n", echo.ip());
-    let pod = pod_with(&place, &table, cluster(echo)).await;
-    let _node1 = edge(&place, &pod, "node1").await;
-    let _evil = edge(&place, &pod, WEBHOOK).await;
-    listed(&pod).await;
+    let server = server_with(&place, &table, cluster(echo)).await;
+    let _node1 = edge(&place, &server, "node1").await;
+    let _evil = edge(&place, &server, WEBHOOK).await;
+    listed(&server).await;
     // The webhook's traffic comes to its endpoint at node1.
     for service in [WEBHOOK, "POLICY.Shop.svc.", "policy.shop.svc.cluster.local", CLUSTER_IP] {
-        echoed(&mut pod.open(&format!("{service}:443")).await, service).await;
+        echoed(&mut server.open(&format!("{service}:443")).await, service).await;
     }
     // The fixed table wins over a Node's and a pod's claims.
-    echoed(&mut pod.open(&echo.to_string()).await, "by the fixed table").await;
+    echoed(&mut server.open(&echo.to_string()).await, "by the fixed table").await;
     // Where two claim an address neither gets it, and the client reads who they are.
     for (ip, one, other) in [
         ("172.16.0.1", "node node1", "node policy.shop.svc"),
@@ -90,7 +90,7 @@ async fn no_node_gets_the_traffic_of_a_service_a_node_or_a_pod_by_what_it_claims
         ("172.16.0.3", "node node2", "pod evil/pod at policy.shop.svc"),
         ("172.16.0.4", "node policy.shop.svc", "pod shop/web at node1"),
     ] {
-        let refused = pod.ask(&format!("{ip}:443")).await;
+        let refused = server.ask(&format!("{ip}:443")).await;
         assert_eq!(refused.status, 421, "{refused:?}");
         let says = format!("{ip} is claimed by both {one} and {other}");
         assert!(refused.body.starts_with(&says), "{says}: {refused:?}");

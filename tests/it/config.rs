@@ -3,17 +3,17 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tunnel::config::edge::EdgeConfig as Settings;
-use tunnel::config::server::Cloud;
+use tunnel::config::server::ServerConfig;
 use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
-use tunnel::server::Pod;
+use tunnel::server::Server;
 
 use crate::support::clients::{echoed, head};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at};
-use crate::support::{beside, soon, targets};
+use crate::support::{assert_eventually, beside, targets};
 
 #[tokio::test]
-async fn superedges_spelling_starts_a_pod_and_an_edge() {
+async fn superedges_spelling_starts_a_server_and_an_edge() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dir = place.path().display();
     let cloud = format!(
@@ -48,10 +48,11 @@ proxyip = "127.0.0.1"
 [mode.cloud.https]
 "#
     );
-    let (settings, warnings) = Cloud::read(&cloud, &Environment::default()).unwrap();
+    let (settings, warnings) = ServerConfig::read(&cloud, &Environment::default()).unwrap();
     assert!(!warnings.is_empty(), "what is not served is named");
-    let pod = Pod::start(settings, None).unwrap();
-    let ports = [pod.bound.grpc, pod.bound.connect().unwrap(), pod.bound.log, pod.bound.metrics.unwrap()];
+    let server = Server::start(settings, None).unwrap();
+    let ports =
+        [server.bound.grpc, server.bound.connect().unwrap(), server.bound.log, server.bound.metrics.unwrap()];
     assert!(ports.iter().all(|at| at.ip().is_unspecified() && at.port() != 0), "{ports:?}");
 
     let edge = format!(
@@ -69,20 +70,21 @@ logport = 0
 cert = "{dir}/cloud.crt"
 key = "{dir}/cloud.key"
 "#,
-        pod.bound.grpc.port()
+        server.bound.grpc.port()
     );
     let env = Environment { node_name: Some("node1".into()), ..Environment::default() };
     let _edge = Edge::start(Settings::read(&edge, &env).unwrap().0, None).unwrap();
-    let pod = TestServer { connect: ([127, 0, 0, 1], pod.bound.connect().unwrap().port()).into(), pod };
-    pod.has("node1").await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    let server =
+        TestServer { connect: ([127, 0, 0, 1], server.bound.connect().unwrap().port()).into(), server };
+    server.has("node1").await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
 async fn an_edge_dials_through_the_proxy_of_its_environment() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let grpc = pod.pod.bound.grpc;
+    let server = TestServer::start(&place);
+    let grpc = server.server.bound.grpc;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
     let (told, mut tells) = tokio::sync::mpsc::channel(1);
@@ -101,11 +103,11 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
     // A name that only the proxy can resolve.
     let text = place.edge("node1", format!("{NAME}:9000"), "");
     let _edge = Edge::start(Settings::read(&text, &env).unwrap().0, None).unwrap();
-    let asked = soon("a request to the proxy", tells.recv()).await.unwrap();
+    let asked = assert_eventually("a request to the proxy", tells.recv()).await.unwrap();
     assert!(asked.starts_with("CONNECT cloud.test:9000 HTTP/1.1\r\nHost: cloud.test:9000\r\n"), "{asked}");
     assert!(asked.contains("\r\nProxy-Authorization: Basic dXNlcjpwYXNzIHdvcmQ=\r\n"), "{asked}");
-    pod.has("node1").await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    server.has("node1").await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
@@ -117,14 +119,14 @@ async fn a_port_that_was_asked_for_and_cannot_be_had_starts_nothing() {
         "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"",
         &format!("[mode.cloud.ssh]\nlisten = \"{at}\""),
     );
-    let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
-    let failed = format!("{:#}", Pod::start(settings, None).unwrap_err());
+    let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
+    let failed = format!("{:#}", Server::start(settings, None).unwrap_err());
     assert!(failed.contains("mode.cloud.ssh.listen") && failed.contains(&at.to_string()), "{failed}");
     drop(taken);
 
     std::fs::remove_file(place.path().join("cloud.key")).unwrap();
-    let (settings, _) = Cloud::read(&place.cloud(""), &Environment::default()).unwrap();
-    let failed = format!("{:#}", Pod::start(settings, None).unwrap_err());
+    let (settings, _) = ServerConfig::read(&place.cloud(""), &Environment::default()).unwrap();
+    let failed = format!("{:#}", Server::start(settings, None).unwrap_err());
     assert!(failed.contains("cloud.key"), "{failed}");
 }
 
@@ -136,15 +138,16 @@ async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
         let _ = socket.write_all(b"over IPv6").await;
     })
     .await;
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     let token_file = format!("token_file = \"{}/mine\"", place.path().display());
-    let text =
-        place.edge("node1", pod.pod.bound.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
+    let text = place
+        .edge("node1", server.server.bound.grpc, "")
+        .replace(&format!("token = \"{TOKEN}\""), &token_file);
     let _edge = Edge::start(Settings::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-    pod.has("node1").await;
+    server.has("node1").await;
     // The node's own name is tried on 127.0.0.1 and on [::1].
-    let mut client = pod.open(&at("node1", banner)).await;
+    let mut client = server.open(&at("node1", banner)).await;
     let mut all = String::new();
-    soon("the banner", client.read_to_string(&mut all)).await.unwrap();
+    assert_eventually("the banner", client.read_to_string(&mut all)).await.unwrap();
     assert_eq!(all, "over IPv6");
 }

@@ -5,37 +5,37 @@ use tokio::net::TcpStream;
 
 use crate::support::clients::{self, ESTABLISHED, echoed, head, is_reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
-use crate::support::{soon, targets};
+use crate::support::{assert_eventually, targets};
 
 #[tokio::test]
 async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
     echoed(&mut client, "again").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "over"), 1);
-    assert_eq!((pod.pod.metrics.bytes_up.get(), pod.pod.metrics.bytes_down.get()), (10, 10));
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 1);
+    assert_eq!((server.server.metrics.bytes_up.get(), server.server.metrics.bytes_down.get()), (10, 10));
 }
 
 #[tokio::test]
 async fn a_nodes_name_counts_in_any_case() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "Node1").await;
-    echoed(&mut pod.open(&at("nODE1", echo)).await, "hello").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "Node1").await;
+    echoed(&mut server.open(&at("nODE1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
 async fn requests_of_every_kind_of_client_are_understood() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
     for request in [
         format!("CONNECT {target} HTTP/1.0\r\n\r\n"),
@@ -43,7 +43,7 @@ async fn requests_of_every_kind_of_client_are_understood() {
         format!("CONNECT {target} HTTP/1.1\r\nHost: somewhere.else:1\r\nTraceid: t\r\n\r\n"),
         format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nProxy-Connection: keep-alive\r\n\r\n"),
     ] {
-        let mut client = TcpStream::connect(pod.connect).await.unwrap();
+        let mut client = TcpStream::connect(server.connect).await.unwrap();
         client.write_all(request.as_bytes()).await.unwrap();
         let answer = head(&mut client).await;
         // An HTTP/1.0 client may be told its own version.
@@ -55,24 +55,24 @@ async fn requests_of_every_kind_of_client_are_understood() {
 #[tokio::test]
 async fn bytes_that_come_behind_the_head_are_kept() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = TcpStream::connect(pod.connect).await.unwrap();
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = TcpStream::connect(server.connect).await.unwrap();
     let mut all = format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", echo)).into_bytes();
-    let early = targets::pattern(50_000);
-    all.extend_from_slice(&early);
+    let buffered = targets::pattern(50_000);
+    all.extend_from_slice(&buffered);
     client.write_all(&all).await.unwrap();
     assert_eq!(head(&mut client).await, ESTABLISHED);
     client.shutdown().await.unwrap();
-    assert!(rest(&mut client).await == early);
+    assert!(rest(&mut client).await == buffered);
 }
 
 #[tokio::test]
 async fn a_client_may_end_its_direction_with_its_head() {
     let (place, source) = (TestDir::new(), targets::source(100_000).await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = TcpStream::connect(pod.connect).await.unwrap();
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = TcpStream::connect(server.connect).await.unwrap();
     let request = format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", source));
     client.write_all(request.as_bytes()).await.unwrap();
     client.shutdown().await.unwrap();
@@ -83,13 +83,13 @@ async fn a_client_may_end_its_direction_with_its_head() {
 #[tokio::test]
 async fn the_clients_end_leaves_the_targets_answer_its_way() {
     let (place, sink) = (TestDir::new(), targets::sink().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", sink)).await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", sink)).await;
     client.write_all(&targets::pattern(300_000)).await.unwrap();
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"300000");
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
@@ -107,14 +107,14 @@ async fn the_targets_end_leaves_the_clients_bytes_their_way() {
         }
     })
     .await;
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", target)).await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", target)).await;
     assert_eq!(rest(&mut client).await, b"", "the target's end arrives");
     client.write_all(&targets::pattern(200_000)).await.unwrap();
     client.shutdown().await.unwrap();
-    assert!(soon("all bytes", tells.recv()).await.unwrap() == targets::pattern(200_000));
-    pod.forgets_all().await;
+    assert!(assert_eventually("all bytes", tells.recv()).await.unwrap() == targets::pattern(200_000));
+    server.assert_idle().await;
 }
 
 #[tokio::test]
@@ -132,17 +132,17 @@ async fn the_whole_answer_arrives_though_the_client_still_sends() {
         }
     })
     .await;
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
     for round in 0..50 {
-        let (mut from, mut to) = pod.open(&at("node1", target)).await.into_split();
+        let (mut from, mut to) = server.open(&at("node1", target)).await.into_split();
         let sends = crate::support::beside(async move { while to.write_all(&[1; 4096]).await.is_ok() {} });
         let mut all = Vec::new();
-        soon("the answer's end", from.read_to_end(&mut all)).await.unwrap();
+        assert_eventually("the answer's end", from.read_to_end(&mut all)).await.unwrap();
         sends.abort();
         assert!(all == targets::pattern(200_000), "round {round}: {} bytes", all.len());
     }
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
 }
 
@@ -154,13 +154,13 @@ async fn a_target_that_speaks_first_is_heard_behind_the_head() {
         let _ = socket.read_u8().await;
     })
     .await;
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = TcpStream::connect(pod.connect).await.unwrap();
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = TcpStream::connect(server.connect).await.unwrap();
     client.write_all(format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", target)).as_bytes()).await.unwrap();
     assert_eq!(head(&mut client).await, ESTABLISHED);
     let mut banner = [0; 16];
-    soon("the banner", client.read_exact(&mut banner)).await.unwrap();
+    assert_eventually("the banner", client.read_exact(&mut banner)).await.unwrap();
     assert_eq!(&banner, b"SSH-2.0-banner\r\n");
 }
 
@@ -168,15 +168,15 @@ async fn a_target_that_speaks_first_is_heard_behind_the_head() {
 async fn a_client_that_breaks_off_breaks_its_target_off() {
     let place = TestDir::new();
     let (target, mut tells) = targets::broken_off().await;
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", target)).await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", target)).await;
     client.write_all(b"half a fi").await.unwrap();
     clients::reset(client);
-    let kind = soon("the target's error", tells.recv()).await.unwrap();
+    let kind = assert_eventually("the target's error", tells.recv()).await.unwrap();
     assert_eq!(kind, std::io::ErrorKind::ConnectionReset);
-    pod.forgets_all().await;
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "client_failed"), 1);
+    server.assert_idle().await;
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "client_failed"), 1);
 }
 
 #[tokio::test]
@@ -187,10 +187,10 @@ async fn a_target_that_breaks_off_breaks_its_client_off() {
         clients::reset(socket);
     })
     .await;
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", target)).await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", target)).await;
     client.write_all(b"x").await.unwrap();
     is_reset(&mut client).await;
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }

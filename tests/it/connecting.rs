@@ -7,18 +7,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
-use tunnel::command::Failure;
-use tunnel::command::connect::{self, Connect};
-use tunnel::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig};
+use tunnel::command::CommandError;
+use tunnel::command::connect::{self, ConnectArgs};
+use tunnel::net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::support::clients::{ESTABLISHED, echoed, is_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};
-use crate::support::{beside, soon, targets};
+use crate::support::{assert_eventually, beside, targets};
 
 #[derive(Debug, Parser)]
 struct Line {
     #[command(flatten)]
-    connect: Connect,
+    connect: ConnectArgs,
 }
 
 /// One that listens at a port of this machine, and what it says.
@@ -26,7 +26,7 @@ struct Local {
     at: SocketAddr,
     says: mpsc::Receiver<String>,
     stop: oneshot::Sender<()>,
-    ended: tokio::task::JoinHandle<Result<String, Failure>>,
+    ended: tokio::task::JoinHandle<Result<String, CommandError>>,
 }
 
 impl Local {
@@ -39,7 +39,7 @@ impl Local {
             let say = move |line: &str| say.try_send(line.to_owned()).unwrap();
             connect::connect(&asked, async { stopped.await.unwrap() }, say).await
         });
-        let line = soon("the port", says.recv()).await.unwrap();
+        let line = assert_eventually("the port", says.recv()).await.unwrap();
         let at = line.split_whitespace().next().unwrap().parse().unwrap();
         Self { at, says, stop, ended }
     }
@@ -50,16 +50,16 @@ impl Local {
 
     async fn ends(self) {
         self.stop.send(()).unwrap();
-        assert_eq!(soon("its end", self.ended).await.unwrap(), Ok(String::new()));
+        assert_eq!(assert_eventually("its end", self.ended).await.unwrap(), Ok(String::new()));
     }
 }
 
 #[tokio::test]
 async fn a_local_port_leads_to_the_target_and_each_end_is_passed_on() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let local = Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", echo)]).await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let local = Local::start(&[&format!("--through=http://{}", server.connect), &at("node1", echo)]).await;
     let mut client = local.client().await;
     echoed(&mut client, "hello").await;
     client.write_all(b"last").await.unwrap();
@@ -69,12 +69,12 @@ async fn a_local_port_leads_to_the_target_and_each_end_is_passed_on() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_in_the_pods_words() {
+async fn a_refusal_is_told_in_the_servers_words() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut local = Local::start(&[&format!("--through=http://{}", pod.connect), "nobody:22"]).await;
+    let server = TestServer::start(&place);
+    let mut local = Local::start(&[&format!("--through=http://{}", server.connect), "nobody:22"]).await;
     is_reset(&mut local.client().await).await;
-    let said = soon("the refusal", local.says.recv()).await.unwrap();
+    let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
     assert!(said.starts_with("tunnel: 502 node nobody is not connected"), "{said}");
     local.ends().await;
 }
@@ -87,16 +87,16 @@ async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
         socket.read_u8().await.unwrap();
         reset(socket);
     });
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
     let mut local =
-        Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", breaks.await)]).await;
+        Local::start(&[&format!("--through=http://{}", server.connect), &at("node1", breaks.await)]).await;
     let mut client = local.client().await;
     client.read_exact(&mut [0; 10]).await.unwrap();
     client.write_all(b"x").await.unwrap();
     is_reset(&mut client).await;
-    let said = soon("the reason", local.says.recv()).await.unwrap();
-    let reason = format!("the session broke off: the pod {} reset the connection", pod.connect);
+    let said = assert_eventually("the reason", local.says.recv()).await.unwrap();
+    let reason = format!("the session broke off: the pod {} reset the connection", server.connect);
     assert!(said.contains(&reason), "{said}");
     local.ends().await;
 }
@@ -108,10 +108,9 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
     let dir = place.path();
     let identity = Identity { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
     let (offer, _) = TlsParams::parse("", "").unwrap();
-    let server =
-        TlsServerConfig { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
+    let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
     let acceptor = TlsAcceptor::from(server.load().unwrap().load());
-    let pod = targets::serve(move |socket| {
+    let server = targets::serve(move |socket| {
         let acceptor = acceptor.clone();
         async move {
             let mut socket = acceptor.accept(socket).await.unwrap();
@@ -124,10 +123,10 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
         }
     });
     let (through, ca) =
-        (format!("--through=https://{}", pod.await), format!("--ca={}", dir.join("ca.crt").display()));
+        (format!("--through=https://{}", server.await), format!("--ca={}", dir.join("ca.crt").display()));
     let mut local = Local::start(&[&through, &ca, "node1:22"]).await;
     is_reset(&mut local.client().await).await;
-    let said = soon("the reason", local.says.recv()).await.unwrap();
+    let said = assert_eventually("the reason", local.says.recv()).await.unwrap();
     assert!(said.contains("closed the connection without ending TLS; its access log"), "{said}");
     local.ends().await;
 }
@@ -140,14 +139,14 @@ async fn a_local_client_that_breaks_off_resets_the_connection_to_the_target() {
         let tell = tell.clone();
         async move { tell.send(socket.read_to_end(&mut Vec::new()).await.is_err()).await.unwrap() }
     });
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
     let local =
-        Local::start(&[&format!("--through=http://{}", pod.connect), &at("node1", reads.await)]).await;
+        Local::start(&[&format!("--through=http://{}", server.connect), &at("node1", reads.await)]).await;
     let mut client = local.client().await;
     client.write_all(b"half of it").await.unwrap();
     reset(client);
-    assert!(soon("the end at the target", told.recv()).await.unwrap(), "it looks complete");
+    assert!(assert_eventually("the end at the target", told.recv()).await.unwrap(), "it looks complete");
     local.ends().await;
 }
 
@@ -157,9 +156,9 @@ async fn a_user_proves_itself_with_the_password_of_a_file() {
     // bcrypt of "pass word", at the least cost.
     let hash = bcrypt::hash("pass word", 4).unwrap();
     let users = place.file("users", &format!("ann:{hash}\n"));
-    let pod = TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n", users.display()));
-    let _edge = edge(&place, &pod, "node1").await;
-    let through = format!("--through=http://ann@{}", pod.connect);
+    let server = TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n", users.display()));
+    let _edge = edge(&place, &server, "node1").await;
+    let through = format!("--through=http://ann@{}", server.connect);
     for (password, code) in [("pass word\n", None), ("wrong", Some("407"))] {
         let file = format!("--password-file={}", place.file("password", password).display());
         let mut local = Local::start(&[&through, &file, &at("node1", echo)]).await;
@@ -167,7 +166,7 @@ async fn a_user_proves_itself_with_the_password_of_a_file() {
         match code {
             None => echoed(&mut client, "hello").await,
             Some(code) => {
-                let said = soon("the refusal", local.says.recv()).await.unwrap();
+                let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
                 assert!(said.starts_with(&format!("tunnel: {code}")), "{said}");
             }
         }
@@ -183,10 +182,10 @@ async fn tls_and_a_certificate_open_the_egress_port() {
     let table = format!(
         "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = [\"ops\"]\n"
     );
-    let pod = TestServer::with(&place, &table);
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::with(&place, &table);
+    let _edge = edge(&place, &server, "node1").await;
     let identity = place.client("ops");
-    let through = format!("--through=https://{}", pod.port("egress"));
+    let through = format!("--through=https://{}", server.port("egress"));
     let (ca, cert) = (format!("--ca={dir}/ca.crt"), format!("--cert={}", identity.cert.display()));
     let key = format!("--key={}", identity.key.display());
     let local = Local::start(&[&through, &ca, &cert, &key, &at("node1", echo)]).await;
@@ -198,18 +197,18 @@ async fn tls_and_a_certificate_open_the_egress_port() {
     let mut local = Local::start(&[&through, &ca, &at("node1", echo)]).await;
     let mut client = local.client().await;
     let _ = client.read(&mut [0]).await;
-    let said = soon("the refusal", local.says.recv()).await.unwrap();
-    assert!(said.contains(&pod.port("egress").to_string()), "{said}");
+    let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
+    assert!(said.contains(&server.port("egress").to_string()), "{said}");
     local.ends().await;
 }
 
 #[tokio::test]
-async fn a_unix_socket_of_the_pod_is_a_way_too() {
+async fn a_unix_socket_of_the_server_is_a_way_too() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
-    let pod =
+    let server =
         TestServer::with(&place, &format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display()));
-    let _edge = edge(&place, &pod, "node1").await;
+    let _edge = edge(&place, &server, "node1").await;
     let local = Local::start(&[&format!("--through=unix:{}", path.display()), &at("node1", echo)]).await;
     echoed(&mut local.client().await, "hello").await;
     local.ends().await;

@@ -6,20 +6,20 @@ use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
 };
 use tunnel::command::Mode;
-use tunnel::command::doctor::{self, Doctor};
+use tunnel::command::doctor::{self, DoctorArgs};
 
 use crate::certificates::Authority;
-use crate::support::peer::ScriptedServer;
-use crate::support::pods;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, edge};
-use crate::support::{soon, targets};
+use crate::support::remote::ScriptedServer;
+use crate::support::servers;
+use crate::support::{assert_eventually, targets};
 
 /// What the doctor finds of a config: for each check its state and what was found.
 async fn found(
     place: &TestDir,
     mode: Mode,
     text: &str,
-    more: impl FnOnce(&mut Doctor),
+    more: impl FnOnce(&mut DoctorArgs),
 ) -> Vec<(String, String, String)> {
     found_in(place, mode, text, |_| None, more).await
 }
@@ -29,12 +29,12 @@ async fn found_in(
     mode: Mode,
     text: &str,
     variable: fn(&str) -> Option<String>,
-    more: impl FnOnce(&mut Doctor),
+    more: impl FnOnce(&mut DoctorArgs),
 ) -> Vec<(String, String, String)> {
     let config = Some(place.file("doctor.toml", text));
-    let mut asked = Doctor { mode, config, target: Vec::new(), node: None, kubeconfig: None, json: true };
+    let mut asked = DoctorArgs { mode, config, target: Vec::new(), node: None, kubeconfig: None, json: true };
     more(&mut asked);
-    let found = soon("the doctor's findings", doctor::run(&asked, variable)).await;
+    let found = assert_eventually("the doctor's findings", doctor::run(&asked, variable)).await;
     let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     let all: Vec<_> =
@@ -60,8 +60,8 @@ async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
 #[tokio::test]
 async fn an_edge_that_has_all_it_needs_is_well() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let text = place.edge("node1", pod.pod.bound.grpc, "");
+    let server = TestServer::start(&place);
+    let text = place.edge("node1", server.server.bound.grpc, "");
     let all = found(&place, Mode::Edge, &text, |asked| asked.target = vec![echo.into()]).await;
     for check in ["config", "port", "tls", "token", "dialect", "target"] {
         assert!(all.iter().any(|(name, state, _)| name == check && state == "good"), "{check}: {all:#?}");
@@ -72,10 +72,10 @@ async fn an_edge_that_has_all_it_needs_is_well() {
 #[tokio::test]
 async fn each_fault_on_the_way_to_the_cloud_is_named() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
-    let pod = TestServer::start(&place);
-    let (text, nothing) = (place.edge("node1", pod.pod.bound.grpc, ""), targets::nothing().await);
+    let server = TestServer::start(&place);
+    let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::nothing().await);
     fails(&place, &place.edge("node1", nothing, ""), "port", "refused").await;
-    fails(&place, &place.edge("node1", pod.connect, ""), "port", "does not speak TLS").await;
+    fails(&place, &place.edge("node1", server.connect, ""), "port", "does not speak TLS").await;
     fails(&place, &text.replace(TOKEN, "wrong"), "token", "invalid token").await;
     fails(&place, &text.replace(NAME, "other.test"), "certificate name", NAME).await;
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
@@ -95,9 +95,9 @@ async fn each_fault_on_the_way_to_the_cloud_is_named() {
 #[tokio::test]
 async fn two_machines_with_one_name_and_an_older_dialect_are_named() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    fails(&place, &place.edge("node1", pod.pod.bound.grpc, ""), "name", "node1").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    fails(&place, &place.edge("node1", server.server.bound.grpc, ""), "name", "node1").await;
 
     let mut plain = ScriptedServer::start(&place).await;
     let text = place.edge("node1", plain.at, "");
@@ -114,8 +114,8 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_named() {
 #[tokio::test]
 async fn a_target_that_is_forbidden_or_away_is_named() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let (text, nothing) = (place.edge("node1", pod.pod.bound.grpc, ""), targets::nothing().await);
+    let server = TestServer::start(&place);
+    let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::nothing().await);
     let asked = ["10.1.2.3:22".parse().unwrap(), nothing.into()];
     let all = found(&place, Mode::Edge, &text, |asking| asking.target = asked.into()).await;
     let told: Vec<_> = all.iter().filter(|(check, ..)| check == "target").map(|(_, _, told)| told).collect();
@@ -154,9 +154,9 @@ async fn dates_the_clock_and_the_kind_of_a_certificate_are_named() {
     for (check, change) in changes {
         let place = TestDir::new();
         certify(&place, change);
-        let pod = TestServer::start(&place);
-        fails(&place, &place.edge("node1", pod.pod.bound.grpc, ""), check, "its certificate").await;
-        let all = found(&place, Mode::Cloud, &place.cloud(""), |_| ()).await;
+        let server = TestServer::start(&place);
+        fails(&place, &place.edge("node1", server.server.bound.grpc, ""), check, "its certificate").await;
+        let all = found(&place, Mode::Server, &place.cloud(""), |_| ()).await;
         let told = |(name, state, told): &(String, String, String)| {
             name == check && state == "bad" && told.contains("cloud.crt")
         };
@@ -165,21 +165,22 @@ async fn dates_the_clock_and_the_kind_of_a_certificate_are_named() {
 }
 
 #[tokio::test]
-async fn a_pods_siblings_and_what_it_publishes_are_looked_at() {
+async fn a_servers_peers_and_what_it_publishes_are_looked_at() {
     let (place, other) = (TestDir::new(), TestDir::new());
-    let (sibling, stranger) = (TestServer::start(&place), TestServer::start(&other));
+    let (peer, stranger) = (TestServer::start(&place), TestServer::start(&other));
     let nothing = targets::nothing().await;
-    let list =
-        [sibling.pod.bound.grpc, stranger.pod.bound.grpc, nothing].map(|at| format!("\"{at}\"")).join(", ");
-    let dns = pods::Dns::start(pods::DnsScript::NoSuchName).await;
+    let list = [peer.server.bound.grpc, stranger.server.bound.grpc, nothing]
+        .map(|at| format!("\"{at}\""))
+        .join(", ");
+    let dns = servers::Dns::start(servers::DnsScript::NoSuchName).await;
     let registry = format!(
         "[mode.cloud.registry]\nsiblings = [{list}]\npublish = \"hosts\"\nhosts = \"{}/none/hosts\"\ndns = [\"{}\"]\n",
         place.path().display(),
         dns.at
     );
     let pod_ip = |name: &str| (name == "POD_IP").then(|| "127.0.0.9".to_owned());
-    let asks = |asked: &mut Doctor| asked.node = Some("node1".parse().unwrap());
-    let all = found_in(&place, Mode::Cloud, &place.cloud(&registry), pod_ip, asks).await;
+    let asks = |asked: &mut DoctorArgs| asked.node = Some("node1".parse().unwrap());
+    let all = found_in(&place, Mode::Server, &place.cloud(&registry), pod_ip, asks).await;
     let states = |check: &str| {
         all.iter().filter(|(name, ..)| name == check).map(|(_, state, _)| state.as_str()).collect::<Vec<_>>()
     };

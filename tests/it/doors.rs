@@ -13,13 +13,13 @@ use tunnel::net::fd_limit;
 
 use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
-use crate::support::{beside, soon, targets, wait_until, wait_within};
+use crate::support::{assert_eventually, beside, targets, wait_until, wait_within};
 
 /// A connection from one of this machine's many addresses.
 async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::new(from.parse::<IpAddr>().unwrap(), 0)).unwrap();
-    soon("a connection", socket.connect(to)).await.unwrap()
+    assert_eventually("a connection", socket.connect(to)).await.unwrap()
 }
 
 /// Connections that say nothing. One test at a time has such a crowd, for the whole process shares one limit of files.
@@ -44,8 +44,8 @@ async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
 }
 
 /// What a CONNECT from an address is told.
-async fn ask_from(from: &str, pod: &TestServer, target: &str) -> Answer {
-    let mut socket = connect_from(from, pod.connect).await;
+async fn ask_from(from: &str, server: &TestServer, target: &str) -> Answer {
+    let mut socket = connect_from(from, server.connect).await;
     let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n");
     // Who is sent away at once may have been closed by then.
     let _ = socket.write_all(request.as_bytes()).await;
@@ -53,8 +53,8 @@ async fn ask_from(from: &str, pod: &TestServer, target: &str) -> Answer {
 }
 
 /// A session from an address.
-async fn open_from(from: &str, pod: &TestServer, target: &str) -> TcpStream {
-    let mut socket = connect_from(from, pod.connect).await;
+async fn open_from(from: &str, server: &TestServer, target: &str) -> TcpStream {
+    let mut socket = connect_from(from, server.connect).await;
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
     assert_eq!(head(&mut socket).await, ESTABLISHED);
     socket
@@ -63,20 +63,20 @@ async fn open_from(from: &str, pod: &TestServer, target: &str) -> TcpStream {
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_from_one_address_keep_no_edge_out() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let begun = Instant::now();
-    let _silent = silent(SILENT, OTHER, pod.pod.bound.grpc).await;
+    let server = TestServer::start(&place);
+    let started = Instant::now();
+    let _silent = silent(SILENT, OTHER, server.server.bound.grpc).await;
     let linked = Instant::now();
-    let _edge = edge(&place, &pod, "node1").await;
+    let _edge = edge(&place, &server, "node1").await;
     assert!(linked.elapsed() < Duration::from_secs(5), "linked after {:?}", linked.elapsed());
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    let refused = |cause| server.server.metrics.calls_refused.counted(cause);
     let all = u64::try_from(SILENT).unwrap();
     wait_within(Duration::from_secs(30), "they are closed", || {
         refused("silent") + refused("gave_way") == all
     })
     .await;
-    let took = begun.elapsed();
+    let took = started.elapsed();
     assert!(took < Duration::from_secs(20), "they were let stay for {took:?}");
 }
 
@@ -91,48 +91,49 @@ async fn edges_behind_one_address_come_back_beside_silent_connections_from_there
 
 /// How long it takes until many edges are linked that come at once from an address, beside so many silent connections.
 async fn come_back(place: &TestDir, others: usize) -> Duration {
-    let pod = TestServer::start(place);
-    let _silent = silent(others, "127.0.0.1", pod.pod.bound.grpc).await;
-    let begun = Instant::now();
-    let edges: Vec<Edge> =
-        (0..EDGES).map(|n| start_edge(&place.edge(&format!("edge{n}"), pod.pod.bound.grpc, ""))).collect();
-    wait_until("all are linked", || pod.pod.registry.nodes().len() == EDGES).await;
-    let took = begun.elapsed();
-    join_all(edges.into_iter().map(|edge| edge.stop(async {}))).await;
+    let server = TestServer::start(place);
+    let _silent = silent(others, "127.0.0.1", server.server.bound.grpc).await;
+    let started = Instant::now();
+    let edges: Vec<Edge> = (0..EDGES)
+        .map(|n| start_edge(&place.edge(&format!("edge{n}"), server.server.bound.grpc, "")))
+        .collect();
+    wait_until("all are linked", || server.server.registry.nodes().len() == EDGES).await;
+    let took = started.elapsed();
+    join_all(edges.into_iter().map(|edge| edge.shutdown(async {}))).await;
     took
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_from_one_address_keep_no_client_out() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut silent = silent(SILENT, OTHER, pod.connect).await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut silent = silent(SILENT, OTHER, server.connect).await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     // From the very address, too: whoever has been silent for longest gives way.
-    echoed(&mut open_from(OTHER, &pod, &at("node1", echo)).await, "hello").await;
+    echoed(&mut open_from(OTHER, &server, &at("node1", echo)).await, "hello").await;
     assert_eq!(rest(&mut silent.sockets[0]).await, b"", "the oldest was closed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, "allow_from = [\"127.0.0.1\"]");
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::with(&place, "allow_from = [\"127.0.0.1\"]");
+    let _edge = edge(&place, &server, "node1").await;
     // Nothing was asked yet.
-    let text = rest(&mut connect_from(OTHER, pod.connect).await).await;
+    let text = rest(&mut connect_from(OTHER, server.connect).await).await;
     assert!(text.starts_with(b"HTTP/1.1 403 your address 127.0.0.77 is not allowed here\r\n"), "{text:?}");
     for _ in 0..50 {
-        let answer = ask_from(OTHER, &pod, &at("node1", echo)).await;
+        let answer = ask_from(OTHER, &server, &at("node1", echo)).await;
         assert_eq!(
             (answer.status, answer.phrase.as_str()),
             (403, "your address 127.0.0.77 is not allowed here")
         );
         assert!(answer.head.contains("connection: close"), "{answer:?}");
     }
-    let _silent = silent(SILENT, OTHER, pod.connect).await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    let forbidden = || pod.pod.metrics.connections_refused.counted("forbidden");
+    let _silent = silent(SILENT, OTHER, server.connect).await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    let forbidden = || server.server.metrics.connections_refused.counted("forbidden");
     let all = u64::try_from(SILENT).unwrap() + 51;
     wait_until("all are counted", || forbidden() == all).await;
 }
@@ -140,63 +141,63 @@ async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
 #[tokio::test]
 async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let _silent = silent(200, "127.0.0.1", pod.pod.bound.log).await;
+    let server = TestServer::start(&place);
+    let _silent = silent(200, "127.0.0.1", server.server.bound.log).await;
     for _ in 0..10 {
-        assert_eq!(get(pod.pod.bound.log, "/livez").await.status, 200);
+        assert_eq!(get(server.server.bound.log, "/livez").await.status, 200);
     }
 }
 
 #[tokio::test]
 async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
     for field in ["Content-Length: 5", "Transfer-Encoding: chunked"] {
-        let mut socket = TcpStream::connect(pod.connect).await.unwrap();
+        let mut socket = TcpStream::connect(server.connect).await.unwrap();
         let request = format!("CONNECT {target} HTTP/1.1\r\n{field}\r\n\r\nearly");
         socket.write_all(request.as_bytes()).await.unwrap();
         let answer = answer(socket).await;
         assert_eq!(answer.status, 400, "{field}: {answer:?}");
     }
-    let mut socket = TcpStream::connect(pod.connect).await.unwrap();
+    let mut socket = TcpStream::connect(server.connect).await.unwrap();
     let request = format!("CONNECT {target} HTTP/1.1\r\nContent-Length: 0\r\n\r\nearly");
     socket.write_all(request.as_bytes()).await.unwrap();
     assert_eq!(head(&mut socket).await, ESTABLISHED);
-    let mut early = [0; 5];
-    soon("early bytes", socket.read_exact(&mut early)).await.unwrap();
-    assert_eq!(&early, b"early");
+    let mut buffered = [0; 5];
+    assert_eventually("early bytes", socket.read_exact(&mut buffered)).await.unwrap();
+    assert_eq!(&buffered, b"early");
 }
 
 #[tokio::test]
 async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, "[mode.cloud.session]\nmax = 8");
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::with(&place, "[mode.cloud.session]\nmax = 8");
+    let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
-    let mut held = [pod.open(&target).await, pod.open(&target).await];
-    let refused = pod.ask(&target).await;
+    let mut held = [server.open(&target).await, server.open(&target).await];
+    let refused = server.ask(&target).await;
     assert_eq!(refused.status, 503, "{refused:?}");
     let key = "[mode.cloud.session] max_for_client of the pod";
     assert!(refused.phrase.contains(key), "{refused:?}");
-    echoed(&mut open_from(OTHER, &pod, &target).await, "hello").await;
+    echoed(&mut open_from(OTHER, &server, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();
     rest(&mut held[0]).await;
-    wait_until("its share is free again", || pod.pod.metrics.sessions.now("ssh") <= 1).await;
-    echoed(&mut pod.open(&target).await, "hello").await;
+    wait_until("its share is free again", || server.server.metrics.sessions.now("ssh") <= 1).await;
+    echoed(&mut server.open(&target).await, "hello").await;
 }
 
 #[tokio::test]
 async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = format!("proxy_protocol = [\"{OTHER}\"]\nallow_from = [\"203.0.113.0/24\", \"127.0.0.1\"]");
-    let pod = TestServer::with(&place, &more);
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::with(&place, &more);
+    let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
     let connect = format!("CONNECT {target} HTTP/1.1\r\n\r\n");
     let says = |from: &'static str, header: &'static [u8]| {
-        let (to, request) = (pod.connect, [header, connect.as_bytes()].concat());
+        let (to, request) = (server.connect, [header, connect.as_bytes()].concat());
         async move {
             let mut socket = connect_from(from, to).await;
             socket.write_all(&request).await.unwrap();
@@ -208,7 +209,7 @@ async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() 
         let mut socket = says(OTHER, header).await;
         assert_eq!(head(&mut socket).await, ESTABLISHED);
         echoed(&mut socket, "hello").await;
-        let opened = pod.pod.metrics.connections_refused.counted("forbidden");
+        let opened = server.server.metrics.connections_refused.counted("forbidden");
         assert_eq!(opened, 0, "the balancer's own address counted");
     }
     // Whom it speaks for may be forbidden, and itself, too.
@@ -217,7 +218,7 @@ async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() 
     }
     // No header from there, and a header from elsewhere.
     let _ = rest_of(says(OTHER, b"").await).await;
-    let closed = || pod.pod.metrics.connections_refused.counted("proxy_header");
+    let closed = || server.server.metrics.connections_refused.counted("proxy_header");
     wait_until("it is counted", || closed() == 1).await;
     let garbage = says("127.0.0.1", b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n").await;
     assert_eq!(answer(garbage).await.status, 400);
@@ -232,9 +233,9 @@ async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
         &format!("listen = \"127.0.0.1:0\"\nproxy_protocol = [\"{OTHER}\"]"),
         1,
     );
-    let pod = TestServer::from_text(&text);
+    let server = TestServer::from_text(&text);
     let balancer = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (at, to) = (balancer.local_addr().unwrap(), pod.pod.bound.grpc);
+    let (at, to) = (balancer.local_addr().unwrap(), server.server.bound.grpc);
     beside(async move {
         while let Ok((mut edge, _)) = balancer.accept().await {
             let mut onward = connect_from(OTHER, to).await;
@@ -243,13 +244,13 @@ async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
         }
     });
     let _edge = start_edge(&place.edge("node1", at, ""));
-    assert_eq!(pod.has("node1").await.from.to_string(), "203.0.113.9:4000");
+    assert_eq!(server.has("node1").await.from.to_string(), "203.0.113.9:4000");
 }
 
 /// Waits for a connection's end, however that comes.
 async fn rest_of(mut socket: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
-    let _ = soon("the end", socket.read_to_end(&mut all)).await;
+    let _ = assert_eventually("the end", socket.read_to_end(&mut all)).await;
     all
 }
 

@@ -8,29 +8,29 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::base::drain::Drained;
 use tunnel::base::names::{Instance, SessionId};
-use tunnel::proto::frame::{Code, SessionError, SessionFrame};
+use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
-use crate::support::peer::ScriptedServer;
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
-use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
+use crate::support::remote::ScriptedServer;
+use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
-    soon("a closed port", async { while TcpStream::connect(at).await.is_ok() {} }).await;
+    assert_eventually("a closed port", async { while TcpStream::connect(at).await.is_ok() {} }).await;
 }
 
 #[tokio::test]
-async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish() {
+async fn a_server_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    let (log, connect, grpc) = (pod.pod.bound.log, pod.connect, pod.pod.bound.grpc);
-    let (metrics, table) = (pod.pod.metrics.clone(), pod.pod.table.clone());
+    let (log, connect, grpc) = (server.server.bound.log, server.connect, server.server.bound.grpc);
+    let (metrics, table) = (server.server.metrics.clone(), server.server.table.clone());
     assert_eq!(get(log, "/readyz").await.status, 200);
-    let stopped = beside(pod.pod.stop(pending()));
+    let stopped = beside(server.server.shutdown(pending()));
     is_closed(connect).await;
     let page = get(log, "/readyz").await;
     assert_eq!((page.status, page.body.as_str()), (503, "running: stopping\n"));
@@ -40,7 +40,7 @@ async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
     assert!(table.is_empty());
     assert_eq!(metrics.sessions.ended("ssh", "over"), 1);
     assert_eq!(metrics.links.get(), 0);
@@ -50,18 +50,18 @@ async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish
 }
 
 #[tokio::test]
-async fn a_pods_deadline_cuts_what_still_runs() {
+async fn a_servers_deadline_cuts_what_still_runs() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
-    let edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
+    let edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     hurry();
-    let begun = Instant::now();
-    let stopped = beside(pod.pod.stop(pending()));
+    let started = Instant::now();
+    let stopped = beside(server.server.shutdown(pending()));
     let ended = rest_or_reset(&mut client).await;
-    assert!(ended.is_err() && begun.elapsed().as_secs() == 7, "{ended:?} after {:?}", begun.elapsed());
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
+    assert!(ended.is_err() && started.elapsed().as_secs() == 7, "{ended:?} after {:?}", started.elapsed());
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
     wait_until("the edge has let go", || edge.table.is_empty()).await;
 }
 
@@ -70,97 +70,97 @@ async fn rest_or_reset(client: &mut TcpStream) -> std::io::Result<usize> {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_a_pod_at_once() {
+async fn a_second_signal_ends_a_server_at_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     let (signal, second) = tokio::sync::oneshot::channel();
-    let connect = pod.connect;
-    let stopped = beside(pod.pod.stop(async { drop(second.await) }));
+    let connect = server.connect;
+    let stopped = beside(server.server.shutdown(async { drop(second.await) }));
     is_closed(connect).await;
     signal.send(()).unwrap();
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
     is_reset(&mut client).await;
-    assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+    assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_pod_that_stops_takes_no_new_links() {
+async fn a_server_that_stops_takes_no_new_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    let (connect, grpc) = (pod.connect, pod.pod.bound.grpc);
-    let stopped = beside(pod.pod.stop(pending()));
+    let (connect, grpc) = (server.connect, server.server.bound.grpc);
+    let stopped = beside(server.server.shutdown(pending()));
     is_closed(connect).await;
-    let refused = peer::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
+    let refused = remote::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
     assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "this pod is stopping"));
     drop(client);
-    soon("the pod's end", stopped).await.unwrap();
+    assert_eventually("the pod's end", stopped).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     let log = edge.bound.log.unwrap();
-    let stopped = beside(edge.stop(pending()));
+    let stopped = beside(edge.shutdown(pending()));
     let asked = async {
         loop {
-            let answer = pod.ask("node1:1").await;
+            let answer = server.ask("node1:1").await;
             if answer.status == 503 {
                 break answer;
             }
         }
     };
-    assert_eq!(soon("a refusal", asked).await.phrase, "node node1: the edge is stopping");
+    assert_eq!(assert_eventually("a refusal", asked).await.phrase, "node node1: the edge is stopping");
     let page = get(log, "/readyz").await;
     assert_eq!((page.status, page.body.as_str()), (503, "running: stopping\n"));
     echoed(&mut client, "while it stops").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
-    wait_until("the pod has noticed", || pod.link("node1").is_none()).await;
+    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
+    wait_until("the pod has noticed", || server.link("node1").is_none()).await;
     is_closed(log).await;
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let server = TestServer::start(&place);
+    let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    assert_eq!(soon("the edge's end", edge.stop(pending())).await, Drained::Cut(1));
+    assert_eq!(assert_eventually("the edge's end", edge.shutdown(pending())).await, Drained::Cut(1));
     is_reset(&mut client).await;
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
+async fn sessions_that_are_cut_are_told_that_the_server_or_the_edge_is_stopping() {
     let place = TestDir::new();
-    let pod = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
-    let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    let server = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
+    let mut call = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     let accepts = async {
         let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
         call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
         id
     };
-    let (_client, id) = tokio::join!(pod.open("node1:22"), accepts);
-    let metrics = pod.pod.metrics.clone();
-    let (stopped, word) = tokio::join!(pod.pod.stop(pending()), call.word());
+    let (_client, id) = tokio::join!(server.open("node1:22"), accepts);
+    let metrics = server.server.metrics.clone();
+    let (stopped, word) = tokio::join!(server.server.shutdown(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
-    let why = |reason: &str| SessionError::new(Code::Busy, reason);
-    assert_eq!(word, (id, SessionFrame::Broken { total: 0, refusal: why("the pod is stopping") }));
+    let why = |reason: &str| SessionError::new(ErrorCode::Overloaded, reason);
+    assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the pod is stopping") }));
     assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
 
     let echo = targets::echo().await;
@@ -172,28 +172,28 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
         SessionFrame::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
     call.say(id, open).await;
     assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
-    let (stopped, word) = tokio::join!(edge.stop(pending()), call.word());
+    let (stopped, word) = tokio::join!(edge.shutdown(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
-    assert_eq!(word, (id, SessionFrame::Broken { total: 0, refusal: why("the edge is stopping") }));
+    assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the edge is stopping") }));
 }
 
 #[tokio::test]
 async fn programs_without_work_stop_at_once() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
-    let begun = Stopwatch::start();
-    assert_eq!(edge.stop(pending()).await, Drained::Finished);
-    assert_eq!(pod.pod.stop(pending()).await, Drained::Finished);
-    assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let started = Stopwatch::start();
+    assert_eq!(edge.shutdown(pending()).await, Drained::Finished);
+    assert_eq!(server.server.shutdown(pending()).await, Drained::Finished);
+    assert!(started.elapsed().as_secs() < 3, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
 async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
     let (place, source) = (TestDir::new(), targets::source(50_000).await);
-    let mut pod = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", pod.at, ""));
-    let mut call = pod.call().await;
+    let mut server = ScriptedServer::start(&place).await;
+    let edge = start_edge(&place.edge("node1", server.at, ""));
+    let mut call = server.call().await;
     call.answer(Some(Instance::random()));
     let id = SessionId::random();
     let open = SessionFrame::Open {
@@ -205,30 +205,30 @@ async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
     };
     call.say(id, open).await;
     assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
-    call.say(id, SessionFrame::Finish { total: 1 }).await;
-    let stopped = slow_reader(&mut call, id, async |_| beside(edge.stop(pending()))).await;
-    call.say(id, SessionFrame::Reset { epoch: 1, refusal: SessionError::new(Code::Over, "") }).await;
-    assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
+    call.say(id, SessionFrame::Fin { total: 1 }).await;
+    let stopped = slow_reader(&mut call, id, async |_| beside(edge.shutdown(pending()))).await;
+    call.say(id, SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "") }).await;
+    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
 }
 
 #[tokio::test]
-async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
+async fn a_server_that_stops_delivers_what_its_clients_have_said_to_the_end() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    let server = TestServer::start(&place);
+    let mut call = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     let accepts = async {
         let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
         call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
-        call.say(id, SessionFrame::Finish { total: 1 }).await;
+        call.say(id, SessionFrame::Fin { total: 1 }).await;
         id
     };
-    let (mut client, id) = tokio::join!(pod.open("node1:22"), accepts);
+    let (mut client, id) = tokio::join!(server.open("node1:22"), accepts);
     client.write_all(&targets::pattern(50_000)).await.unwrap();
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    let stopped = slow_reader(&mut call, id, async |_| beside(pod.pod.stop(pending()))).await;
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    let stopped = slow_reader(&mut call, id, async |_| beside(server.server.shutdown(pending()))).await;
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
 }
 
 /// Takes 10,000 of 50,000 bytes, and the rest a while after `stop` has begun.
@@ -246,7 +246,7 @@ async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce((
     loop {
         match call.word().await.1 {
             SessionFrame::Data(bytes) => got.extend_from_slice(&bytes),
-            SessionFrame::Finish { total } => {
+            SessionFrame::Fin { total } => {
                 assert_eq!(total, 50_001);
                 break;
             }

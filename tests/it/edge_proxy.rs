@@ -13,15 +13,15 @@ use tunnel::edge::Edge;
 use crate::http_proxy::{body, site};
 use crate::support::clients::{Answer, ESTABLISHED, ask, echoed, head, is_reset, open, rest};
 use crate::support::line::Line;
-use crate::support::pods;
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with, start_edge};
-use crate::support::{beside, soon, targets, wait_until};
+use crate::support::servers;
+use crate::support::{assert_eventually, beside, targets, wait_until};
 
 /// An edge called `asker` that links to that address, with its proxy; `more` goes on in the proxy's table.
-async fn asker(place: &TestDir, pod: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
+async fn asker(place: &TestDir, server: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
     let proxy = format!("[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
-    pod.has("asker").await;
+    server.has("asker").await;
     wait_until("the edge knows its link", || edge.metrics.links.get() > 0).await;
     let at = edge.bound.proxy.unwrap();
     (edge, at)
@@ -29,9 +29,9 @@ async fn asker(place: &TestDir, pod: &TestServer, to: SocketAddr, more: &str) ->
 
 /// A pod through which edges reach one another and loopback, and an asker that is linked to it.
 async fn alone(place: &TestDir) -> (TestServer, Edge, SocketAddr) {
-    let pod = TestServer::with(place, ALLOW);
-    let (edge, proxy) = asker(place, &pod, pod.pod.bound.grpc, "").await;
-    (pod, edge, proxy)
+    let server = TestServer::with(place, ALLOW);
+    let (edge, proxy) = asker(place, &server, server.server.bound.grpc, "").await;
+    (server, edge, proxy)
 }
 
 async fn connect(proxy: SocketAddr, target: &str) -> Answer {
@@ -44,37 +44,37 @@ fn in_cloud(target: SocketAddr) -> String {
 }
 
 #[tokio::test]
-async fn programs_reach_the_cloud_and_other_nodes_over_one_pod_and_over_two() {
+async fn programs_reach_the_cloud_and_other_nodes_over_one_server_and_over_two() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
-    let text = |at: &SocketAddr| pods::config(&place, *at, &format!("{}\n{ALLOW}", pods::siblings(&all)));
-    let pods = [TestServer::from_text(&text(&all[0])), TestServer::from_text(&text(&all[1]))];
-    let others = [edge(&place, &pods[0], "node1").await, edge(&place, &pods[1], "node2").await];
-    let (edge, proxy) = asker(&place, &pods[0], all[0], "").await;
+    let all = servers::addresses(2);
+    let text = |at: &SocketAddr| servers::config(&place, *at, &format!("{}\n{ALLOW}", servers::peers(&all)));
+    let servers = [TestServer::from_text(&text(&all[0])), TestServer::from_text(&text(&all[1]))];
+    let others = [edge(&place, &servers[0], "node1").await, edge(&place, &servers[1], "node2").await];
+    let (edge, proxy) = asker(&place, &servers[0], all[0], "").await;
     for target in [at("node1", echo), at("Node2", echo), in_cloud(echo)] {
         let mut client = open(proxy, &target).await;
         echoed(&mut client, "there and back").await;
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"", "{target}");
     }
-    assert_eq!(pods[0].pod.metrics.sessions.ended("backend", "over"), 1, "the cloud's");
+    assert_eq!(servers[0].server.metrics.sessions.ended("backend", "over"), 1, "the cloud's");
     edge_forgets_all(&edge).await;
     assert_eq!(edge.metrics.sessions.ended("http_proxy", "over"), 3);
     for other in &others {
         edge_forgets_all(other).await;
         assert_eq!(other.metrics.sessions.ended("backend", "over"), 1);
     }
-    for pod in &pods {
-        pod.forgets_all().await;
-        wait_until("nothing passes any more", || pod.pod.table.passing() == (0, 0)).await;
+    for server in &servers {
+        server.assert_idle().await;
+        wait_until("nothing passes any more", || server.server.table.relayed() == (0, 0)).await;
     }
 }
 
 #[tokio::test]
 async fn each_plain_request_goes_where_its_own_url_says_and_no_password_with_it() {
     let place = TestDir::new();
-    let (pod, _edge, proxy) = alone(&place).await;
-    let _other = edge(&place, &pod, "node2").await;
+    let (server, _edge, proxy) = alone(&place).await;
+    let _other = edge(&place, &server, "node2").await;
     let node = (at("node2", site("node").await), "node");
     let cloud = (in_cloud(site("cloud").await), "cloud");
     let mut client = TcpStream::connect(proxy).await.unwrap();
@@ -89,11 +89,11 @@ async fn each_plain_request_goes_where_its_own_url_says_and_no_password_with_it(
 }
 
 #[tokio::test]
-async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
+async fn by_default_the_server_refuses_both_and_says_which_key_lets_them() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _other = edge(&place, &pod, "node2").await;
-    let (edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, "").await;
+    let server = TestServer::start(&place);
+    let _other = edge(&place, &server, "node2").await;
+    let (edge, proxy) = asker(&place, &server, server.server.bound.grpc, "").await;
     let node = connect(proxy, &at("node2", echo)).await;
     assert_eq!(node.status, 403, "{node:?}");
     assert!(
@@ -101,7 +101,7 @@ async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
         "{node:?}"
     );
     assert!(node.body.contains("next: add the node to [mode.cloud.allow] nodes"), "{node:?}");
-    assert_eq!(pod.pod.metrics.sessions.ended("backend", "node_not_allowed"), 1);
+    assert_eq!(server.server.metrics.sessions.ended("backend", "node_not_allowed"), 1);
     let cloud = connect(proxy, &in_cloud(echo)).await;
     assert_eq!(cloud.status, 403, "{cloud:?}");
     assert!(cloud.body.contains("next: add the target to [mode.cloud.allow] targets"), "{cloud:?}");
@@ -116,9 +116,9 @@ async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
 #[tokio::test]
 async fn the_other_node_refuses_what_its_own_policy_does_not_hold() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let (pod, _edge, proxy) = alone(&place).await;
+    let (server, _edge, proxy) = alone(&place).await;
     let narrow = "[mode.edge.allow]\ntargets = [\"10.1.2.3:443\"]";
-    let _other = edge_with(&place, &pod, "node2", narrow).await;
+    let _other = edge_with(&place, &server, "node2", narrow).await;
     let refused = connect(proxy, &at("node2", echo)).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.starts_with("node node2: this edge may not dial node2:"), "{refused:?}");
@@ -126,9 +126,9 @@ async fn the_other_node_refuses_what_its_own_policy_does_not_hold() {
 }
 
 #[tokio::test]
-async fn this_machine_and_what_no_pod_dials_are_refused_at_once() {
+async fn this_machine_and_what_no_server_dials_are_refused_at_once() {
     let place = TestDir::new();
-    let (pod, edge, proxy) = alone(&place).await;
+    let (server, edge, proxy) = alone(&place).await;
     for target in ["asker:22", "ASKER.:22", "localhost:22"] {
         let refused = connect(proxy, target).await;
         assert_eq!(refused.status, 421, "{refused:?}");
@@ -143,17 +143,17 @@ async fn this_machine_and_what_no_pod_dials_are_refused_at_once() {
         assert_eq!(refused.status, 403, "{refused:?}");
         assert!(refused.phrase.contains(" is no target"), "{refused:?}");
     }
-    assert_eq!(pod.pod.metrics.sessions.ended("backend", "not_allowed"), 0, "no pod was asked");
+    assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 0, "no pod was asked");
     assert!(edge.table.is_empty());
 }
 
 #[tokio::test]
 async fn clients_show_their_password_or_get_nothing() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, ALLOW);
+    let server = TestServer::with(&place, ALLOW);
     let users = place.file("htpasswd", &format!("app:{}\n", bcrypt::hash("right", 4).unwrap()));
     let more = format!("auth = \"basic\"\nusers = {users:?}\nrules = [{{ nodes = [\"-\"] }}]\n");
-    let (_edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, &more).await;
+    let (_edge, proxy) = asker(&place, &server, server.server.bound.grpc, &more).await;
     let with = |target: &str, password: &str| {
         let shown = STANDARD.encode(format!("app:{password}"));
         format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {shown}\r\n\r\n")
@@ -172,8 +172,8 @@ async fn clients_show_their_password_or_get_nothing() {
 #[tokio::test]
 async fn nobody_reaches_the_proxy_itself_through_the_tunnel() {
     let place = TestDir::new();
-    let (pod, _edge, proxy) = alone(&place).await;
-    let refused = pod.ask(&at("asker", proxy)).await;
+    let (server, _edge, proxy) = alone(&place).await;
+    let refused = server.ask(&at("asker", proxy)).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.contains("is a tunnel process's own port"), "{refused:?}");
 }
@@ -181,19 +181,19 @@ async fn nobody_reaches_the_proxy_itself_through_the_tunnel() {
 #[tokio::test]
 async fn sessions_of_the_proxy_go_on_over_new_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, ALLOW);
-    let _other = edge(&place, &pod, "node2").await;
-    let line = Line::to(pod.pod.bound.grpc).await;
-    let (edge, proxy) = asker(&place, &pod, line.at, "").await;
+    let server = TestServer::with(&place, ALLOW);
+    let _other = edge(&place, &server, "node2").await;
+    let line = Line::to(server.server.bound.grpc).await;
+    let (edge, proxy) = asker(&place, &server, line.at, "").await;
     let mut clients = [open(proxy, &at("node2", echo)).await, open(proxy, &in_cloud(echo)).await];
     for _ in 0..3 {
         for client in &mut clients {
             echoed(client, "before").await;
         }
-        let old = pod.has("asker").await;
+        let old = server.has("asker").await;
         line.reset();
         wait_until("there is a new link", || {
-            pod.link("asker").is_some_and(|link| link.sender.id != old.sender.id)
+            server.link("asker").is_some_and(|link| link.sender.id != old.sender.id)
         })
         .await;
         for client in &mut clients {
@@ -202,7 +202,7 @@ async fn sessions_of_the_proxy_go_on_over_new_links() {
     }
     drop(clients);
     edge_forgets_all(&edge).await;
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
@@ -220,22 +220,22 @@ async fn an_edge_without_a_link_says_so() {
 #[tokio::test]
 async fn an_edge_that_stops_takes_no_more_clients_and_lets_theirs_finish() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let (_pod, edge, proxy) = alone(&place).await;
+    let (_server, edge, proxy) = alone(&place).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
     echoed(&mut client, "before").await;
-    let stopped = beside(edge.stop(pending()));
-    soon("a closed port", async { while TcpStream::connect(proxy).await.is_ok() {} }).await;
+    let stopped = beside(edge.shutdown(pending()));
+    assert_eventually("a closed port", async { while TcpStream::connect(proxy).await.is_ok() {} }).await;
     echoed(&mut client, "while it stops").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
-    assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
 
     let more = "[mode.edge.session]\ndrain = \"0s\"\n";
-    let pod = TestServer::with(&place, ALLOW);
-    let (edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, more).await;
+    let server = TestServer::with(&place, ALLOW);
+    let (edge, proxy) = asker(&place, &server, server.server.bound.grpc, more).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
     echoed(&mut client, "before").await;
-    assert_eq!(soon("the edge's end", edge.stop(pending())).await, Drained::Cut(1));
+    assert_eq!(assert_eventually("the edge's end", edge.shutdown(pending())).await, Drained::Cut(1));
     is_reset(&mut client).await;
 }
 

@@ -13,12 +13,12 @@ use tunnel::net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 use crate::support::clients::{self, ESTABLISHED};
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all};
-use crate::support::{soon, targets, wait_until};
+use crate::support::{assert_eventually, targets, wait_until};
 
 const APISERVER: &str = "system:kube-apiserver";
 
 /// A pod whose egress port asks for certificates of its own authority, with lines in that table.
-fn pod(place: &TestDir, more: &str) -> TestServer {
+fn server(place: &TestDir, more: &str) -> TestServer {
     let dir = place.path().display();
     TestServer::with(
         place,
@@ -29,11 +29,11 @@ fn pod(place: &TestDir, more: &str) -> TestServer {
 }
 
 fn guarded(place: &TestDir) -> TestServer {
-    pod(place, &format!("client_ca = \"{}/ca.crt\"\nnames = [\"system:*\"]\n", place.path().display()))
+    server(place, &format!("client_ca = \"{}/ca.crt\"\nnames = [\"system:*\"]\n", place.path().display()))
 }
 
-fn port(pod: &TestServer) -> SocketAddr {
-    pod.pod.bound.clients.iter().find(|(name, _)| *name == "egress").unwrap().1
+fn port(server: &TestServer) -> SocketAddr {
+    server.server.bound.clients.iter().find(|(name, _)| *name == "egress").unwrap().1
 }
 
 /// A TLS connection, which shows a certificate if there is one, and offers these protocols.
@@ -47,7 +47,11 @@ async fn dial(
     let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
     let config = TlsClientConfig { trust: Trust::Ca(place.files.ca.clone()), identity, alpn }.load().unwrap();
     let socket = TcpStream::connect(at).await?;
-    soon("a handshake", TlsConnector::from(config.load()).connect(server_name(NAME).unwrap(), socket)).await
+    assert_eventually(
+        "a handshake",
+        TlsConnector::from(config.load()).connect(server_name(NAME).unwrap(), socket),
+    )
+    .await
 }
 
 /// Asks as kube-apiserver does, and gives the head of the answer.
@@ -55,7 +59,7 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, target: &str) ->
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").as_bytes()).await?;
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(soon("a head", socket.read_u8()).await?);
+        head.push(assert_eventually("a head", socket.read_u8()).await?);
     }
     Ok(String::from_utf8(head).unwrap())
 }
@@ -64,38 +68,38 @@ async fn echoes<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S) {
     socket.write_all(b"hello").await.unwrap();
     socket.flush().await.unwrap();
     let mut back = [0; 5];
-    soon("an echo", socket.read_exact(&mut back)).await.unwrap();
+    assert_eventually("an echo", socket.read_exact(&mut back)).await.unwrap();
     assert_eq!(&back, b"hello");
 }
 
 #[tokio::test]
 async fn kube_apiserver_reaches_a_node_over_mutual_tls() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = guarded(&place);
-    let edge = edge(&place, &pod, "node-a").await;
+    let server = guarded(&place);
+    let edge = edge(&place, &server, "node-a").await;
     let shows = place.client(APISERVER);
     for alpn in [&[][..], &["http/1.1"], &["h2", "http/1.1"]] {
-        let mut socket = dial(&place, port(&pod), Some(&shows), alpn).await.unwrap();
+        let mut socket = dial(&place, port(&server), Some(&shows), alpn).await.unwrap();
         assert_eq!(ask(&mut socket, &at("node-a", echo)).await.unwrap(), ESTABLISHED);
         echoes(&mut socket).await;
         // It ends its direction as TLS does, and hears the end of the other one.
         socket.shutdown().await.unwrap();
-        assert_eq!(soon("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
+        assert_eq!(assert_eventually("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
     }
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    assert_eq!(pod.pod.metrics.sessions.ended("egress", "over"), 3);
+    assert_eq!(server.server.metrics.sessions.ended("egress", "over"), 3);
 }
 
 #[tokio::test]
-async fn whoever_has_no_certificate_that_is_let_in_is_told_so() {
+async fn who_has_no_certificate_that_is_let_in_is_told_so() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = guarded(&place);
-    let _edge = edge(&place, &pod, "node-a").await;
+    let server = guarded(&place);
+    let _edge = edge(&place, &server, "node-a").await;
     let target = at("node-a", echo);
     let alert = async |shows: Option<&Identity>| {
         let tried = async {
-            let mut socket = dial(&place, port(&pod), shows, &[]).await?;
+            let mut socket = dial(&place, port(&server), shows, &[]).await?;
             ask(&mut socket, &target).await
         };
         tried.await.unwrap_err().to_string()
@@ -105,13 +109,13 @@ async fn whoever_has_no_certificate_that_is_let_in_is_told_so() {
     let others = TestDir::new();
     let told = alert(Some(&others.client(APISERVER))).await;
     assert!(told.contains("UnknownCA") || told.contains("DecryptError"), "{told}");
-    let refused = dial(&place, port(&pod), None, &["h2"]).await.unwrap_err().to_string();
+    let refused = dial(&place, port(&server), None, &["h2"]).await.unwrap_err().to_string();
     assert!(refused.contains("NoApplicationProtocol"), "{refused}");
-    let refused = &pod.pod.metrics.connections_refused;
+    let refused = &server.server.metrics.connections_refused;
     wait_until("all three are counted", || refused.counted("tls") == 3).await;
 
     let shows = place.client("kubelet");
-    let mut socket = dial(&place, port(&pod), Some(&shows), &[]).await.unwrap();
+    let mut socket = dial(&place, port(&server), Some(&shows), &[]).await.unwrap();
     let answer = ask(&mut socket, &target).await.unwrap();
     assert!(
         answer.starts_with("HTTP/1.1 403 no name (CN or DNS) in your certificate is allowed: \"kubelet\" is not in names of [mode.cloud.egress]"),
@@ -124,11 +128,11 @@ async fn the_name_in_a_certificate_is_the_user_of_the_rules() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let ca = place.path().display().to_string();
     let rules = "rules = [{ users = [\"ops\"], ports = [1] }, { users = [\"system:kube-apiserver\"] }]";
-    let pod = pod(&place, &format!("client_ca = \"{ca}/ca.crt\"\nnames = [\"*\"]\n{rules}\n"));
-    let _edge = edge(&place, &pod, "node-a").await;
+    let server = server(&place, &format!("client_ca = \"{ca}/ca.crt\"\nnames = [\"*\"]\n{rules}\n"));
+    let _edge = edge(&place, &server, "node-a").await;
     for (name, answer) in [(APISERVER, ESTABLISHED), ("ops", "HTTP/1.1 403 no rule lets ops reach port ")] {
         let shows = place.client(name);
-        let mut socket = dial(&place, port(&pod), Some(&shows), &[]).await.unwrap();
+        let mut socket = dial(&place, port(&server), Some(&shows), &[]).await.unwrap();
         let told = ask(&mut socket, &at("node-a", echo)).await.unwrap();
         assert!(told.starts_with(answer), "{told}");
     }
@@ -137,30 +141,30 @@ async fn the_name_in_a_certificate_is_the_user_of_the_rules() {
 #[tokio::test]
 async fn without_an_authority_it_is_served_as_superedge_does_and_a_cause_is_in_the_reason_phrase() {
     let place = TestDir::new();
-    let pod = pod(&place, "");
-    let mut socket = dial(&place, port(&pod), None, &[]).await.unwrap();
+    let server = server(&place, "");
+    let mut socket = dial(&place, port(&server), None, &[]).await.unwrap();
     let answer = ask(&mut socket, "node-b:10250").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 502 node node-b is not connected"), "{answer}");
     let mut body = String::new();
-    soon("the body", socket.read_to_string(&mut body)).await.unwrap();
+    assert_eventually("the body", socket.read_to_string(&mut body)).await.unwrap();
     assert!(body.contains("next: "), "{body}");
 }
 
 #[tokio::test]
-async fn a_unix_socket_is_its_owners_and_goes_with_the_pod() {
+async fn a_unix_socket_is_its_owners_and_goes_with_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
     let text = format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display());
-    let pod = TestServer::with(&place, &text);
+    let server = TestServer::with(&place, &text);
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-    let edge = edge(&place, &pod, "node-a").await;
+    let edge = edge(&place, &server, "node-a").await;
     let mut socket = UnixStream::connect(&path).await.unwrap();
     assert_eq!(ask(&mut socket, &at("node-a", echo)).await.unwrap(), ESTABLISHED);
     echoes(&mut socket).await;
     socket.shutdown().await.unwrap();
-    assert_eq!(soon("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
+    assert_eq!(assert_eventually("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
     edge_forgets_all(&edge).await;
-    pod.pod.stop(async {}).await;
+    server.server.shutdown(async {}).await;
     assert!(!path.exists());
 }
 
@@ -180,22 +184,22 @@ async fn breaker(answer: Vec<u8>) -> SocketAddr {
 #[tokio::test]
 async fn what_a_target_said_before_it_broke_off_arrives_over_tls_and_does_not_look_complete() {
     let place = TestDir::new();
-    let pod = guarded(&place);
-    let edge = edge(&place, &pod, "node-a").await;
+    let server = guarded(&place);
+    let edge = edge(&place, &server, "node-a").await;
     let shows = place.client(APISERVER);
     for bytes in [300, 20_000, 100_000] {
         let target = breaker(targets::pattern(bytes)).await;
         for _ in 0..10 {
-            let mut socket = dial(&place, port(&pod), Some(&shows), &[]).await.unwrap();
+            let mut socket = dial(&place, port(&server), Some(&shows), &[]).await.unwrap();
             assert_eq!(ask(&mut socket, &at("node-a", target)).await.unwrap(), ESTABLISHED);
             socket.write_all(b"go").await.unwrap();
             let mut got = Vec::new();
-            let ended = soon("the end of an answer", socket.read_to_end(&mut got)).await;
+            let ended = assert_eventually("the end of an answer", socket.read_to_end(&mut got)).await;
             // What a kernel has not sent yet is lost with its reset, with and without a tunnel.
             assert!(targets::pattern(bytes).starts_with(&got) && ended.is_err(), "{} of {bytes}", got.len());
         }
     }
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
 }
 
@@ -203,10 +207,10 @@ async fn what_a_target_said_before_it_broke_off_arrives_over_tls_and_does_not_lo
 async fn a_client_whose_tls_ends_without_a_word_breaks_its_target_off() {
     let place = TestDir::new();
     let (target, mut tells) = targets::broken_off().await;
-    let pod = pod(&place, "");
-    let _edge = edge(&place, &pod, "node-a").await;
+    let server = server(&place, "");
+    let _edge = edge(&place, &server, "node-a").await;
     for reset in [false, true] {
-        let mut socket = dial(&place, port(&pod), None, &[]).await.unwrap();
+        let mut socket = dial(&place, port(&server), None, &[]).await.unwrap();
         ask(&mut socket, &at("node-a", target)).await.unwrap();
         socket.write_all(b"half a fi").await.unwrap();
         let bare = socket.into_inner().0;
@@ -215,21 +219,24 @@ async fn a_client_whose_tls_ends_without_a_word_breaks_its_target_off() {
         } else {
             drop(bare);
         }
-        assert_eq!(soon("the target's error", tells.recv()).await, Some(io::ErrorKind::ConnectionReset));
+        assert_eq!(
+            assert_eventually("the target's error", tells.recv()).await,
+            Some(io::ErrorKind::ConnectionReset)
+        );
     }
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn a_session_over_tls_is_finished_while_the_pod_drains() {
+async fn a_session_over_tls_is_finished_while_the_server_drains() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = pod(&place, "");
-    let _edge = edge(&place, &pod, "node-a").await;
-    let at_port = port(&pod);
+    let server = server(&place, "");
+    let _edge = edge(&place, &server, "node-a").await;
+    let at_port = port(&server);
     let mut socket = dial(&place, at_port, None, &[]).await.unwrap();
     ask(&mut socket, &at("node-a", echo)).await.unwrap();
     echoes(&mut socket).await;
-    let stops = pod.pod.stop(std::future::pending());
+    let stops = server.server.shutdown(std::future::pending());
     let client = async {
         // Until the port is closed.
         while TcpStream::connect(at_port).await.is_ok() {
@@ -237,8 +244,8 @@ async fn a_session_over_tls_is_finished_while_the_pod_drains() {
         }
         echoes(&mut socket).await;
         socket.shutdown().await.unwrap();
-        assert_eq!(soon("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
+        assert_eq!(assert_eventually("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
     };
-    let (drained, ()) = soon("a stop", async { tokio::join!(stops, client) }).await;
+    let (drained, ()) = assert_eventually("a stop", async { tokio::join!(stops, client) }).await;
     assert_eq!(drained, Drained::Finished);
 }

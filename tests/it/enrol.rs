@@ -6,45 +6,45 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser as _;
-use tunnel::command::invitations::{self, Join};
-use tunnel::command::{Args, Command, Failure};
+use tunnel::command::invitations::{self, JoinArgs};
+use tunnel::command::{Args, Command, CommandError};
 use tunnel::config::Environment;
 
 use crate::support::clients::echoed;
 use crate::support::programs::{NAME, TestDir, TestServer, at, start_edge};
-use crate::support::{hurry, pods, targets, wait_within};
+use crate::support::{hurry, servers, targets, wait_within};
 
 /// Pods that share a file of who is invited, and let nobody in by the token file.
 fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
     place.file("token", "other:0123456789\n");
-    let all = pods::addresses(count);
+    let all = servers::addresses(count);
     let lines = format!(
         "{}\n[mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}",
-        pods::siblings(&all),
+        servers::peers(&all),
         place.path().join("enrolled")
     );
-    all.iter().map(|at| TestServer::from_text(&pods::config(place, *at, &lines))).collect()
+    all.iter().map(|at| TestServer::from_text(&servers::config(place, *at, &lines))).collect()
 }
 
 /// An invitation of `edge7`, made at a pod.
-async fn invited(pod: &TestServer) -> String {
-    let enrolment = pod.pod.enrolment.as_ref().unwrap();
+async fn invited(server: &TestServer) -> String {
+    let enrolment = server.server.enrolment.as_ref().unwrap();
     let node = "edge7".parse().unwrap();
     enrolment.invite(&node, Duration::from_secs(3600), "test").await.unwrap().code.to_string()
 }
 
 /// What the command line says.
-fn line(pod: impl std::fmt::Display, code: &str, node: &str, to: &Path) -> Join {
-    let (pod, to) = (pod.to_string(), to.to_str().unwrap());
-    let line = ["tunnel", "join", &pod, "--invite", code, "--node", node, "--dns", NAME, "--to", to];
+fn line(server: impl std::fmt::Display, code: &str, node: &str, to: &Path) -> JoinArgs {
+    let (server, to) = (server.to_string(), to.to_str().unwrap());
+    let line = ["tunnel", "join", &server, "--invite", code, "--node", node, "--dns", NAME, "--to", to];
     match Args::parse_from(line).command {
         Some(Command::Join(join)) => join,
         other => panic!("{other:?}"),
     }
 }
 
-async fn join(pod: SocketAddr, code: &str, node: &str, to: &Path) -> Result<String, Failure> {
-    invitations::run(&line(pod, code, node, to), &Environment::default()).await
+async fn join(server: SocketAddr, code: &str, node: &str, to: &Path) -> Result<String, CommandError> {
+    invitations::run(&line(server, code, node, to), &Environment::default()).await
 }
 
 /// The settings that were written, with a free port for the log.
@@ -54,12 +54,12 @@ fn settings(to: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_machine_joins_at_another_pod_than_has_invited_it_and_is_linked_at_a_third() {
+async fn a_machine_joins_at_another_server_than_has_invited_it_and_is_linked_at_a_third() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = cloud(&place, 3);
-    let code = invited(&pods[0]).await;
+    let servers = cloud(&place, 3);
+    let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
-    let told = join(pods[1].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
+    let told = join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap();
     assert!(told.contains("tunnel --m=edge --c=") && told.contains("systemctl enable --now"), "{told}");
     for (path, mode) in [
         ("", 0o700),
@@ -73,47 +73,47 @@ async fn a_machine_joins_at_another_pod_than_has_invited_it_and_is_linked_at_a_t
         assert_eq!(found, mode, "{path}");
     }
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 4, "nothing else is left");
-    let third = pods[2].pod.bound.grpc.to_string();
-    let _edge = start_edge(&settings(&to).replace(&pods[1].pod.bound.grpc.to_string(), &third));
-    pods[2].has("edge7").await;
-    let mut client = pods[0].open(&at("edge7", echo)).await;
+    let third = servers[2].server.bound.grpc.to_string();
+    let _edge = start_edge(&settings(&to).replace(&servers[1].server.bound.grpc.to_string(), &third));
+    servers[2].has("edge7").await;
+    let mut client = servers[0].open(&at("edge7", echo)).await;
     echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
 async fn a_second_use_and_another_name_are_refused_with_the_reason_and_leave_nothing() {
     let place = TestDir::new();
-    let pods = cloud(&place, 2);
-    let code = invited(&pods[0]).await;
+    let servers = cloud(&place, 2);
+    let code = invited(&servers[0]).await;
     let [to, second] = ["etc", "second"].map(|name| place.path().join(name));
-    let other = join(pods[1].pod.bound.grpc, &code, "edge8", &second).await.unwrap_err();
+    let other = join(servers[1].server.bound.grpc, &code, "edge8", &second).await.unwrap_err();
     assert!(other.code == 77 && other.text.contains("is for another node"), "{other}");
-    join(pods[0].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
-    let again = join(pods[1].pod.bound.grpc, &code, "edge7", &second).await.unwrap_err();
+    join(servers[0].server.bound.grpc, &code, "edge7", &to).await.unwrap();
+    let again = join(servers[1].server.bound.grpc, &code, "edge7", &second).await.unwrap_err();
     assert!(again.code == 77 && again.text.contains("has been used already"), "{again}");
     assert!(!second.exists());
-    let over = join(pods[1].pod.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    let over = join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(over.code == 73 && over.text.contains("nothing is overwritten"), "{over}");
-    assert_eq!(pods[1].pod.metrics.calls_refused.counted("invitation"), 2);
+    assert_eq!(servers[1].server.metrics.calls_refused.counted("invitation"), 2);
 }
 
 #[tokio::test]
 async fn a_join_whose_answer_was_lost_is_asked_again_with_the_same_token() {
     let place = TestDir::new();
-    let pods = cloud(&place, 2);
-    let code = invited(&pods[0]).await;
+    let servers = cloud(&place, 2);
+    let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
     // As it stands once the pod has let the machine in and died: the token is there, and no authority.
     let token = "a".repeat(64);
     std::fs::create_dir_all(to.join(".unfinished/token")).unwrap();
     std::fs::write(to.join(".unfinished/token/token"), format!("{token}\n")).unwrap();
     let secret = line("x:1", &code, "edge7", &to).code.secret();
-    let died = pods[0].pod.enrolment.as_ref().unwrap();
+    let died = servers[0].server.enrolment.as_ref().unwrap();
     died.join([127, 0, 0, 1].into(), &secret, "edge7", &token).await.unwrap();
-    join(pods[1].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
+    join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap();
     assert_eq!(std::fs::read_to_string(to.join("token/token")).unwrap(), format!("{token}\n"));
     let _edge = start_edge(&settings(&to));
-    pods[1].has("edge7").await;
+    servers[1].has("edge7").await;
 }
 
 #[tokio::test]
@@ -122,29 +122,29 @@ async fn another_cloud_is_told_nothing_and_one_that_takes_no_invitations_says_so
     let (ours, others) = (cloud(&place, 1), cloud(&theirs, 1));
     let code = invited(&ours[0]).await;
     let to = place.path().join("etc");
-    let told = join(others[0].pod.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    let told = join(others[0].server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(
         told.code == 69 && told.text.contains("is not the cloud that has made this invitation"),
         "{told}"
     );
-    assert_eq!(others[0].pod.metrics.calls_refused.counted("invitation"), 0, "it was not shown");
+    assert_eq!(others[0].server.metrics.calls_refused.counted("invitation"), 0, "it was not shown");
     let closed = TestServer::start(&place);
-    let told = join(closed.pod.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    let told = join(closed.server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(told.text.contains("takes no invitations"), "{told}");
     assert!(!to.exists());
 }
 
 #[tokio::test]
-async fn a_revoked_node_loses_its_link_at_every_pod() {
+async fn a_revoked_node_loses_its_link_at_every_server() {
     let place = TestDir::new();
-    let pods = cloud(&place, 2);
-    let code = invited(&pods[0]).await;
+    let servers = cloud(&place, 2);
+    let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
-    join(pods[0].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
+    join(servers[0].server.bound.grpc, &code, "edge7", &to).await.unwrap();
     let _edge = start_edge(&settings(&to));
-    pods[0].has("edge7").await;
+    servers[0].has("edge7").await;
     let node = "edge7".parse().unwrap();
-    assert!(pods[1].pod.enrolment.as_ref().unwrap().revoke(&node, "test").await.unwrap());
+    assert!(servers[1].server.enrolment.as_ref().unwrap().revoke(&node, "test").await.unwrap());
     hurry();
-    wait_within(Duration::from_secs(60), "its link is gone", || pods[0].link("edge7").is_none()).await;
+    wait_within(Duration::from_secs(60), "its link is gone", || servers[0].link("edge7").is_none()).await;
 }

@@ -6,44 +6,51 @@ use tokio::time::Instant;
 use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
 use tunnel::link::session::stream::Session;
-use tunnel::proto::frame::{Code, SessionError, SessionFrame};
+use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset};
 use crate::support::line::Line;
-use crate::support::peer::ScriptedServer;
-use crate::support::pods::{self, Dns, DnsScript};
+use crate::support::peer::{announces, asked, open_word, opens, say_to, says, scripted_server};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
+use crate::support::remote::ScriptedServer;
+use crate::support::servers::{self, Dns, DnsScript};
 use crate::support::sessions;
-use crate::support::sibling::{announces, asked, open_word, opens, say_to, says, scripted_pod};
-use crate::support::{PATIENCE, Stopwatch, hurry, peer, targets, wait_until};
+use crate::support::{Stopwatch, TIMEOUT, hurry, remote, targets, wait_until};
 
 /// Lets edges reach every node.
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
 
 /// The config of the pod at an address, which lets edges reach every node.
 fn open_config(place: &TestDir, at: std::net::SocketAddr, registry: &str) -> String {
-    format!("{}\n{ALLOW}", pods::config(place, at, registry))
+    format!("{}\n{ALLOW}", servers::config(place, at, registry))
 }
 
 fn start(place: &TestDir) -> TestServer {
-    let at = pods::addresses(1)[0];
-    TestServer::from_text(&open_config(place, at, &pods::siblings(&[at])))
+    let at = servers::addresses(1)[0];
+    TestServer::from_text(&open_config(place, at, &servers::peers(&[at])))
 }
 
 /// Refuses the next session that is asked for: the node is not here.
-async fn refuses(pod: &mut Call) {
-    let (id, word) = pod.word().await;
+async fn refuses(server: &mut Call) {
+    let (id, word) = server.word().await;
     let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-    pod.say(id, SessionFrame::Refused { epoch, refusal: SessionError::new(Code::NotHere, "it has gone") })
+    server
+        .say(
+            id,
+            SessionFrame::Refused {
+                epoch,
+                refusal: SessionError::new(ErrorCode::NodeNotConnected, "it has gone"),
+            },
+        )
         .await;
 }
 
 /// Says of the node, for as long as the link lives, that it is not here.
-async fn has_not(mut pod: Call) {
+async fn has_not(mut server: Call) {
     loop {
-        let question = asked(&mut pod).await;
-        says(&pod, question, false, Duration::ZERO).await;
+        let question = asked(&mut server).await;
+        says(&server, question, false, Duration::ZERO).await;
     }
 }
 
@@ -55,10 +62,11 @@ async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
 #[tokio::test]
 async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
     let place = TestDir::new();
-    let pod = start(&place);
-    let (mut wrong, mut right) = (scripted_pod(&place, &pod, 7).await, scripted_pod(&place, &pod, 8).await);
+    let server = start(&place);
+    let (mut wrong, mut right) =
+        (scripted_server(&place, &server, 7).await, scripted_server(&place, &server, 8).await);
     announces(&mut wrong, 1).await;
-    let mut one = peer::link(&place, &pod, "asker", Some(Instance::from_bits(5))).await;
+    let mut one = remote::link(&place, &server, "asker", Some(Instance::from_bits(5))).await;
     let id = SessionId::random();
     say_to(&one, "node1", id, open_word(1)).await;
     refuses(&mut wrong).await;
@@ -69,17 +77,17 @@ async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
     let (answered, word) = one.word().await;
     assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true), "{word:?}");
     // What this search has learned, all know.
-    let (_client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut right));
+    let (_client, ()) = tokio::join!(server.open("node1:22"), opens(&mut right));
 }
 
 #[tokio::test]
-async fn what_an_edge_opened_leaves_a_silent_pod_once_its_node_is_at_another() {
+async fn what_an_edge_opened_leaves_a_silent_server_once_its_node_is_at_another() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(3);
+    let all = servers::addresses(3);
     // The first pod reaches the second over a line of its own.
-    let between_pods = Line::to(all[1]).await;
-    let text = |n: usize, list: &[std::net::SocketAddr]| open_config(&place, all[n], &pods::siblings(list));
-    let first = TestServer::from_text(&text(0, &[between_pods.at, all[2]]));
+    let between_servers = Line::to(all[1]).await;
+    let text = |n: usize, list: &[std::net::SocketAddr]| open_config(&place, all[n], &servers::peers(list));
+    let first = TestServer::from_text(&text(0, &[between_servers.at, all[2]]));
     let second = TestServer::from_text(&text(1, &[all[1]]));
     let third = TestServer::from_text(&text(2, &all));
     let line = Line::to(all[1]).await;
@@ -88,36 +96,37 @@ async fn what_an_edge_opened_leaves_a_silent_pod_once_its_node_is_at_another() {
     let asker = edge(&place, &first, "asker").await;
     let mut session = between(&asker, &at("node1", echo)).await.unwrap();
     sessions::says(&mut session, "before").await;
-    between_pods.fall_silent();
-    line.lead_to(all[2]);
+    between_servers.fall_silent();
+    line.route_to(all[2]);
     line.reset();
     third.has("node1").await;
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     sessions::says(&mut session, "after").await;
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_pod_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
+async fn a_server_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
     let place = TestDir::new();
-    let pod = start(&place);
-    let (mut silent, mut right) = (scripted_pod(&place, &pod, 7).await, scripted_pod(&place, &pod, 8).await);
+    let server = start(&place);
+    let (mut silent, mut right) =
+        (scripted_server(&place, &server, 7).await, scripted_server(&place, &server, 8).await);
     announces(&mut silent, 1).await;
-    let mut one = peer::link(&place, &pod, "asker", Some(Instance::from_bits(5))).await;
+    let mut one = remote::link(&place, &server, "asker", Some(Instance::from_bits(5))).await;
     let id = SessionId::random();
     say_to(&one, "node1", id, open_word(1)).await;
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     let (_, word) = silent.word().await;
     assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
     let question = asked(&mut right).await;
     says(&right, question, true, Duration::ZERO).await;
     // Only who has opened a session moves it.
     let (_, word) = one.word().await;
-    assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(matches!(word, SessionFrame::PathLost { epoch: 1 }), "{word:?}");
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     say_to(&one, "node1", id, open_word(2)).await;
     let (_, word) = silent.word().await;
-    assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
+    assert!(matches!(word, SessionFrame::PathLost { epoch: 1 }), "{word:?}");
     opens(&mut right).await;
     let (_, word) = one.word().await;
     assert!(matches!(word, SessionFrame::Opened { epoch: 2, .. }), "{word:?}");
@@ -126,16 +135,16 @@ async fn a_pod_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
 #[tokio::test]
 async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
     let place = TestDir::new();
-    let pod = start(&place);
-    let mut gone = scripted_pod(&place, &pod, 7).await;
+    let server = start(&place);
+    let mut gone = scripted_server(&place, &server, 7).await;
     announces(&mut gone, 1).await;
     let says_no = async {
         refuses(&mut gone).await;
         has_not(gone).await;
     };
-    let begun = Stopwatch::start();
-    let answer = tokio::select! { answer = pod.ask("node1:22") => answer, () = says_no => unreachable!() };
-    assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
+    let started = Stopwatch::start();
+    let answer = tokio::select! { answer = server.ask("node1:22") => answer, () = says_no => unreachable!() };
+    assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
     let (known, asked) = ("node node1 is not connected, last seen ", "ago; not in DNS; not at the other pod");
     assert!(answer.body.contains(known) && answer.body.contains(asked), "{answer:?}");
 }
@@ -143,27 +152,27 @@ async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_
 #[tokio::test]
 async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
     let place = TestDir::new();
-    let pod = start(&place);
-    let mut gone = scripted_pod(&place, &pod, 7).await;
+    let server = start(&place);
+    let mut gone = scripted_server(&place, &server, 7).await;
     announces(&mut gone, 1).await;
-    let asker = edge(&place, &pod, "asker").await;
+    let asker = edge(&place, &server, "asker").await;
     let says_no = async {
         refuses(&mut gone).await;
         has_not(gone).await;
     };
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     let answer =
         tokio::select! { answer = between(&asker, "node1:22") => answer, () = says_no => unreachable!() };
-    assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
     let why = answer.unwrap_err();
     assert!(
         why.contains("not connected, last seen ") && why.contains("ago; not in DNS; not at the other pod"),
         "{why}"
     );
     // Of one that was never seen, it hears at once.
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     let why = between(&asker, "never:22").await.unwrap_err();
-    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
     assert!(why.contains("not connected"), "{why}");
 }
 
@@ -172,17 +181,17 @@ async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(DnsScript::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestServer::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
+    let line = Line::to(server.server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    pod.has("node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    server.has("node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     for _ in 0..3 {
         echoed(&mut client, "before").await;
         line.reset();
-        let begun = Stopwatch::start();
+        let started = Stopwatch::start();
         echoed(&mut client, "after").await;
-        assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
+        assert!(started.elapsed() < Duration::from_millis(600), "{:?}", started.elapsed());
     }
 }
 
@@ -190,17 +199,17 @@ async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
 async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
     let place = TestDir::new();
     let dns = Dns::start(DnsScript::Nothing).await;
-    let at = pods::addresses(1)[0];
+    let at = servers::addresses(1)[0];
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestServer::from_text(&pods::config(&place, at, &lines));
-    let mut old = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
-    let (mut client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut old));
+    let server = TestServer::from_text(&servers::config(&place, at, &lines));
+    let mut old = remote::link(&place, &server, "node1", Some(Instance::from_bits(1))).await;
+    let (mut client, ()) = tokio::join!(server.open("node1:22"), opens(&mut old));
     drop(old);
-    wait_until("the old link is gone", || pod.link("node1").is_none()).await;
-    let (begun, watch) = (Instant::now(), Stopwatch::start());
-    let _new = peer::link(&place, &pod, "node1", Some(Instance::from_bits(9))).await;
+    wait_until("the old link is gone", || server.link("node1").is_none()).await;
+    let (started, watch) = (Instant::now(), Stopwatch::start());
+    let _new = remote::link(&place, &server, "node1", Some(Instance::from_bits(9))).await;
     is_reset(&mut client).await;
-    let (took, worked) = (begun.elapsed(), watch.elapsed());
+    let (took, worked) = (started.elapsed(), watch.elapsed());
     assert!(
         took > Duration::from_millis(2900) && worked < Duration::from_millis(3500),
         "{took:?}, {worked:?}"
@@ -210,45 +219,46 @@ async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
 #[tokio::test]
 async fn a_node_is_found_by_its_name_in_the_zone_and_rules_know_it_by_its_own() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let at_pod = pods::addresses(1)[0];
+    let at_server = servers::addresses(1)[0];
     let lines = "zone = \"nodes.test\"\n[[mode.cloud.ssh.rules]]\nnodes = [\"node1\"]\n";
-    let pod = TestServer::from_text(&pods::config(&place, at_pod, lines));
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::from_text(&servers::config(&place, at_server, lines));
+    let _edge = edge(&place, &server, "node1").await;
     for name in ["node1", "node1.nodes.test", "NODE1.Nodes.Test."] {
-        echoed(&mut pod.open(&at(name, echo)).await, "hello").await;
+        echoed(&mut server.open(&at(name, echo)).await, "hello").await;
     }
-    assert_eq!(pod.ask("node2.nodes.test:22").await.status, 403);
+    assert_eq!(server.ask("node2.nodes.test:22").await.status, 403);
 }
 
 #[tokio::test]
-async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_pod_and_not_again_for_a_minute() {
+async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_server_and_not_again_for_a_minute()
+ {
     let place = TestDir::new();
     // A pod of another authority.
     let stranger = TestDir::new();
     let mut other = ScriptedServer::start(&stranger).await;
     let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
-    let at_pod = std::net::SocketAddr::from(([127, 0, 0, 2], other.at.port()));
+    let at_server = std::net::SocketAddr::from(([127, 0, 0, 2], other.at.port()));
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestServer::from_text(&pods::config(&place, at_pod, &lines));
-    let answer = pod.ask("node1:22").await;
+    let server = TestServer::from_text(&servers::config(&place, at_server, &lines));
+    let answer = server.ask("node1:22").await;
     assert!(answer.body.contains("TLS as") && answer.body.contains("127.0.0.1"), "{answer:?}");
     hurry();
-    let begun = Instant::now();
+    let started = Instant::now();
     for n in 0..10 {
         tokio::time::sleep(Duration::from_secs(4)).await;
-        pod.ask(&format!("node{n}:22")).await;
+        server.ask(&format!("node{n}:22")).await;
     }
-    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     assert_eq!(other.connections(), 1);
     for n in 0.. {
-        pod.ask(&format!("other{n}:22")).await;
+        server.ask(&format!("other{n}:22")).await;
         if other.connections() == 2 {
             break;
         }
-        assert!(begun.elapsed() < Duration::from_secs(200), "it is never tried again");
+        assert!(started.elapsed() < Duration::from_secs(200), "it is never tried again");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    assert!(begun.elapsed() > Duration::from_secs(55), "{:?}", begun.elapsed());
+    assert!(started.elapsed() > Duration::from_secs(55), "{:?}", started.elapsed());
     assert!(other.no_call(), "it was called");
 }
 
@@ -257,35 +267,35 @@ async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(DnsScript::NoSuchName).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pod = TestServer::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
-    let begun = Instant::now();
+    let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
+    let started = Instant::now();
     for _ in 0..200 {
-        assert_eq!(pod.ask("node1:22").await.status, 502);
+        assert_eq!(server.ask("node1:22").await.status, 502);
     }
-    let seconds = begun.elapsed().as_secs() + 1;
+    let seconds = started.elapsed().as_secs() + 1;
     let asked = dns.asked();
     assert!(asked <= 2 * usize::try_from(seconds).unwrap(), "{asked} questions in {seconds} s");
-    let _edge = edge(&place, &pod, "node1").await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "at once").await;
+    let _edge = edge(&place, &server, "node1").await;
+    echoed(&mut server.open(&at("node1", echo)).await, "at once").await;
 }
 
 #[tokio::test]
-async fn pods_of_different_authorities_say_so_when_they_are_asked_whether_they_are_ready() {
+async fn servers_of_different_authorities_say_so_when_they_are_asked_whether_they_are_ready() {
     let (one, two) = (TestDir::new(), TestDir::new());
-    let all = pods::addresses(2);
-    let first = TestServer::from_text(&pods::config(&one, all[0], &pods::siblings(&all)));
-    let second = TestServer::from_text(&pods::config(&two, all[1], &pods::siblings(&all)));
+    let all = servers::addresses(2);
+    let first = TestServer::from_text(&servers::config(&one, all[0], &servers::peers(&all)));
+    let second = TestServer::from_text(&servers::config(&two, all[1], &servers::peers(&all)));
     // The first was there before the second.
-    for (pod, other) in [(&second, all[0]), (&first, all[1])] {
+    for (server, other) in [(&second, all[0]), (&first, all[1])] {
         let said = format!("other pods: pod {other} cannot be reached: ");
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
-            let ready = clients::get(pod.pod.bound.log, "/readyz").await;
+            let ready = clients::get(server.server.bound.log, "/readyz").await;
             assert_eq!(ready.status, 200, "{ready:?}");
             if ready.body.contains(&said) && ready.body.contains("TLS as") {
                 break;
             }
-            assert!(begun.elapsed() < PATIENCE, "{ready:?}");
+            assert!(started.elapsed() < TIMEOUT, "{ready:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

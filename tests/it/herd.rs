@@ -6,28 +6,29 @@ use futures_util::future::join_all;
 use tokio::time::{Duration, Instant};
 use tunnel::base::backoff::Backoff;
 use tunnel::config::Environment;
-use tunnel::config::server::Cloud;
+use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
-use tunnel::server::Pod;
+use tunnel::server::Server;
 
 use crate::support::clients::{echoed, open};
 use crate::support::programs::{TestDir, TestServer, at, start_edge};
 use crate::support::{targets, wait_until, wait_within};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn edges_that_lost_their_pod_come_back_and_none_dials_oftener_than_its_backoff() {
-    let begun = Instant::now();
+async fn edges_that_lost_their_server_come_back_and_none_dials_oftener_than_its_backoff() {
+    let started = Instant::now();
     let (place, echo, port) = (TestDir::new(), targets::echo().await, port());
-    let pod = pod(&place, port);
+    let server = server(&place, port);
     let edges: Vec<Edge> = (0..EDGES).map(|n| start_edge(&place.edge(&node(n), port, ""))).collect();
-    wait_until("all are linked", || pod.pod.registry.nodes().len() == EDGES).await;
+    wait_until("all are linked", || server.server.registry.nodes().len() == EDGES).await;
 
     let before: Vec<u64> = edges.iter().map(|edge| edge.metrics.reconnects.get()).collect();
-    let (since, table, registry) = (Instant::now(), pod.pod.table.clone(), pod.pod.registry.clone());
-    pod.pod.stop(async {}).await;
+    let (since, table, registry) =
+        (Instant::now(), server.server.table.clone(), server.server.registry.clone());
+    server.server.shutdown(async {}).await;
     assert!(table.is_empty() && registry.nodes().is_empty(), "the pod that stopped keeps something");
     let mut backoff = Backoff::new();
-    if begun.elapsed() < Duration::from_secs(10) {
+    if started.elapsed() < Duration::from_secs(10) {
         // No link lived long enough to be worth its dial, so that each backoff goes on behind that.
         backoff.pause(0.0);
     }
@@ -36,21 +37,21 @@ async fn edges_that_lost_their_pod_come_back_and_none_dials_oftener_than_its_bac
     wait_until("all have dialled in vain", || (0..EDGES).all(|n| dials(n) > 3)).await;
     let most = (0..EDGES).map(dials).max().unwrap();
     // The pauses begin anew once the link to the pod that was stopping has ended.
-    let mut anew = Backoff::new();
-    let pauses = (0..most).map(|n| if n % 2 == 0 { backoff.pause(0.0) } else { anew.pause(0.0) });
+    let mut restarted = Backoff::new();
+    let pauses = (0..most).map(|n| if n % 2 == 0 { backoff.pause(0.0) } else { restarted.pause(0.0) });
     let least: Duration = pauses.sum();
     assert!(since.elapsed() >= least, "{most} dials within {:?}, which take {least:?}", since.elapsed());
 
-    let pod = self::pod(&place, port);
-    wait_within(AGAIN, "all are back", || pod.pod.registry.nodes().len() == EDGES).await;
+    let server = self::server(&place, port);
+    wait_within(RETRY_AFTER, "all are back", || server.server.registry.nodes().len() == EDGES).await;
     join_all((0..EDGES).map(|n| {
         let target = at(&node(n), echo);
-        async move { echoed(&mut open(pod.connect, &target).await, "hello").await }
+        async move { echoed(&mut open(server.connect, &target).await, "hello").await }
     }))
     .await;
-    pod.forgets_all().await;
-    join_all(edges.into_iter().map(|edge| edge.stop(async {}))).await;
-    wait_until("no node is left", || pod.pod.registry.nodes().is_empty()).await;
+    server.assert_idle().await;
+    join_all(edges.into_iter().map(|edge| edge.shutdown(async {}))).await;
+    wait_until("no node is left", || server.server.registry.nodes().is_empty()).await;
 }
 
 fn node(number: usize) -> String {
@@ -58,10 +59,10 @@ fn node(number: usize) -> String {
 }
 
 /// A pod whose edges find it again after a restart.
-fn pod(place: &TestDir, grpc: SocketAddr) -> TestServer {
+fn server(place: &TestDir, grpc: SocketAddr) -> TestServer {
     let text = place.cloud("").replacen("127.0.0.1:0", &grpc.to_string(), 1);
-    let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
-    TestServer::from(Pod::start(settings, None).unwrap())
+    let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
+    TestServer::from(Server::start(settings, None).unwrap())
 }
 
 /// A free port below those that the kernel gives to who dials: an edge that dials a pod which is away would sometimes
@@ -77,4 +78,4 @@ fn port() -> SocketAddr {
 /// With three sockets each they stay below the 1,024 open files that many systems allow.
 const EDGES: usize = 200;
 /// Twice what the edges have waited for by then, and much for a busy machine.
-const AGAIN: Duration = Duration::from_secs(60);
+const RETRY_AFTER: Duration = Duration::from_secs(60);

@@ -2,28 +2,29 @@
 
 use std::time::Duration;
 
-use tunnel::proto::frame::{Code, SessionError, SessionFrame};
+use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::beside;
 use crate::support::call::Call;
-use crate::support::pods;
+use crate::support::peer::{asked, is_heard, opens, refers, says, scripted_server};
 use crate::support::programs::TestDir;
-use crate::support::sibling::{asked, is_heard, opens, refers, says, scripted_pod};
+use crate::support::servers;
 
 /// Refers to the pod of that number whatever is asked.
-async fn always_refers(mut home: Call, pod: u128) {
+async fn always_refers(mut home: Call, server: u128) {
     loop {
         let question = asked(&mut home).await;
-        refers(&home, question, pod).await;
+        refers(&home, question, server).await;
     }
 }
 
 #[tokio::test]
-async fn a_home_that_refers_to_a_pod_that_has_not_got_the_node_misleads_nobody() {
+async fn a_home_that_refers_to_a_server_that_has_not_got_the_node_misleads_nobody() {
     let place = TestDir::new();
-    let pod = pods::start(&place, 1).remove(0);
-    let mut liar = scripted_pod(&place, &pod, 7).await;
-    let (mut wrong, mut right) = (scripted_pod(&place, &pod, 8).await, scripted_pod(&place, &pod, 9).await);
+    let server = servers::start(&place, 1).remove(0);
+    let mut liar = scripted_server(&place, &server, 7).await;
+    let (mut wrong, mut right) =
+        (scripted_server(&place, &server, 8).await, scripted_server(&place, &server, 9).await);
     // Nobody has asked; it is taken for true until the pod that it names says otherwise.
     refers(&liar, 0, 8).await;
     is_heard(&mut liar).await;
@@ -31,7 +32,7 @@ async fn a_home_that_refers_to_a_pod_that_has_not_got_the_node_misleads_nobody()
     beside(async move {
         let (id, word) = wrong.word().await;
         let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-        let refusal = SessionError::new(Code::NotHere, "it never was");
+        let refusal = SessionError::new(ErrorCode::NodeNotConnected, "it never was");
         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         loop {
             let question = asked(&mut wrong).await;
@@ -43,16 +44,16 @@ async fn a_home_that_refers_to_a_pod_that_has_not_got_the_node_misleads_nobody()
         says(&right, question, true, Duration::ZERO).await;
         opens(&mut right).await;
     };
-    let (_client, ()) = tokio::join!(pod.open("node1:22"), found);
+    let (_client, ()) = tokio::join!(server.open("node1:22"), found);
 }
 
 #[tokio::test]
 async fn a_node_is_found_though_its_homes_never_answer() {
     let place = TestDir::new();
-    let pod = pods::start(&place, 1).remove(0);
+    let server = servers::start(&place, 1).remove(0);
     let mut all = Vec::new();
     for number in 2..12 {
-        all.push(scripted_pod(&place, &pod, number).await);
+        all.push(scripted_server(&place, &server, number).await);
     }
     // Whoever of the others is its home says nothing.
     let mut right = all.pop().unwrap();
@@ -61,6 +62,6 @@ async fn a_node_is_found_though_its_homes_never_answer() {
         says(&right, question, true, Duration::ZERO).await;
         opens(&mut right).await;
     };
-    let (_client, ()) = tokio::join!(pod.open("node1:22"), found);
+    let (_client, ()) = tokio::join!(server.open("node1:22"), found);
     drop(all);
 }

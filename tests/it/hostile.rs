@@ -9,68 +9,68 @@ use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
 use tunnel::proto::codec::proto::StreamMsg;
 use tunnel::proto::codec::{encode, to_message};
-use tunnel::proto::frame::{Code, Frame, FrameKind, SessionFrame};
+use tunnel::proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};
-use crate::support::peer::ScriptedServer;
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, start_edge, target};
 use crate::support::raw::{DATA, Raw};
-use crate::support::{beside, hurry, peer, raw, soon, targets, wait_until, wait_within};
+use crate::support::remote::ScriptedServer;
+use crate::support::{assert_eventually, beside, hurry, raw, remote, targets, wait_until, wait_within};
 
 /// A hostile edge `bad` and an honest one `node1`.
-async fn both(place: &TestDir, pod: &TestServer) -> (Call, Edge) {
-    (peer::link(place, pod, "bad", Some(Instance::random())).await, edge(place, pod, "node1").await)
+async fn both(place: &TestDir, server: &TestServer) -> (Call, Edge) {
+    (remote::link(place, server, "bad", Some(Instance::random())).await, edge(place, server, "node1").await)
 }
 
 /// Opens a session to a scripted edge, which accepts it.
-async fn accepted(pod: &TestServer, edge: &mut Call) -> (TcpStream, SessionId) {
+async fn accepted(server: &TestServer, edge: &mut Call) -> (TcpStream, SessionId) {
     let accept = async {
         let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
         edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
         id
     };
-    tokio::join!(pod.open("bad:22"), accept)
+    tokio::join!(server.open("bad:22"), accept)
 }
 
 #[tokio::test]
 async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let (mut bad, _edge) = both(&place, &pod).await;
+    let server = TestServer::start(&place);
+    let (mut bad, _edge) = both(&place, &server).await;
     for _ in 0..5000 {
         bad.say(SessionId::random(), SessionFrame::Data("x".into())).await;
     }
-    let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
+    let unknown = || server.server.metrics.frames_dropped.counted("unknown_session");
     wait_until("all are counted", || unknown() == 5000).await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    accepted(&pod, &mut bad).await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    accepted(&server, &mut bad).await;
 }
 
 #[tokio::test]
 async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_gives_no_window_back() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
+    let server = TestServer::start(&place);
+    let bad = Raw::link(&place, &server, "bad", Some(Instance::random())).await;
     for _ in 0..50 {
         let word = || message(&bad.node, SessionId::random(), SessionFrame::Data("x".into()));
         assert!(bad.say((0..400).map(|_| word())).await);
     }
-    let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
+    let unknown = || server.server.metrics.frames_dropped.counted("unknown_session");
     wait_until("all are counted", || unknown() == 50 * 400).await;
     // What is longer than it may be ends the link, not the pod.
     bad.frame(DATA, 0, 1, &[0; 70_000]).await;
-    wait_until("its link is gone", || pod.pod.metrics.links.get() == 0).await;
-    accepted(&pod, &mut peer::link(&place, &pod, "bad", Some(Instance::random())).await).await;
+    wait_until("its link is gone", || server.server.metrics.links.get() == 0).await;
+    accepted(&server, &mut remote::link(&place, &server, "bad", Some(Instance::random())).await).await;
 }
 
 #[tokio::test]
 async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
-    let word = bad.message(SessionId::random(), SessionFrame::Finish { total: 1 });
-    let dropped = |cause| pod.pod.metrics.frames_dropped.counted(cause);
+    let server = TestServer::start(&place);
+    let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
+    let word = bad.message(SessionId::random(), SessionFrame::Fin { total: 1 });
+    let dropped = |cause| server.server.metrics.frames_dropped.counted(cause);
     for (message, cause) in [
         (StreamMsg { r#type: "no such type".into(), ..word.clone() }, "unknown_type"),
         (StreamMsg { category: "no such category".into(), ..word.clone() }, "unknown_type"),
@@ -83,24 +83,24 @@ async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
         bad.send(message).await;
         wait_until(cause, || dropped(cause) == before + 1).await;
     }
-    accepted(&pod, &mut bad).await;
+    accepted(&server, &mut bad).await;
 }
 
 #[tokio::test]
 async fn opens_without_end_are_refused_and_take_no_room_from_others() {
-    flooded("node1", 1001, Code::NodeNotAllowed).await;
+    flooded("node1", 1001, ErrorCode::NodeNotAllowed).await;
 }
 
 #[tokio::test]
 async fn so_are_those_to_the_cloud_itself_of_which_each_is_a_session_until_it_is_refused() {
-    flooded("bad", 2100, Code::NotAllowed).await;
+    flooded("bad", 2100, ErrorCode::NotAllowed).await;
 }
 
 /// The edge bad opens sessions to a node without end; at most so many answers wait for it, which have that code.
-async fn flooded(node: &str, most: usize, code: Code) {
+async fn flooded(node: &str, most: usize, code: ErrorCode) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
-    let (mut bad, _edge) = both(&place, &pod).await;
+    let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
+    let (mut bad, _edge) = both(&place, &server).await;
     let target = "node1:22".parse().unwrap();
     let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
     // It does not read the answers meanwhile.
@@ -108,23 +108,23 @@ async fn flooded(node: &str, most: usize, code: Code) {
         let message = bad.message(SessionId::random(), open.clone());
         bad.send(StreamMsg { node: node.into(), ..message }).await;
     }
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    let waiting = pod.link("bad").unwrap().sender.waiting();
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    let waiting = server.link("bad").unwrap().sender.waiting();
     assert!((500..=most).contains(&waiting), "{waiting}");
-    let left = || (pod.pod.table.len(), pod.pod.table.passing());
+    let left = || (server.server.table.len(), server.server.table.relayed());
     wait_until("only ours is left", || left().0 <= 1 && left().1 == (0, 0)).await;
     let (_, answer) = bad.word().await;
     assert!(matches!(&answer, SessionFrame::Refused { refusal, .. } if refusal.code == code), "{answer:?}");
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     drop(bad);
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let (bad, _edge) = both(&place, &pod).await;
+    let server = TestServer::start(&place);
+    let (bad, _edge) = both(&place, &server).await;
     let open = SessionFrame::Open {
         target: "node1:22".parse().unwrap(),
         limit: 1,
@@ -136,46 +136,46 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     for _ in 0..20_000 {
         bad.say(SessionId::random(), open.clone()).await;
     }
-    wait_until("it is behind", || pod.link("bad").unwrap().sender.waiting() > 500).await;
+    wait_until("it is behind", || server.link("bad").unwrap().sender.waiting() > 500).await;
     hurry();
     let speaking = beside(async move {
         loop {
-            bad.say(SessionId::random(), SessionFrame::Finish { total: 1 }).await;
+            bad.say(SessionId::random(), SessionFrame::Fin { total: 1 }).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     });
-    let answer = pod.ask("bad:22").await;
+    let answer = server.ask("bad:22").await;
     assert_eq!(answer.status, 504, "{answer:?}");
-    let link = pod.link("bad").unwrap().sender;
+    let link = server.link("bad").unwrap().sender;
     tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
-    wait_until("it is counted", || pod.pod.metrics.links_ended.counted("unread") == 1).await;
-    pod.forgets_all().await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    wait_until("it is counted", || server.server.metrics.links_ended.counted("unread") == 1).await;
+    server.assert_idle().await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     speaking.abort();
 }
 
 #[tokio::test]
 async fn an_edge_that_says_unasked_that_it_has_moved_keeps_one_link_that_nobody_finds() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     let instance = Some(Instance::random());
     let mut links = Vec::new();
     for _ in 0..20 {
-        let mut bad = peer::link(&place, &pod, "bad", instance).await;
+        let mut bad = remote::link(&place, &server, "bad", instance).await;
         for body in [FrameKind::Drain(None), FrameKind::Ping(Some(9))] {
             bad.send(to_message(Frame { node: bad.node.clone(), body })).await;
         }
         // The answer comes when both were heard.
-        while soon("a pong", bad.next()).await.is_some_and(|message| message.r#type != "pong") {}
-        assert!(pod.link("bad").is_none());
+        while assert_eventually("a pong", bad.next()).await.is_some_and(|message| message.r#type != "pong") {}
+        assert!(server.link("bad").is_none());
         links.push(bad);
     }
-    let alive = || pod.pod.metrics.links.get();
+    let alive = || server.server.metrics.links.get();
     wait_within(Duration::from_secs(5), "the others are closed", || alive() == 1).await;
 }
 
 #[tokio::test]
-async fn an_edge_survives_a_pod_that_opens_without_end() {
+async fn an_edge_survives_a_server_that_opens_without_end() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut bad = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
@@ -190,7 +190,7 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
     while opened + refused < 500 {
         match call.word().await.1 {
             SessionFrame::Opened { .. } => opened += 1,
-            SessionFrame::Refused { refusal, .. } if refusal.code == Code::Busy => refused += 1,
+            SessionFrame::Refused { refusal, .. } if refusal.code == ErrorCode::Overloaded => refused += 1,
             other => panic!("{other:?}"),
         }
     }
@@ -202,9 +202,9 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
 #[tokio::test]
 async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", pod.at, "[mode.edge.session]\nmemory = \"1MiB\""));
-    let mut call = pod.call().await;
+    let mut server = ScriptedServer::start(&place).await;
+    let edge = start_edge(&place.edge("node1", server.at, "[mode.edge.session]\nmemory = \"1MiB\""));
+    let mut call = server.call().await;
     call.answer(Some(Instance::random()));
     let mut asked = async |client: &str| {
         let (target, client, id) = (echo.into(), client.into(), SessionId::random());
@@ -214,7 +214,7 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
             match call.word().await.1 {
                 SessionFrame::Opened { .. } => return (Ok(()), cut),
                 SessionFrame::Refused { refusal, .. } => return (Err(refusal), cut),
-                SessionFrame::Reset { refusal, .. } if refusal.code == Code::Busy => cut += 1,
+                SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::Overloaded => cut += 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -242,102 +242,103 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
 #[tokio::test]
 async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
-    let (mut victim, id) = accepted(&pod, &mut bad).await;
-    let (mut other, other_id) = accepted(&pod, &mut bad).await;
+    let server = TestServer::start(&place);
+    let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
+    let (mut victim, id) = accepted(&server, &mut bad).await;
+    let (mut other, other_id) = accepted(&server, &mut bad).await;
     bad.say(id, SessionFrame::Data(vec![0; 1 << 20].into())).await;
     let (about, reset) = bad.word().await;
     let SessionFrame::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
-    assert_eq!((about, refusal.code), (id, Code::Violation), "{refusal:?}");
+    assert_eq!((about, refusal.code), (id, ErrorCode::ProtocolError), "{refusal:?}");
     is_reset(&mut victim).await;
     bad.say(other_id, SessionFrame::Data("still here".into())).await;
     let mut text = [0; 10];
-    soon("the neighbour's bytes", other.read_exact(&mut text)).await.unwrap();
+    assert_eventually("the neighbour's bytes", other.read_exact(&mut text)).await.unwrap();
     assert_eq!(&text, b"still here");
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "violation"), 1);
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "violation"), 1);
 }
 
 #[tokio::test]
 async fn wrong_offsets_reset_the_session() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
+    let server = TestServer::start(&place);
+    let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
     for word in [
-        SessionFrame::Finish { total: 7 },
-        SessionFrame::Finish { total: u64::MAX },
+        SessionFrame::Fin { total: 7 },
+        SessionFrame::Fin { total: u64::MAX },
         SessionFrame::Credit { received: 7, limit: 7 },
         SessionFrame::Credit { received: u64::MAX, limit: u64::MAX },
     ] {
-        let (mut client, id) = accepted(&pod, &mut bad).await;
+        let (mut client, id) = accepted(&server, &mut bad).await;
         bad.say(id, word.clone()).await;
         let (about, reset) = bad.word().await;
         let violation =
-            matches!(&reset, SessionFrame::Reset { refusal, .. } if refusal.code == Code::Violation);
+            matches!(&reset, SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::ProtocolError);
         assert!(about == id && violation, "{word:?}: {reset:?}");
         is_reset(&mut client).await;
     }
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_long_ends_the_link_and_not_the_pod() {
+async fn a_message_that_is_too_long_ends_the_link_and_not_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let (mut bad, _edge) = both(&place, &pod).await;
+    let server = TestServer::start(&place);
+    let (mut bad, _edge) = both(&place, &server).await;
     bad.say(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
     bad.ends().await;
-    wait_until("the link's end is counted", || pod.pod.metrics.links_ended.counted("bad_stream") == 1).await;
-    assert!(pod.link("bad").is_none());
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    wait_until("the link's end is counted", || server.server.metrics.links_ended.counted("bad_stream") == 1)
+        .await;
+    assert!(server.link("bad").is_none());
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_messages_end_the_link_and_not_the_pod() {
+async fn bytes_that_are_no_messages_end_the_link_and_not_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
     let word = StreamMsg { category: "\u{0}".repeat(100), ..StreamMsg::default() };
     let mut broken = encode(word).to_bytes().to_vec();
     broken[6] = 0xff;
     for bytes in [broken, vec![1, 0, 0, 0, 0], vec![0xff; 100]] {
-        let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
+        let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
         bad.send_bytes(bytes.into()).await;
         bad.ends().await;
-        wait_until("the node is gone", || pod.link("bad").is_none()).await;
+        wait_until("the node is gone", || server.link("bad").is_none()).await;
     }
-    assert_eq!(pod.pod.metrics.links_ended.counted("bad_stream"), 3);
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    assert_eq!(server.server.metrics.links_ended.counted("bad_stream"), 3);
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
 async fn garbage_before_and_after_tls_is_closed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut before = TcpStream::connect(pod.pod.bound.grpc).await.unwrap();
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut before = TcpStream::connect(server.server.bound.grpc).await.unwrap();
     before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    let _ = soon("its end", before.read_to_end(&mut Vec::new())).await;
-    wait_until("it is counted", || pod.pod.metrics.calls_refused.counted("tls") == 1).await;
-    let mut after = peer::encrypted(&place, pod.pod.bound.grpc).await;
+    let _ = assert_eventually("its end", before.read_to_end(&mut Vec::new())).await;
+    wait_until("it is counted", || server.server.metrics.calls_refused.counted("tls") == 1).await;
+    let mut after = remote::encrypted(&place, server.server.bound.grpc).await;
     after.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    let _ = soon("its end", after.read_to_end(&mut Vec::new())).await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    let _ = assert_eventually("its end", after.read_to_end(&mut Vec::new())).await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
 async fn a_thousand_connections_that_never_speak_do_no_harm() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let edge_one = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let edge_one = edge(&place, &server, "node1").await;
     hurry();
-    let _silent = raw::silent(pod.pod.bound.grpc, 1000).await;
-    let edge_two = start_edge(&place.edge("node2", pod.pod.bound.grpc, ""));
-    let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    let _silent = raw::silent(server.server.bound.grpc, 1000).await;
+    let edge_two = start_edge(&place.edge("node2", server.server.bound.grpc, ""));
+    let refused = |cause| server.server.metrics.calls_refused.counted(cause);
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     wait_until("they are closed", || refused("silent") == 1000).await;
-    pod.has("node2").await;
-    echoed(&mut pod.open(&at("node2", echo)).await, "hello").await;
+    server.has("node2").await;
+    echoed(&mut server.open(&at("node2", echo)).await, "hello").await;
     for edge in [edge_one, edge_two] {
         edge_forgets_all(&edge).await;
     }
@@ -346,22 +347,22 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
 #[tokio::test]
 async fn a_call_that_never_comes_is_not_waited_for() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     hurry();
-    let mut silent = peer::encrypted(&place, pod.pod.bound.grpc).await;
+    let mut silent = remote::encrypted(&place, server.server.bound.grpc).await;
     let _ = silent.read_to_end(&mut Vec::new()).await;
-    let late = || pod.pod.metrics.calls_refused.counted("no_call_in_time");
+    let late = || server.server.metrics.calls_refused.counted("no_call_in_time");
     wait_until("it is counted", || late() == 1).await;
 }
 
 #[tokio::test]
 async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedServer::start(&place).await;
+    let mut server = ScriptedServer::start(&place).await;
     let port = echo.port();
     let allow = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{port}\"]");
-    let _edge = start_edge(&place.edge("node1", pod.at, &allow));
-    let mut call = pod.call().await;
+    let _edge = start_edge(&place.edge("node1", server.at, &allow));
+    let mut call = server.call().await;
     call.answer(Some(Instance::random()));
     let elsewhere =
         ["10.0.0.1:80", "[::ffff:10.0.0.1]:80", "[::10.0.0.1]:80", "[fe80::1]:22", "169.254.169.254:80"];
@@ -369,14 +370,14 @@ async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
     let other_loopback = [format!("[::1]:{port}"), format!("0.0.0.0:{port}"), format!("[::]:{port}")];
     let forbidden = elsewhere.into_iter().chain(wrong_port).chain(other_loopback.iter().map(String::as_str));
     for text in forbidden {
-        assert_eq!(open(&mut call, text).await, Some(Code::NotAllowed), "{text}");
+        assert_eq!(open(&mut call, text).await, Some(ErrorCode::NotAllowed), "{text}");
     }
     for host in
         ["127.0.0.1", "localhost", "LOCALHOST", "localhost.", "NODE1", "[::ffff:127.0.0.1]", "127.1.2.3"]
     {
         // All but the last are where the target listens; there it is allowed, and nothing answers.
         let answer = open(&mut call, &format!("{host}:{port}")).await;
-        let expected = (host == "127.1.2.3").then_some(Code::TargetRefused);
+        let expected = (host == "127.1.2.3").then_some(ErrorCode::TargetRefused);
         assert_eq!(answer, expected, "{host}");
     }
 }
@@ -384,20 +385,20 @@ async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
 #[tokio::test]
 async fn the_default_policy_is_this_machine_and_nothing_else() {
     let (place, echo) = (TestDir::new(), targets::serve_at("[::1]:0", targets::echo_one).await);
-    let mut pod = ScriptedServer::start(&place).await;
-    let _edge = start_edge(&place.edge("node1", pod.at, ""));
-    let mut call = pod.call().await;
+    let mut server = ScriptedServer::start(&place).await;
+    let _edge = start_edge(&place.edge("node1", server.at, ""));
+    let mut call = server.call().await;
     call.answer(Some(Instance::random()));
     for text in [echo.to_string(), format!("localhost:{}", echo.port()), format!("node1:{}", echo.port())] {
         assert_eq!(open(&mut call, &text).await, None, "{text}");
     }
     for text in ["192.0.2.1:80", "[2001:db8::1]:80", "[::ffff:192.0.2.1]:80", "169.254.169.254:80"] {
-        assert_eq!(open(&mut call, text).await, Some(Code::NotAllowed), "{text}");
+        assert_eq!(open(&mut call, text).await, Some(ErrorCode::NotAllowed), "{text}");
     }
 }
 
 /// Opens a session at an edge. Why it refuses, if it does.
-async fn open(call: &mut Call, text: &str) -> Option<Code> {
+async fn open(call: &mut Call, text: &str) -> Option<ErrorCode> {
     let id = SessionId::random();
     call.say(
         id,

@@ -7,12 +7,13 @@ use tokio::net::TcpStream;
 
 use crate::support::clients::{self, ESTABLISHED, echoed, head};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
-use crate::support::{soon, targets};
+use crate::support::{assert_eventually, targets};
 
-fn pod(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
-    let pod = TestServer::with(place, &format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}"));
-    let port = pod.pod.bound.clients.iter().find(|(name, _)| *name == "http_proxy").unwrap().1;
-    (pod, port)
+fn server(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
+    let server =
+        TestServer::with(place, &format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}"));
+    let port = server.server.bound.clients.iter().find(|(name, _)| *name == "http_proxy").unwrap().1;
+    (server, port)
 }
 
 /// A web server that answers each request with its name and the request's head, and keeps its connections.
@@ -40,15 +41,15 @@ pub(crate) async fn body(client: &mut TcpStream) -> String {
     assert!(head.starts_with("http/1.1 200 ok\r\n") && !head.contains("connection: close"), "{head}");
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
     let mut body = vec![0; length.parse().unwrap()];
-    soon("a body", client.read_exact(&mut body)).await.unwrap();
+    assert_eventually("a body", client.read_exact(&mut body)).await.unwrap();
     String::from_utf8(body).unwrap()
 }
 
 #[tokio::test]
 async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
     let place = TestDir::new();
-    let (pod, port) = pod(&place, "");
-    let edges = [edge(&place, &pod, "node1").await, edge(&place, &pod, "node2").await];
+    let (server, port) = server(&place, "");
+    let edges = [edge(&place, &server, "node1").await, edge(&place, &server, "node2").await];
     let sites = [("node1", site("first").await), ("node2", site("second").await)];
     let mut client = TcpStream::connect(port).await.unwrap();
     for (node, site) in [sites[0], sites[1], sites[1], sites[0]] {
@@ -69,7 +70,7 @@ async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
     client.write_all(format!("GET / HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await.unwrap();
     assert!(body(&mut client).await.starts_with("first\n"));
     drop(client);
-    pod.forgets_all().await;
+    server.assert_idle().await;
     for edge in &edges {
         edge_forgets_all(edge).await;
     }
@@ -78,8 +79,8 @@ async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
 #[tokio::test]
 async fn connect_is_served_at_the_same_port_in_whatever_pieces_it_comes() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let (pod, port) = pod(&place, "");
-    let _edge = edge(&place, &pod, "node1").await;
+    let (server, port) = server(&place, "");
+    let _edge = edge(&place, &server, "node1").await;
     let ask = format!("CONNECT {} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nearly", at("node1", echo));
     for first in [1, 7, 8, ask.len()] {
         let mut client = TcpStream::connect(port).await.unwrap();
@@ -88,19 +89,19 @@ async fn connect_is_served_at_the_same_port_in_whatever_pieces_it_comes() {
         tokio::task::yield_now().await;
         client.write_all(&ask.as_bytes()[first..]).await.unwrap();
         assert_eq!(head(&mut client).await, ESTABLISHED, "{first}");
-        let mut early = [0; 5];
-        soon("what came early", client.read_exact(&mut early)).await.unwrap();
-        assert_eq!(&early, b"early");
+        let mut buffered = [0; 5];
+        assert_eventually("what came early", client.read_exact(&mut buffered)).await.unwrap();
+        assert_eq!(&buffered, b"early");
         echoed(&mut client, "hello").await;
     }
-    pod.forgets_all().await;
-    assert_eq!(pod.pod.metrics.sessions.ended("http_proxy", "over"), 4);
+    server.assert_idle().await;
+    assert_eq!(server.server.metrics.sessions.ended("http_proxy", "over"), 4);
 }
 
 #[tokio::test]
 async fn what_is_no_request_for_a_node_is_told_so() {
     let place = TestDir::new();
-    let (_pod, port) = pod(&place, "");
+    let (_server, port) = server(&place, "");
     for (ask, told) in [
         ("GET http://10.0.0.7:80/ HTTP/1.1\r\n\r\n", "421 the node of 10.0.0.7:80 cannot be told"),
         ("GET http://127.0.0.1:80/ HTTP/1.1\r\n\r\n", "403 127.0.0.1:80 is no target"),

@@ -21,21 +21,21 @@ use tunnel::net::tls::{Identity, TlsClientConfig, Trust, server_name};
 use crate::addresses::own_address;
 use crate::support::line::Line;
 use crate::support::programs::{NAME, TestDir, TestServer, edge_forgets_all, edge_with, start_edge};
-use crate::support::{soon, targets, wait_until};
+use crate::support::{assert_eventually, targets, wait_until};
 
 /// The TLS of a target that asks for certificates.
-fn server(place: &TestDir) -> Arc<ServerConfig> {
+fn tls_config(place: &TestDir) -> Arc<ServerConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&place.files.ca).unwrap()).unwrap();
     let provider = Arc::new(aws_lc_rs::default_provider());
     let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
     let chain = CertificateDer::pem_file_iter(&place.files.cert).unwrap().flatten().collect();
-    let server = ServerConfig::builder_with_provider(provider)
+    let tls_config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_client_cert_verifier(clients.allow_unauthenticated().build().unwrap())
         .with_single_cert(chain, PrivateKeyDer::from_pem_file(&place.files.key).unwrap());
-    Arc::new(server.unwrap())
+    Arc::new(tls_config.unwrap())
 }
 
 /// A web server behind TLS that asks for certificates, and how many connections it was given.
@@ -44,7 +44,7 @@ async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 async fn web_tls_at(place: &TestDir, at: &str) -> (SocketAddr, Arc<AtomicUsize>) {
-    let (tls, count) = (server(place), Arc::<AtomicUsize>::default());
+    let (tls, count) = (tls_config(place), Arc::<AtomicUsize>::default());
     let counted = count.clone();
     let at = targets::serve_at(at, move |socket| {
         let (tls, counted) = (tls.clone(), counted.clone());
@@ -99,7 +99,7 @@ async fn web<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, client: &str) ->
 async fn head<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(soon("a head", stream.read_u8()).await?);
+        head.push(assert_eventually("a head", stream.read_u8()).await?);
     }
     Ok(String::from_utf8(head).unwrap())
 }
@@ -111,17 +111,17 @@ async fn say<S: AsyncWrite + Unpin>(stream: &mut S, text: &str) {
 
 async fn hears<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
     let mut heard = vec![0; text.len()];
-    soon(text, stream.read_exact(&mut heard)).await.unwrap();
+    assert_eventually(text, stream.read_exact(&mut heard)).await.unwrap();
     assert_eq!(String::from_utf8(heard).unwrap(), text);
 }
 
 /// A pod whose HTTPS port stands for that port of every node.
-fn pod(place: &TestDir, target: SocketAddr) -> TestServer {
-    pod_with(place, target, "")
+fn server(place: &TestDir, target: SocketAddr) -> TestServer {
+    server_with(place, target, "")
 }
 
-/// As [`pod`], with these keys beside the usual.
-fn pod_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
+/// As [`server`], with these keys beside the usual.
+fn server_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
     let dir = place.path().display();
     let more = format!(
         "[mode.cloud.https]\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
@@ -138,22 +138,26 @@ fn shows(place: &TestDir) -> String {
 
 /// A pod with such a port, and an edge that shows targets a certificate.
 async fn terminating(place: &TestDir, target: SocketAddr) -> (TestServer, Edge) {
-    let pod = pod(place, target);
-    let edge = edge_with(place, &pod, "node-a", &shows(place)).await;
-    (pod, edge)
+    let server = server(place, target);
+    let edge = edge_with(place, &server, "node-a", &shows(place)).await;
+    (server, edge)
 }
 
 /// A TLS connection that sends this server name, and shows a certificate if there is one.
 async fn dial(
-    pod: &TestServer,
+    server: &TestServer,
     name: &str,
     identity: Option<Identity>,
     alpn: &[&str],
 ) -> io::Result<TlsStream<TcpStream>> {
     let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-    let config = TlsClientConfig { trust: Trust::Anyone, identity, alpn }.load().unwrap();
-    let socket = pod.client("https").await;
-    soon("a handshake", TlsConnector::from(config.load()).connect(server_name(name).unwrap(), socket)).await
+    let config = TlsClientConfig { trust: Trust::NoVerify, identity, alpn }.load().unwrap();
+    let socket = server.client("https").await;
+    assert_eventually(
+        "a handshake",
+        TlsConnector::from(config.load()).connect(server_name(name).unwrap(), socket),
+    )
+    .await
 }
 
 fn get(host: &str, path: &str) -> String {
@@ -164,18 +168,18 @@ fn get(host: &str, path: &str) -> String {
 async fn many_requests_share_one_session_and_the_edge_shows_its_certificate() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
-    let (pod, edge) = terminating(&place, target).await;
-    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &["h2", "http/1.1"]).await.unwrap();
+    let (server, edge) = terminating(&place, target).await;
+    let mut client = dial(&server, NAME, Some(place.client("apiserver")), &["h2", "http/1.1"]).await.unwrap();
     assert_eq!(client.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
     for _ in 0..5 {
         say(&mut client, &get("node-a:10250", "/pods")).await;
         hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
     }
-    assert_eq!((connections.load(Relaxed), pod.pod.metrics.sessions.now("https")), (1, 1));
+    assert_eq!((connections.load(Relaxed), server.server.metrics.sessions.now("https")), (1, 1));
     client.shutdown().await.unwrap();
     drop(client);
-    wait_until("the session is over", || pod.pod.metrics.sessions.ended("https", "over") == 1).await;
-    pod.forgets_all().await;
+    wait_until("the session is over", || server.server.metrics.sessions.ended("https", "over") == 1).await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
 }
 
@@ -183,7 +187,7 @@ async fn many_requests_share_one_session_and_the_edge_shows_its_certificate() {
 async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_over_the_next_one() {
     let place = TestDir::new();
     let (arrived, mut arrives) = mpsc::channel(8);
-    let (tls, go) = (server(&place), Arc::new(Notify::new()));
+    let (tls, go) = (tls_config(&place), Arc::new(Notify::new()));
     let goes = go.clone();
     let target = targets::serve(move |socket| {
         let (tls, arrived, goes) = (tls.clone(), arrived.clone(), goes.clone());
@@ -201,39 +205,40 @@ async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_
         }
     })
     .await;
-    let pod = pod(&place, target);
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let server = server(&place, target);
+    let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node-a", line.at, &shows(&place)));
-    let first = pod.has("node-a").await.sender.id;
-    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    let first = server.has("node-a").await.sender.id;
+    let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
     say(&mut client, "POST / HTTP/1.1\r\nHost: node-a\r\nContent-Length: 6\r\n\r\nabc").await;
-    assert!(soon("a head", arrives.recv()).await.unwrap().starts_with("POST / HTTP/1.1\r\n"));
-    assert_eq!(soon("half a body", arrives.recv()).await.unwrap(), "abc");
+    assert!(assert_eventually("a head", arrives.recv()).await.unwrap().starts_with("POST / HTTP/1.1\r\n"));
+    assert_eq!(assert_eventually("half a body", arrives.recv()).await.unwrap(), "abc");
     line.reset();
-    wait_until("the link is gone", || pod.link("node-a").is_none_or(|link| link.sender.id != first)).await;
+    wait_until("the link is gone", || server.link("node-a").is_none_or(|link| link.sender.id != first)).await;
     say(&mut client, "def").await;
-    assert_eq!(soon("the other half", arrives.recv()).await.unwrap(), "def");
+    assert_eq!(assert_eventually("the other half", arrives.recv()).await.unwrap(), "def");
     let answer = head(&mut client).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     hears(&mut client, "3\r\nghi\r\n").await;
-    let second = pod.has("node-a").await.sender.id;
+    let second = server.has("node-a").await.sender.id;
     line.reset();
-    wait_until("the link is gone", || pod.link("node-a").is_none_or(|link| link.sender.id != second)).await;
+    wait_until("the link is gone", || server.link("node-a").is_none_or(|link| link.sender.id != second))
+        .await;
     go.notify_one();
     hears(&mut client, "3\r\njkl\r\n0\r\n\r\n").await;
-    assert!(pod.pod.metrics.resumed.get() >= 2 && edge.metrics.resumed.get() >= 2);
+    assert!(server.server.metrics.resumed.get() >= 2 && edge.metrics.resumed.get() >= 2);
 }
 
 #[tokio::test]
 async fn the_server_name_says_which_node_where_host_does_not() {
     let place = TestDir::new();
     let (target, _) = web_tls(&place).await;
-    let (pod, _edge) = terminating(&place, target).await;
+    let (server, _edge) = terminating(&place, target).await;
     let shows = place.client("apiserver");
-    let mut client = dial(&pod, "node-a", Some(shows.clone()), &[]).await.unwrap();
+    let mut client = dial(&server, "node-a", Some(shows.clone()), &[]).await.unwrap();
     say(&mut client, &get("127.0.0.1:6443", "/exec-not")).await;
     hears(&mut client, "HTTP/1.1 200 OK\r\n").await;
-    let mut client = dial(&pod, "127.0.0.1", Some(shows), &[]).await.unwrap();
+    let mut client = dial(&server, "127.0.0.1", Some(shows), &[]).await.unwrap();
     say(&mut client, &get("127.0.0.1:6443", "/exec/shop/web/nginx")).await;
     let told = head(&mut client).await.unwrap();
     assert!(told.starts_with("HTTP/1.1 421 neither the Host nor a TLS server name is a node's"), "{told}");
@@ -243,8 +248,8 @@ async fn the_server_name_says_which_node_where_host_does_not() {
 async fn an_upgrade_and_trailers_and_100_continue_pass() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
-    let (pod, edge) = terminating(&place, target).await;
-    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    let (server, edge) = terminating(&place, target).await;
+    let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
     say(
         &mut client,
         "PUT /put HTTP/1.1\r\nHost: node-a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n",
@@ -269,18 +274,18 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
     hears(&mut client, "hiearly").await;
     say(&mut client, "more").await;
     hears(&mut client, "more").await;
-    let under_way = || pod.pod.metrics.requests.now("GET", "/exec");
+    let under_way = || server.server.metrics.requests.now("GET", "/exec");
     assert_eq!(
-        (under_way(), pod.pod.metrics.requests.now("PUT", "/put")),
+        (under_way(), server.server.metrics.requests.now("PUT", "/put")),
         (1, 0),
         "it lasts as long as its session"
     );
     client.shutdown().await.unwrap();
     let mut rest = String::new();
-    soon("the end", client.read_to_string(&mut rest)).await.unwrap();
+    assert_eventually("the end", client.read_to_string(&mut rest)).await.unwrap();
     assert_eq!(rest, "bye", "a finished direction is not the end of the other");
     assert_eq!(connections.load(Relaxed), 1);
-    wait_until("the session is over", || pod.pod.metrics.sessions.ended("https", "over") == 1).await;
+    wait_until("the session is over", || server.server.metrics.sessions.ended("https", "over") == 1).await;
     wait_until("the request is over", || under_way() == 0).await;
     edge_forgets_all(&edge).await;
 }
@@ -289,18 +294,18 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
 async fn who_shows_no_certificate_or_another_name_is_not_let_in() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
-    let (pod, _edge) = terminating(&place, target).await;
+    let (server, _edge) = terminating(&place, target).await;
     let refused = async {
-        let mut client = dial(&pod, NAME, None, &[]).await?;
+        let mut client = dial(&server, NAME, None, &[]).await?;
         client.write_all(get("node-a", "/").as_bytes()).await?;
         head(&mut client).await
     };
     refused.await.unwrap_err();
-    let mut client = dial(&pod, NAME, Some(place.client("somebody")), &[]).await.unwrap();
+    let mut client = dial(&server, NAME, Some(place.client("somebody")), &[]).await.unwrap();
     say(&mut client, &get("node-a", "/")).await;
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 403 "));
     assert_eq!(connections.load(Relaxed), 0);
-    let h2 = dial(&pod, NAME, Some(place.client("apiserver")), &["h2"]).await.unwrap_err();
+    let h2 = dial(&server, NAME, Some(place.client("apiserver")), &["h2"]).await.unwrap_err();
     assert!(
         h2.to_string().contains("no_application_protocol")
             || h2.to_string().contains("NoApplicationProtocol"),
@@ -313,9 +318,9 @@ async fn who_shows_no_certificate_or_another_name_is_not_let_in() {
 async fn a_client_that_goes_while_its_target_is_silent_ends_the_session_at_once() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
-    let (pod, edge) = terminating(&place, target).await;
+    let (server, edge) = terminating(&place, target).await;
     for (sessions, ends) in [(1, true), (2, false)] {
-        let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+        let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
         say(&mut client, &get("node-a", "/silent")).await;
         wait_until("it has asked", || connections.load(Relaxed) == sessions).await;
         if ends {
@@ -323,7 +328,7 @@ async fn a_client_that_goes_while_its_target_is_silent_ends_the_session_at_once(
         } else {
             drop(client);
         }
-        let ended = || pod.pod.metrics.sessions.ended("https", "client_failed");
+        let ended = || server.server.metrics.sessions.ended("https", "client_failed");
         wait_until("the session is broken off", || ended() == sessions as u64).await;
     }
     edge_forgets_all(&edge).await;
@@ -334,8 +339,8 @@ async fn a_client_that_goes_while_its_target_is_silent_ends_the_session_at_once(
 async fn a_target_beyond_loopback_is_not_believed_without_an_authority() {
     let place = TestDir::new();
     let (target, connections) = web_tls_at(&place, &format!("{}:0", own_address())).await;
-    let (pod, _edge) = terminating(&place, target).await;
-    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    let (server, _edge) = terminating(&place, target).await;
+    let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
     say(&mut client, &get("node-a", "/")).await;
     let told = head(&mut client).await.unwrap();
     assert!(
@@ -353,8 +358,8 @@ async fn a_target_that_speaks_no_tls_is_told_to_the_client() {
         let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
     })
     .await;
-    let (pod, _edge) = terminating(&place, plain).await;
-    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    let (server, _edge) = terminating(&place, plain).await;
+    let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
     say(&mut client, &get("node-a", "/")).await;
     let told = head(&mut client).await.unwrap();
     let cause = format!("HTTP/1.1 502 node node-a: TLS with {plain}: it does not speak TLS\r\n");
@@ -369,9 +374,9 @@ async fn metrics_tools_reach_a_node_by_host() {
     })
     .await;
     let more = format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{node}\" }}\n");
-    let pod = TestServer::with(&place, &more);
-    let _edge = edge_with(&place, &pod, "node-a", "").await;
-    let mut client = pod.client("http").await;
+    let server = TestServer::with(&place, &more);
+    let _edge = edge_with(&place, &server, "node-a", "").await;
+    let mut client = server.client("http").await;
     for _ in 0..2 {
         say(&mut client, &get("node-a:10255", "/metrics")).await;
         hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nmetrics").await;
@@ -379,10 +384,10 @@ async fn metrics_tools_reach_a_node_by_host() {
     say(&mut client, &get("node-b:10255", "/metrics")).await;
     let told = head(&mut client).await.unwrap();
     assert!(told.starts_with("HTTP/1.1 502 node node-b is not connected"), "{told}");
-    let mut client = pod.client("http").await;
+    let mut client = server.client("http").await;
     say(&mut client, &get("127.0.0.1:10255", "/metrics")).await;
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 421 "));
-    let mut client = pod.client("http").await;
+    let mut client = server.client("http").await;
     say(&mut client, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
     hears(&mut client, "HTTP/1.1 400 only HTTP/1.1 is served here\r\n").await;
 }
@@ -411,8 +416,8 @@ pub(crate) fn by_host(place: &TestDir, more: &str) -> TestServer {
 }
 
 /// What the target has got of a request with these headers, or the answer's first line.
-pub(crate) async fn got(pod: &TestServer, host: &str, headers: &str) -> String {
-    let mut client = pod.client("http").await;
+pub(crate) async fn got(server: &TestServer, host: &str, headers: &str) -> String {
+    let mut client = server.client("http").await;
     say(&mut client, &format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
     let answer = head(&mut client).await.unwrap();
     if !answer.starts_with("HTTP/1.1 200 ") {
@@ -424,32 +429,32 @@ pub(crate) async fn got(pod: &TestServer, host: &str, headers: &str) -> String {
 #[tokio::test]
 async fn one_port_leads_to_whichever_port_of_a_node_host_names_by_its_name_and_by_its_address() {
     let (place, at) = (TestDir::new(), repeats_heads().await);
-    let pod = by_host(&place, "");
-    let _edge = edge_with(&place, &pod, "node-a", "").await;
+    let server = by_host(&place, "");
+    let _edge = edge_with(&place, &server, "node-a", "").await;
     for host in [format!("node-a:{}", at.port()), at.to_string()] {
-        assert_eq!(got(&pod, &host, "").await, format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        assert_eq!(got(&server, &host, "").await, format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n"));
     }
-    let told = got(&pod, "node-b:9051", "").await;
+    let told = got(&server, "node-b:9051", "").await;
     assert!(told.starts_with("HTTP/1.1 421 no address of node node-b is known"), "{told}");
-    let told = got(&pod, "192.0.2.1:9051", "").await;
+    let told = got(&server, "192.0.2.1:9051", "").await;
     assert!(told.starts_with("HTTP/1.1 421 "), "{told}");
 }
 
 #[tokio::test]
 async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target_gets_them() {
     let (place, at) = (TestDir::new(), repeats_heads().await);
-    let pod = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
-    let _edge = edge_with(&place, &pod, "node-a", "").await;
+    let server = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
+    let _edge = edge_with(&place, &server, "node-a", "").await;
     let host = format!("tunnel.svc:{}", at.port());
     let plain = format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\nX-Other: 1\r\n\r\n");
     let by_node = "X-Tunnel-Proxy-Host: node-a:10250\r\nX-Other: 1\r\n";
-    assert_eq!(got(&pod, &host, by_node).await, plain);
+    assert_eq!(got(&server, &host, by_node).await, plain);
     let by_target = format!("X-Other: 1\r\nx-tunnel-proxy-host: node-a\r\nX-TUNNEL-PROXY-DEST: {at}\r\n");
-    assert_eq!(got(&pod, &host, &by_target).await, plain);
-    let twice = got(&pod, &host, "X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Host: node-b\r\n").await;
+    assert_eq!(got(&server, &host, &by_target).await, plain);
+    let twice = got(&server, &host, "X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Host: node-b\r\n").await;
     assert!(twice.starts_with("HTTP/1.1 400 "), "{twice}");
     let loopback = format!("X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Dest: 127.0.0.1:{}\r\n", at.port());
-    let told = got(&pod, &host, &loopback).await;
+    let told = got(&server, &host, &loopback).await;
     assert!(told.starts_with("HTTP/1.1 403 of what a node keeps for itself only"), "{told}");
 
     let open = by_host(&place, "");
@@ -467,19 +472,19 @@ async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target
 fn showing(place: &TestDir, target: SocketAddr, believed: &str) -> TestServer {
     let [cert, key] = ["shown.crt", "shown.key"].map(|name| place.path().join(name));
     place.authority.0.client("the pod").unwrap().write(&cert, &key).unwrap();
-    pod_with(place, target, &format!("target_cert = {cert:?}\ntarget_key = {key:?}\n{believed}\n"))
+    server_with(place, target, &format!("target_cert = {cert:?}\ntarget_key = {key:?}\n{believed}\n"))
 }
 
 #[tokio::test]
-async fn where_the_pod_speaks_tls_with_targets_they_see_its_certificate_and_a_cut_line_cuts_nothing() {
+async fn where_the_server_speaks_tls_with_targets_they_see_its_certificate_and_a_cut_line_cuts_nothing() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
-    let pod = showing(&place, target, &format!("target_ca = {:?}", place.files.ca));
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let server = showing(&place, target, &format!("target_ca = {:?}", place.files.ca));
+    let line = Line::to(server.server.bound.grpc).await;
     // The target's certificate has the name of this node alone.
     let _edge = start_edge(&place.edge(NAME, line.at, ""));
-    let first = pod.has(NAME).await.sender.id;
-    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    let first = server.has(NAME).await.sender.id;
+    let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
     say(&mut client, &get(NAME, "/pods")).await;
     hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
     let upgrade =
@@ -488,12 +493,12 @@ async fn where_the_pod_speaks_tls_with_targets_they_see_its_certificate_and_a_cu
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
     hears(&mut client, "hi").await;
     line.reset();
-    wait_until("the link is gone", || pod.link(NAME).is_none_or(|link| link.sender.id != first)).await;
+    wait_until("the link is gone", || server.link(NAME).is_none_or(|link| link.sender.id != first)).await;
     say(&mut client, "more").await;
     hears(&mut client, "more").await;
     client.shutdown().await.unwrap();
     let mut rest = String::new();
-    soon("the end", client.read_to_string(&mut rest)).await.unwrap();
+    assert_eventually("the end", client.read_to_string(&mut rest)).await.unwrap();
     assert_eq!((rest.as_str(), connections.load(Relaxed)), ("bye", 1));
 }
 
@@ -512,9 +517,9 @@ async fn a_target_whose_certificate_will_not_do_is_refused_with_the_remedy_unles
         ),
         ("target_insecure = true".to_owned(), "node-a", None),
     ] {
-        let pod = showing(&place, target, &believed);
-        let _edge = edge_with(&place, &pod, node, "").await;
-        let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+        let server = showing(&place, target, &believed);
+        let _edge = edge_with(&place, &server, node, "").await;
+        let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
         say(&mut client, &get(node, "/pods")).await;
         let answer = head(&mut client).await.unwrap();
         let Some(told) = told else {
@@ -524,9 +529,9 @@ async fn a_target_whose_certificate_will_not_do_is_refused_with_the_remedy_unles
         assert!(answer.starts_with(&format!("HTTP/1.1 502 TLS with the target failed: {told}")), "{answer}");
         let length = answer.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
         let mut body = vec![0; length.parse().unwrap()];
-        soon("a body", client.read_exact(&mut body)).await.unwrap();
+        assert_eventually("a body", client.read_exact(&mut body)).await.unwrap();
         let body = String::from_utf8(body).unwrap();
         assert!(body.contains("next: ") && body.contains("target_ca of [mode.cloud.https]"), "{body}");
-        assert_eq!(pod.pod.metrics.sessions.ended("https", "target_tls"), 1);
+        assert_eq!(server.server.metrics.sessions.ended("https", "target_tls"), 1);
     }
 }

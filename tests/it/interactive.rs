@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use tunnel::edge::Edge;
 use tunnel::link::sender::LinkSender;
-use tunnel::registry::history::Standing;
+use tunnel::registry::history::LinkRole;
 
 use crate::support::clients::open;
 use crate::support::line::Line;
-use crate::support::pods;
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
-use crate::support::talk::{ExchangeStep, Talk};
+use crate::support::servers;
+use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{Stopwatch, hurry, targets, wait_until, wait_within};
 
 /// How long each way of the line is.
@@ -30,7 +30,7 @@ const SOON: Duration = Duration::from_secs(8);
 /// A pod and an edge with a long line between them, and what repeats whatever it is told.
 struct World {
     place: TestDir,
-    pod: TestServer,
+    server: TestServer,
     line: Line,
     edge: Edge,
     echo: SocketAddr,
@@ -39,28 +39,28 @@ struct World {
 impl World {
     async fn new() -> Self {
         let place = TestDir::new();
-        let pod = place.cloud(ALLOW);
-        Self::of(place, &pod, PROXY).await
+        let server = place.cloud(ALLOW);
+        Self::of(place, &server, PROXY).await
     }
 
     /// The same with that config of the pod, and an edge's that goes on so.
-    async fn of(place: TestDir, pod: &str, edge: &str) -> Self {
-        let (pod, echo) = (TestServer::from_text(pod), targets::echo().await);
-        let line = Line::slow(pod.pod.bound.grpc, DELAY).await;
+    async fn of(place: TestDir, server: &str, edge: &str) -> Self {
+        let (server, echo) = (TestServer::from_text(server), targets::echo().await);
+        let line = Line::slow(server.server.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, edge));
-        pod.has("node1").await;
+        server.has("node1").await;
         wait_until("the edge knows its link", || edge.metrics.links.get() == 1).await;
-        Self { place, pod, line, edge, echo }
+        Self { place, server, line, edge, echo }
     }
 
     /// A session that a client of the pod opens.
-    async fn talk(&self, does: ExchangeStep) -> Talk {
-        Talk::on(self.pod.open(&at("node1", self.echo)).await, does)
+    async fn talk(&self, does: ExchangeStep) -> ScriptedExchange {
+        ScriptedExchange::on(self.server.open(&at("node1", self.echo)).await, does)
     }
 
     /// A session that a program at the node opens.
-    async fn talk_from_node(&self, to: &str, does: ExchangeStep) -> Talk {
-        Talk::on(open(self.edge.bound.proxy.unwrap(), to).await, does)
+    async fn talk_from_node(&self, to: &str, does: ExchangeStep) -> ScriptedExchange {
+        ScriptedExchange::on(open(self.edge.bound.proxy.unwrap(), to).await, does)
     }
 
     /// A target in the cloud.
@@ -69,10 +69,10 @@ impl World {
     }
 
     /// The same with a session for bulk and one beside it that types.
-    async fn shared() -> (Self, Talk, Talk) {
+    async fn shared() -> (Self, ScriptedExchange, ScriptedExchange) {
         let world = Self::new().await;
         let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
-        has_moved(&world.pod, 1, 1).await;
+        has_moved(&world.server, 1, 1).await;
         (world, bulk, typed)
     }
 }
@@ -80,7 +80,7 @@ impl World {
 /// Two pods that know each other, an edge that a long line links to the first, and one that is near the second.
 struct Pods {
     place: TestDir,
-    pods: Vec<TestServer>,
+    servers: Vec<TestServer>,
     line: Line,
     edge: Edge,
     _other: Edge,
@@ -90,40 +90,40 @@ struct Pods {
 impl Pods {
     async fn new() -> Self {
         let (place, echo) = (TestDir::new(), targets::echo().await);
-        let pods = two_pods(&place);
-        let line = Line::slow(pods[0].pod.bound.grpc, DELAY).await;
+        let servers = two_servers(&place);
+        let line = Line::slow(servers[0].server.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, PROXY));
-        pods[0].has("node1").await;
-        let other = self::edge(&place, &pods[1], "node2").await;
-        Self { place, pods, line, edge, _other: other, echo }
+        servers[0].has("node1").await;
+        let other = self::edge(&place, &servers[1], "node2").await;
+        Self { place, servers, line, edge, _other: other, echo }
     }
 }
 
-fn two_pods(place: &TestDir) -> Vec<TestServer> {
-    let all = pods::addresses(2);
-    let text = |at: &SocketAddr| pods::config(place, *at, &format!("{}\n{ALLOW}", pods::siblings(&all)));
+fn two_servers(place: &TestDir) -> Vec<TestServer> {
+    let all = servers::addresses(2);
+    let text = |at: &SocketAddr| servers::config(place, *at, &format!("{}\n{ALLOW}", servers::peers(&all)));
     all.iter().map(|at| TestServer::from_text(&text(at))).collect()
 }
 
 /// The link of node1 for interactive sessions at a pod.
-fn interactive(pod: &TestServer) -> Option<Arc<LinkSender>> {
-    let links = pod.pod.registry.overview(0).linked;
+fn interactive(server: &TestServer) -> Option<Arc<LinkSender>> {
+    let links = server.server.registry.overview(0).linked;
     let mut links = links
         .into_iter()
-        .filter(|(node, standing, ..)| node.as_str() == "node1" && *standing == Standing::Interactive);
+        .filter(|(node, standing, ..)| node.as_str() == "node1" && *standing == LinkRole::Interactive);
     let found = links.next().map(|(_, _, linked, _)| linked.sender);
     assert!(links.next().is_none(), "one at the most");
     found.filter(|link| !link.is_closed())
 }
 
-fn first(pod: &TestServer) -> Option<Arc<LinkSender>> {
-    pod.link("node1").map(|linked| linked.sender)
+fn first(server: &TestServer) -> Option<Arc<LinkSender>> {
+    server.link("node1").map(|linked| linked.sender)
 }
 
 /// Waits until so many sessions run on the node's first link at a pod, and so many on the one beside it.
-async fn has_moved(pod: &TestServer, busy: usize, beside: usize) {
+async fn has_moved(server: &TestServer, busy: usize, beside: usize) {
     let on = |link: Option<Arc<LinkSender>>| link.map_or(0, |link| link.sessions());
-    let counted = || [on(first(pod)), on(interactive(pod))];
+    let counted = || [on(first(server)), on(interactive(server))];
     wait_until("each session runs where it belongs", || counted() == [busy, beside]).await;
 }
 
@@ -134,7 +134,7 @@ async fn is_left(dead: &[Arc<LinkSender>]) {
     assert!(watch.elapsed() < SOON, "{:?}", watch.elapsed());
 }
 
-async fn are_over(talks: impl IntoIterator<Item = Talk>) {
+async fn are_over(talks: impl IntoIterator<Item = ScriptedExchange>) {
     for talk in talks {
         talk.over().await;
     }
@@ -143,34 +143,36 @@ async fn are_over(talks: impl IntoIterator<Item = Talk>) {
 #[tokio::test]
 async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
     let (world, bulk, typed) = World::shared().await;
-    let link = interactive(&world.pod).unwrap();
-    let first = first(&world.pod).unwrap();
-    assert_eq!(first.beside().map(|beside| beside.id), Some(link.id));
+    let link = interactive(&world.server).unwrap();
+    let first = first(&world.server).unwrap();
+    assert_eq!(first.interactive().map(|beside| beside.id), Some(link.id));
     let before = link.traffic().received_bytes;
     typed.is_alive().await;
     bulk.is_alive().await;
     assert!(link.traffic().received_bytes - before < 64 * 1024, "bulk runs elsewhere");
     bulk.over().await;
     hurry();
-    wait_within(Duration::from_secs(120), "the interactive link goes", || interactive(&world.pod).is_none())
-        .await;
-    has_moved(&world.pod, 1, 0).await;
-    assert_eq!(self::first(&world.pod).map(|now| now.id), Some(first.id));
+    wait_within(Duration::from_secs(120), "the interactive link goes", || {
+        interactive(&world.server).is_none()
+    })
+    .await;
+    has_moved(&world.server, 1, 0).await;
+    assert_eq!(self::first(&world.server).map(|now| now.id), Some(first.id));
     wait_until("the edge has one link", || world.edge.metrics.links.get() == 1).await;
     typed.is_alive().await;
     typed.over().await;
-    world.pod.forgets_all().await;
+    world.server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn a_session_that_becomes_bulk_moves_back_and_bulk_that_falls_quiet_moves_over() {
     let (world, bulk, typed) = World::shared().await;
-    typed.goes_on(ExchangeStep::Bulk);
-    has_moved(&world.pod, 2, 0).await;
-    bulk.goes_on(ExchangeStep::Types);
-    has_moved(&world.pod, 1, 1).await;
-    bulk.goes_on(ExchangeStep::Bulk);
-    has_moved(&world.pod, 2, 0).await;
+    typed.assert_continues(ExchangeStep::Bulk);
+    has_moved(&world.server, 2, 0).await;
+    bulk.assert_continues(ExchangeStep::Types);
+    has_moved(&world.server, 1, 1).await;
+    bulk.assert_continues(ExchangeStep::Bulk);
+    has_moved(&world.server, 2, 0).await;
     are_over([bulk, typed]).await;
 }
 

@@ -14,16 +14,16 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
-use tunnel::net::pki::Authority;
+use tunnel::net::pki::CertificateAuthority;
 use tunnel::net::tls::certificate::EDGE;
 use tunnel::net::tls::{Identity, server_name};
 
 use crate::support::clients::{ask, get};
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_with};
-use crate::support::{soon, wait_until};
+use crate::support::{assert_eventually, wait_until};
 
 /// A pod whose egress and HTTPS ports accept certificates of its CA with these names.
-fn pod(place: &TestDir, names: &str) -> TestServer {
+fn server(place: &TestDir, names: &str) -> TestServer {
     let dir = place.path().display();
     let proved = format!(
         "cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = {names}\n"
@@ -67,23 +67,25 @@ async fn gets_in(client: &Arc<ClientConfig>, port: SocketAddr) -> Result<Handsha
             _ => Ok(kind),
         }
     };
-    soon("a handshake", connect).await.map_err(|cause: std::io::Error| cause.to_string())
+    assert_eventually("a handshake", connect).await.map_err(|cause: std::io::Error| cause.to_string())
 }
 
 #[tokio::test]
 async fn an_expired_certificate_gets_in_at_no_port_by_a_session_of_before() {
     let place = TestDir::new();
-    let pod = pod(&place, &format!("[\"{NAME}\"]"));
+    let server = server(&place, &format!("[\"{NAME}\"]"));
     let shows = Identity { cert: place.path().join("brief.crt"), key: place.path().join("brief.key") };
     let authority = &place.authority.0;
-    let brief = Authority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
+    let brief = CertificateAuthority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
     let ends = SystemTime::now() + BRIEF + Duration::from_secs(1);
     // A server's, which another pod shows at the port for links.
     brief.server(&[NAME]).unwrap().write(&shows.cert, &shows.key).unwrap();
     let mut clients = Vec::new();
-    for (name, port) in
-        [("egress", pod.port("egress")), ("https", pod.port("https")), ("links", pod.pod.bound.grpc)]
-    {
+    for (name, port) in [
+        ("egress", server.port("egress")),
+        ("https", server.port("https")),
+        ("links", server.server.bound.grpc),
+    ] {
         for (ways, again) in [
             (Tls12Resumption::SessionIdOnly, HandshakeKind::Full),
             (Tls12Resumption::SessionIdOrTickets, HandshakeKind::Resumed),
@@ -126,11 +128,11 @@ fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> Identity {
 #[tokio::test]
 async fn an_edges_certificate_is_no_clients_even_where_every_name_is_let_in() {
     let place = TestDir::new();
-    let pod = pod(&place, "[\"*\"]");
+    let server = server(&place, "[\"*\"]");
     let agent = issued(&place, "agent", &[(DnType::CommonName, EDGE.0), (DnType::OrganizationName, EDGE.1)]);
     let of_kubelet = issued(&place, "kubelet", &[(DnType::CommonName, "tunnel:node1")]);
     let other = issued(&place, "other", &[(DnType::CommonName, "anybody")]);
-    for port in [pod.port("egress"), pod.port("https")] {
+    for port in [server.port("egress"), server.port("https")] {
         for is_old in [true, false] {
             let tried = async |shows: &Identity| {
                 let client = client(&place, shows, Tls12Resumption::Disabled, is_old);
@@ -148,9 +150,10 @@ async fn an_edges_certificate_is_no_clients_even_where_every_name_is_let_in() {
 #[tokio::test]
 async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "secret-node").await;
-    for (port, health) in [(pod.pod.bound.log, "/cloud/healthz"), (edge.bound.log.unwrap(), "/edge/healthz")]
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "secret-node").await;
+    for (port, health) in
+        [(server.server.bound.log, "/cloud/healthz"), (edge.bound.log.unwrap(), "/edge/healthz")]
     {
         let request = async |line: &str, hosts: &str| {
             let head = format!("{line} HTTP/1.1\r\n{hosts}Connection: close\r\nContent-Length: 1\r\n\r\n2");
@@ -193,29 +196,29 @@ async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
 async fn no_edge_leads_to_an_admin_port_of_another_process_of_its_machine() {
     let place = TestDir::new();
     let server = "channelz_addr = \"127.0.0.1:0\"\n[mode.cloud.ssh]";
-    let pod = TestServer::from_text(&place.cloud("").replace("[mode.cloud.ssh]", server));
+    let server = TestServer::from_text(&place.cloud("").replace("[mode.cloud.ssh]", server));
     let more = "channelz_addr = \"127.0.0.1:0\"";
-    let neighbour = edge_with(&place, &pod, "neighbour", more).await;
-    let _edge = edge(&place, &pod, "node1").await;
+    let neighbour = edge_with(&place, &server, "neighbour", more).await;
+    let _edge = edge(&place, &server, "node1").await;
     for port in [
-        pod.pod.bound.log,
-        pod.pod.bound.channelz.unwrap(),
+        server.server.bound.log,
+        server.server.bound.channelz.unwrap(),
         neighbour.bound.log.unwrap(),
         neighbour.bound.channelz.unwrap(),
     ] {
-        let answer = pod.ask(&at("node1", port)).await;
+        let answer = server.ask(&at("node1", port)).await;
         assert_eq!(answer.status, 403, "{port}: {answer:?}");
         assert!(answer.phrase.contains("a tunnel process's own port"), "{answer:?}");
     }
     // What is for everybody stays so.
-    pod.open(&at("node1", pod.pod.bound.metrics.unwrap())).await;
+    server.open(&at("node1", server.server.bound.metrics.unwrap())).await;
     // Once its process is gone a port is any other program's.
     let port = neighbour.bound.log.unwrap();
-    neighbour.stop(async {}).await;
-    let answer = pod.ask(&at("node1", port)).await;
+    neighbour.shutdown(async {}).await;
+    let answer = server.ask(&at("node1", port)).await;
     assert_eq!(answer.status, 502, "{answer:?}");
     let listener = tokio::net::TcpListener::bind(port).await.unwrap();
-    pod.open(&at("node1", port)).await;
+    server.open(&at("node1", port)).await;
     drop(listener);
 }
 

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tunnel::base::metrics::Form;
+use tunnel::base::metrics::ExpositionFormat;
 use tunnel::base::names::{Instance, SessionId};
 use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{Reader, encode, from_message};
+use tunnel::proto::codec::{Decoder, encode, from_message};
 use tunnel::proto::frame::{FrameKind, Remote, SessionFrame};
 
 use crate::support::call::{message, plain};
@@ -18,16 +18,16 @@ use crate::support::clients::{open, stalled};
 use crate::support::process::ServerProcess;
 use crate::support::programs::{TestDir, TestServer};
 use crate::support::raw::{DATA, Raw};
-use crate::support::{beside, soon, wait_until};
+use crate::support::{assert_eventually, beside, wait_until};
 
 /// A plain edge's next message.
 async fn heard(edge: &mut Raw) -> StreamMsg {
     loop {
-        let piece = soon("a message", edge.next()).await.unwrap();
+        let piece = assert_eventually("a message", edge.next()).await.unwrap();
         if piece.kind == DATA {
-            let mut reader = Reader::default();
-            reader.piece(piece.payload);
-            let message = reader.message().unwrap().expect("a pod says each in one frame");
+            let mut reader = Decoder::default();
+            reader.push(piece.payload);
+            let message = reader.next_message().unwrap().expect("a pod says each in one frame");
             if message.category != "stream" {
                 return message;
             }
@@ -49,49 +49,49 @@ async fn accepted(at: SocketAddr, edge: &mut Raw, slow: bool) -> (TcpStream, Str
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_nothing() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut bad = Raw::link(&place, &pod, "bad", None).await;
-    let (_slow, slow) = accepted(pod.connect, &mut bad, true).await;
-    let (mut quick, topic) = accepted(pod.connect, &mut bad, false).await;
+    let server = TestServer::start(&place);
+    let mut bad = Raw::link(&place, &server, "bad", None).await;
+    let (_slow, slow) = accepted(server.connect, &mut bad, true).await;
+    let (mut quick, topic) = accepted(server.connect, &mut bad, false).await;
     beside(async move { while quick.read_u8().await.is_ok() {} });
     let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
-    let resets = || pod.pod.metrics.resets.counted("plain_reader_too_slow");
+    let resets = || server.server.metrics.resets.counted("plain_reader_too_slow");
     let mut most = 0;
     for _ in 0..1200 {
         bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
-        most = most.max(pod.pod.table.queued());
+        most = most.max(server.server.table.queued());
     }
     wait_until("the slow one is reset", || resets() == 1).await;
     assert!(most <= (1 << 20) + 64 * 1024, "{most} bytes waited");
-    assert!(pod.pod.metrics.stalls.get() > 0);
+    assert!(server.server.metrics.stalls.get() > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them() {
     let place = TestDir::new();
-    let pod = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
-    let mut bad = Raw::link(&place, &pod, "bad", None).await;
-    let idle = accepted(pod.connect, &mut bad, false).await;
+    let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
+    let mut bad = Raw::link(&place, &server, "bad", None).await;
+    let idle = accepted(server.connect, &mut bad, false).await;
     let mut slow = Vec::new();
     for _ in 0..8 {
-        slow.push(accepted(pod.connect, &mut bad, true).await);
+        slow.push(accepted(server.connect, &mut bad, true).await);
     }
     let data = Bytes::from(vec![0; 48 * 1024]);
-    let (mut most, limit) = (0, pod.pod.table.unpromised().1);
+    let (mut most, limit) = (0, server.server.table.unpromised().1);
     assert_eq!(limit, 2 << 20);
     // None of them has much, and nobody waits for long.
     let flood = async {
         for round in 0..1500 {
             let topic = &slow[round % slow.len()].1;
             bad.say([plain(&bad.node, "tcp-forward", topic, data.clone())]).await;
-            most = most.max(pod.pod.table.unpromised().0);
+            most = most.max(server.server.table.unpromised().0);
         }
     };
     tokio::time::timeout(Duration::from_secs(60), flood).await.expect("it goes on");
     assert!((limit / 4..=limit + 64 * 1024).contains(&most), "{most} bytes of {limit} waited");
-    let table = &pod.pod.table;
+    let table = &server.server.table;
     table.tick(tokio::time::Instant::now());
-    let text = pod.pod.metrics.encode(Form::Open);
+    let text = server.server.metrics.encode(ExpositionFormat::Open);
     for (budget, bound) in
         [("promised", 4 << 20), ("kept", 4 << 20), ("passing", 4 << 20), ("unpromised", 2 << 20)]
     {
@@ -101,40 +101,40 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
         let held = text.lines().find_map(|l| l.strip_prefix(&held)).unwrap().parse::<usize>().unwrap();
         assert!(held <= bound && (held > 0 || budget != "promised"), "{budget}: {held}");
     }
-    wait_until("some are reset", || pod.pod.metrics.resets.counted("plain_reader_too_slow") > 0).await;
+    wait_until("some are reset", || server.server.metrics.resets.counted("plain_reader_too_slow") > 0).await;
     drop((bad, slow, idle));
-    pod.forgets_all().await;
-    assert_eq!(pod.pod.table.unpromised().0, 0);
+    server.assert_idle().await;
+    assert_eq!(server.server.table.unpromised().0, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plain_edge_that_sends_hundreds_of_mebibytes_for_a_stalled_session_grows_no_process() {
     let place = TestDir::new();
-    let pod = ServerProcess::start(&place).await;
-    let mut bad = Raw::link_at(&place, pod.grpc, "bad", None).await;
-    pod.has("bad").await;
-    let (_slow, slow) = accepted(pod.connect, &mut bad, true).await;
-    let (mut quick, topic) = accepted(pod.connect, &mut bad, false).await;
+    let server = ServerProcess::start(&place).await;
+    let mut bad = Raw::link_at(&place, server.grpc, "bad", None).await;
+    server.has("bad").await;
+    let (_slow, slow) = accepted(server.connect, &mut bad, true).await;
+    let (mut quick, topic) = accepted(server.connect, &mut bad, false).await;
     beside(async move { while quick.read_u8().await.is_ok() {} });
-    let before = pod.most_memory();
+    let before = server.most_memory();
     let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
     for _ in 0..22_000 {
         bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
     }
-    assert!(pod.most_memory() <= before + MOST_GROWTH, "{before} became {}", pod.most_memory());
+    assert!(server.most_memory() <= before + MAX_GROWTH, "{before} became {}", server.most_memory());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_come_one_by_one_for_stalled_sessions_grow_no_process() {
     let place = TestDir::new();
-    let pod = ServerProcess::start(&place).await;
-    let mut bad = Raw::link_at(&place, pod.grpc, "bad", None).await;
-    pod.has("bad").await;
+    let server = ServerProcess::start(&place).await;
+    let mut bad = Raw::link_at(&place, server.grpc, "bad", None).await;
+    server.has("bad").await;
     let mut slow = Vec::new();
     for _ in 0..4 {
-        slow.push(accepted(pod.connect, &mut bad, true).await);
+        slow.push(accepted(server.connect, &mut bad, true).await);
     }
-    let before = pod.most_memory();
+    let before = server.most_memory();
     for _ in 0..5_000 {
         let bytes = (0..200).map(|n| {
             let (_, topic) = &slow[n % slow.len()];
@@ -142,7 +142,7 @@ async fn bytes_that_come_one_by_one_for_stalled_sessions_grow_no_process() {
         });
         bad.say(bytes).await;
     }
-    assert!(pod.most_memory() <= before + MOST_GROWTH, "{before} became {}", pod.most_memory());
+    assert!(server.most_memory() <= before + MAX_GROWTH, "{before} became {}", server.most_memory());
 }
 
 /// A session of a hostile edge that speaks extended, and how far it may send.
@@ -170,15 +170,15 @@ impl Extended {
     }
 
     /// Sends bytes until its client's sockets are full, so that the next one waits in the pod.
-    async fn fill_sockets(&mut self, edge: &mut Raw, pod: &TestServer) {
-        let before = pod.pod.table.queued();
+    async fn fill_sockets(&mut self, edge: &mut Raw, server: &TestServer) {
+        let before = server.server.table.queued();
         loop {
             // It has no more room where what was before it waits in the pod already.
             if timeout(STUCK, self.say(edge, 16 * 1024, 1)).await.is_err() {
                 return;
             }
             let taken = async {
-                while pod.pod.table.queued() > before {
+                while server.server.table.queued() > before {
                     tokio::task::yield_now().await;
                 }
             };
@@ -216,7 +216,7 @@ async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
     loop {
         let message = heard(edge).await;
         if let FrameKind::Session(id, _, word) =
-            from_message(message, &Remote::Cloud(edge.node.clone())).unwrap().body
+            from_message(message, &Remote::Server(edge.node.clone())).unwrap().body
         {
             return (id, word);
         }
@@ -226,16 +226,16 @@ async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_byte_frames_cost_is_counted_and_is_little_more_than_their_bytes() {
     let place = TestDir::new();
-    let pod = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"2MiB\"");
-    let mut bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
+    let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"2MiB\"");
+    let mut bad = Raw::link(&place, &server, "bad", Some(Instance::random())).await;
     let mut sessions = Vec::new();
     for _ in 0..4 {
-        let (client, mut session) = Extended::stalled(pod.connect, &mut bad).await;
-        session.fill_sockets(&mut bad, &pod).await;
+        let (client, mut session) = Extended::stalled(server.connect, &mut bad).await;
+        session.fill_sockets(&mut bad, &server).await;
         session.fill_pod(&mut bad).await;
         sessions.push(client);
     }
-    let (table, least) = (&pod.pod.table, 4 * WINDOW / 2);
+    let (table, least) = (&server.server.table, 4 * WINDOW / 2);
     wait_until("all has come", || table.queued() > least).await;
     let (queued, promised) = (table.queued(), table.memory().0);
     assert!(queued <= MEMORY && promised >= queued, "{queued} bytes wait, {promised} are counted");
@@ -249,4 +249,4 @@ const WINDOW: usize = 64 * 1024;
 /// After so long without a byte taken, a socket is full: a busy machine may take a while.
 const STUCK: Duration = Duration::from_secs(1);
 /// What a peer that sends without end may cost a pod, with what its allocator keeps.
-const MOST_GROWTH: usize = 16 << 20;
+const MAX_GROWTH: usize = 16 << 20;

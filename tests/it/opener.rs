@@ -6,24 +6,24 @@ use tokio::io::AsyncReadExt;
 use tunnel::base::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
 use tunnel::proto::codec::to_message;
-use tunnel::proto::frame::{Category, Code, Frame, FrameKind, Opener, SessionFrame};
+use tunnel::proto::frame::{Category, ErrorCode, Frame, FrameKind, Opener, SessionFrame};
 use tunnel::proto::hello::{Caller, Hello};
 
 use crate::support::call::Call;
-use crate::support::peer::{self, ScriptedServer};
 use crate::support::programs::{TOKEN, TestDir, TestServer, edge, start_edge};
-use crate::support::{pods, soon, targets};
+use crate::support::remote::{self, ScriptedServer};
+use crate::support::{assert_eventually, servers, targets};
 
 /// So many pods, through which edges reach one another and targets on loopback.
 fn start(place: &TestDir, count: u8) -> Vec<TestServer> {
-    let all = pods::addresses(count);
+    let all = servers::addresses(count);
     let allow = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\"]\n";
-    let text = |at: &SocketAddr| pods::config(place, *at, &format!("{}\n{allow}", pods::siblings(&all)));
+    let text = |at: &SocketAddr| servers::config(place, *at, &format!("{}\n{allow}", servers::peers(&all)));
     all.iter().map(|at| TestServer::from_text(&text(at))).collect()
 }
 
-async fn link(place: &TestDir, pod: &TestServer, node: &str, instance: u128) -> Call {
-    peer::link(place, pod, node, Some(Instance::from_bits(instance))).await
+async fn link(place: &TestDir, server: &TestServer, node: &str, instance: u128) -> Call {
+    remote::link(place, server, node, Some(Instance::from_bits(instance))).await
 }
 
 /// Says a word about a session with another node.
@@ -40,8 +40,8 @@ fn resume(epoch: u64, instance: Option<Instance>, opener: Option<Opener>) -> Ses
     SessionFrame::Resume { received: 0, limit: 1000, epoch, instance, opener }
 }
 
-fn pod(number: u128) -> Option<Opener> {
-    Some(Opener::Pod(Instance::from_bits(number)))
+fn server(number: u128) -> Option<Opener> {
+    Some(Opener::Server(Instance::from_bits(number)))
 }
 
 /// Waits for the answer to an Open. Returns the process that has accepted.
@@ -58,7 +58,7 @@ async fn is_unknown(call: &mut Call, attempt: u64) {
     let (SessionFrame::Reset { epoch, refusal } | SessionFrame::Refused { epoch, refusal }) = word else {
         panic!("{word:?}")
     };
-    assert_eq!((epoch, refusal.code), (attempt, Code::Unknown), "{refusal}");
+    assert_eq!((epoch, refusal.code), (attempt, ErrorCode::UnknownSession), "{refusal}");
 }
 
 /// Its Resume is taken.
@@ -74,25 +74,25 @@ async fn echoes(call: &mut Call, id: SessionId, text: &'static str) {
 }
 
 #[tokio::test]
-async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_pod() {
+async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = start(&place, 3);
-    let _acceptor = edge(&place, &pods[1], "acceptor").await;
-    let mut opener = link(&place, &pods[0], "opener", 1).await;
+    let servers = start(&place, 3);
+    let _acceptor = edge(&place, &servers[1], "acceptor").await;
+    let mut opener = link(&place, &servers[0], "opener", 1).await;
     let id = SessionId::random();
     say_to(&opener, "acceptor", id, open(echo, None)).await;
     let acceptor = opened(&mut opener, id).await;
     echoes(&mut opener, id, "before").await;
-    for (n, pod) in pods.iter().enumerate() {
-        let mut stranger = link(&place, pod, &format!("stranger{n}"), 9).await;
+    for (n, server) in servers.iter().enumerate() {
+        let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
         let forged = Some(Opener::Node("opener".parse().unwrap()));
         say_to(&stranger, "acceptor", id, resume(50, acceptor, forged)).await;
         is_unknown(&mut stranger, 50).await;
         echoes(&mut opener, id, "undisturbed").await;
     }
     // The opener itself moves, and its session with it.
-    for (pod, epoch) in [(&pods[2], 2), (&pods[1], 3)] {
-        opener = link(&place, pod, "opener", 1).await;
+    for (server, epoch) in [(&servers[2], 2), (&servers[1], 3)] {
+        opener = link(&place, server, "opener", 1).await;
         let received = u64::try_from("before".len() + 3 * "undisturbed".len()).unwrap();
         let resume = SessionFrame::Resume { received, limit: 1000, epoch, instance: acceptor, opener: None };
         say_to(&opener, "acceptor", id, resume).await;
@@ -104,19 +104,19 @@ async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_pod() {
 #[tokio::test]
 async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
     let place = TestDir::new();
-    let pods = start(&place, 3);
-    let mut acceptor = link(&place, &pods[1], "acceptor", 1).await;
+    let servers = start(&place, 3);
+    let mut acceptor = link(&place, &servers[1], "acceptor", 1).await;
     let itself = Some(Instance::from_bits(1));
     let accepts = async {
         let (id, word) = acceptor.word().await;
         let SessionFrame::Open { opener, .. } = word else { panic!("{word:?}") };
-        assert_eq!(opener, Some(Opener::Pod(pods[0].pod.table.instance())));
+        assert_eq!(opener, Some(Opener::Server(servers[0].server.table.instance())));
         acceptor.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
         id
     };
-    let (mut client, id) = tokio::join!(pods[0].open("acceptor:22"), accepts);
-    for (n, pod) in pods.iter().enumerate().skip(1) {
-        let mut stranger = link(&place, pod, &format!("stranger{n}"), 9).await;
+    let (mut client, id) = tokio::join!(servers[0].open("acceptor:22"), accepts);
+    for (n, server) in servers.iter().enumerate().skip(1) {
+        let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
         say_to(&stranger, "acceptor", id, resume(50, itself, None)).await;
         is_unknown(&mut stranger, 50).await;
     }
@@ -124,25 +124,25 @@ async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
     is_unknown(&mut acceptor, 50).await;
     acceptor.say(id, SessionFrame::Data("hello".into())).await;
     let mut heard = [0; 5];
-    soon("bytes", client.read_exact(&mut heard)).await.unwrap();
+    assert_eventually("bytes", client.read_exact(&mut heard)).await.unwrap();
     assert_eq!(&heard, b"hello");
 }
 
 #[tokio::test]
-async fn what_a_pod_dialled_for_one_edge_is_taken_over_by_no_other() {
+async fn what_a_server_dialled_for_one_edge_is_taken_over_by_no_other() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = start(&place, 2);
-    let mut opener = link(&place, &pods[0], "opener", 1).await;
+    let servers = start(&place, 2);
+    let mut opener = link(&place, &servers[0], "opener", 1).await;
     let id = SessionId::random();
     opener.say(id, open(echo, None)).await;
     let holder = opened(&mut opener, id).await;
-    assert_eq!(holder, Some(pods[0].pod.table.instance()));
-    for (n, pod) in pods.iter().enumerate() {
-        let mut stranger = link(&place, pod, &format!("stranger{n}"), 9).await;
+    assert_eq!(holder, Some(servers[0].server.table.instance()));
+    for (n, server) in servers.iter().enumerate() {
+        let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
         stranger.say(id, resume(50, holder, None)).await;
         is_unknown(&mut stranger, 50).await;
     }
-    let mut stranger = link(&place, &pods[0], "stranger", 9).await;
+    let mut stranger = link(&place, &servers[0], "stranger", 9).await;
     for another in [resume(51, Some(Instance::from_bits(9)), None), open(echo, None)] {
         stranger.say(id, another.clone()).await;
         is_unknown(&mut stranger, another.epoch().unwrap()).await;
@@ -158,14 +158,20 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
     let mut call = cloud.call().await;
     call.answer(Some(Instance::from_bits(1)));
     let id = SessionId::random();
-    call.say(id, open(echo, pod(1))).await;
+    call.say(id, open(echo, server(1))).await;
     let acceptor = opened(&mut call, id).await;
     assert_eq!(acceptor, Some(edge.table.instance()));
-    call.say(id, resume(2, acceptor, pod(2))).await;
+    call.say(id, resume(2, acceptor, server(2))).await;
     is_unknown(&mut call, 2).await;
     call.say(
         id,
-        SessionFrame::Open { target: echo.into(), limit: 9, epoch: 2, client: String::new(), opener: pod(2) },
+        SessionFrame::Open {
+            target: echo.into(),
+            limit: 9,
+            epoch: 2,
+            client: String::new(),
+            opener: server(2),
+        },
     )
     .await;
     is_unknown(&mut call, 2).await;
@@ -173,52 +179,52 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
     drop(call);
     let mut call = cloud.call().await;
     call.answer(Some(Instance::from_bits(3)));
-    call.say(id, resume(3, acceptor, pod(2))).await;
+    call.say(id, resume(3, acceptor, server(2))).await;
     is_unknown(&mut call, 3).await;
-    call.say(id, resume(3, acceptor, pod(1))).await;
+    call.say(id, resume(3, acceptor, server(1))).await;
     is_resumed(&mut call, 3).await;
 }
 
 /// A pod of version 1, linked to that one.
-async fn old_pod(place: &TestDir, pod: &TestServer, number: u128, node: &str) -> Call {
+async fn old_server(place: &TestDir, server: &TestServer, number: u128, node: &str) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let headers = peer::old(Caller::pod_request(Instance::from_bits(number)));
-    peer::link_as_pod(place, pod.pod.bound.grpc, Some(shows), headers, node).await.unwrap()
+    let headers = remote::old(Caller::peer_request(Instance::from_bits(number)));
+    remote::link_as_peer(place, server.server.bound.grpc, Some(shows), headers, node).await.unwrap()
 }
 
 #[tokio::test]
-async fn sessions_come_from_old_pods_and_go_on_through_old_and_new_ones() {
+async fn sessions_come_from_old_servers_and_go_on_through_old_and_new_ones() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = start(&place, 1);
-    let _edge = edge(&place, &pods[0], "node1").await;
-    let (mut first, id) = (old_pod(&place, &pods[0], 7, "node1").await, SessionId::random());
+    let servers = start(&place, 1);
+    let _edge = edge(&place, &servers[0], "node1").await;
+    let (mut first, id) = (old_server(&place, &servers[0], 7, "node1").await, SessionId::random());
     first.say(id, open(echo, None)).await;
     let acceptor = opened(&mut first, id).await;
     // Through another old pod, through a new one, which knows who opened, and through an old one again.
-    for (epoch, opener) in [(2, None), (3, pod(8)), (4, None)] {
-        let mut next = old_pod(&place, &pods[0], 8, "node1").await;
+    for (epoch, opener) in [(2, None), (3, server(8)), (4, None)] {
+        let mut next = old_server(&place, &servers[0], 8, "node1").await;
         next.say(id, resume(epoch, acceptor, opener)).await;
         is_resumed(&mut next, epoch).await;
         first = next;
     }
     echoes(&mut first, id, "after").await;
     // By now it is known whose it is.
-    let mut stranger = link(&place, &pods[0], "stranger", 9).await;
+    let mut stranger = link(&place, &servers[0], "stranger", 9).await;
     say_to(&stranger, "node1", id, resume(50, acceptor, None)).await;
     is_unknown(&mut stranger, 50).await;
     echoes(&mut first, id, "undisturbed").await;
 }
 
 #[tokio::test]
-async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
+async fn an_edge_serves_servers_of_version_1_and_2_in_turns() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut cloud = ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", cloud.at, ""));
     let (id, mut acceptor) = (SessionId::random(), None);
-    for (epoch, opener) in [(1, None), (2, None), (3, pod(1)), (4, None), (5, pod(1))] {
+    for (epoch, opener) in [(1, None), (2, None), (3, server(1)), (4, None), (5, server(1))] {
         let mut call = cloud.call().await;
         let headers = Hello::response(Instance::from_bits(u128::from(epoch)));
-        call.answer_as(if opener.is_some() { headers } else { peer::old(headers) });
+        call.answer_as(if opener.is_some() { headers } else { remote::old(headers) });
         if epoch == 1 {
             call.say(id, open(echo, None)).await;
             acceptor = opened(&mut call, id).await;
@@ -230,24 +236,25 @@ async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
 }
 
 #[tokio::test]
-async fn edges_of_version_1_open_accept_and_resume_at_a_new_pod() {
+async fn edges_of_version_1_open_accept_and_resume_at_a_new_server() {
     let place = TestDir::new();
-    let pods = start(&place, 2);
-    let old = async |pod: &TestServer, name: &str, instance| {
+    let servers = start(&place, 2);
+    let old = async |server: &TestServer, name: &str, instance| {
         let hello = Hello::edge_request(&name.parse().unwrap(), TOKEN, Instance::from_bits(instance));
-        let call = peer::dial(&place, pod.pod.bound.grpc, peer::old(hello), name).await.unwrap();
-        pod.has(name).await;
+        let call = remote::dial(&place, server.server.bound.grpc, remote::old(hello), name).await.unwrap();
+        server.has(name).await;
         call
     };
-    let mut acceptor = old(&pods[0], "acceptor", 1).await;
+    let mut acceptor = old(&servers[0], "acceptor", 1).await;
     let itself = Some(Instance::from_bits(1));
-    let (mut opener, id) = (old(&pods[1], "opener", 2).await, SessionId::random());
+    let (mut opener, id) = (old(&servers[1], "opener", 2).await, SessionId::random());
     say_to(&opener, "acceptor", id, open(([127, 0, 0, 1], 22).into(), None)).await;
     assert!(matches!(acceptor.word().await, (asked, SessionFrame::Open { epoch: 1, .. }) if asked == id));
     acceptor.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
     assert_eq!(opened(&mut opener, id).await, itself);
     drop((opener, acceptor));
-    let (mut acceptor, mut opener) = (old(&pods[1], "acceptor", 1).await, old(&pods[0], "opener", 2).await);
+    let (mut acceptor, mut opener) =
+        (old(&servers[1], "acceptor", 1).await, old(&servers[0], "opener", 2).await);
     say_to(&opener, "acceptor", id, resume(2, itself, None)).await;
     assert!(matches!(acceptor.word().await, (asked, SessionFrame::Resume { epoch: 2, .. }) if asked == id));
     acceptor.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch: 2 }).await;

@@ -8,12 +8,12 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, rustls};
-use tunnel::net::tls::{ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
+use tunnel::net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 
 use crate::certificates::{Authority, Files};
 use crate::support::clients::rest;
 use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
-use crate::support::{hurry, peer, soon, targets};
+use crate::support::{assert_eventually, hurry, remote, targets};
 
 /// Lines of a config with one port that stands for that target of every node; `more` stands in the table.
 fn port(target: std::net::SocketAddr, more: &str) -> String {
@@ -40,8 +40,7 @@ impl Nodes {
     async fn echo(&self) -> std::net::SocketAddr {
         let identity = Identity { cert: self.files.cert.clone(), key: self.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
-        let server =
-            TlsServerConfig { identity, clients: ClientCertificates::Anonymous, offer, alpn: Vec::new() };
+        let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
         let acceptor = TlsAcceptor::from(server.load().unwrap().load());
         targets::serve(move |socket| {
             let acceptor = acceptor.clone();
@@ -56,18 +55,18 @@ impl Nodes {
     }
 
     /// A client's TLS through the pod's port, with that name (an IP address is not sent).
-    async fn connect(&self, pod: &TestServer, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    async fn connect(&self, server: &TestServer, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let client =
             TlsClientConfig { trust: Trust::Ca(self.files.ca.clone()), identity: None, alpn: Vec::new() };
         let connector = TlsConnector::from(client.load().unwrap().load());
         let name = ServerName::try_from(name.to_owned()).unwrap();
-        let socket = pod.client("https").await;
-        soon("a handshake, or its failure", Box::pin(connector.connect(name, socket))).await
+        let socket = server.client("https").await;
+        assert_eventually("a handshake, or its failure", Box::pin(connector.connect(name, socket))).await
     }
 
     /// The alert with which a client's handshake ends.
-    async fn alert(&self, pod: &TestServer, name: &str) -> AlertDescription {
-        let failed = self.connect(pod, name).await.unwrap_err();
+    async fn alert(&self, server: &TestServer, name: &str) -> AlertDescription {
+        let failed = self.connect(server, name).await.unwrap_err();
         let Some(error) = failed.get_ref() else { panic!("{failed:?}") };
         match error.downcast_ref() {
             Some(rustls::Error::AlertReceived(alert)) => *alert,
@@ -80,36 +79,36 @@ impl Nodes {
 async fn tls_goes_between_client_and_the_target_of_the_node_that_it_names() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1", "Node2"]));
     let echo = nodes.echo().await;
-    let pod = TestServer::with(&place, &port(echo, ""));
-    let (one, two) = (edge(&place, &pod, "node1").await, edge(&place, &pod, "node2").await);
+    let server = TestServer::with(&place, &port(echo, ""));
+    let (one, two) = (edge(&place, &server, "node1").await, edge(&place, &server, "node2").await);
     for (name, at, not) in [("node1", &one, &two), ("node2", &two, &one)] {
-        let mut client = nodes.connect(&pod, name).await.unwrap();
+        let mut client = nodes.connect(&server, name).await.unwrap();
         assert_eq!((at.table.len(), not.table.len()), (1, 0));
         client.write_all(b"through the tunnel").await.unwrap();
         client.shutdown().await.unwrap();
         let mut told = String::new();
-        soon("the echo", client.read_to_string(&mut told)).await.unwrap();
+        assert_eventually("the echo", client.read_to_string(&mut told)).await.unwrap();
         assert_eq!(told, "through the tunnel");
         drop(client);
-        pod.forgets_all().await;
+        server.assert_idle().await;
         edge_forgets_all(at).await;
     }
-    assert_eq!(pod.pod.metrics.sessions.ended("https", "over"), 2);
+    assert_eq!(server.server.metrics.sessions.ended("https", "over"), 2);
 }
 
 #[tokio::test]
 async fn a_client_that_names_no_node_gets_the_alert_to_the_byte() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["127.0.0.1"]));
-    let pod = TestServer::with(&place, &port(nodes.echo().await, ""));
-    let _edge = edge(&place, &pod, "node1").await;
-    assert_eq!(nodes.alert(&pod, "127.0.0.1").await, AlertDescription::UnrecognisedName);
-    assert_eq!(pod.pod.metrics.sessions.ended("https", "no_node"), 1);
+    let server = TestServer::with(&place, &port(nodes.echo().await, ""));
+    let _edge = edge(&place, &server, "node1").await;
+    assert_eq!(nodes.alert(&server, "127.0.0.1").await, AlertDescription::UnrecognisedName);
+    assert_eq!(server.server.metrics.sessions.ended("https", "no_node"), 1);
     let config = rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let mut hello = Vec::new();
     let mut client = rustls::ClientConnection::new(Arc::new(config.with_no_client_auth()), name).unwrap();
     client.write_tls(&mut hello).unwrap();
-    let mut socket = pod.client("https").await;
+    let mut socket = server.client("https").await;
     socket.write_all(&hello).await.unwrap();
     assert_eq!(rest(&mut socket).await, [21, 3, 3, 0, 2, 2, 112]);
 }
@@ -127,50 +126,50 @@ async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
         (echo, "rules = [{ nodes = [\"x\"] }]", "node1", AlertDescription::AccessDenied, "forbidden"),
         (echo, "allow_from = [\"192.0.2.0/24\"]", "node1", AlertDescription::AccessDenied, "forbidden"),
     ] {
-        let pod = TestServer::with(&place, &port(target, more));
-        let _edge = edge(&place, &pod, "node1").await;
-        assert_eq!(nodes.alert(&pod, name).await, alert, "{cause}");
-        assert_eq!(pod.pod.metrics.sessions.ended("https", cause), 1, "{cause}");
-        pod.forgets_all().await;
+        let server = TestServer::with(&place, &port(target, more));
+        let _edge = edge(&place, &server, "node1").await;
+        assert_eq!(nodes.alert(&server, name).await, alert, "{cause}");
+        assert_eq!(server.server.metrics.sessions.ended("https", cause), 1, "{cause}");
+        server.assert_idle().await;
     }
 }
 
 #[tokio::test]
 async fn what_is_no_tls_is_closed_without_a_word() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
-    let pod = TestServer::with(&place, &port(nodes.echo().await, ""));
+    let server = TestServer::with(&place, &port(nodes.echo().await, ""));
     for said in [&b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n"[..], b"SSH-2.0-x\r\n"] {
-        let mut socket = pod.client("https").await;
+        let mut socket = server.client("https").await;
         socket.write_all(said).await.unwrap();
         assert_eq!(rest(&mut socket).await, b"");
     }
-    assert_eq!(pod.pod.metrics.connections_refused.counted("no_tls"), 2);
+    assert_eq!(server.server.metrics.connections_refused.counted("no_tls"), 2);
 }
 
 #[tokio::test]
 async fn a_hello_that_does_not_come_is_given_up_after_ten_seconds() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
-    let pod = TestServer::with(&place, &port(nodes.echo().await, ""));
-    let mut socket = pod.client("https").await;
+    let server = TestServer::with(&place, &port(nodes.echo().await, ""));
+    let mut socket = server.client("https").await;
     socket.write_all(&[22, 3, 1]).await.unwrap();
     hurry();
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     assert_eq!(rest(&mut socket).await, b"");
-    assert!((9..15).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
-    assert_eq!(pod.pod.metrics.connections_refused.counted("slow_head"), 1);
+    assert!((9..15).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+    assert_eq!(server.server.metrics.connections_refused.counted("slow_head"), 1);
 }
 
 #[tokio::test]
 async fn a_plain_edge_needs_no_word_for_it() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
-    let pod = TestServer::with(&place, &port("127.0.0.1:10250".parse().unwrap(), ""));
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let server = TestServer::with(&place, &port("127.0.0.1:10250".parse().unwrap(), ""));
+    let mut edge = remote::link(&place, &server, "node1", None).await;
     let refused = async {
         let asked = edge.hears().await;
         let said = (asked.category.as_str(), asked.r#type.as_str(), asked.addr.as_str());
         assert_eq!(said, ("ssh", "connecting", "127.0.0.1:10250"));
         edge.plainly("connect-failed", &asked.topic, "connection refused").await;
     };
-    let (alert, ()) = tokio::join!(nodes.alert(&pod, "node1"), refused);
+    let (alert, ()) = tokio::join!(nodes.alert(&server, "node1"), refused);
     assert_eq!(alert, AlertDescription::InternalError);
 }

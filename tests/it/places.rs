@@ -5,15 +5,15 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 use crate::support::clients::{echoed, get, rest};
-use crate::support::pods::{self, SeparateServers};
 use crate::support::programs::{TestDir, TestServer, at, start_edge};
+use crate::support::servers::{self, SeparateServers};
 use crate::support::{hurry, targets, wait_until, wait_within};
 
 #[tokio::test]
 async fn an_edge_goes_to_the_next_place_and_comes_back_without_cutting_a_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
-    let text = |n: usize| pods::config(&place, all[n], "");
+    let all = servers::addresses(2);
+    let text = |n: usize| servers::config(&place, all[n], "");
     let second = TestServer::from_text(&text(1));
     let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
     let config = place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list);
@@ -37,13 +37,13 @@ async fn an_edge_goes_to_the_next_place_and_comes_back_without_cutting_a_session
 #[tokio::test]
 async fn an_edge_whose_place_dies_is_at_the_next_one_and_stays_there_while_the_first_is_away() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
-    let mut first = SeparateServers::start(pods::config(&place, all[0], "")).await;
-    let second = TestServer::from_text(&pods::config(&place, all[1], ""));
+    let all = servers::addresses(2);
+    let mut first = SeparateServers::start(servers::config(&place, all[0], "")).await;
+    let second = TestServer::from_text(&servers::config(&place, all[1], ""));
     let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
     let edge =
         start_edge(&place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list));
-    first.pod.has("node1").await;
+    first.server.has("node1").await;
     assert!(second.link("node1").is_none(), "the first of the list is wanted most");
     first.kill();
     second.has("node1").await;
@@ -57,7 +57,7 @@ async fn an_edge_whose_place_dies_is_at_the_next_one_and_stays_there_while_the_f
 #[tokio::test]
 async fn an_edge_that_no_place_takes_says_what_each_of_them_said() {
     let place = TestDir::new();
-    let all = pods::addresses(2);
+    let all = servers::addresses(2);
     let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
     let edge =
         start_edge(&place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list));

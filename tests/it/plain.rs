@@ -8,26 +8,26 @@ use tunnel::proto::codec::proto::StreamMsg;
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset, rest};
-use crate::support::peer::ScriptedServer;
 use crate::support::programs::{TestDir, TestServer, edge_forgets_all, start_edge};
-use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
+use crate::support::remote::ScriptedServer;
+use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until};
 
 /// Opens a session to a plain edge, which accepts it.
-async fn accepted(pod: &TestServer, edge: &mut Call) -> (tokio::net::TcpStream, String) {
+async fn accepted(server: &TestServer, edge: &mut Call) -> (tokio::net::TcpStream, String) {
     let accept = async {
         let asked = edge.hears().await;
         assert_eq!((asked.r#type.as_str(), asked.addr.as_str()), ("connecting", "127.0.0.1:22"));
         edge.plainly("connected", &asked.topic, "").await;
         asked.topic
     };
-    tokio::join!(pod.open("node1:22"), accept)
+    tokio::join!(server.open("node1:22"), accept)
 }
 
 #[tokio::test]
 async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", None).await;
     assert!(edge.headers.contains_key("tunnel-instance"), "a pod names itself to everybody");
     let ask = async {
         let asked = edge.hears().await;
@@ -37,7 +37,7 @@ async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
         edge.plainly("connected", &asked.topic, "").await;
         asked.topic
     };
-    let (mut client, topic) = tokio::join!(pod.open("node1:22"), ask);
+    let (mut client, topic) = tokio::join!(server.open("node1:22"), ask);
     client.write_all(b"hello").await.unwrap();
     assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
     edge.plainly("tcp-forward", &topic, "wor").await;
@@ -45,7 +45,7 @@ async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
     edge.plainly("closed", &topic, "EOF").await;
     assert_eq!(rest(&mut client).await, b"world");
     client.shutdown().await.unwrap();
-    pod.forgets_all().await;
+    server.assert_idle().await;
     // What still comes is answered as SuperEdge does, so that the far end lets go as well.
     edge.plainly("tcp-forward", &topic, "late").await;
     let gone = edge.plain("closed", &topic, "msg cannot be forwarded due to disconnection".into());
@@ -53,10 +53,10 @@ async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
 }
 
 #[tokio::test]
-async fn programs_behind_a_plain_edge_reach_in_the_cloud_what_its_pod_may_dial() {
+async fn programs_behind_a_plain_edge_reach_in_the_cloud_what_its_server_may_dial() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
-    let pod = TestServer::with(&place, &format!("[mode.cloud.allow]\ntargets = [\"{echo}\"]\n"));
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let server = TestServer::with(&place, &format!("[mode.cloud.allow]\ntargets = [\"{echo}\"]\n"));
+    let mut edge = remote::link(&place, &server, "node1", None).await;
     let says = |edge: &Call, kind: &str, addr: String, data: String| {
         let category = "httpProxy".into();
         StreamMsg { category, addr, ..edge.plain(kind, "a topic", data.into()) }
@@ -74,14 +74,14 @@ async fn programs_behind_a_plain_edge_reach_in_the_cloud_what_its_pod_may_dial()
     edge.send(says(&edge, "tcp-forward", String::new(), "there and back".into())).await;
     assert_eq!(edge.hears().await, says(&edge, "tcp-forward", String::new(), "there and back".into()));
     edge.send(says(&edge, "closed", String::new(), "EOF".into())).await;
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", None).await;
     for (reason, status) in [
         ("dial tcp 127.0.0.1:22: connect: connection refused", 502),
         ("dial tcp 127.0.0.1:22: i/o timeout", 504),
@@ -91,29 +91,29 @@ async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
             let asked = edge.hears().await;
             edge.plainly("connect-failed", &asked.topic, reason).await;
         };
-        let (answer, ()) = tokio::join!(pod.ask("node1:22"), refuse);
+        let (answer, ()) = tokio::join!(server.ask("node1:22"), refuse);
         assert_eq!((answer.status, answer.phrase), (status, format!("node node1: {reason}")));
     }
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn a_plain_edge_that_never_answers_is_timed_out_and_told() {
     let place = TestDir::new();
-    let pod = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
-    let (answer, asked) = tokio::join!(pod.ask("node1:22"), edge.hears());
+    let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
+    let mut edge = remote::link(&place, &server, "node1", None).await;
+    let (answer, asked) = tokio::join!(server.ask("node1:22"), edge.hears());
     assert_eq!(answer.status, 504, "{answer:?}");
     let closed = edge.hears().await;
     assert_eq!((closed.r#type.as_str(), closed.topic), ("closed", asked.topic));
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn a_plain_edges_heartbeat_is_echoed_at_once() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", None).await;
     let heartbeat = StreamMsg {
         node: "node1".into(),
         category: "stream".into(),
@@ -123,33 +123,33 @@ async fn a_plain_edges_heartbeat_is_echoed_at_once() {
     };
     for _ in 0..3 {
         edge.send(heartbeat.clone()).await;
-        assert_eq!(soon("the echo", edge.next()).await.unwrap(), heartbeat);
+        assert_eq!(assert_eventually("the echo", edge.next()).await.unwrap(), heartbeat);
     }
 }
 
 #[tokio::test]
 async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
-    let (mut client, topic) = accepted(&pod, &mut edge).await;
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", None).await;
+    let (mut client, topic) = accepted(&server, &mut edge).await;
     client.write_all(b"question").await.unwrap();
     client.shutdown().await.unwrap();
     assert_eq!(edge.hears().await.data, "question");
     edge.plainly("tcp-forward", &topic, "answer").await;
     edge.plainly("closed", &topic, "EOF").await;
     assert_eq!(rest(&mut client).await, b"answer");
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silence() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
-    let (mut client, topic) = accepted(&pod, &mut edge).await;
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", None).await;
+    let (mut client, topic) = accepted(&server, &mut edge).await;
     hurry();
-    let begun = Instant::now();
+    let started = Instant::now();
     client.shutdown().await.unwrap();
     // Half a minute, longer than a message is waited for otherwise.
     let closed = loop {
@@ -159,29 +159,29 @@ async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silen
         }
     };
     assert_eq!(closed, edge.plain("closed", &topic, "EOF".into()));
-    assert!((30..45).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
-    pod.forgets_all().await;
+    assert!((30..45).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn sessions_of_a_plain_link_end_with_it() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
-    let (mut client, _) = accepted(&pod, &mut edge).await;
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", None).await;
+    let (mut client, _) = accepted(&server, &mut edge).await;
     drop(edge);
     is_reset(&mut client).await;
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
-    let (mut slow, slow_topic) = accepted(&pod, &mut edge).await;
-    let (mut neighbour, topic) = accepted(&pod, &mut edge).await;
-    let begun = Stopwatch::start();
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", None).await;
+    let (mut slow, slow_topic) = accepted(&server, &mut edge).await;
+    let (mut neighbour, topic) = accepted(&server, &mut edge).await;
+    let started = Stopwatch::start();
     let flood = async {
         // More than all buffers on the way hold.
         for _ in 0..2000 {
@@ -190,27 +190,28 @@ async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
         edge.plainly("tcp-forward", &topic, "for the neighbour").await;
     };
     let mut text = [0; 17];
-    let (read, ()) = tokio::join!(soon("the neighbour's bytes", neighbour.read_exact(&mut text)), flood);
+    let (read, ()) =
+        tokio::join!(assert_eventually("the neighbour's bytes", neighbour.read_exact(&mut text)), flood);
     read.unwrap();
     assert_eq!(&text, b"for the neighbour");
-    assert!(begun.elapsed().as_secs() < 4, "{:?}", begun.elapsed());
-    let resets = || pod.pod.metrics.resets.counted("plain_reader_too_slow");
+    assert!(started.elapsed().as_secs() < 4, "{:?}", started.elapsed());
+    let resets = || server.server.metrics.resets.counted("plain_reader_too_slow");
     wait_until("the reset is counted", || resets() == 1).await;
-    assert!(pod.pod.metrics.stalls.get() > 0);
+    assert!(server.server.metrics.stalls.get() > 0);
     let mut all = Vec::new();
-    assert!(soon("its end", slow.read_to_end(&mut all)).await.is_err());
+    assert!(assert_eventually("its end", slow.read_to_end(&mut all)).await.is_err());
     edge.plainly("closed", &topic, "EOF").await;
     drop((slow, neighbour));
-    pod.forgets_all().await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn our_edge_serves_a_plain_pod_that_is_silent_until_it_hears_a_heartbeat() {
+async fn our_edge_serves_a_plain_server_that_is_silent_until_it_hears_a_heartbeat() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", pod.at, ""));
-    let mut call = pod.call().await;
-    let heartbeat = soon("a heartbeat before any answer", call.next()).await.unwrap();
+    let mut server = ScriptedServer::start(&place).await;
+    let edge = start_edge(&place.edge("node1", server.at, ""));
+    let mut call = server.call().await;
+    let heartbeat = assert_eventually("a heartbeat before any answer", call.next()).await.unwrap();
     assert_eq!((heartbeat.r#type.as_str(), heartbeat.topic.as_str()), ("heartbeat", "node1heartbeat"));
     call.answer(None);
     call.send(heartbeat).await;
@@ -240,18 +241,18 @@ async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before(
         let _ = socket.write_all(b"last words").await;
     })
     .await;
-    let mut pod = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", pod.at, ""));
-    let mut call = pod.call().await;
+    let mut server = ScriptedServer::start(&place).await;
+    let edge = start_edge(&place.edge("node1", server.at, ""));
+    let mut call = server.call().await;
     call.answer(None);
     let connecting = call.plain("connecting", "t", "".into());
     call.send(StreamMsg { addr: target.to_string(), ..connecting }).await;
     assert_eq!(call.hears().await.r#type, "connected");
     assert_eq!(call.hears().await.data, "last words");
     // The client waits for nothing but this.
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     assert_eq!(call.hears().await.r#type, "closed");
-    assert!(begun.elapsed().as_millis() < 3000, "{:?}", begun.elapsed());
+    assert!(started.elapsed().as_millis() < 3000, "{:?}", started.elapsed());
     edge_forgets_all(&edge).await;
 }
 
@@ -269,9 +270,9 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
         clients::reset(socket);
     })
     .await;
-    let mut pod = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", pod.at, ""));
-    let mut call = pod.call().await;
+    let mut server = ScriptedServer::start(&place).await;
+    let edge = start_edge(&place.edge("node1", server.at, ""));
+    let mut call = server.call().await;
     call.answer(None);
     for (target, topic) in [(ends, "ends"), (breaks_off, "breaks off")] {
         let connecting = call.plain("connecting", topic, "".into());
@@ -279,7 +280,7 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
         // What was sent to the one before and crossed its end is answered.
         while call.hears().await.r#type != "connected" {}
         assert_eq!(call.hears().await.data, "last words");
-        let begun = Stopwatch::start();
+        let started = Stopwatch::start();
         let closed = loop {
             call.plainly("tcp-forward", topic, "more").await;
             if let Ok(message) = timeout(Duration::from_millis(20), call.hears()).await {
@@ -287,17 +288,17 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
             }
         };
         assert_eq!((closed.r#type.as_str(), closed.topic.as_str()), ("closed", topic));
-        assert!(begun.elapsed().as_millis() < 900, "{topic}: {:?}", begun.elapsed());
+        assert!(started.elapsed().as_millis() < 900, "{topic}: {:?}", started.elapsed());
     }
     edge_forgets_all(&edge).await;
 }
 
 #[tokio::test]
-async fn our_edge_sends_a_plain_pod_a_heartbeat_each_minute() {
+async fn our_edge_sends_a_plain_server_a_heartbeat_each_minute() {
     let place = TestDir::new();
-    let mut pod = ScriptedServer::start(&place).await;
-    let _edge = start_edge(&place.edge("node1", pod.at, ""));
-    let mut call = pod.call().await;
+    let mut server = ScriptedServer::start(&place).await;
+    let _edge = start_edge(&place.edge("node1", server.at, ""));
+    let mut call = server.call().await;
     let first = call.next().await.unwrap();
     call.answer(None);
     call.send(first.clone()).await;
@@ -314,12 +315,12 @@ async fn our_edge_sends_a_plain_pod_a_heartbeat_each_minute() {
 }
 
 #[tokio::test]
-async fn an_extended_and_a_plain_edge_hang_at_one_pod() {
+async fn an_extended_and_a_plain_edge_hang_at_one_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = crate::support::programs::edge(&place, &pod, "node2").await;
-    let mut plain = peer::link(&place, &pod, "node1", None).await;
-    let (_client, _) = accepted(&pod, &mut plain).await;
-    echoed(&mut pod.open(&format!("node2:{}", echo.port())).await, "hello").await;
-    assert_eq!(pod.pod.metrics.nodes.get(), 2);
+    let server = TestServer::start(&place);
+    let _edge = crate::support::programs::edge(&place, &server, "node2").await;
+    let mut plain = remote::link(&place, &server, "node1", None).await;
+    let (_client, _) = accepted(&server, &mut plain).await;
+    echoed(&mut server.open(&format!("node2:{}", echo.port())).await, "hello").await;
+    assert_eq!(server.server.metrics.nodes.get(), 2);
 }

@@ -4,29 +4,29 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tunnel::config::Environment;
-use tunnel::config::server::Cloud;
-use tunnel::server::Pod;
+use tunnel::config::server::ServerConfig;
+use tunnel::server::Server;
 
-use crate::support::pods::{self, Dns, DnsScript};
 use crate::support::programs::{TOKEN, TestDir, TestServer};
-use crate::support::{hurry, peer, wait_until, wait_within};
+use crate::support::servers::{self, Dns, DnsScript};
+use crate::support::{hurry, remote, wait_until, wait_within};
 
 #[tokio::test]
 async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
     let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nknown.example.org:{TOKEN}\n"));
     let (dns, hosts, all) =
-        (Dns::start(DnsScript::NoSuchName).await, place.path().join("hosts"), pods::addresses(2));
+        (Dns::start(DnsScript::NoSuchName).await, place.path().join("hosts"), servers::addresses(2));
     let lines = format!(
         "{}\ndns = [\"{}\"]\npublish = \"hosts\"\nhosts = \"{}\"\npublish_names = [\"*.edge.example.org\"]",
-        pods::siblings(&all),
+        servers::peers(&all),
         dns.at,
         hosts.display()
     );
     let env = Environment { pod_ip: Some(all[0].ip().to_string()), ..Environment::default() };
-    let (settings, _) = Cloud::read(&pods::config(&place, all[0], &lines), &env).unwrap();
-    let pod = TestServer::from(Pod::start(settings, None).unwrap());
-    let _other = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
+    let (settings, _) = ServerConfig::read(&servers::config(&place, all[0], &lines), &env).unwrap();
+    let server = TestServer::from(Server::start(settings, None).unwrap());
+    let _other = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
     let published = || {
         let text = std::fs::read_to_string(&hosts).unwrap_or_default();
         text.lines().map(|line| line.split_whitespace().nth(1).unwrap().to_owned()).collect::<Vec<_>>()
@@ -35,7 +35,7 @@ async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
     let mut calls = Vec::new();
     let foreign = ["localhost", "wpad", "kubernetes.default.svc.cluster.local", "bank.example.org"];
     for node in foreign.iter().chain(&["known.example.org", "a.edge.example.org", "node1"]) {
-        calls.push(peer::link(&place, &pod, node, None).await);
+        calls.push(remote::link(&place, &server, node, None).await);
     }
     wait_until("the others are published", || {
         published() == ["a.edge.example.org", "known.example.org", "node1"]
@@ -43,10 +43,10 @@ async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
     .await;
 
     dns.say(DnsScript::At("127.0.0.3".parse().unwrap()));
-    calls.push(peer::link(&place, &pod, "moved", None).await);
+    calls.push(remote::link(&place, &server, "moved", None).await);
     wait_until("a name that leads to a pod may move", || published().contains(&"moved".to_owned())).await;
     dns.say(DnsScript::At(Ipv4Addr::new(127, 0, 0, 99)));
-    calls.push(peer::link(&place, &pod, "intranet", None).await);
+    calls.push(remote::link(&place, &server, "intranet", None).await);
     hurry();
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert!(!published().contains(&"intranet".to_owned()), "{:?}", published());

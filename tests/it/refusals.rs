@@ -8,11 +8,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::base::names::Instance;
-use tunnel::proto::frame::{Code, SessionError, SessionFrame};
+use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};
-use crate::support::{beside, hurry, peer, soon, targets, wait_until};
+use crate::support::{assert_eventually, beside, hurry, remote, targets, wait_until};
 
 fn says(answer: &Answer, status: u16, phrase: &str) {
     assert_eq!((answer.status, answer.phrase.as_str()), (status, phrase), "{answer:?}");
@@ -23,31 +23,31 @@ fn says(answer: &Answer, status: u16, phrase: &str) {
 #[tokio::test]
 async fn bad_requests_are_told_what_is_wrong_with_them() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let answer = pod.ask("node1").await;
+    let server = TestServer::start(&place);
+    let answer = server.ask("node1").await;
     assert_eq!(answer.status, 400, "{answer:?}");
     for target in ["node1:0", "node1:65536", "no_de!:22"] {
-        let answer = pod.ask(target).await;
+        let answer = server.ask(target).await;
         assert_eq!(answer.status, 400, "{target}: {answer:?}");
     }
-    says(&pod.ask("node1:99999").await, 400, "bad target: \"99999\" is not a port: want 1 to 65535");
-    says(&pod.ask("10.1.2.3:22").await, 421, "the node of 10.1.2.3:22 cannot be told");
+    says(&server.ask("node1:99999").await, 400, "bad target: \"99999\" is not a port: want 1 to 65535");
+    says(&server.ask("10.1.2.3:22").await, 421, "the node of 10.1.2.3:22 cannot be told");
     let itself = "[::1]:22 is no target: the cloud never dials itself, its links or its metadata for clients";
-    says(&pod.ask("[::1]:22").await, 403, itself);
-    let get = ask(pod.connect, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    says(&server.ask("[::1]:22").await, 403, itself);
+    let get = ask(server.connect, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
     says(&get, 405, "only CONNECT is served on this port");
     assert!(get.head.to_ascii_lowercase().contains("allow: connect"), "{get:?}");
-    let garbage = ask(pod.connect, "\u{16}\u{3}\u{1}\r\n\r\n").await;
+    let garbage = ask(server.connect, "\u{16}\u{3}\u{1}\r\n\r\n").await;
     assert_eq!(garbage.status, 400, "{garbage:?}");
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "no_node"), 1);
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "method"), 1);
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "no_node"), 1);
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "method"), 1);
 }
 
 #[tokio::test]
 async fn an_ssh_that_comes_without_a_proxy_command_is_told_so_in_its_own_words() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut ssh = TcpStream::connect(pod.connect).await.unwrap();
+    let server = TestServer::start(&place);
+    let mut ssh = TcpStream::connect(server.connect).await.unwrap();
     ssh.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").await.unwrap();
     let told = rest(&mut ssh).await;
     let begin = told.windows(4).position(|at| at == b"SSH-").unwrap();
@@ -56,48 +56,48 @@ async fn an_ssh_that_comes_without_a_proxy_command_is_told_so_in_its_own_words()
     let long = usize::try_from(u32::from_be_bytes(packet[..4].try_into().unwrap())).unwrap();
     assert_eq!((packet.len(), packet.len() % 8, packet[5]), (4 + long, 0, 1), "one whole SSH_MSG_DISCONNECT");
     assert!(String::from_utf8_lossy(packet).contains("ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\""));
-    assert_eq!(pod.pod.metrics.connections_refused.counted("ssh_without_proxy_command"), 1);
+    assert_eq!(server.server.metrics.connections_refused.counted("ssh_without_proxy_command"), 1);
 }
 
 #[tokio::test]
 async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
     let (place, nothing) = (TestDir::new(), targets::nothing().await);
-    let pod = TestServer::start(&place);
-    says(&pod.ask("node1:22").await, 502, "node node1 is not connected");
-    let edge = edge(&place, &pod, "node1").await;
-    let refused = pod.ask(&at("node1", nothing)).await;
+    let server = TestServer::start(&place);
+    says(&server.ask("node1:22").await, 502, "node node1 is not connected");
+    let edge = edge(&place, &server, "node1").await;
+    let refused = server.ask(&at("node1", nothing)).await;
     // Of the machine's other addresses too, whichever those are.
     let says_first = format!("node node1: {nothing} refused the connection, and so did ");
     let others = refused.phrase.strip_prefix(&says_first);
     assert!(refused.status == 502 && others.is_some_and(|others| others.contains("[::1]:")), "{refused:?}");
-    edge.stop(std::future::ready(())).await;
-    wait_until("the node is gone", || pod.link("node1").is_none()).await;
-    says(&pod.ask("node1:22").await, 502, "node node1 is not connected, last seen 3s ago");
-    pod.forgets_all().await;
+    edge.shutdown(std::future::ready(())).await;
+    wait_until("the node is gone", || server.link("node1").is_none()).await;
+    says(&server.ask("node1:22").await, 502, "node node1 is not connected, last seen 3s ago");
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn an_edge_forbids_what_its_config_does_not_allow() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     let more = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
-    let _edge = edge_with(&place, &pod, "node1", &more).await;
-    let answer = pod.ask("node1:1").await;
+    let _edge = edge_with(&place, &server, "node1", &more).await;
+    let answer = server.ask("node1:1").await;
     says(&answer, 403, "node node1: this edge may not dial node1:1");
     assert!(answer.body.contains("[mode.edge.allow]"), "{answer:?}");
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
 async fn rules_and_networks_keep_clients_out() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let rules = format!("rules = [{{ nodes = [\"edge-*\"], ports = [{}] }}]", echo.port());
-    let pod = TestServer::with(&place, &rules);
-    let _edge = edge(&place, &pod, "edge-1").await;
-    says(&pod.ask("edge-1:1").await, 403, "no rule lets you reach port 1 of node edge-1");
-    let other = pod.ask(&at("other", echo)).await;
+    let server = TestServer::with(&place, &rules);
+    let _edge = edge(&place, &server, "edge-1").await;
+    says(&server.ask("edge-1:1").await, 403, "no rule lets you reach port 1 of node edge-1");
+    let other = server.ask(&at("other", echo)).await;
     says(&other, 403, &format!("no rule lets you reach port {} of node other", echo.port()));
-    echoed(&mut pod.open(&at("edge-1", echo)).await, "hello").await;
+    echoed(&mut server.open(&at("edge-1", echo)).await, "hello").await;
 
     let fenced = TestServer::with(&place, "allow_from = [\"10.0.0.0/8\"]");
     says(&fenced.ask("edge-1:1").await, 403, "your address 127.0.0.1 is not allowed here");
@@ -109,27 +109,27 @@ async fn credentials_are_asked_for_and_checked() {
     let hash = bcrypt::hash("right", 4).unwrap();
     let users = place.file("htpasswd", &format!("ops:{hash}\n"));
     let rules = "rules = [{ users = [\"ops\"] }]";
-    let pod =
+    let server =
         TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n{rules}", users.display()));
-    let _edge = edge(&place, &pod, "node1").await;
+    let _edge = edge(&place, &server, "node1").await;
     let request = |login: &str| {
         let login = STANDARD.encode(login);
         let target = at("node1", echo);
         format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {login}\r\n\r\n")
     };
-    let answer = pod.ask(&at("node1", echo)).await;
+    let answer = server.ask(&at("node1", echo)).await;
     says(&answer, 407, "this proxy needs a user and a password");
     assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
     assert!(answer.body.contains("only at a terminal"), "{answer:?}");
     for (wrong, user) in [("ops:wrong", "ops"), ("ops:", "ops"), ("nobody:right", "nobody")] {
         let phrase = format!("user \"{user}\" is not known here, or the password is wrong");
-        let answer = ask(pod.connect, &request(wrong)).await;
+        let answer = ask(server.connect, &request(wrong)).await;
         says(&answer, 407, &phrase);
         assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
     }
-    says(&ask(pod.connect, &request("ops")).await, 407, "this proxy needs a user and a password");
+    says(&ask(server.connect, &request("ops")).await, 407, "this proxy needs a user and a password");
     for _ in 0..2 {
-        let mut client = TcpStream::connect(pod.connect).await.unwrap();
+        let mut client = TcpStream::connect(server.connect).await.unwrap();
         client.write_all(request("ops:right").as_bytes()).await.unwrap();
         assert!(head(&mut client).await.starts_with("HTTP/1.1 200 "));
         echoed(&mut client, "hello").await;
@@ -137,52 +137,52 @@ async fn credentials_are_asked_for_and_checked() {
 }
 
 #[tokio::test]
-async fn a_full_pod_says_so_and_has_room_again_later() {
+async fn a_full_server_says_so_and_has_room_again_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, "[mode.cloud.session]\nmax = 1");
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut first = pod.open(&at("node1", echo)).await;
+    let server = TestServer::with(&place, "[mode.cloud.session]\nmax = 1");
+    let _edge = edge(&place, &server, "node1").await;
+    let mut first = server.open(&at("node1", echo)).await;
     says(
-        &pod.ask(&at("node1", echo)).await,
+        &server.ask(&at("node1", echo)).await,
         503,
         "this pod is full: [mode.cloud.session] max of the pod is reached",
     );
     first.shutdown().await.unwrap();
     rest(&mut first).await;
     drop(first);
-    pod.forgets_all().await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    server.assert_idle().await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]
-async fn a_pod_that_stops_turns_away_who_was_already_connected() {
+async fn a_server_that_stops_turns_away_who_was_already_connected() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let _edge = edge(&place, &pod, "node1").await;
-    let session = pod.open(&at("node1", echo)).await;
-    let mut late = TcpStream::connect(pod.connect).await.unwrap();
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let session = server.open(&at("node1", echo)).await;
+    let mut late = TcpStream::connect(server.connect).await.unwrap();
     late.write_all(b"CONNECT ").await.unwrap();
     // Accepted in order: once a later connection has its answer, the earlier one is in as well.
-    pod.ask("nowhere:1").await;
-    let stopped = beside(pod.pod.stop(std::future::pending()));
-    wait_until_closed(pod.connect).await;
+    server.ask("nowhere:1").await;
+    let stopped = beside(server.server.shutdown(std::future::pending()));
+    wait_until_closed(server.connect).await;
     late.write_all(b"node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
     says(&answer(late).await, 503, "this pod is stopping");
     drop(session);
-    soon("the pod's end", stopped).await.unwrap();
+    assert_eventually("the pod's end", stopped).await.unwrap();
 }
 
 async fn wait_until_closed(at: std::net::SocketAddr) {
     let closed = async { while TcpStream::connect(at).await.is_ok() {} };
-    soon("a closed port", closed).await;
+    assert_eventually("a closed port", closed).await;
 }
 
 #[tokio::test]
 async fn no_answer_in_time_is_told_as_such() {
     let place = TestDir::new();
-    let pod = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
-    let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
-    says(&pod.ask("node1:22").await, 504, "node node1 did not answer within 200ms");
+    let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
+    let mut silent = remote::link(&place, &server, "node1", Some(Instance::random())).await;
+    says(&server.ask("node1:22").await, 504, "node node1 did not answer within 200ms");
     let (id, open) = silent.word().await;
     assert!(matches!(open, SessionFrame::Open { .. }), "{open:?}");
     let (again, reset) = silent.word().await;
@@ -190,41 +190,45 @@ async fn no_answer_in_time_is_told_as_such() {
     let (_, SessionFrame::Resume { epoch, .. }) = silent.word().await else {
         panic!("whether that was heard")
     };
-    silent.say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Unknown, "") }).await;
-    pod.forgets_all().await;
+    silent
+        .say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::UnknownSession, "") })
+        .await;
+    server.assert_idle().await;
 }
 
 #[tokio::test]
 async fn what_an_edge_gives_as_reason_has_its_status() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut edge = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
-    for (code, status) in [(Code::TargetTimeout, 504), (Code::TargetUnreachable, 502), (Code::Busy, 503)] {
+    let server = TestServer::start(&place);
+    let mut edge = remote::link(&place, &server, "node1", Some(Instance::random())).await;
+    for (code, status) in
+        [(ErrorCode::TargetTimeout, 504), (ErrorCode::TargetUnreachable, 502), (ErrorCode::Overloaded, 503)]
+    {
         let answer = async {
             let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
             edge.say(id, SessionFrame::Refused { epoch, refusal: SessionError::new(code, "as it is") }).await;
         };
-        let (told, ()) = tokio::join!(pod.ask("node1:22"), answer);
+        let (told, ()) = tokio::join!(server.ask("node1:22"), answer);
         says(&told, status, "node node1: as it is");
     }
 }
 
 #[tokio::test]
 async fn a_long_head_is_refused() {
-    let pod = TestServer::start(&TestDir::new());
+    let server = TestServer::start(&TestDir::new());
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17 * 1024));
-    let answer = ask(pod.connect, &long).await;
+    let answer = ask(server.connect, &long).await;
     assert_eq!(answer.status, 431, "{answer:?}");
-    wait_until("it is counted", || pod.pod.metrics.connections_refused.counted("long_head") == 1).await;
+    wait_until("it is counted", || server.server.metrics.connections_refused.counted("long_head") == 1).await;
 }
 
 #[tokio::test]
 async fn a_slow_head_is_not_waited_for_longer_than_ten_seconds() {
-    let pod = TestServer::start(&TestDir::new());
+    let server = TestServer::start(&TestDir::new());
     hurry();
-    let begun = Instant::now();
-    let mut silent = TcpStream::connect(pod.connect).await.unwrap();
-    let (mut slow, mut drip) = TcpStream::connect(pod.connect).await.unwrap().into_split();
+    let started = Instant::now();
+    let mut silent = TcpStream::connect(server.connect).await.unwrap();
+    let (mut slow, mut drip) = TcpStream::connect(server.connect).await.unwrap().into_split();
     beside(async move {
         while drip.write_all(b"C").await.is_ok() {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -232,8 +236,8 @@ async fn a_slow_head_is_not_waited_for_longer_than_ten_seconds() {
     });
     for read in [silent.read_u8().await, slow.read_u8().await] {
         assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
-        assert_eq!(begun.elapsed().as_secs(), 10);
+        assert_eq!(started.elapsed().as_secs(), 10);
     }
-    let slow_heads = || pod.pod.metrics.connections_refused.counted("slow_head");
+    let slow_heads = || server.server.metrics.connections_refused.counted("slow_head");
     wait_until("both are counted", || slow_heads() == 2).await;
 }

@@ -7,70 +7,70 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::base::names::{Instance, SessionId};
 use tunnel::config::Environment;
-use tunnel::config::server::Cloud;
+use tunnel::config::server::ServerConfig;
 use tunnel::net::tls::Identity;
-use tunnel::proto::frame::{Code, SessionFrame};
+use tunnel::proto::frame::{ErrorCode, SessionFrame};
 use tunnel::proto::hello::Caller;
-use tunnel::server::Pod;
+use tunnel::server::Server;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, rest};
 use crate::support::line::Line;
-use crate::support::pods::{self, Dns, DnsScript, SeparateServers};
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all, start_edge};
-use crate::support::{Stopwatch, peer, soon, targets, wait_until};
+use crate::support::servers::{self, Dns, DnsScript, SeparateServers};
+use crate::support::{Stopwatch, assert_eventually, remote, targets, wait_until};
 
 /// Opens a session as soon as that is possible, within a second.
-async fn opens(pod: &TestServer, target: &str) -> TcpStream {
-    let begun = Stopwatch::start();
+async fn opens(server: &TestServer, target: &str) -> TcpStream {
+    let started = Stopwatch::start();
     loop {
-        let answer = try_open(pod, target).await;
+        let answer = try_open(server, target).await;
         match answer {
             Ok(socket) => return socket,
-            Err(why) => assert!(begun.elapsed() < Duration::from_secs(1), "{why}"),
+            Err(why) => assert!(started.elapsed() < Duration::from_secs(1), "{why}"),
         }
     }
 }
 
-async fn try_open(pod: &TestServer, target: &str) -> Result<TcpStream, String> {
-    let mut socket = TcpStream::connect(pod.connect).await.unwrap();
+async fn try_open(server: &TestServer, target: &str) -> Result<TcpStream, String> {
+    let mut socket = TcpStream::connect(server.connect).await.unwrap();
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
     let head = crate::support::clients::head(&mut socket).await;
     if head.starts_with("HTTP/1.1 200") { Ok(socket) } else { Err(head) }
 }
 
 #[tokio::test]
-async fn a_node_is_reached_through_every_pod() {
+async fn a_node_is_reached_through_every_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 3);
-    let edge = edge(&place, &pods[1], "node1").await;
-    for pod in &pods {
-        let mut client = pod.open(&at("node1", echo)).await;
+    let servers = servers::start(&place, 3);
+    let edge = edge(&place, &servers[1], "node1").await;
+    for server in &servers {
+        let mut client = server.open(&at("node1", echo)).await;
         echoed(&mut client, "hello").await;
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"");
     }
-    for pod in &pods {
-        pod.forgets_all().await;
-        wait_until("nothing passes any more", || pod.pod.table.passing() == (0, 0)).await;
+    for server in &servers {
+        server.assert_idle().await;
+        wait_until("nothing passes any more", || server.server.table.relayed() == (0, 0)).await;
     }
     edge_forgets_all(&edge).await;
 }
 
 #[tokio::test]
-async fn bulk_goes_through_another_pod_unchanged() {
+async fn bulk_goes_through_another_server_unchanged() {
     let (place, source) = (TestDir::new(), targets::source(20 << 20).await);
-    let pods = pods::start(&place, 2);
-    let _edge = edge(&place, &pods[1], "node1").await;
-    let mut client = pods[0].open(&at("node1", source)).await;
+    let servers = servers::start(&place, 2);
+    let _edge = edge(&place, &servers[1], "node1").await;
+    let mut client = servers[0].open(&at("node1", source)).await;
     assert!(rest(&mut client).await == targets::pattern(20 << 20));
 }
 
 #[tokio::test]
 async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
     let place = TestDir::new();
-    let all = pods::addresses(3);
-    let lines: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &pods::siblings(&all))).collect();
+    let all = servers::addresses(3);
+    let lines: Vec<_> = all.iter().map(|at| servers::config(&place, *at, &servers::peers(&all))).collect();
     let (first, _second) = (TestServer::from_text(&lines[0]), TestServer::from_text(&lines[1]));
     let answer = first.ask("node1:22").await;
     assert_eq!(answer.status, 502, "{answer:?}");
@@ -81,36 +81,36 @@ async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
 }
 
 #[tokio::test]
-async fn a_pod_that_was_told_of_no_other_asks_nobody() {
+async fn a_server_that_was_told_of_no_other_asks_nobody() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let answer = pod.ask("node1:22").await;
+    let server = TestServer::start(&place);
+    let answer = server.ask("node1:22").await;
     assert!(answer.body.starts_with("node node1 is not connected\n"), "{answer:?}");
 }
 
 #[tokio::test]
-async fn a_session_follows_its_node_from_pod_to_pod() {
+async fn a_session_follows_its_node_from_server_to_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 3);
-    let line = Line::to(pods[1].pod.bound.grpc).await;
+    let servers = servers::start(&place, 3);
+    let line = Line::to(servers[1].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    pods[1].has("node1").await;
-    let mut client = pods[0].open(&at("node1", echo)).await;
+    servers[1].has("node1").await;
+    let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "at the second pod").await;
     for to in [0, 2, 1, 2] {
-        line.lead_to(pods[to].pod.bound.grpc);
+        line.route_to(servers[to].server.bound.grpc);
         line.reset();
-        pods[to].has("node1").await;
-        let begun = Stopwatch::start();
+        servers[to].has("node1").await;
+        let started = Stopwatch::start();
         echoed(&mut client, "somewhere else").await;
-        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
-        assert!(pods[0].pod.metrics.resumed.get() > 0 && edge.metrics.resumed.get() > 0);
-        let mut other = opens(&pods[1], &at("node1", echo)).await;
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        assert!(servers[0].server.metrics.resumed.get() > 0 && edge.metrics.resumed.get() > 0);
+        let mut other = opens(&servers[1], &at("node1", echo)).await;
         echoed(&mut other, "a new one").await;
     }
     drop(client);
-    for pod in &pods {
-        pod.forgets_all().await;
+    for server in &servers {
+        server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
@@ -118,11 +118,11 @@ async fn a_session_follows_its_node_from_pod_to_pod() {
 #[tokio::test]
 async fn bytes_survive_a_node_that_moves_while_they_flow() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 3);
-    let line = Line::to(pods[1].pod.bound.grpc).await;
+    let servers = servers::start(&place, 3);
+    let line = Line::to(servers[1].server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    pods[1].has("node1").await;
-    let (mut from, mut to) = pods[0].open(&at("node1", echo)).await.into_split();
+    servers[1].has("node1").await;
+    let (mut from, mut to) = servers[0].open(&at("node1", echo)).await.into_split();
     let bytes = targets::pattern(12 << 20);
     let sent = bytes.clone();
     let sender = crate::support::beside(async move {
@@ -132,63 +132,64 @@ async fn bytes_survive_a_node_that_moves_while_they_flow() {
     let mut back = Vec::new();
     for to in [2, 0, 1] {
         let mut part = vec![0; 3 << 20];
-        soon("the next part", from.read_exact(&mut part)).await.unwrap();
+        assert_eventually("the next part", from.read_exact(&mut part)).await.unwrap();
         back.extend_from_slice(&part);
-        line.lead_to(pods[to].pod.bound.grpc);
+        line.route_to(servers[to].server.bound.grpc);
         line.reset();
-        pods[to].has("node1").await;
+        servers[to].has("node1").await;
     }
-    soon("the rest", from.read_to_end(&mut back)).await.unwrap();
+    assert_eventually("the rest", from.read_to_end(&mut back)).await.unwrap();
     assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
     sender.await.unwrap();
 }
 
 #[tokio::test]
-async fn a_session_outlives_the_pod_that_holds_the_link() {
+async fn a_session_outlives_the_server_that_holds_the_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(3);
-    let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
+    let all = servers::addresses(3);
+    let text = |n: usize| servers::config(&place, all[n], &servers::peers(&all));
     let (front, last) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(2)));
     let mut middle = SeparateServers::start(text(1)).await;
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    middle.pod.has("node1").await;
+    middle.server.has("node1").await;
     let mut client = front.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    line.lead_to(all[2]);
+    line.route_to(all[2]);
     middle.kill();
     last.has("node1").await;
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     echoed(&mut client, "after").await;
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     let mut other = opens(&front, &at("node1", echo)).await;
     echoed(&mut other, "a new one").await;
 }
 
 #[tokio::test]
-async fn a_pods_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
+async fn a_servers_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 2);
-    let silent = Line::to(pods[0].pod.bound.grpc).await;
+    let servers = servers::start(&place, 2);
+    let silent = Line::to(servers[0].server.bound.grpc).await;
     let _old = start_edge(&place.edge("node1", silent.at, ""));
-    pods[0].has("node1").await;
+    servers[0].has("node1").await;
     silent.fall_silent();
     // The same node comes to the other pod, while the first believes that it has it.
-    let _new = edge(&place, &pods[1], "node1").await;
-    let begun = Stopwatch::start();
-    wait_until("the first pod has let go", || pods[0].link("node1").is_none()).await;
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-    let mut client = pods[0].open(&at("node1", echo)).await;
+    let _new = edge(&place, &servers[1], "node1").await;
+    let started = Stopwatch::start();
+    wait_until("the first pod has let go", || servers[0].link("node1").is_none()).await;
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
-async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
+async fn a_session_leaves_a_silent_server_once_its_node_is_at_another() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(3);
+    let all = servers::addresses(3);
     // The first pod reaches the second over a line of its own.
     let between = Line::to(all[1]).await;
-    let text = |n: usize, list: &[std::net::SocketAddr]| pods::config(&place, all[n], &pods::siblings(list));
+    let text =
+        |n: usize, list: &[std::net::SocketAddr]| servers::config(&place, all[n], &servers::peers(list));
     let first = TestServer::from_text(&text(0, &[between.at, all[2]]));
     let second = TestServer::from_text(&text(1, &[all[1]]));
     let third = TestServer::from_text(&text(2, &all));
@@ -198,34 +199,34 @@ async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
     let mut client = first.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     between.fall_silent();
-    line.lead_to(all[2]);
+    line.route_to(all[2]);
     line.reset();
     third.has("node1").await;
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     echoed(&mut client, "after").await;
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn dns_alone_leads_to_the_pod_that_has_the_node() {
+async fn dns_alone_leads_to_the_server_that_has_the_node() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
+    let all = servers::addresses(2);
     let dns = Dns::start(DnsScript::NoSuchName).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
-    let pods: Vec<_> =
-        all.iter().map(|at| TestServer::from_text(&pods::config(&place, *at, &lines))).collect();
-    let _edge = edge(&place, &pods[1], "node1").await;
-    let answer = pods[0].ask("node1:22").await;
+    let servers: Vec<_> =
+        all.iter().map(|at| TestServer::from_text(&servers::config(&place, *at, &lines))).collect();
+    let _edge = edge(&place, &servers[1], "node1").await;
+    let answer = servers[0].ask("node1:22").await;
     assert!(answer.body.contains("not in DNS"), "{answer:?}");
     dns.say(DnsScript::At([127, 0, 0, 3].into()));
     // That it was nowhere is remembered for a second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let mut client = pods[0].open(&at("node1", echo)).await;
+    let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
-async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
+async fn dns_that_lies_or_is_down_costs_nothing_while_peers_answer() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     for says in [
         DnsScript::Nothing,
@@ -233,65 +234,65 @@ async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
         DnsScript::At([127, 0, 0, 4].into()),
         DnsScript::At([127, 0, 0, 99].into()),
     ] {
-        let all = pods::addresses(3);
+        let all = servers::addresses(3);
         let dns = Dns::start(says).await;
-        let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&all));
-        let mut pods: Vec<_> = Vec::new();
+        let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, servers::peers(&all));
+        let mut servers: Vec<_> = Vec::new();
         // The pod that is asked comes last, so that the others are there when it dials them.
         for at in all.iter().rev() {
-            pods.insert(0, TestServer::from_text(&pods::config(&place, *at, &lines)));
+            servers.insert(0, TestServer::from_text(&servers::config(&place, *at, &lines)));
         }
-        wait_until("the siblings answer", || pods[0].pod.metrics.links.get() >= 2).await;
-        let _edge = edge(&place, &pods[1], "node1").await;
-        let begun = Stopwatch::start();
-        let mut client = pods[0].open(&at("node1", echo)).await;
+        wait_until("the siblings answer", || servers[0].server.metrics.links.get() >= 2).await;
+        let _edge = edge(&place, &servers[1], "node1").await;
+        let started = Stopwatch::start();
+        let mut client = servers[0].open(&at("node1", echo)).await;
         echoed(&mut client, "hello").await;
-        assert!(begun.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", begun.elapsed());
-        let _second = edge(&place, &pods[1], "node2").await;
-        let begun = Stopwatch::start();
-        let mut client = pods[0].open(&at("node2", echo)).await;
+        assert!(started.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", started.elapsed());
+        let _second = edge(&place, &servers[1], "node2").await;
+        let started = Stopwatch::start();
+        let mut client = servers[0].open(&at("node2", echo)).await;
         echoed(&mut client, "hello").await;
-        assert!(begun.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", begun.elapsed());
+        assert!(started.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", started.elapsed());
     }
 }
 
 #[tokio::test]
-async fn a_node_that_speaks_plain_is_reached_through_another_pod() {
+async fn a_node_that_speaks_plain_is_reached_through_another_server() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
-    let mut edge = peer::link(&place, &pods[1], "node1", None).await;
+    let servers = servers::start(&place, 2);
+    let mut edge = remote::link(&place, &servers[1], "node1", None).await;
     let accept = async {
         let asked = edge.hears().await;
         assert_eq!((asked.r#type.as_str(), asked.addr.as_str()), ("connecting", "127.0.0.1:22"));
         edge.plainly("connected", &asked.topic, "").await;
         asked.topic
     };
-    let (mut client, topic) = tokio::join!(pods[0].open("node1:22"), accept);
+    let (mut client, topic) = tokio::join!(servers[0].open("node1:22"), accept);
     client.write_all(b"hello").await.unwrap();
     assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
     edge.plainly("tcp-forward", &topic, "world").await;
     edge.plainly("closed", &topic, "EOF").await;
     assert_eq!(rest(&mut client).await, b"world");
     client.shutdown().await.unwrap();
-    for pod in &pods {
-        pod.forgets_all().await;
+    for server in &servers {
+        server.assert_idle().await;
     }
     let refuse = async {
         let asked = edge.hears().await;
         edge.plainly("connect-failed", &asked.topic, "dial tcp: connection refused").await;
     };
-    let (answer, ()) = tokio::join!(pods[0].ask("node1:22"), refuse);
+    let (answer, ()) = tokio::join!(servers[0].ask("node1:22"), refuse);
     assert_eq!((answer.status, answer.phrase.as_str()), (502, "node node1: dial tcp: connection refused"));
 }
 
 #[tokio::test]
-async fn a_session_with_a_plain_node_outlives_the_link_between_the_pods() {
+async fn a_session_with_a_plain_node_outlives_the_link_between_the_servers() {
     let place = TestDir::new();
-    let all = pods::addresses(2);
+    let all = servers::addresses(2);
     let between = Line::to(all[1]).await;
-    let first = TestServer::from_text(&pods::config(&place, all[0], &pods::siblings(&[between.at])));
-    let second = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&[all[1]])));
-    let mut edge = peer::link(&place, &second, "node1", None).await;
+    let first = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&[between.at])));
+    let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&[all[1]])));
+    let mut edge = remote::link(&place, &second, "node1", None).await;
     let accept = async {
         let asked = edge.hears().await;
         edge.plainly("connected", &asked.topic, "").await;
@@ -303,7 +304,7 @@ async fn a_session_with_a_plain_node_outlives_the_link_between_the_pods() {
     assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
     edge.plainly("tcp-forward", &topic, "world").await;
     let mut back = [0; 5];
-    soon("the answer", client.read_exact(&mut back)).await.unwrap();
+    assert_eventually("the answer", client.read_exact(&mut back)).await.unwrap();
     assert_eq!(&back, b"world");
 }
 
@@ -312,15 +313,16 @@ fn own(place: &TestDir) -> Option<Identity> {
 }
 
 #[tokio::test]
-async fn what_comes_from_a_pod_is_never_sent_to_another() {
+async fn what_comes_from_a_server_is_never_sent_to_another() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
-    let _edge = edge(&place, &pods[1], "node1").await;
+    let servers = servers::start(&place, 2);
+    let _edge = edge(&place, &servers[1], "node1").await;
     // The first pod knows well where the node is.
-    drop(pods[0].open(&at("node1", targets::echo().await)).await);
-    let headers = Caller::pod_request(Instance::from_bits(77));
-    let mut link =
-        peer::link_as_pod(&place, pods[0].pod.bound.grpc, own(&place), headers, "node1").await.unwrap();
+    drop(servers[0].open(&at("node1", targets::echo().await)).await);
+    let headers = Caller::peer_request(Instance::from_bits(77));
+    let mut link = remote::link_as_peer(&place, servers[0].server.bound.grpc, own(&place), headers, "node1")
+        .await
+        .unwrap();
     let id = SessionId::random();
     let open = SessionFrame::Open {
         target: "127.0.0.1:22".parse().unwrap(),
@@ -333,22 +335,23 @@ async fn what_comes_from_a_pod_is_never_sent_to_another() {
     let (answered, word) = link.word().await;
     assert_eq!(answered, id);
     let SessionFrame::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::NotHere);
+    assert_eq!(refusal.code, ErrorCode::NodeNotConnected);
     let instance = Some(Instance::from_bits(78));
     link.say(id, SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None }).await;
     let (_, word) = link.word().await;
     let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::NotHere);
+    assert_eq!(refusal.code, ErrorCode::NodeNotConnected);
 }
 
 #[tokio::test]
 async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
-    let _edge = edge(&place, &pods[1], "node1").await;
-    let headers = Caller::pod_request(Instance::from_bits(77));
-    let mut link =
-        peer::link_as_pod(&place, pods[1].pod.bound.grpc, own(&place), headers, "node1").await.unwrap();
+    let servers = servers::start(&place, 2);
+    let _edge = edge(&place, &servers[1], "node1").await;
+    let headers = Caller::peer_request(Instance::from_bits(77));
+    let mut link = remote::link_as_peer(&place, servers[1].server.bound.grpc, own(&place), headers, "node1")
+        .await
+        .unwrap();
     let instance = Some(Instance::from_bits(78));
     link.say(
         SessionId::random(),
@@ -357,17 +360,17 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
     .await;
     let (_, word) = link.word().await;
     let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::Unknown);
+    assert_eq!(refusal.code, ErrorCode::UnknownSession);
 }
 
 #[tokio::test]
-async fn nobody_is_a_pod_without_the_clouds_certificate() {
+async fn nobody_is_a_server_without_the_clouds_certificate() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
-    let grpc = pods[0].pod.bound.grpc;
-    let headers = || Caller::pod_request(Instance::from_bits(77));
+    let servers = servers::start(&place, 1);
+    let grpc = servers[0].server.bound.grpc;
+    let headers = || Caller::peer_request(Instance::from_bits(77));
     let link = async |shows, headers: HeaderMap| {
-        peer::link_as_pod(&place, grpc, shows, headers, "node1").await.map(drop)
+        remote::link_as_peer(&place, grpc, shows, headers, "node1").await.map(drop)
     };
     let refused = link(None, headers()).await.unwrap_err();
     assert!(refused.message().contains("certificate"), "{refused:?}");
@@ -390,19 +393,19 @@ async fn nobody_is_a_pod_without_the_clouds_certificate() {
 }
 
 #[tokio::test]
-async fn siblings_without_a_ca_file_are_a_fault_at_start() {
+async fn peers_without_a_ca_file_are_a_fault_at_start() {
     let place = TestDir::new();
-    let all = pods::addresses(1);
-    let text = pods::config(&place, all[0], &pods::siblings(&all)).replace("ca.crt", "nowhere.crt");
-    let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
-    let fault = format!("{:#}", Pod::start(settings, None).unwrap_err());
+    let all = servers::addresses(1);
+    let text = servers::config(&place, all[0], &servers::peers(&all)).replace("ca.crt", "nowhere.crt");
+    let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
+    let fault = format!("{:#}", Server::start(settings, None).unwrap_err());
     assert!(fault.contains("mode.cloud.registry.siblings") && fault.contains("nowhere.crt"), "{fault}");
     assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
 }
 
 #[cfg(feature = "kubernetes")]
 #[tokio::test]
-async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables_name_it() {
+async fn a_service_of_servers_without_a_ca_file_is_a_fault_unless_superedges_tables_name_it() {
     let place = TestDir::new();
     let env = Environment {
         pod_ip: Some("127.0.0.1".into()),
@@ -411,8 +414,8 @@ async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables
     };
     let start = |more: &str| {
         let text = place.cloud(more).replace("ca.crt", "nowhere.crt");
-        let (settings, _) = Cloud::read(&text, &env).unwrap();
-        Pod::start(settings, None)
+        let (settings, _) = ServerConfig::read(&text, &env).unwrap();
+        Server::start(settings, None)
     };
     let fault = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
     assert!(fault.contains("mode.cloud.registry.service") && fault.contains("nowhere.crt"), "{fault}");
@@ -423,45 +426,46 @@ async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables
 #[tokio::test]
 async fn three_hundred_sessions_follow_their_node_at_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(3);
-    let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
+    let all = servers::addresses(3);
+    let text = |n: usize| servers::config(&place, all[n], &servers::peers(&all));
     let (front, last) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(2)));
     let mut middle = SeparateServers::start(text(1)).await;
     let line = Line::to(all[1]).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    middle.pod.has("node1").await;
+    middle.server.has("node1").await;
     let mut clients = Vec::new();
     for _ in 0..300 {
         clients.push(front.open(&at("node1", echo)).await);
     }
-    line.lead_to(all[2]);
+    line.route_to(all[2]);
     middle.kill();
     last.has("node1").await;
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     for client in &mut clients {
         echoed(client, "after").await;
     }
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-    assert_eq!(front.pod.table.len(), 300);
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert_eq!(front.server.table.len(), 300);
     drop(clients);
-    front.forgets_all().await;
-    last.forgets_all().await;
-    wait_until("nothing passes any more", || last.pod.table.passing() == (0, 0)).await;
+    front.assert_idle().await;
+    last.assert_idle().await;
+    wait_until("nothing passes any more", || last.server.table.relayed() == (0, 0)).await;
 }
 
 #[tokio::test]
-async fn who_asks_while_a_node_changes_pods_waits_for_it() {
+async fn who_asks_while_a_node_changes_servers_waits_for_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 3);
-    let line = Line::to(pods[1].pod.bound.grpc).await;
+    let servers = servers::start(&place, 3);
+    let line = Line::to(servers[1].server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    pods[1].has("node1").await;
-    echoed(&mut pods[0].open(&at("node1", echo)).await, "before").await;
+    servers[1].has("node1").await;
+    echoed(&mut servers[0].open(&at("node1", echo)).await, "before").await;
     for to in [2, 1, 0] {
-        line.lead_to(pods[to].pod.bound.grpc);
+        line.route_to(servers[to].server.bound.grpc);
         line.reset();
         let target = at("node1", echo);
-        let [one, two, three] = [&pods[0], &pods[1], &pods[2]].map(|pod| try_open(pod, &target));
+        let [one, two, three] =
+            [&servers[0], &servers[1], &servers[2]].map(|server| try_open(server, &target));
         for opened in <[_; 3]>::from(tokio::join!(one, two, three)) {
             echoed(&mut opened.unwrap(), "on its way").await;
         }

@@ -7,15 +7,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
-use tunnel::net::reload::look_now;
+use tunnel::net::reload::reload_now;
 use tunnel::net::tls::{
-    ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
+    ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
 
 use crate::certificates::Authority;
 use crate::support::clients::ESTABLISHED;
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge_with};
-use crate::support::{PATIENCE, beside, pods, soon, targets};
+use crate::support::{TIMEOUT, assert_eventually, beside, servers, targets};
 
 /// Writes a certificate of a server, or of a client, and gives its files.
 fn certify(place: &TestDir, name: &str) -> Identity {
@@ -36,11 +36,11 @@ fn lines(files: &Identity) -> String {
 
 type Client = TlsStream<tokio::net::TcpStream>;
 
-async fn dial(pod: &TestServer, front: &str) -> Client {
-    let config = TlsClientConfig { trust: Trust::Anyone, identity: None, alpn: Vec::new() }.load().unwrap();
-    let socket = pod.client(front).await;
+async fn dial(server: &TestServer, front: &str) -> Client {
+    let config = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: Vec::new() }.load().unwrap();
+    let socket = server.client(front).await;
     let connector = TlsConnector::from(config.load());
-    soon("a handshake", connector.connect(server_name(NAME).unwrap(), socket)).await.unwrap()
+    assert_eventually("a handshake", connector.connect(server_name(NAME).unwrap(), socket)).await.unwrap()
 }
 
 /// The certificate that a server has shown.
@@ -53,13 +53,13 @@ async fn told<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, text: &str, bac
     socket.write_all(text.as_bytes()).await.unwrap();
     socket.flush().await.unwrap();
     let mut heard = vec![0; back.len()];
-    soon("an answer", socket.read_exact(&mut heard)).await.unwrap();
+    assert_eventually("an answer", socket.read_exact(&mut heard)).await.unwrap();
     assert_eq!(String::from_utf8(heard).unwrap(), back);
 }
 
 /// A web server behind TLS, and the certificates that its clients have shown, one for each connection.
 async fn web(place: &TestDir) -> (SocketAddr, Arc<Mutex<Vec<Vec<u8>>>>) {
-    let clients = ClientCertificates::Required(place.files.ca.clone());
+    let clients = ClientAuth::Required(place.files.ca.clone());
     let identity = certify(place, "web");
     let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
     let acceptor = TlsAcceptor::from(server.load().unwrap().load());
@@ -85,7 +85,7 @@ async fn web(place: &TestDir) -> (SocketAddr, Arc<Mutex<Vec<Vec<u8>>>>) {
 }
 
 #[tokio::test]
-async fn who_comes_is_shown_the_new_certificate_and_whoever_is_there_stays() {
+async fn who_comes_is_shown_the_new_certificate_and_who_is_there_stays() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let [egress, https, client] = ["egress", "https", "client"].map(|name| certify(&place, name));
     let (web, seen) = web(&place).await;
@@ -95,9 +95,9 @@ async fn who_comes_is_shown_the_new_certificate_and_whoever_is_there_stays() {
         lines(&egress),
         lines(&https)
     );
-    let pod = TestServer::with(&place, &more);
-    let _edge = edge_with(&place, &pod, "node-a", &format!("[mode.edge.https]\n{}", lines(&client))).await;
-    let (mut tunnel, mut site) = (dial(&pod, "egress").await, dial(&pod, "https").await);
+    let server = TestServer::with(&place, &more);
+    let _edge = edge_with(&place, &server, "node-a", &format!("[mode.edge.https]\n{}", lines(&client))).await;
+    let (mut tunnel, mut site) = (dial(&server, "egress").await, dial(&server, "https").await);
     told(&mut tunnel, &format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node-a", echo)), ESTABLISHED).await;
     told(&mut tunnel, "before", "before").await;
     told(&mut site, GET, OK).await;
@@ -105,19 +105,19 @@ async fn who_comes_is_shown_the_new_certificate_and_whoever_is_there_stays() {
     for name in ["egress", "https", "client"] {
         certify(&place, name);
     }
-    look_now();
-    let begun = Instant::now();
+    reload_now();
+    let started = Instant::now();
     for (front, old) in [("egress", shown(&tunnel)), ("https", shown(&site))] {
-        while shown(&dial(&pod, front).await) == old {
-            assert!(begun.elapsed() < PATIENCE, "{front} shows what it has always shown");
+        while shown(&dial(&server, front).await) == old {
+            assert!(started.elapsed() < TIMEOUT, "{front} shows what it has always shown");
             sleep(PAUSE).await;
         }
     }
     // Each client has a session of its own, for which the edge shows its certificate anew.
     let same = || seen.lock().unwrap().windows(2).all(|pair| pair[0] == pair[1]);
     while same() {
-        assert!(begun.elapsed() < PATIENCE, "the edge shows what it has always shown");
-        told(&mut dial(&pod, "https").await, GET, OK).await;
+        assert!(started.elapsed() < TIMEOUT, "the edge shows what it has always shown");
+        told(&mut dial(&server, "https").await, GET, OK).await;
         sleep(PAUSE).await;
     }
     let connections = seen.lock().unwrap().len();
@@ -127,10 +127,10 @@ async fn who_comes_is_shown_the_new_certificate_and_whoever_is_there_stays() {
 }
 
 /// Echoes over sessions without a pause, until it is dropped; each that has failed is told.
-async fn loaded(pods: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
+async fn loaded(servers: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
     let mut all = Vec::new();
     for client in 0..4 {
-        let mut socket = pods[client % pods.len()].open(&at("node-a", echo)).await;
+        let mut socket = servers[client % servers.len()].open(&at("node-a", echo)).await;
         all.push(beside(async move {
             for turn in 0_u64.. {
                 let text = format!("{turn:08}");
@@ -143,35 +143,40 @@ async fn loaded(pods: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::JoinH
 }
 
 /// Whether a pod has a way to the target.
-async fn reaches(pod: &TestServer, echo: SocketAddr) -> bool {
-    let mut socket = pod.client("ssh").await;
+async fn reaches(server: &TestServer, echo: SocketAddr) -> bool {
+    let mut socket = server.client("ssh").await;
     let request = format!("CONNECT {} HTTP/1.1\r\nHost: x\r\n\r\n", at("node-a", echo));
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut begin = [0; 12];
-    soon("an answer", socket.read_exact(&mut begin)).await.unwrap();
+    assert_eventually("an answer", socket.read_exact(&mut begin)).await.unwrap();
     begin == *b"HTTP/1.1 200"
 }
 
 /// The certificate that the port of the links shows.
-async fn shown_to_edges(pod: &TestServer) -> Vec<u8> {
-    let trust = TlsClientConfig { trust: Trust::Anyone, identity: None, alpn: vec![b"h2".to_vec()] };
+async fn shown_to_edges(server: &TestServer) -> Vec<u8> {
+    let trust = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: vec![b"h2".to_vec()] };
     let connector = TlsConnector::from(trust.load().unwrap().load());
-    let socket = tokio::net::TcpStream::connect(pod.pod.bound.grpc).await.unwrap();
-    shown(&soon("a handshake", connector.connect(server_name(NAME).unwrap(), socket)).await.unwrap())
+    let socket = tokio::net::TcpStream::connect(server.server.bound.grpc).await.unwrap();
+    shown(
+        &assert_eventually("a handshake", connector.connect(server_name(NAME).unwrap(), socket))
+            .await
+            .unwrap(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let next = Authority::new();
-    let all = pods::addresses(3);
-    let pod = |at: &SocketAddr| TestServer::from_text(&pods::config(&place, *at, &pods::siblings(&all)));
-    let pods: Vec<_> = all[..2].iter().map(pod).collect();
-    let first = edge_with(&place, &pods[0], "node-a", "").await;
-    let load = loaded(&pods, echo).await;
+    let all = servers::addresses(3);
+    let server =
+        |at: &SocketAddr| TestServer::from_text(&servers::config(&place, *at, &servers::peers(&all)));
+    let servers: Vec<_> = all[..2].iter().map(server).collect();
+    let first = edge_with(&place, &servers[0], "node-a", "").await;
+    let load = loaded(&servers, echo).await;
     let both = format!("{}{}", place.authority.0.cert(), next.0.cert());
     let issued = next.0.server(&[NAME, "127.0.0.1"]).unwrap();
-    let old = shown_to_edges(&pods[0]).await;
+    let old = shown_to_edges(&servers[0]).await;
     // Both authorities, everywhere; then the new certificate; then the new authority alone.
     for (step, authorities) in [both.as_str(), both.as_str(), next.0.cert()].into_iter().enumerate() {
         if step == 1 {
@@ -179,22 +184,22 @@ async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
         } else {
             place.file("ca.crt", authorities);
         }
-        look_now();
-        for pod in &pods {
-            while (shown_to_edges(pod).await == old) != (step == 0) {
+        reload_now();
+        for server in &servers {
+            while (shown_to_edges(server).await == old) != (step == 0) {
                 sleep(PAUSE).await;
             }
         }
         // Who comes now believes what stands in the file now.
-        let late = edge_with(&place, &pods[1], &format!("late-{step}"), "").await;
-        told(&mut pods[1].open(&at(&format!("late-{step}"), echo)).await, "new", "new").await;
-        late.stop(std::future::ready(())).await;
+        let late = edge_with(&place, &servers[1], &format!("late-{step}"), "").await;
+        told(&mut servers[1].open(&at(&format!("late-{step}"), echo)).await, "new", "new").await;
+        late.shutdown(std::future::ready(())).await;
     }
     // A pod that has never known the old one is linked with the others.
-    let third = pod(&all[2]);
-    let begun = Instant::now();
+    let third = server(&all[2]);
+    let started = Instant::now();
     while !reaches(&third, echo).await {
-        assert!(begun.elapsed() < PATIENCE, "the third pod reaches no other");
+        assert!(started.elapsed() < TIMEOUT, "the third pod reaches no other");
         sleep(PAUSE).await;
     }
     for session in &load {

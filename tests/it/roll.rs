@@ -8,21 +8,21 @@ use tokio::net::TcpStream;
 use tunnel::base::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::link::session::stream::Session;
-use tunnel::proto::frame::Code;
+use tunnel::proto::frame::ErrorCode;
 
 use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;
-use crate::support::pods;
 use crate::support::programs::{TestDir, TestServer, at, edge_forgets_all, start_edge, target};
+use crate::support::servers;
 use crate::support::sessions::{asked, says};
-use crate::support::{Stopwatch, beside, peer, soon, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, beside, remote, targets, wait_until};
 
 #[tokio::test]
-async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
+async fn a_session_goes_on_when_the_server_in_its_middle_stops() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut both = pods::start(&place, 2);
+    let mut both = servers::start(&place, 2);
     let (last, front) = (both.remove(1), both.remove(0));
-    let line = Line::to(last.pod.bound.grpc).await;
+    let line = Line::to(last.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     last.has("node1").await;
     let (mut from, mut to) = front.open(&at("node1", echo)).await.into_split();
@@ -34,12 +34,12 @@ async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
     });
     let mut back = vec![0; 1 << 20];
     from.read_exact(&mut back).await.unwrap();
-    line.lead_to(front.pod.bound.grpc);
-    let stopped = beside(last.pod.stop(pending()));
-    soon("the rest", from.read_to_end(&mut back)).await.unwrap();
+    line.route_to(front.server.bound.grpc);
+    let stopped = beside(last.server.shutdown(pending()));
+    assert_eventually("the rest", from.read_to_end(&mut back)).await.unwrap();
     assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
     sender.await.unwrap();
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
     assert!(front.link("node1").is_some());
     assert_eq!(edge.metrics.resets.counted("given_up"), 0);
     edge_forgets_all(&edge).await;
@@ -47,18 +47,18 @@ async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
 }
 
 #[tokio::test]
-async fn a_pod_that_stops_serves_its_own_clients_over_the_old_link_and_new_ones_for_a_moment() {
+async fn a_server_that_stops_serves_its_own_clients_over_the_old_link_and_new_ones_for_a_moment() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut both = pods::start(&place, 2);
+    let mut both = servers::start(&place, 2);
     let (last, other) = (both.remove(1), both.remove(0));
-    let line = Line::to(last.pod.bound.grpc).await;
+    let line = Line::to(last.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     last.has("node1").await;
     let mut client = last.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    line.lead_to(other.pod.bound.grpc);
+    line.route_to(other.server.bound.grpc);
     let connect = last.connect;
-    let stopped = beside(last.pod.stop(pending()));
+    let stopped = beside(last.server.shutdown(pending()));
     other.has("node1").await;
     wait_until("the edge has both links", || edge.metrics.links.get() == 2).await;
     echoed(&mut client, "on the old link").await;
@@ -68,7 +68,7 @@ async fn a_pod_that_stops_serves_its_own_clients_over_the_old_link_and_new_ones_
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"");
     }
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
     wait_until("the old link is gone", || edge.metrics.links.get() == 1).await;
 }
 
@@ -81,100 +81,101 @@ async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
 #[tokio::test]
 async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_moves_of_both() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(3);
-    let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
+    let all = servers::addresses(3);
+    let text = |n: usize| servers::config(&place, all[n], &servers::peers(&all));
     let closed = TestServer::from_text(&text(0));
     let allow = "[mode.cloud.allow]\nnodes = [\"node*\"]\n";
-    let pods = [1, 2].map(|n| TestServer::from_text(&format!("{}\n{allow}", text(n))));
-    let (line1, line2) = (Line::to(closed.pod.bound.grpc).await, Line::to(pods[0].pod.bound.grpc).await);
+    let servers = [1, 2].map(|n| TestServer::from_text(&format!("{}\n{allow}", text(n))));
+    let (line1, line2) =
+        (Line::to(closed.server.bound.grpc).await, Line::to(servers[0].server.bound.grpc).await);
     let asker = start_edge(&place.edge("asker", line1.at, ""));
     let _edge = start_edge(&place.edge("node2", line2.at, ""));
     closed.has("asker").await;
-    pods[0].has("node2").await;
+    servers[0].has("node2").await;
     wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
     let refused = between(&asker, &at("node2", echo)).await.unwrap_err();
     assert!(refused.contains("may not reach node node2"), "{refused}");
-    line1.lead_to(pods[1].pod.bound.grpc);
+    line1.route_to(servers[1].server.bound.grpc);
     line1.reset();
-    pods[1].has("asker").await;
+    servers[1].has("asker").await;
     wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
     let mut session = between(&asker, &at("node2", echo)).await.unwrap();
     says(&mut session, "over two pods").await;
-    line2.lead_to(pods[1].pod.bound.grpc);
+    line2.route_to(servers[1].server.bound.grpc);
     line2.reset();
-    pods[1].has("node2").await;
+    servers[1].has("node2").await;
     says(&mut session, "over one").await;
-    line1.lead_to(pods[0].pod.bound.grpc);
+    line1.route_to(servers[0].server.bound.grpc);
     line1.reset();
-    pods[0].has("asker").await;
+    servers[0].has("asker").await;
     says(&mut session, "over two again").await;
-    assert_eq!(session.account().ended.map(|why| why.code), None::<Code>);
+    assert_eq!(session.account().ended.map(|why| why.code), None::<ErrorCode>);
     drop(session);
     edge_forgets_all(&asker).await;
 }
 
 #[tokio::test]
-async fn what_an_edge_opened_moves_when_its_pod_stops() {
+async fn what_an_edge_opened_moves_when_its_server_stops() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
+    let all = servers::addresses(2);
     let allow = "[mode.cloud.allow]\nnodes = [\"node2\"]\n";
-    let text = |n: usize| format!("{}\n{allow}", pods::config(&place, all[n], &pods::siblings(&all)));
+    let text = |n: usize| format!("{}\n{allow}", servers::config(&place, all[n], &servers::peers(&all)));
     let (first, second) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(1)));
-    let line = Line::to(first.pod.bound.grpc).await;
+    let line = Line::to(first.server.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
-    let _edge = start_edge(&place.edge("node2", second.pod.bound.grpc, ""));
+    let _edge = start_edge(&place.edge("node2", second.server.bound.grpc, ""));
     first.has("asker").await;
     second.has("node2").await;
     wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
     let mut session = between(&asker, &at("node2", echo)).await.unwrap();
     says(&mut session, "before").await;
-    line.lead_to(second.pod.bound.grpc);
-    let begun = Stopwatch::start();
-    let stopped = soon("the pod's end", first.pod.stop(pending())).await;
+    line.route_to(second.server.bound.grpc);
+    let started = Stopwatch::start();
+    let stopped = assert_eventually("the pod's end", first.server.shutdown(pending())).await;
     assert_eq!(stopped, Drained::Finished);
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     says(&mut session, "after").await;
 }
 
 #[tokio::test]
-async fn a_session_with_a_plain_node_goes_on_while_the_pod_that_has_it_stops() {
+async fn a_session_with_a_plain_node_goes_on_while_the_server_that_has_it_stops() {
     let place = TestDir::new();
-    let mut pods = pods::start(&place, 2);
-    let mut edge = peer::link(&place, &pods[1], "node1", None).await;
+    let mut servers = servers::start(&place, 2);
+    let mut edge = remote::link(&place, &servers[1], "node1", None).await;
     let accept = async {
         let asked = edge.hears().await;
         edge.plainly("connected", &asked.topic, "").await;
         asked.topic
     };
-    let (mut client, topic) = tokio::join!(pods[0].open("node1:22"), accept);
-    let stopping = pods.pop().unwrap();
+    let (mut client, topic) = tokio::join!(servers[0].open("node1:22"), accept);
+    let stopping = servers.pop().unwrap();
     let connect = stopping.connect;
-    let stopped = beside(stopping.pod.stop(pending()));
+    let stopped = beside(stopping.server.shutdown(pending()));
     // For so long it still takes clients; then it would be gone, but for the session.
-    soon("a closed port", async { while TcpStream::connect(connect).await.is_ok() {} }).await;
+    assert_eventually("a closed port", async { while TcpStream::connect(connect).await.is_ok() {} }).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     edge.plainly("tcp-forward", &topic, "still here").await;
     edge.plainly("closed", &topic, "EOF").await;
     assert_eq!(rest(&mut client).await, b"still here");
     drop(client);
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
 }
 
 #[tokio::test]
-async fn an_edge_is_back_soon_after_its_only_pod_has_taken_its_time_to_stop() {
+async fn an_edge_is_back_soon_after_its_only_server_has_taken_its_time_to_stop() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let at_pod = pods::addresses(1)[0];
-    let text = format!("{}[mode.cloud.session]\ndrain = \"5s\"\n", pods::config(&place, at_pod, ""));
-    let pod = TestServer::from_text(&text);
-    let edge = start_edge(&place.edge("node1", at_pod, ""));
-    pod.has("node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let at_server = servers::addresses(1)[0];
+    let text = format!("{}[mode.cloud.session]\ndrain = \"5s\"\n", servers::config(&place, at_server, ""));
+    let server = TestServer::from_text(&text);
+    let edge = start_edge(&place.edge("node1", at_server, ""));
+    server.has("node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     // The session stays until the deadline. Meanwhile the edge is refused again and again.
-    assert_eq!(pod.pod.stop(pending()).await, Drained::Cut(1));
+    assert_eq!(server.server.shutdown(pending()).await, Drained::Cut(1));
     assert!(edge.metrics.reconnects.get() > 3);
-    let begun = Stopwatch::start();
-    let pod = TestServer::from_text(&text);
-    pod.has("node1").await;
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let started = Stopwatch::start();
+    let server = TestServer::from_text(&text);
+    server.has("node1").await;
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
 }

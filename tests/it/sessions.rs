@@ -7,26 +7,26 @@ use tokio::task::JoinSet;
 
 use crate::support::clients::{echoed, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with};
-use crate::support::{soon, targets};
+use crate::support::{assert_eventually, targets};
 
 #[tokio::test]
 async fn ten_thousand_sessions_one_after_another_leave_nothing_behind() {
     // A target that closes first, so that no port of the client's side is left waiting.
     let (place, target) = (TestDir::new(), targets::serve(one_byte).await);
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
     let target = at("node1", target);
     for round in 0..10_000 {
-        let mut client = pod.open(&target).await;
+        let mut client = server.open(&target).await;
         client.write_all(b"x").await.unwrap();
         let mut back = Vec::new();
         client.read_to_end(&mut back).await.unwrap();
         assert_eq!(back, b"x", "round {round}");
     }
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    let (pods, edges) = (&pod.pod.metrics.sessions, &edge.metrics.sessions);
-    assert_eq!((pods.ended("ssh", "over"), edges.ended("backend", "over")), (10_000, 10_000));
+    let (servers, edges) = (&server.server.metrics.sessions, &edge.metrics.sessions);
+    assert_eq!((servers.ended("ssh", "over"), edges.ended("backend", "over")), (10_000, 10_000));
 }
 
 async fn one_byte(mut socket: tokio::net::TcpStream) {
@@ -37,18 +37,18 @@ async fn one_byte(mut socket: tokio::net::TcpStream) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = Arc::new(TestServer::start(&place));
-    let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\nmemory = \"32MiB\"").await;
+    let server = Arc::new(TestServer::start(&place));
+    let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\nmemory = \"32MiB\"").await;
     let all = Arc::new(tokio::sync::Barrier::new(500));
     let mut sessions = JoinSet::new();
     for number in 0..500 {
-        let (pod, all, target) = (pod.clone(), all.clone(), at("node1", echo));
+        let (server, all, target) = (server.clone(), all.clone(), at("node1", echo));
         sessions.spawn(async move {
-            let mut client = pod.open(&target).await;
+            let mut client = server.open(&target).await;
             echoed(&mut client, &format!("session {number}")).await;
             let together = all.wait().await;
             if together.is_leader() {
-                assert_eq!(pod.pod.table.len(), 500);
+                assert_eq!(server.server.table.len(), 500);
             }
             all.wait().await;
             echoed(&mut client, &format!("session {number} again")).await;
@@ -56,26 +56,26 @@ async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
             assert_eq!(rest(&mut client).await, b"");
         });
     }
-    soon("the end of all sessions", sessions.join_all()).await;
-    pod.forgets_all().await;
+    assert_eventually("the end of all sessions", sessions.join_all()).await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
 }
 
 #[tokio::test]
 async fn an_edge_without_memory_left_refuses_and_takes_sessions_again_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     // Each session is promised 32 KiB while half of it is left, then 8 KiB, in the last quarter 2 KiB.
-    let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\nmemory = \"1MiB\"").await;
+    let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\nmemory = \"1MiB\"").await;
     let mut open = Vec::new();
     for _ in 0..16 + 32 + 128 {
-        open.push(pod.open(&at("node1", echo)).await);
+        open.push(server.open(&at("node1", echo)).await);
     }
-    let refused = pod.ask(&at("node1", echo)).await;
+    let refused = server.ask(&at("node1", echo)).await;
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(refused.phrase.contains("no memory left"), "{refused:?}");
     drop(open);
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }

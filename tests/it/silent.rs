@@ -12,11 +12,11 @@ use tunnel::proto::hello::Hello;
 
 use crate::support::clients::echoed;
 use crate::support::line::{Line, Silent};
-use crate::support::peer::{ScriptedServer, old};
-use crate::support::pods;
+use crate::support::peer::open_word;
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
-use crate::support::sibling::open_word;
-use crate::support::{hurry, soon, targets, wait_within};
+use crate::support::remote::{ScriptedServer, old};
+use crate::support::servers;
+use crate::support::{assert_eventually, hurry, targets, wait_within};
 
 /// Less than the 15 s after which a silent link is given up in any case.
 const SOON: Duration = Duration::from_secs(8);
@@ -29,25 +29,25 @@ fn second(edge: &Edge, outcome: &'static str) -> u64 {
 /// A session over a line that falls silent goes on over the next connection of that line, without losing a byte.
 async fn goes_on_after(directions: Silent) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let server = TestServer::start(&place);
+    let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    pod.has("node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    server.has("node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     hurry();
     for cut in 1..=3 {
         echoed(&mut client, "before").await;
         // So long that a ping shows the round trip.
         sleep(Duration::from_secs(2)).await;
-        let old = pod.has("node1").await;
+        let old = server.has("node1").await;
         line.fall_silent_in(directions);
-        let begun = Instant::now();
+        let started = Instant::now();
         client.write_all(b"lost on the way").await.unwrap();
         let mut back = [0; 15];
-        soon("the echo", client.read_exact(&mut back)).await.unwrap();
+        assert_eventually("the echo", client.read_exact(&mut back)).await.unwrap();
         assert_eq!(&back, b"lost on the way");
-        assert!(begun.elapsed() < SOON, "{cut}: {:?}", begun.elapsed());
-        assert!(pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id));
+        assert!(started.elapsed() < SOON, "{cut}: {:?}", started.elapsed());
+        assert!(server.link("node1").is_some_and(|link| link.sender.id != old.sender.id));
         assert_eq!((second(&edge, "dialled"), second(&edge, "won")), (cut, cut));
     }
     echoed(&mut client, "after").await;
@@ -64,18 +64,18 @@ async fn the_same_where_only_what_the_edge_says_is_lost() {
 }
 
 #[tokio::test]
-async fn the_same_where_only_what_the_pod_says_is_lost() {
+async fn the_same_where_only_what_the_server_says_is_lost() {
     goes_on_after(Silent::Down).await;
 }
 
 #[tokio::test]
 async fn a_cloud_that_speaks_first_after_a_pause_finds_the_second_link_there() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let server = TestServer::start(&place);
+    let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    pod.has("node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    server.has("node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     hurry();
     sleep(Duration::from_secs(60)).await;
@@ -87,18 +87,18 @@ async fn a_cloud_that_speaks_first_after_a_pause_finds_the_second_link_there() {
 #[tokio::test]
 async fn an_edge_that_carried_nothing_for_ten_minutes_dials_no_second_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let server = TestServer::start(&place);
+    let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    pod.has("node1").await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    server.has("node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     hurry();
     sleep(Duration::from_secs(610)).await;
-    let old = pod.has("node1").await;
+    let old = server.has("node1").await;
     line.fall_silent();
     wait_within(Duration::from_secs(45), "another link", || {
-        pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+        server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
     .await;
     assert_eq!(second(&edge, "dialled"), 0);
@@ -108,11 +108,11 @@ async fn an_edge_that_carried_nothing_for_ten_minutes_dials_no_second_link() {
 #[tokio::test]
 async fn a_line_that_was_only_slow_keeps_its_link_and_is_not_doubled_at_once_again() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::start(&place);
-    let line = Line::to(pod.pod.bound.grpc).await;
+    let server = TestServer::start(&place);
+    let line = Line::to(server.server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    let link = pod.has("node1").await.sender.id;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let link = server.has("node1").await.sender.id;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     hurry();
     sleep(Duration::from_secs(3)).await;
@@ -126,20 +126,20 @@ async fn a_line_that_was_only_slow_keeps_its_link_and_is_not_doubled_at_once_aga
         }
         line.freeze(false);
         let mut back = [0; 4];
-        soon("the echo", client.read_exact(&mut back)).await.unwrap();
+        assert_eventually("the echo", client.read_exact(&mut back)).await.unwrap();
         wait_within(SOON, "the second link has lost", || second(&edge, "lost") == 1).await;
         assert_eq!((second(&edge, "dialled"), second(&edge, "won")), (1, 0), "{slow}");
-        assert_eq!(pod.link("node1").unwrap().sender.id, link, "{slow}");
+        assert_eq!(server.link("node1").unwrap().sender.id, link, "{slow}");
     }
 }
 
 /// A pod that says nothing more once a session is open; whether it is called a second time, and with which mark.
 async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bool> {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pod = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut server = ScriptedServer::start(&place).await;
+    let edge = start_edge(&place.edge("node1", server.at, ""));
     let instance = Instance::random();
-    let mut first = pod.call().await;
+    let mut first = server.call().await;
     first.answer_as(headers(instance));
     let id = SessionId::random();
     hurry();
@@ -153,11 +153,11 @@ async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bo
     // Its pings are answered for a while, so that it knows the round trip; then nothing is heard of the pod.
     let _ = tokio::time::timeout(Duration::from_secs(3), first.ends()).await;
     sleep(Duration::from_secs(8)).await;
-    assert_eq!(second(&edge, "dialled"), u64::from(pod.connections() == 2));
-    if pod.connections() == 1 {
+    assert_eq!(second(&edge, "dialled"), u64::from(server.connections() == 2));
+    if server.connections() == 1 {
         return None;
     }
-    let call = pod.call().await;
+    let call = server.call().await;
     Some(call.headers.get("tunnel-beside").is_some_and(|mark| mark == "1"))
 }
 
@@ -167,36 +167,36 @@ async fn the_second_link_is_marked_in_its_hello() {
 }
 
 #[tokio::test]
-async fn a_pod_that_does_not_know_the_mark_is_not_called_a_second_time() {
+async fn a_server_that_does_not_know_the_mark_is_not_called_a_second_time() {
     assert_eq!(calls_again(|instance| old(Hello::response(instance))).await, None);
 }
 
 #[tokio::test]
-async fn a_second_link_that_comes_to_another_pod_takes_the_sessions_along() {
+async fn a_second_link_that_comes_to_another_server_takes_the_sessions_along() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 2);
-    let line = Line::to(pods[0].pod.bound.grpc).await;
+    let servers = servers::start(&place, 2);
+    let line = Line::to(servers[0].server.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
-    pods[0].has("node1").await;
-    let mut client = pods[0].open(&at("node1", echo)).await;
+    servers[0].has("node1").await;
+    let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     hurry();
     sleep(Duration::from_secs(2)).await;
-    line.lead_to(pods[1].pod.bound.grpc);
+    line.route_to(servers[1].server.bound.grpc);
     line.fall_silent();
-    let begun = Instant::now();
+    let started = Instant::now();
     echoed(&mut client, "lost on the way").await;
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     assert_eq!(second(&edge, "won"), 1);
-    pods[1].has("node1").await;
+    servers[1].has("node1").await;
 }
 
 /// Two pods and an edge at the second; the first reaches the second over a line that falls silent.
-async fn pods_go_on_after(directions: Silent) {
+async fn servers_resume_after(directions: Silent) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
+    let all = servers::addresses(2);
     let between = Line::to(all[1]).await;
-    let text = |n: usize, list: &[SocketAddr]| pods::config(&place, all[n], &pods::siblings(list));
+    let text = |n: usize, list: &[SocketAddr]| servers::config(&place, all[n], &servers::peers(list));
     let first = TestServer::from_text(&text(0, &[between.at]));
     let second = TestServer::from_text(&text(1, &[all[1]]));
     let _edge = edge(&place, &second, "node1").await;
@@ -206,24 +206,24 @@ async fn pods_go_on_after(directions: Silent) {
         echoed(&mut client, "before").await;
         sleep(Duration::from_secs(2)).await;
         between.fall_silent_in(directions);
-        let begun = Instant::now();
+        let started = Instant::now();
         echoed(&mut client, "lost on the way").await;
-        assert!(begun.elapsed() < SOON, "{cut}: {:?}", begun.elapsed());
-        assert_eq!(first.pod.metrics.second_links.counted("won"), cut);
+        assert!(started.elapsed() < SOON, "{cut}: {:?}", started.elapsed());
+        assert_eq!(first.server.metrics.second_links.counted("won"), cut);
     }
 }
 
 #[tokio::test]
-async fn a_link_between_pods_that_falls_silent_gets_a_second_one_beside_it() {
-    pods_go_on_after(Silent::Both).await;
+async fn a_link_between_servers_that_falls_silent_gets_a_second_one_beside_it() {
+    servers_resume_after(Silent::Both).await;
 }
 
 #[tokio::test]
-async fn the_same_between_pods_where_only_what_the_dialling_one_says_is_lost() {
-    pods_go_on_after(Silent::Up).await;
+async fn the_same_between_servers_where_only_what_the_dialling_one_says_is_lost() {
+    servers_resume_after(Silent::Up).await;
 }
 
 #[tokio::test]
-async fn the_same_between_pods_where_only_what_the_other_one_says_is_lost() {
-    pods_go_on_after(Silent::Down).await;
+async fn the_same_between_servers_where_only_what_the_other_one_says_is_lost() {
+    servers_resume_after(Silent::Down).await;
 }

@@ -8,15 +8,15 @@ use tokio::time::Instant;
 
 use crate::support::clients::{echoed, reset, stalled};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
-use crate::support::{soon, targets, wait_until};
+use crate::support::{assert_eventually, targets, wait_until};
 
 /// How long some words there and back take.
 async fn talks(neighbour: &mut TcpStream) -> Duration {
-    let begun = Instant::now();
+    let started = Instant::now();
     for round in 0..200 {
         echoed(neighbour, &format!("round {round}")).await;
     }
-    begun.elapsed()
+    started.elapsed()
 }
 
 /// Waits until a number stands still for a while, and returns it.
@@ -36,25 +36,25 @@ async fn settled(mut number: impl FnMut() -> u64) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_reader_does_not_stall_its_neighbour() {
     let (place, echo, fountain) = (TestDir::new(), targets::echo().await, targets::fountain().await);
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
-    let alone = talks(&mut pod.open(&at("node1", echo)).await).await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let alone = talks(&mut server.open(&at("node1", echo)).await).await;
     let mut readers = Vec::new();
     for _ in 0..20 {
-        readers.push(stalled(pod.connect, &at("node1", fountain)).await);
+        readers.push(stalled(server.connect, &at("node1", fountain)).await);
     }
-    settled(|| pod.pod.metrics.bytes_down.get()).await;
-    let mut neighbour = pod.open(&at("node1", echo)).await;
+    settled(|| server.server.metrics.bytes_down.get()).await;
+    let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
     assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} beside");
     // Nobody was given more than a window, and what is kept for them stays within what was promised and a little.
-    let ((promised, _), (_, kept)) = (pod.pod.table.memory(), edge.table.memory());
+    let ((promised, _), (_, kept)) = (server.server.table.memory(), edge.table.memory());
     assert!(promised <= 21 * (4 << 20) && kept <= 6 << 20, "promised {promised}, kept {kept}");
     for reader in readers {
         reset(reader);
     }
     drop(neighbour);
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
 }
 
@@ -66,13 +66,13 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
         drop(socket);
     })
     .await;
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
-    let alone = talks(&mut pod.open(&at("node1", echo)).await).await;
-    let (_from, mut to) = pod.open(&at("node1", hole)).await.into_split();
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let alone = talks(&mut server.open(&at("node1", echo)).await).await;
+    let (_from, mut to) = server.open(&at("node1", hole)).await.into_split();
     let sends = crate::support::beside(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
     settled(|| edge.metrics.bytes_up.get()).await;
-    let mut neighbour = pod.open(&at("node1", echo)).await;
+    let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
     assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} beside");
     assert!(edge.table.memory().0 <= 6 << 20);
@@ -83,27 +83,27 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
 async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     let bytes = 32 << 20;
     let (place, source) = (TestDir::new(), targets::source(bytes).await);
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
-    let mut client = stalled(pod.connect, &at("node1", source)).await;
-    settled(|| pod.pod.metrics.bytes_down.get()).await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let mut client = stalled(server.connect, &at("node1", source)).await;
+    settled(|| server.server.metrics.bytes_down.get()).await;
     let mut all = Vec::with_capacity(bytes);
-    soon("all of it", client.read_to_end(&mut all)).await.unwrap();
+    assert_eventually("all of it", client.read_to_end(&mut all)).await.unwrap();
     assert!(all == targets::pattern(bytes), "{} of {bytes} bytes, or wrong ones", all.len());
     client.shutdown().await.unwrap();
     drop(client);
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
     let (place, echo, sink) = (TestDir::new(), targets::echo().await, targets::sink().await);
-    let pod = TestServer::start(&place);
-    let edge = edge(&place, &pod, "node1").await;
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
     let mut uploads = Vec::new();
     for _ in 0..12 {
-        let (_from, mut to) = pod.open(&at("node1", sink)).await.into_split();
+        let (_from, mut to) = server.open(&at("node1", sink)).await.into_split();
         uploads.push(crate::support::beside(async move {
             let _from = _from;
             while to.write_all(&[1; 64 * 1024]).await.is_ok() {}
@@ -112,7 +112,7 @@ async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
     let sent = edge.metrics.bytes_up.get();
     wait_until("they are at full speed", || edge.metrics.bytes_up.get() > sent + (64 << 20)).await;
     for _ in 0..20 {
-        echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+        echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     }
     assert!(edge.table.memory().0 > 1 << 20, "windows have grown: {:?}", edge.table.memory());
     for upload in uploads {

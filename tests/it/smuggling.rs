@@ -8,11 +8,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::net::tls::{
-    ClientCertificates, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
+    ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
 
 use crate::support::programs::{TestDir, TestServer, edge_with};
-use crate::support::{soon, targets};
+use crate::support::{assert_eventually, targets};
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy)]
@@ -188,14 +188,14 @@ enum Front {
 
 impl Front {
     /// Says this, and reads to the end.
-    async fn says(&self, pod: &TestServer, text: &str) -> String {
+    async fn says(&self, server: &TestServer, text: &str) -> String {
         match self {
-            Self::Plain(front) => exchange(pod.client(front).await, text).await,
+            Self::Plain(front) => exchange(server.client(front).await, text).await,
             Self::Tls(front) => {
-                let settings = TlsClientConfig { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
+                let settings = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: Vec::new() };
                 let connector = TlsConnector::from(settings.load().unwrap().load());
                 let name = server_name("127.0.0.1").unwrap();
-                exchange(connector.connect(name, pod.client(front).await).await.unwrap(), text).await
+                exchange(connector.connect(name, server.client(front).await).await.unwrap(), text).await
             }
         }
     }
@@ -206,16 +206,16 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S, text: &str) 
     socket.flush().await.unwrap();
     let mut told = Vec::new();
     // How the connection ends is no matter.
-    let _ = soon("the end of the connection", socket.read_to_end(&mut told)).await;
+    let _ = assert_eventually("the end of the connection", socket.read_to_end(&mut told)).await;
     String::from_utf8(told).unwrap()
 }
 
 /// Sends each of the requests to a front end of this pod, and looks at what the target gets.
-async fn none_is_read_in_two_ways(pod: &TestServer, front: Front, target: &Target, host: &str) {
+async fn none_is_read_in_two_ways(server: &TestServer, front: Front, target: &Target, host: &str) {
     for (request, comes) in REQUESTS {
         let text = format!("{request}{LAST}").replace("HOST", host);
-        let told = front.says(pod, &text).await;
-        pod.forgets_all().await;
+        let told = front.says(server, &text).await;
+        server.assert_idle().await;
         let mut got = target.take();
         if got.last().is_some_and(|last| last.starts_with("GET /last ")) {
             got.pop();
@@ -240,9 +240,9 @@ async fn the_http_proxy_passes_on_nothing_that_can_be_read_in_two_ways() {
     let (place, target) = (TestDir::new(), Target::default());
     let serving = target.clone();
     let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
-    let pod = TestServer::with(&place, "[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n");
-    let _edge = edge_with(&place, &pod, "node-a", "").await;
-    none_is_read_in_two_ways(&pod, Front::Plain("http_proxy"), &target, &format!("node-a:{}", at.port()))
+    let server = TestServer::with(&place, "[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n");
+    let _edge = edge_with(&place, &server, "node-a", "").await;
+    none_is_read_in_two_ways(&server, Front::Plain("http_proxy"), &target, &format!("node-a:{}", at.port()))
         .await;
 }
 
@@ -252,9 +252,9 @@ async fn ports_by_host_pass_on_nothing_that_can_be_read_in_two_ways() {
     let serving = target.clone();
     let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
     let more = format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{at}\" }}\n");
-    let pod = TestServer::with(&place, &more);
-    let _edge = edge_with(&place, &pod, "node-a", "").await;
-    none_is_read_in_two_ways(&pod, Front::Plain("http"), &target, "node-a").await;
+    let server = TestServer::with(&place, &more);
+    let _edge = edge_with(&place, &server, "node-a", "").await;
+    none_is_read_in_two_ways(&server, Front::Plain("http"), &target, "node-a").await;
 }
 
 #[tokio::test]
@@ -265,14 +265,14 @@ async fn https_ports_pass_on_nothing_that_can_be_read_in_two_ways() {
     let files = format!("cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n");
     let more =
         format!("[mode.cloud.https]\n{files}listen_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{at}\" }}\n");
-    let pod = TestServer::with(&place, &more);
-    let _edge = edge_with(&place, &pod, "node-a", &format!("[mode.edge.https]\n{files}")).await;
-    none_is_read_in_two_ways(&pod, Front::Tls("https"), &target, "node-a").await;
+    let server = TestServer::with(&place, &more);
+    let _edge = edge_with(&place, &server, "node-a", &format!("[mode.edge.https]\n{files}")).await;
+    none_is_read_in_two_ways(&server, Front::Tls("https"), &target, "node-a").await;
 }
 
 async fn behind_tls(place: &TestDir, target: Target) -> SocketAddr {
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let clients = ClientCertificates::Anonymous;
+    let clients = ClientAuth::Anonymous;
     let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
     let acceptor = TlsAcceptor::from(server.load().unwrap().load());
     targets::serve(move |socket| {

@@ -10,7 +10,7 @@ use tunnel::config::Environment;
 
 use crate::support::clients::{echoed, get};
 use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
-use crate::support::{Stopwatch, pods, soon, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, servers, targets, wait_until};
 
 /// The table that gives a program a socket, and where it is.
 fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
@@ -35,23 +35,23 @@ async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> S
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    soon(what, asking).await
+    assert_eventually(what, asking).await
 }
 
 #[tokio::test]
-async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
+async fn a_server_tells_of_its_nodes_their_sessions_and_why_they_went() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (path, table) = socket(&place, "cloud");
-    let pod = TestServer::with(&place, &table);
+    let server = TestServer::with(&place, &table);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (edge_path, table) = socket(&place, "edge");
-    let edge = edge_with(&place, &pod, "node1", &table).await;
-    let mut client = pod.open(&at("node1", echo)).await;
+    let edge = edge_with(&place, &server, "node1", &table).await;
+    let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 
-    let begun = Stopwatch::start();
+    let started = Stopwatch::start();
     let told = status(&path).await;
-    assert!(begun.elapsed() < Duration::from_secs(5), "the answer ends the call: {:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(5), "the answer ends the call: {:?}", started.elapsed());
     assert_eq!((told.mode.as_str(), told.ready, told.totals.sessions), ("cloud", true, 1));
     let node = &told.links[0];
     assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
@@ -69,15 +69,15 @@ async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
     let told = status(&edge_path).await;
     assert_eq!((told.mode.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), true));
     assert_eq!((told.links.len(), told.links[0].state.as_str()), (1, "linked"));
-    assert_eq!(told.links[0].address.as_deref(), Some(&*pod.pod.bound.grpc.to_string()));
+    assert_eq!(told.links[0].address.as_deref(), Some(&*server.server.bound.grpc.to_string()));
     assert_eq!(told.links[0].process, Some(status(&path).await.process));
     assert_eq!((told.sessions[0].sent_bytes, told.sessions[0].target.as_deref()), (5, None));
 
     drop(client);
-    pod.forgets_all().await;
+    server.assert_idle().await;
     assert!(status(&path).await.sessions.is_empty());
-    edge.stop(std::future::ready(())).await;
-    wait_until("the node has gone", || pod.link("node1").is_none()).await;
+    edge.shutdown(std::future::ready(())).await;
+    wait_until("the node has gone", || server.link("node1").is_none()).await;
     let told = status(&path).await;
     assert!(told.links.is_empty());
     assert_eq!(told.gone[0].name, "node1");
@@ -100,22 +100,22 @@ async fn an_edge_without_a_cloud_says_why() {
 }
 
 #[tokio::test]
-async fn other_pods_are_told_whether_they_are_linked_or_why_not() {
+async fn other_servers_are_told_whether_they_are_linked_or_why_not() {
     let place = TestDir::new();
-    let all = pods::addresses(2);
+    let all = servers::addresses(2);
     let (path, table) = socket(&place, "cloud");
-    let text = pods::config(&place, all[0], &pods::siblings(&all)) + &table;
+    let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
     let _first = TestServer::from_text(&text);
     // Its own address is in the list until it has been dialled.
-    let known = |told: &Status| told.siblings.len() == 1 && told.siblings[0].error.is_some();
+    let known = |told: &Status| told.peers.len() == 1 && told.peers[0].error.is_some();
     let told = status_with(&path, "why there is no link", known).await;
-    let other = &told.siblings[0];
+    let other = &told.peers[0];
     assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "away"));
-    let second = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
-    let linked = |told: &Status| told.siblings[0].state == "linked";
+    let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
+    let linked = |told: &Status| told.peers[0].state == "linked";
     let told = status_with(&path, "the link", linked).await;
-    assert_eq!(told.siblings[0].error, None);
-    assert_eq!(told.siblings[0].process, Some(format!("{:?}", second.pod.table.instance())));
+    assert_eq!(told.peers[0].error, None);
+    assert_eq!(told.peers[0].process, Some(format!("{:?}", second.server.table.instance())));
 }
 
 #[tokio::test]
@@ -124,9 +124,9 @@ async fn nobody_at_the_socket_is_told_with_the_remedy() {
     let (path, table) = socket(&place, "cloud");
     let failed = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
     assert!(failed.code == 69 && failed.text.contains("cloud.sock does not answer"), "{failed}");
-    let pod = TestServer::with(&place, &table);
+    let server = TestServer::with(&place, &table);
     // A port that others may reach shows them nothing: the port for metrics has no such page.
-    assert_eq!(get(pod.pod.bound.metrics.unwrap(), "/status").await.status, 404);
-    pod.pod.stop(std::future::ready(())).await;
+    assert_eq!(get(server.server.bound.metrics.unwrap(), "/status").await.status, 404);
+    server.server.shutdown(std::future::ready(())).await;
     assert!(!path.exists(), "it goes with its program");
 }

@@ -6,12 +6,12 @@ pub(crate) mod call;
 pub(crate) mod clients;
 pub(crate) mod line;
 pub(crate) mod peer;
-pub(crate) mod pods;
 pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod raw;
+pub(crate) mod remote;
+pub(crate) mod servers;
 pub(crate) mod sessions;
-pub(crate) mod sibling;
 pub(crate) mod talk;
 pub(crate) mod targets;
 
@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep};
 ///
 /// Once [`PATIENCE`] is over, with what was waited for.
 pub(crate) async fn wait_until(what: &str, is: impl FnMut() -> bool) {
-    wait_within(PATIENCE, what, is).await;
+    wait_within(TIMEOUT, what, is).await;
 }
 
 /// [`wait_until`] with a patience of its own, for what takes its time by design.
@@ -45,9 +45,9 @@ pub(crate) async fn wait_within(patience: Duration, what: &str, mut is: impl FnM
 /// # Panics
 ///
 /// Once [`PATIENCE`] is over, with what was waited for.
-pub(crate) async fn soon<F: Future>(what: &str, work: F) -> F::Output {
-    let done = tokio::time::timeout(PATIENCE, work).await;
-    done.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+pub(crate) async fn assert_eventually<F: Future>(what: &str, work: F) -> F::Output {
+    let done = tokio::time::timeout(TIMEOUT, work).await;
+    done.unwrap_or_else(|_| panic!("not within {TIMEOUT:?}: {what}"))
 }
 
 /// Runs beside the test, until its runtime ends.
@@ -98,7 +98,7 @@ pub(crate) fn hurry() {
 
 /// For whatever should take milliseconds: two busy cores are no failure. Below the grace time after which a session
 /// without a path is forgotten in any case.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(45);
 /// How far hurried time goes at once.
 const LEAP: Duration = Duration::from_millis(10);
 /// A step of a [`Stopwatch`].

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use crate::inside::inside;
 use crate::support::clients::{echoed, is_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
-use crate::support::{peer, pods, soon, targets, wait_until};
+use crate::support::{assert_eventually, remote, servers, targets, wait_until};
 use crate::words::Lines;
 
 /// Lines of a config with one TCP port that leads there; `more` stands beside the target.
@@ -23,69 +23,69 @@ const SEVERAL: &str =
 /// What comes before the connection is closed, in good order or not.
 async fn until_closed(mut socket: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
-    let _ = soon("the end", socket.read_to_end(&mut all)).await;
+    let _ = assert_eventually("the end", socket.read_to_end(&mut all)).await;
     all
 }
 
 #[tokio::test]
 async fn a_port_leads_to_its_target_at_its_node_both_ways_and_half_closed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, &port(&format!("node2/{echo}"), ""));
-    let (one, two) = (edge(&place, &pod, "node1").await, edge(&place, &pod, "node2").await);
-    let mut client = pod.client("tcp").await;
+    let server = TestServer::with(&place, &port(&format!("node2/{echo}"), ""));
+    let (one, two) = (edge(&place, &server, "node1").await, edge(&place, &server, "node2").await);
+    let mut client = server.client("tcp").await;
     // Sent at once, before anything is open.
     echoed(&mut client, "first").await;
     assert_eq!((one.table.len(), two.table.len()), (0, 1));
     client.write_all(b"last").await.unwrap();
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"last");
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&two).await;
-    assert_eq!(pod.pod.metrics.sessions.ended("tcp", "over"), 1);
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "over"), 0);
+    assert_eq!(server.server.metrics.sessions.ended("tcp", "over"), 1);
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 0);
 }
 
 #[tokio::test]
 async fn a_target_may_speak_first_and_an_abrupt_end_stays_one() {
     let (place, source) = (TestDir::new(), targets::source(70_000).await);
-    let pod = TestServer::with(&place, &port(&format!("node1/{source}"), ""));
-    let edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.client("tcp").await;
+    let server = TestServer::with(&place, &port(&format!("node1/{source}"), ""));
+    let edge = edge(&place, &server, "node1").await;
+    let mut client = server.client("tcp").await;
     assert_eq!(rest(&mut client).await, targets::pattern(70_000));
     reset(client);
-    pod.forgets_all().await;
+    server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    assert_eq!(pod.pod.metrics.sessions.ended("tcp", "client_failed"), 1);
+    assert_eq!(server.server.metrics.sessions.ended("tcp", "client_failed"), 1);
 }
 
 #[tokio::test]
 async fn without_a_node_the_one_serves_that_is_linked_for_longest() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pod = TestServer::with(&place, &format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
-    is_reset(&mut pod.client("tcp").await).await;
-    assert_eq!(pod.pod.metrics.sessions.ended("tcp", "offline"), 1);
-    let two = edge(&place, &pod, "node2").await;
-    let (lines, _guard) = Lines::begin();
-    echoed(&mut pod.client("tcp").await, "to the only one").await;
+    let server = TestServer::with(&place, &format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
+    is_reset(&mut server.client("tcp").await).await;
+    assert_eq!(server.server.metrics.sessions.ended("tcp", "offline"), 1);
+    let two = edge(&place, &server, "node2").await;
+    let (lines, _guard) = Lines::start();
+    echoed(&mut server.client("tcp").await, "to the only one").await;
     assert_eq!(lines.count(SEVERAL), 0);
-    pod.forgets_all().await;
-    let one = edge(&place, &pod, "node1").await;
-    let mut client = pod.client("tcp").await;
+    server.assert_idle().await;
+    let one = edge(&place, &server, "node1").await;
+    let mut client = server.client("tcp").await;
     echoed(&mut client, "to the older").await;
     assert_eq!(lines.count(SEVERAL), 1);
     assert_eq!((one.table.len(), two.table.len()), (0, 1));
-    two.stop(async {}).await;
+    two.shutdown(async {}).await;
     is_reset(&mut client).await;
-    wait_until("it has gone", || pod.link("node2").is_none()).await;
-    echoed(&mut pod.client("tcp").await, "to the other").await;
+    wait_until("it has gone", || server.link("node2").is_none()).await;
+    echoed(&mut server.client("tcp").await, "to the other").await;
 }
 
 #[tokio::test]
-async fn a_node_at_another_pod_is_reached_by_its_name_and_as_the_only_one() {
+async fn a_node_at_another_server_is_reached_by_its_name_and_as_the_only_one() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
+    let all = servers::addresses(2);
     let text = |at: SocketAddr, to: String| {
-        format!("{}{}", pods::config(&place, at, &pods::siblings(&all)), port(&to, ""))
+        format!("{}{}", servers::config(&place, at, &servers::peers(&all)), port(&to, ""))
     };
     let named = TestServer::from_text(&text(all[0], format!("node1/{echo}")));
     let any = TestServer::from_text(&text(all[1], echo.to_string()));
@@ -96,39 +96,39 @@ async fn a_node_at_another_pod_is_reached_by_its_name_and_as_the_only_one() {
             let mut client = other.client("tcp").await;
             // An announcement of the node may be under way.
             client.write_all(b"x").await.unwrap();
-            if soon("an answer", client.read_u8()).await.is_ok() {
+            if assert_eventually("an answer", client.read_u8()).await.is_ok() {
                 break client;
             }
         };
         echoed(&mut client, "through two pods").await;
         drop(client);
-        edge.stop(async {}).await;
+        edge.shutdown(async {}).await;
     }
 }
 
 #[tokio::test]
-async fn a_pod_that_starts_after_the_nodes_were_linked_elsewhere_is_told_of_some_and_that_there_are_several()
-{
+async fn a_server_that_starts_after_the_nodes_were_linked_elsewhere_is_told_of_some_and_that_there_are_several()
+ {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
-    let config = |at: SocketAddr| pods::config(&place, at, &pods::siblings(&all));
+    let all = servers::addresses(2);
+    let config = |at: SocketAddr| servers::config(&place, at, &servers::peers(&all));
     let first = TestServer::from_text(&config(all[0]));
     let _edges = (edge(&place, &first, "node1").await, edge(&place, &first, "node2").await);
-    let (lines, _guard) = Lines::begin();
+    let (lines, _guard) = Lines::start();
     let late = TestServer::from_text(&format!("{}{}", config(all[1]), port(&echo.to_string(), "")));
     let warned = || lines.count(SEVERAL);
     while warned() == 0 {
         let mut client = late.client("tcp").await;
         // It may be linked to the other pod just now.
         let _ = client.write_all(b"x").await;
-        let _ = soon("an answer or an end", client.read_u8()).await;
+        let _ = assert_eventually("an answer or an end", client.read_u8()).await;
     }
     echoed(&mut late.client("tcp").await, "to one of them").await;
     assert_eq!(warned(), 1);
 }
 
 #[tokio::test]
-async fn whoever_gets_no_session_is_cut_off_and_counted_with_the_cause() {
+async fn who_gets_no_session_is_cut_off_and_counted_with_the_cause() {
     let (place, nothing) = (TestDir::new(), targets::nothing().await);
     let to = format!("node1/{nothing}");
     for (lines, to, cause) in [
@@ -139,16 +139,16 @@ async fn whoever_gets_no_session_is_cut_off_and_counted_with_the_cause() {
         ("rules = [{ nodes = [\"node2\"] }]".into(), &to, "forbidden"),
         ("[mode.cloud.session]\nmax_for_client = 1\nmax = 1".into(), &to, "busy"),
     ] {
-        let pod = TestServer::with(&place, &format!("{lines}\n{}", port(to, "")));
-        let _edge = edge(&place, &pod, "node1").await;
+        let server = TestServer::with(&place, &format!("{lines}\n{}", port(to, "")));
+        let _edge = edge(&place, &server, "node1").await;
         let held = match cause {
-            "busy" => Some(pod.open(&format!("node1:{}", targets::echo().await.port())).await),
+            "busy" => Some(server.open(&format!("node1:{}", targets::echo().await.port())).await),
             _ => None,
         };
-        is_reset(&mut pod.client("tcp").await).await;
-        assert_eq!(pod.pod.metrics.sessions.ended("tcp", cause), 1, "{cause}");
+        is_reset(&mut server.client("tcp").await).await;
+        assert_eq!(server.server.metrics.sessions.ended("tcp", cause), 1, "{cause}");
         drop(held);
-        pod.forgets_all().await;
+        server.assert_idle().await;
     }
 }
 
@@ -156,20 +156,20 @@ async fn whoever_gets_no_session_is_cut_off_and_counted_with_the_cause() {
 async fn only_a_network_of_allow_from_may_come_in() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let lines = port(&format!("node1/{echo}"), ", allow_from = [\"192.0.2.0/24\"]");
-    let pod = TestServer::with(&place, &lines);
-    let _edge = edge(&place, &pod, "node1").await;
-    assert_eq!(until_closed(pod.client("tcp").await).await, b"");
-    assert_eq!(pod.pod.metrics.sessions.ended("tcp", "forbidden"), 1);
-    assert_eq!(pod.open(&format!("node1:{}", echo.port())).await.peer_addr().unwrap(), pod.connect);
+    let server = TestServer::with(&place, &lines);
+    let _edge = edge(&place, &server, "node1").await;
+    assert_eq!(until_closed(server.client("tcp").await).await, b"");
+    assert_eq!(server.server.metrics.sessions.ended("tcp", "forbidden"), 1);
+    assert_eq!(server.open(&format!("node1:{}", echo.port())).await.peer_addr().unwrap(), server.connect);
 }
 
 #[tokio::test]
 async fn a_target_is_told_by_a_proxy_header_who_the_client_is() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = ", send_proxy = true, proxy_protocol = [\"127.0.0.1\"]";
-    let pod = TestServer::with(&place, &port(&format!("node1/{echo}"), more));
-    let _edge = edge(&place, &pod, "node1").await;
-    let mut client = pod.client("tcp").await;
+    let server = TestServer::with(&place, &port(&format!("node1/{echo}"), more));
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = server.client("tcp").await;
     let at = client.peer_addr().unwrap();
     client.write_all(b"PROXY TCP4 192.0.2.7 10.0.0.1 1234 443\r\nhello").await.unwrap();
     client.shutdown().await.unwrap();
@@ -184,9 +184,9 @@ async fn a_target_is_told_by_a_proxy_header_who_the_client_is() {
 #[tokio::test]
 async fn a_plain_edge_is_asked_as_superedges_cloud_would() {
     let place = TestDir::new();
-    let pod = TestServer::with(&place, &port("node1/127.0.0.1:6443", ""));
-    let mut edge = peer::link(&place, &pod, "node1", None).await;
-    let mut client = pod.client("tcp").await;
+    let server = TestServer::with(&place, &port("node1/127.0.0.1:6443", ""));
+    let mut edge = remote::link(&place, &server, "node1", None).await;
+    let mut client = server.client("tcp").await;
     let asked = edge.hears().await;
     let said = (asked.category.as_str(), asked.r#type.as_str(), asked.addr.as_str());
     assert_eq!(said, ("ssh", "connecting", "127.0.0.1:6443"));
@@ -197,12 +197,12 @@ async fn a_plain_edge_is_asked_as_superedges_cloud_would() {
 }
 
 #[tokio::test]
-async fn a_port_of_the_pod_is_no_target_for_edges() {
+async fn a_port_of_the_server_is_no_target_for_edges() {
     let place = TestDir::new();
     let lines = "[mode.cloud.allow]\ntargets = [\"127.0.0.1:*\"]\n";
-    let pod = TestServer::with(&place, &format!("{lines}{}", port("node1/127.0.0.1:22", "")));
-    let asker = edge(&place, &pod, "asker").await;
-    let refused = inside(&asker, "asker", &pod.port("tcp").to_string()).await.unwrap_err();
+    let server = TestServer::with(&place, &format!("{lines}{}", port("node1/127.0.0.1:22", "")));
+    let asker = edge(&place, &server, "asker").await;
+    let refused = inside(&asker, "asker", &server.port("tcp").to_string()).await.unwrap_err();
     let echo = targets::echo().await;
     assert!(inside(&asker, "asker", &echo.to_string()).await.is_ok(), "{refused}");
 }

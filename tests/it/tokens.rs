@@ -8,42 +8,42 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::edge::csr::Csr;
+use tunnel::config::edge::csr::EdgeCsrConfig;
 use tunnel::config::server::kubernetes::ClusterSettings;
 use tunnel::edge::Edge;
-use tunnel::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig};
+use tunnel::net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, is_reset};
 use crate::support::programs::{TOKEN, TestDir, at, edge, start_edge};
-use crate::support::{hurry, pods, soon, targets, wait_until, wait_within};
+use crate::support::{assert_eventually, hurry, servers, targets, wait_until, wait_within};
 
 #[tokio::test]
 async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_others() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     place.file("token", &format!("node1:{TOKEN}\nnode2:{TOKEN}\n"));
-    let pods = pods::start(&place, 2);
-    let revoked = edge(&place, &pods[1], "node1").await;
-    let _other = edge(&place, &pods[1], "node2").await;
+    let servers = servers::start(&place, 2);
+    let revoked = edge(&place, &servers[1], "node1").await;
+    let _other = edge(&place, &servers[1], "node2").await;
     let mut cut = Vec::new();
     let mut kept = Vec::new();
-    for pod in &pods {
-        cut.push(pod.open(&at("node1", echo)).await);
-        kept.push(pod.open(&at("node2", echo)).await);
+    for server in &servers {
+        cut.push(server.open(&at("node1", echo)).await);
+        kept.push(server.open(&at("node2", echo)).await);
     }
     for client in cut.iter_mut().chain(&mut kept) {
         echoed(client, "before").await;
     }
     hurry();
     place.file("token", &format!("node1:another\nnode2:{TOKEN}\n"));
-    let begun = Instant::now();
-    wait_within(Duration::from_secs(10), "its link is gone", || pods[1].link("node1").is_none()).await;
+    let started = Instant::now();
+    wait_within(Duration::from_secs(10), "its link is gone", || servers[1].link("node1").is_none()).await;
     for client in &mut cut {
         is_reset(client).await;
     }
-    assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
-    for pod in &pods {
-        assert_eq!(pod.pod.metrics.resets.counted("not_allowed"), 1);
+    assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
+    for server in &servers {
+        assert_eq!(server.server.metrics.resets.counted("not_allowed"), 1);
     }
     assert_eq!(revoked.metrics.resets.counted("not_allowed"), 2, "the edge has heard why");
     for client in &mut kept {
@@ -51,15 +51,15 @@ async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_o
     }
     let log = revoked.bound.log.unwrap();
     assert!(get(log, "/readyz").await.body.contains("link: "));
-    assert!(pods[1].pod.metrics.calls_refused.counted("token") <= 20, "it does not storm");
+    assert!(servers[1].server.metrics.calls_refused.counted("token") <= 20, "it does not storm");
 }
 
 #[tokio::test]
 async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
-    let _edge = edge(&place, &pods[0], "node1").await;
-    let link = pods[0].link("node1").unwrap().sender.id;
+    let servers = servers::start(&place, 1);
+    let _edge = edge(&place, &servers[0], "node1").await;
+    let link = servers[0].link("node1").unwrap().sender.id;
     hurry();
     for text in ["", " \n", "# all gone\n", "default:\n", "garbage"] {
         place.file("token", text);
@@ -67,8 +67,8 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     }
     std::fs::remove_file(place.path().join("token")).unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(pods[0].link("node1").map(|linked| linked.sender.id), Some(link));
-    let _other = edge(&place, &pods[0], "node2").await;
+    assert_eq!(servers[0].link("node1").map(|linked| linked.sender.id), Some(link));
+    let _other = edge(&place, &servers[0], "node2").await;
 }
 
 #[tokio::test]
@@ -83,10 +83,10 @@ async fn an_edge_whose_token_file_has_changed_dials_at_once() {
     tokio::time::pause();
     let tries = || edge.metrics.reconnects.get();
     wait_within(Duration::from_secs(600), "its pauses have grown to 15 s and more", || tries() >= 12).await;
-    let (before, begun) = (tries(), Instant::now());
+    let (before, started) = (tries(), Instant::now());
     place.file("mine", "new\n");
     wait_within(Duration::from_secs(60), "it dials again", || tries() > before).await;
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
@@ -94,48 +94,50 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
     let place = TestDir::new();
     place.file("token", "node1:old\n");
     place.file("mine", "\nnew\n old \n");
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     let token_file = format!("token_file = \"{}/mine\"", place.path().display());
-    let text =
-        place.edge("node1", pods[0].pod.bound.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
+    let text = place
+        .edge("node1", servers[0].server.bound.grpc, "")
+        .replace(&format!("token = \"{TOKEN}\""), &token_file);
     let _edge = start_edge(&text);
-    pods[0].has("node1").await;
-    let link = || pods[0].link("node1").map(|linked| linked.sender.id);
+    servers[0].has("node1").await;
+    let link = || servers[0].link("node1").map(|linked| linked.sender.id);
     let first = link();
     hurry();
     place.file("token", "node1:new\n");
     wait_within(Duration::from_secs(15), "it has another link", || link().is_some() && link() != first).await;
     wait_until("it was refused once for each change", || {
-        pods[0].pod.metrics.calls_refused.counted("token") == 2
+        servers[0].server.metrics.calls_refused.counted("token") == 2
     })
     .await;
 }
 
 /// An edge that shows a certificate of an authority that no pod knows, beside its token.
-fn start_with_certificate(place: &TestDir, pod: SocketAddr) -> Edge {
+fn start_with_certificate(place: &TestDir, server: SocketAddr) -> Edge {
     let file = place.path().join("agent.pem");
     Authority::new().0.client("tunnel-agent-client").unwrap().write_together(&file).unwrap();
-    let (mut settings, _) = EdgeConfig::read(&place.edge("node1", pod, ""), &Environment::default()).unwrap();
+    let (mut settings, _) =
+        EdgeConfig::read(&place.edge("node1", server, ""), &Environment::default()).unwrap();
     // Where there is no kube-apiserver it is never renewed.
     let kubeconfig = Some(place.path().join("none"));
     let cluster = ClusterSettings { kubeconfig, namespace: None, service: None };
-    settings.csr = Some(Csr { cluster, file, lifetime: None, node_ip: None });
+    settings.csr = Some(EdgeCsrConfig { cluster, file, lifetime: None, node_ip: None });
     Edge::start(settings, None).unwrap()
 }
 
 #[tokio::test]
 async fn an_edge_whose_certificate_is_not_taken_comes_in_by_its_token() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
-    let _edge = start_with_certificate(&place, pods[0].pod.bound.grpc);
-    pods[0].has("node1").await;
+    let servers = servers::start(&place, 1);
+    let _edge = start_with_certificate(&place, servers[0].server.bound.grpc);
+    servers[0].has("node1").await;
 }
 
 #[tokio::test]
 async fn a_certificate_that_ends_the_connection_is_shown_at_every_second_try_and_the_reason_is_told() {
     let place = TestDir::new();
     let identity = Identity { cert: place.path().join("cloud.crt"), key: place.path().join("cloud.key") };
-    let clients = ClientCertificates::Siblings(place.files.ca.clone(), None);
+    let clients = ClientAuth::Peers(place.files.ca.clone(), None);
     let server =
         TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
     let acceptor = TlsAcceptor::from(server.load().unwrap().load());
@@ -150,10 +152,10 @@ async fn a_certificate_that_ends_the_connection_is_shown_at_every_second_try_and
     .await;
     let edge = start_with_certificate(&place, cloud);
     for is_shown in [true, false, true, false, true] {
-        assert_eq!(soon("a try", told.recv()).await, Some(is_shown));
+        assert_eq!(assert_eventually("a try", told.recv()).await, Some(is_shown));
     }
     let log = edge.bound.log.unwrap();
-    soon("the reason in /readyz", async {
+    assert_eventually("the reason in /readyz", async {
         while !get(log, "/readyz").await.body.contains("agent_ca of the cloud's mode.cloud.csr") {}
     })
     .await;

@@ -11,14 +11,14 @@ use tunnel::base::names::Instance;
 use crate::support::clients::ask;
 use crate::support::programs::{TestDir, TestServer};
 use crate::support::raw::Raw;
-use crate::support::{peer, wait_until};
+use crate::support::{remote, wait_until};
 
 /// The lines that this thread's tasks log, as a reader sees them who escapes nothing.
 #[derive(Clone, Default)]
 pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    pub(crate) fn begin() -> (Self, DefaultGuard) {
+    pub(crate) fn start() -> (Self, DefaultGuard) {
         LazyLock::force(&SECOND);
         let lines = Self::default();
         let to = lines.clone();
@@ -71,16 +71,16 @@ fn literal(block: &mut BytesMut, name: &str, value: &str) {
 
 #[tokio::test]
 async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
-    let (lines, _guard) = Lines::begin();
+    let (lines, _guard) = Lines::start();
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     for (node, instance) in [("plain", None), ("extended", Some(Instance::random()))] {
-        let edge = Raw::link(&place, &pod, node, instance).await;
+        let edge = Raw::link(&place, &server, node, instance).await;
         let mut trailers = BytesMut::new();
         literal(&mut trailers, "grpc-status", "2");
         literal(&mut trailers, "grpc-message", "bye%0A2026-01-01T00:00:00Z INFO forged%0D%1B[2J%C2%9B31m");
         edge.frame(HEADERS, END_STREAM | END_HEADERS, 1, &trailers).await;
-        wait_until("the link has ended", || pod.link(node).is_none()).await;
+        wait_until("the link has ended", || server.link(node).is_none()).await;
     }
     wait_until("both are told", || lines.count("link has ended") == 2).await;
     let text = lines.text();
@@ -91,15 +91,15 @@ async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
 
 #[tokio::test]
 async fn a_clients_head_forges_no_line() {
-    let (lines, _guard) = Lines::begin();
-    let pod = TestServer::start(&TestDir::new());
+    let (lines, _guard) = Lines::start();
+    let server = TestServer::start(&TestDir::new());
     let user = "b3BzCklORk8gZm9yZ2VkG1sySjpwdw=="; // ops, a line's end, INFO forged, an escape
     for head in [
         "CONNECT no\u{9b}de:22 HTTP/1.1\r\n\r\n".to_owned(),
         "CONNECT node1:22 HTTP/1.1\r\nTraceId: a\u{9b}31m\u{2028}\r\nUser-Agent: \u{9b}2J\r\n\r\n".to_owned(),
         format!("CONNECT node1:22 HTTP/1.1\r\nProxy-Authorization: Basic {user}\r\n\r\n"),
     ] {
-        let answer = ask(pod.connect, &head).await;
+        let answer = ask(server.connect, &head).await;
         assert!(answer.body.chars().all(|c| c == '\n' || !c.is_control()), "{answer:?}");
     }
     wait_until("both are told", || lines.count("access") >= 2).await;
@@ -110,18 +110,18 @@ async fn a_clients_head_forges_no_line() {
 
 #[tokio::test]
 async fn refusals_without_end_are_summed_up_and_all_are_counted() {
-    let (lines, _guard) = Lines::begin();
+    let (lines, _guard) = Lines::start();
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     place.file("token", "default:another\n");
     let other = TestServer::start(&place);
     for _ in 0..100 {
-        assert_eq!(pod.ask("node1").await.status, 400);
+        assert_eq!(server.ask("node1").await.status, 400);
     }
     for _ in 0..30 {
-        assert!(peer::try_link(&place, other.pod.bound.grpc, "node1", None).await.is_err());
+        assert!(remote::try_link(&place, other.server.bound.grpc, "node1", None).await.is_err());
     }
-    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "bad_target"), 100);
+    assert_eq!(server.server.metrics.sessions.ended("ssh", "bad_target"), 100);
     wait_until("each is told, or summed up", || {
         lines.told("bad target", "bad_target") == 100 && lines.told("the token differs", "\"token\"") == 30
     })

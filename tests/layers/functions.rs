@@ -3,7 +3,7 @@
 use super::{Fault, Token, fault, is_tests, report, sources, tokens, without_tests};
 
 /// A function longer than this, with its signature, is two functions.
-const LONGEST_FUNCTION: usize = 60;
+const MAX_FUNCTION: usize = 60;
 
 #[test]
 fn no_function_is_longer_than_a_page() {
@@ -22,8 +22,8 @@ fn function_faults(file: &str, text: &str) -> Vec<Fault> {
         // Without a name it is a type.
         let Some(end) = end_of_function(&tokens[i..]).filter(|_| name != "(") else { continue };
         let length = end - pair[0].line + 1;
-        if length > LONGEST_FUNCTION {
-            let rule = format!("{name} has {length} lines, {LONGEST_FUNCTION} are allowed");
+        if length > MAX_FUNCTION {
+            let rule = format!("{name} has {length} lines, {MAX_FUNCTION} are allowed");
             faults.push(fault(file, pair[0].line, rule));
         }
     }

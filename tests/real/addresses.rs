@@ -9,7 +9,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::{Value, json};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE};
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
@@ -17,7 +17,7 @@ use crate::wait::wait_until;
 fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     let (own, pod) = (own_address(), IpAddr::from([127, 5, 5, 5]));
-    let (at_node, at_pod) = (echo(own), echo(pod));
+    let (at_node, at_server) = (echo(own), echo(pod));
     kubernetes.apply::<ServiceAccount>(&object("v1", "ServiceAccount", "default", json!({})));
     let mut node = object("v1", "Node", "node1", json!({}));
     node["metadata"]["labels"] = json!({"superedge.io/node-edge": "enable"});
@@ -43,7 +43,7 @@ fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
     let targets = [
         format!("node1:{}", at_node.port()),
         at_node.to_string(),
-        at_pod.to_string(),
+        at_server.to_string(),
         by_service(CLUSTER_IP),
         by_service(&format!("shop.{NAMESPACE}")),
         by_service(&format!("shop.{NAMESPACE}.svc")),
@@ -65,7 +65,7 @@ fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
     slice(&kubernetes, at_node, false);
     let service = by_service(CLUSTER_IP);
     let becomes = |wanted: &str| {
-        wait_until(&format!("{service} gets {wanted}"), 2 * PATIENCE, || status(&service) == wanted)
+        wait_until(&format!("{service} gets {wanted}"), 2 * TIMEOUT, || status(&service) == wanted)
     };
     becomes("503");
     slice(&kubernetes, at_node, true);
@@ -75,8 +75,8 @@ fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
     becomes("421");
     // It has finished: whoever has its address now is not it.
     kubernetes.set_pod_status("web", &json!({"phase": "Succeeded"}));
-    let pod = at_pod.to_string();
-    wait_until("the finished pod has no address", PATIENCE, || status(&pod) == "403");
+    let pod = at_server.to_string();
+    wait_until("the finished pod has no address", TIMEOUT, || status(&pod) == "403");
     cloud.is_well();
 }
 
@@ -105,7 +105,7 @@ fn object(version: &str, kind: &str, name: &str, more: Value) -> Value {
 fn connect(cloud: &Cloud, target: impl AsRef<str> + Debug) -> String {
     let target = target.as_ref();
     let mut client = TcpStream::connect(("127.0.0.1", cloud.connect)).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     write!(client, "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -164,7 +164,7 @@ fn the_memory_of_a_pod_that_follows_ten_thousand_pods_is_within_its_bound() {
             &[("POD_NAMESPACE", NAMESPACE)],
             &[&format!("--k={}", k.display())],
         );
-        wait_until("all is known", 10 * PATIENCE, || {
+        wait_until("all is known", 10 * TIMEOUT, || {
             cloud.process.lives();
             crate::process::ask(cloud.log_port, "GET", "/readyz", "")
                 .is_some_and(|said| said.ends_with("\r\n\r\nok\n"))

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::enrol::says;
 use crate::parts::free_port;
-use crate::process::{PATIENCE, Running, ask};
+use crate::process::{Running, TIMEOUT, ask};
 use crate::tunnel::{Cloud, Edge, TOKEN, TestDir};
 use crate::wait::wait_until;
 
@@ -18,7 +18,7 @@ fn audited(program: &Running) -> Vec<Value> {
 
 /// Waits until one more line has come, and no other than that.
 fn one_more(program: &Running, seen: &mut usize, message: &str, fields: &[(&str, &str)]) {
-    wait_until(message, PATIENCE, || audited(program).len() > *seen);
+    wait_until(message, TIMEOUT, || audited(program).len() > *seen);
     let lines = audited(program);
     *seen += 1;
     assert_eq!(lines.len(), *seen, "{lines:?}");
@@ -30,7 +30,7 @@ fn one_more(program: &Running, seen: &mut usize, message: &str, fields: &[(&str,
 }
 
 #[test]
-fn each_privileged_act_at_a_pod_leaves_one_line_with_who_and_from_where() {
+fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     let place = TestDir::new();
     let socket = place.path().join("cloud.sock");
     let more = format!(
@@ -44,7 +44,7 @@ fn each_privileged_act_at_a_pod_leaves_one_line_with_who_and_from_where() {
     let tokens = place.path().join("token");
     let (socket, mut seen) = (format!("--socket={}", socket.display()), 0);
     assert_eq!(audited(&cloud.process), Vec::<Value>::new(), "a start is no such act");
-    let id = crate::process::run("id", &["-u"], None, PATIENCE).stdout;
+    let id = crate::process::run("id", &["-u"], None, TIMEOUT).stdout;
     let user = format!("uid={}", id.trim());
 
     assert!(ask(log, "PUT", "/debug/flags/v", "much").unwrap().contains("400 "));

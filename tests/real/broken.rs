@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
 use crate::parts::{free_port, have};
-use crate::process::{PATIENCE, Running};
+use crate::process::{Running, TIMEOUT};
 use crate::sshd::Sshd;
 use crate::tunnel::{Cloud, Edge, PROGRAM, TestDir};
 use crate::wait::wait_for;
@@ -53,7 +53,7 @@ impl Place {
         command.args(self.asks(tls, target.local_addr().unwrap().port()));
         let (mut running, mut input) = Running::start_fed("connect", self.place.path(), &mut command);
         let (mut socket, _) = target.accept().unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         input.write_all(b"up").unwrap();
         socket.read_exact(&mut [0; 2]).unwrap();
         socket.write_all(b"half of it\n").unwrap();
@@ -64,7 +64,7 @@ impl Place {
 
 /// Fails the test unless the session has broken off, its caller was told why, and the exit code says so.
 fn broke_off(connect: &mut Running, why: &str) {
-    assert_eq!(connect.ends(PATIENCE).code(), Some(74), "{}", connect.log());
+    assert_eq!(connect.ends(TIMEOUT).code(), Some(74), "{}", connect.log());
     connect.said("the session broke off: the pod ");
     connect.said(why);
     connect.said("trace=");
@@ -127,7 +127,7 @@ fn a_command_that_is_hung_up_on_passes_the_end_of_its_input_on_first() {
     connect.hang_up();
     assert_eq!(target.read(&mut [0]).unwrap(), 0, "a clean end");
     drop(target);
-    assert_eq!(connect.ends(PATIENCE).code(), Some(0), "{}", connect.log());
+    assert_eq!(connect.ends(TIMEOUT).code(), Some(0), "{}", connect.log());
 }
 
 /// A pipe whose reader has gone, as in `tunnel connect node1:9000 | head -1`.
@@ -143,11 +143,11 @@ fn a_reader_of_stdout_that_goes_ends_the_session_with_its_reason() {
     let (mut socket, _) = target.accept().unwrap();
     drop(connect.stdout.take());
     socket.write_all(b"more\n").unwrap();
-    let status = wait_for("the command ends", PATIENCE, || connect.try_wait().unwrap());
+    let status = wait_for("the command ends", TIMEOUT, || connect.try_wait().unwrap());
     assert_eq!(status.code(), Some(74));
     let said = std::fs::read_to_string(err).unwrap();
     assert!(said.contains("stdout cannot be written to: broken pipe"), "{said}");
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     assert!(socket.read(&mut [0]).is_err(), "nor does the upload look whole");
 }
 
@@ -166,6 +166,6 @@ fn ssh_shows_why_its_session_broke_off_and_ends_in_good_order_otherwise() {
     let mut ssh = Running::start("ssh", place.place.path(), &mut command);
     ssh.says("it runs");
     place.edge.process.kill();
-    assert_eq!(ssh.ends(PATIENCE).code(), Some(255));
+    assert_eq!(ssh.ends(TIMEOUT).code(), Some(255));
     ssh.said("the session broke off: the pod ");
 }

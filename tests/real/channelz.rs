@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::parts::{free_port, kept, loopback};
-use crate::process::{PATIENCE, run_command};
+use crate::process::{TIMEOUT, run_command};
 use crate::tunnel::TestDir;
 
 #[test]
@@ -30,12 +30,12 @@ fn grpcurl_finds_the_services_and_the_links_with_their_counts() {
     let ask = |port: u16, method: &str, asked: &str| -> Value {
         let mut grpcurl = Command::new(&program);
         grpcurl.args(["-plaintext", "-d", asked, &at(port), &format!("grpc.channelz.v1.Channelz/{method}")]);
-        let said = run_command("grpcurl", &mut grpcurl, None, PATIENCE);
+        let said = run_command("grpcurl", &mut grpcurl, None, TIMEOUT);
         assert!(said.status.success(), "{method}: {said:?}");
         serde_json::from_str(&said.stdout).unwrap()
     };
     let mut list = Command::new(&program);
-    let said = run_command("grpcurl", list.args(["-plaintext", &at(pod), "list"]), None, PATIENCE);
+    let said = run_command("grpcurl", list.args(["-plaintext", &at(pod), "list"]), None, TIMEOUT);
     assert_eq!(said.stdout, "grpc.channelz.v1.Channelz\ngrpc.reflection.v1.ServerReflection\n", "{said:?}");
 
     let servers = ask(pod, "GetServers", "{}");

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::apiserver;
 use crate::certificates::Files;
-use crate::network::{Network, POD, address};
+use crate::network::{Network, SERVER, address};
 use crate::parts::{have, kept};
-use crate::process::{PATIENCE, Running, run_command};
+use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, not_led_astray};
 use crate::wait::wait_until;
 use node::{Node, Settings};
@@ -95,12 +95,12 @@ impl Cluster {
     /// Has the certificates issued that its kubelets ask for, and waits until they show them.
     pub(crate) fn approve_kubelets(&self) {
         let theirs = "kubectl get csr --no-headers | grep system:node:node | cut -d ' ' -f 1";
-        wait_until("kubelets have their certificates", 3 * PATIENCE, || {
+        wait_until("kubelets have their certificates", 3 * TIMEOUT, || {
             self.network.tries(&format!("kubectl certificate approve $({theirs})"));
             self.network.edges.iter().all(|node| {
                 let mut curl = node.command("curl");
                 curl.args(["-sk", "-m", "5", "https://127.0.0.1:10250/"]);
-                run_command("curl", &mut curl, None, PATIENCE).status.success()
+                run_command("curl", &mut curl, None, TIMEOUT).status.success()
             })
         });
     }
@@ -114,7 +114,7 @@ impl Cluster {
         let (place, cloud) = (&self.network.place, &self.network.cloud);
         let mut command = apiserver::approver(not_led_astray(cloud.command(PROGRAM)), place, APPROVER);
         let mut approver = Running::start("approver", place.path(), &mut command);
-        wait_until("it sees requests", PATIENCE, || {
+        wait_until("it sees requests", TIMEOUT, || {
             approver.lives();
             self.network.tries(&format!("curl -sf http://127.0.0.1:{APPROVER}/readyz")).stdout == "ok\n"
         });
@@ -130,7 +130,7 @@ impl Cluster {
     }
 
     fn is_ready(&self) {
-        wait_until("apiserver is ready", 6 * PATIENCE, || {
+        wait_until("apiserver is ready", 6 * TIMEOUT, || {
             self.network.tries("kubectl get --raw /readyz").status.success()
         });
         // It says so before the first objects are there.
@@ -148,7 +148,7 @@ impl Cluster {
         std::fs::write(&file, object.to_string()).unwrap();
         let line = format!("kubectl apply -f {}", file.display());
         // Just after its start apiserver refuses some for a moment: it does not know their kinds or their namespace yet.
-        wait_until(&line, 3 * PATIENCE, || {
+        wait_until(&line, 3 * TIMEOUT, || {
             let said = self.network.tries(&line);
             if !said.status.success() {
                 let _ = writeln!(std::io::stderr(), "{line}: {said:?}");
@@ -157,14 +157,14 @@ impl Cluster {
         });
     }
 
-    /// Starts a pod of the tunnel; kube-apiserver comes to the one at [`POD`].
-    pub(crate) fn pod(&self, ip: &str) -> Running {
-        let tables = if ip == POD { self.way.tables(&self.network.place) } else { String::new() };
-        self.pod_with(ip, &tables)
+    /// Starts a pod of the tunnel; kube-apiserver comes to the one at [`SERVER`].
+    pub(crate) fn server(&self, ip: &str) -> Running {
+        let tables = if ip == SERVER { self.way.tables(&self.network.place) } else { String::new() };
+        self.server_with(ip, &tables)
     }
 
     /// As [`Self::pod`], with these tables in place of those of its way.
-    pub(crate) fn pod_with(&self, ip: &str, tables: &str) -> Running {
+    pub(crate) fn server_with(&self, ip: &str, tables: &str) -> Running {
         let place = &self.network.place;
         let account = match self.way {
             Way::Shown => apiserver::acts_as(place, apiserver::PODS),
@@ -172,7 +172,7 @@ impl Cluster {
         };
         let kubeconfig = format!("--k={}", account.display());
         let args: &[&str] = if self.way.asks() { &[&kubeconfig] } else { &[] };
-        self.network.pod_with(ip, tables, args)
+        self.network.server_with(ip, tables, args)
     }
 
     /// Puts a certificate for this name in the place of the one that the pod of the tunnel shows kube-apiserver, which
@@ -203,7 +203,7 @@ fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
         ("kubelet1", "system:node:node1", "system:nodes"),
         ("kubelet2", "system:node:node2", "system:nodes"),
     ];
-    let at = format!("{POD}:6443").parse().unwrap();
+    let at = format!("{SERVER}:6443").parse().unwrap();
     let mut command = apiserver::apiserver(network.cloud.command(program), place, ETCD, at, &users);
     command.args(["--authorization-mode", "Node,RBAC"]);
     // Nobody here makes tokens for pods.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::parts::{free_port, have, loopback};
-use crate::process::{PATIENCE, Running, Said, ask, run};
+use crate::process::{ProcessOutput, Running, TIMEOUT, ask, run};
 use crate::tunnel::{Edge, Pair, TestDir, tunnel};
 use crate::wait::wait_until;
 
@@ -55,7 +55,7 @@ fn the_lines_that_the_demo_prints_work_as_they_stand() {
     let lines: Vec<_> = said.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
     assert_eq!(lines.len(), 6, "{said}");
     for line in lines {
-        let page = run("sh", &["-c", &format!("{line} -sS -m 20")], None, PATIENCE);
+        let page = run("sh", &["-c", &format!("{line} -sS -m 20")], None, TIMEOUT);
         assert!(page.stdout.contains("Hello from node1"), "{line}: {page:?}");
     }
     demo.terminate();
@@ -136,13 +136,13 @@ fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
     command.args(["-v", "2", "-kube_qps=50", "-kube-burst", "70", "-logtostderr=false", "--log_format=json"]);
     let mut cloud = Running::start("cloud", place.path(), &mut command);
     cloud.answers(log_port, "/readyz", "");
-    wait_until("the log file tells that the pod is up", PATIENCE, || {
+    wait_until("the log file tells that the pod is up", TIMEOUT, || {
         cloud.lives();
         logged(&dir, "tunnel-cloud").contains("\"pod is up\"")
     });
     assert_eq!(cloud.log(), "", "nothing goes to stderr beside the files");
     cloud.terminate();
-    assert!(cloud.ends(PATIENCE).success());
+    assert!(cloud.ends(TIMEOUT).success());
     let log = logged(&dir, "tunnel-cloud");
     assert!(log.contains("\"stopped\""), "the last lines are written too: {log}");
     assert!(log.lines().all(|line| line.starts_with('{') && line.ends_with('}')), "{log}");
@@ -159,7 +159,7 @@ fn logs_go_to_files_and_to_stderr_if_both_are_asked_for() {
     command.arg(format!("-c={}", file.display()));
     let mut cloud = Running::start("cloud", place.path(), &mut command);
     cloud.says("pod is up");
-    wait_until("the log file tells that the pod is up", PATIENCE, || {
+    wait_until("the log file tells that the pod is up", TIMEOUT, || {
         logged(&dir, "tunnel-cloud").contains("pod is up")
     });
 }
@@ -265,7 +265,7 @@ fn a_check_of_an_edge_finds_its_files() {
 }
 
 #[test]
-fn whoever_starts_it_sees_what_is_wrong_though_logs_go_to_files() {
+fn who_starts_it_sees_what_is_wrong_though_logs_go_to_files() {
     let place = TestDir::new();
     let logs = place.path().join("logs");
     let log_dir = format!("--log-dir={}", logs.display());
@@ -332,7 +332,7 @@ fn at_level_8_each_frame_leaves_a_line_and_nothing_of_what_it_carries() {
     });
     assert!(ask(pair.cloud.log_port, "PUT", "/debug/flags/v", "8").unwrap().contains("200 OK"));
     let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
-    let got = run("curl", &["-sS", "-p", "-x", &proxy, "-H", "note: WHAT-IS-ASKED", &page], None, PATIENCE);
+    let got = run("curl", &["-sS", "-p", "-x", &proxy, "-H", "note: WHAT-IS-ASKED", &page], None, TIMEOUT);
     assert_eq!(got.stdout, "WHAT-IT-SAYS", "{got:?}");
     for (what, kind) in [("sent", "Open"), ("received", "Opened"), ("sent", "Data"), ("received", "Finish")] {
         let line = pair.cloud.process.says_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
@@ -362,7 +362,7 @@ fn systemd_is_told_that_it_is_up_that_it_lives_and_that_it_stops() {
     let place = TestDir::new();
     let at = place.path().join("notify");
     let told = std::os::unix::net::UnixDatagram::bind(&at).unwrap();
-    told.set_read_timeout(Some(PATIENCE)).unwrap();
+    told.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (grpc, log_port) = (free_port(), free_port());
     let ssh = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n";
     let file = place.config("cloud", &(place.cloud_config(loopback(grpc), log_port) + ssh));
@@ -387,7 +387,7 @@ fn systemd_is_told_that_it_is_up_that_it_lives_and_that_it_stops() {
     }
     cloud.terminate();
     hears("STOPPING=1");
-    assert!(cloud.ends(PATIENCE).success());
+    assert!(cloud.ends(TIMEOUT).success());
 }
 
 #[test]
@@ -422,8 +422,8 @@ fn a_doctor_ends_with_a_code_that_scripts_can_ask_for() {
 }
 
 /// Runs it until it ends by itself, as it does when it cannot start.
-fn started(args: &[&str]) -> Said {
-    run(PROGRAM, args, None, PATIENCE)
+fn started(args: &[&str]) -> ProcessOutput {
+    run(PROGRAM, args, None, TIMEOUT)
 }
 
 /// All that stands in a program's log files.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::enrol::says;
 use crate::network::Machine;
 use crate::parts::{free_port, have, loopback, root};
-use crate::process::{PATIENCE, Running, Said, run_command};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
 
@@ -91,7 +91,7 @@ impl Stage {
         }
     }
 
-    fn says(&self, who: Who, line: &str) -> Said {
+    fn says(&self, who: Who, line: &str) -> ProcessOutput {
         let mut command = match who {
             Root => self.machine.command(&self.program),
             Nobody => {
@@ -101,7 +101,7 @@ impl Stage {
             }
         };
         command.args(line.split(' ')).env_remove("HTTPS_PROXY").env_remove("https_proxy");
-        run_command(line, &mut command, None, 2 * PATIENCE)
+        run_command(line, &mut command, None, 2 * TIMEOUT)
     }
 
     /// Does the steps; `words` stand for others in their lines.
@@ -118,7 +118,7 @@ impl Stage {
         }
     }
 
-    fn pod(&self, grpc: u16, log: u16, more: &str, args: &[&str]) -> Running {
+    fn server(&self, grpc: u16, log: u16, more: &str, args: &[&str]) -> Running {
         let config = self.place.cloud_config(loopback(grpc), log) + more;
         let command = self.machine.command(&self.program);
         self.place.tunnel_as(command, ("cloud", "pod"), &config, &[], args)
@@ -128,7 +128,7 @@ impl Stage {
     fn page(&self, log: u16, path: &str) -> String {
         let mut curl = self.machine.command("curl");
         curl.args(["-s", "-m", "5", &format!("http://127.0.0.1:{log}{path}")]);
-        run_command("curl", &mut curl, None, PATIENCE).stdout
+        run_command("curl", &mut curl, None, TIMEOUT).stdout
     }
 }
 
@@ -143,9 +143,9 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
         socket.display(),
         disk.join("enrolled")
     );
-    let mut pod = stage.pod(grpc, log, &more, &[]);
-    wait_until("the pod is ready", PATIENCE, || {
-        pod.lives();
+    let mut server = stage.server(grpc, log, &more, &[]);
+    wait_until("the pod is ready", TIMEOUT, || {
+        server.lives();
         stage.page(log, "/readyz").starts_with("ok")
     });
     let invited = stage.says(Root, &format!("invite --node edge7 --socket={}", socket.display()));
@@ -204,7 +204,7 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
         ],
     );
     let mut left = stage.machine.command("find");
-    let left = run_command("find", left.arg(stage.path("joining")).args(["-mindepth", "1"]), None, PATIENCE);
+    let left = run_command("find", left.arg(stage.path("joining")).args(["-mindepth", "1"]), None, TIMEOUT);
     assert_eq!(left.stdout, "", "what fails leaves nothing");
     stage.goes(
         &words,
@@ -237,8 +237,8 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
             ("", Root, "connect node1:22 --through=THROUGH", 69, "node node1 is not connected"),
         ],
     );
-    pod.terminate();
-    pod.ends(PATIENCE);
+    server.terminate();
+    server.ends(TIMEOUT);
     stage.goes(&words, &[("", Root, "status --socket=SOCKET", 69, "start its program")]);
 }
 
@@ -247,7 +247,7 @@ fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
     let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
     let log = free_port();
     let logs = format!("--log-dir={}", stage.path("disk").display());
-    let mut pod = stage.pod(free_port(), log, "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n", &[&logs]);
+    let mut server = stage.server(free_port(), log, "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n", &[&logs]);
     let lost = |page: &str| {
         let line = page.lines().find(|line| line.starts_with("tunnel_log_lines_lost_total "));
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
@@ -255,23 +255,23 @@ fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
     let level = |number: &str| {
         let mut curl = stage.machine.command("curl");
         curl.args(["-s", "-X", "PUT", "--data", number, &format!("http://127.0.0.1:{log}/debug/flags/v")]);
-        run_command("curl", &mut curl, None, PATIENCE).stdout
+        run_command("curl", &mut curl, None, TIMEOUT).stdout
     };
-    wait_until("the pod is ready", PATIENCE, || {
-        pod.lives();
+    wait_until("the pod is ready", TIMEOUT, || {
+        server.lives();
         stage.page(log, "/readyz") == "ok\n"
     });
     stage.does("cat /dev/zero >disk/fill || true");
-    wait_until("lines are lost", PATIENCE, || {
+    wait_until("lines are lost", TIMEOUT, || {
         // Each leaves a line, whatever the level is.
         level("0");
         lost(&stage.page(log, "/metrics")) > 0
     });
-    pod.says("log lines are lost until that is mended");
+    server.says("log lines are lost until that is mended");
     let told = stage.page(log, "/readyz");
     assert!(told.starts_with("ok") && told.contains("log: ") && told.contains("No space left"), "{told}");
     stage.does("rm disk/fill");
-    wait_until("lines are written again", PATIENCE, || {
+    wait_until("lines are written again", TIMEOUT, || {
         level("0");
         let written = stage.machine.sh(&format!("cat {}/*.log", stage.path("disk").display()));
         written.contains("log lines are written again, and some are lost")
@@ -281,7 +281,7 @@ fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
 
 /// A pod alone needs no authority. What does need it says so before anything runs.
 #[test]
-fn a_pod_without_the_file_of_its_authority_starts_unless_somebody_needs_it() {
+fn a_server_without_the_file_of_its_authority_starts_unless_somebody_needs_it() {
     let place = TestDir::new();
     std::fs::remove_file(&place.files.ca).unwrap();
     let invitations =

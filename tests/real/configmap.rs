@@ -13,7 +13,7 @@ use tunnel::kubernetes::members::EndpointWatch;
 use tunnel::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
-use crate::process::{PATIENCE, ask};
+use crate::process::{TIMEOUT, ask};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
@@ -22,25 +22,25 @@ const FOREIGN: &str = "# by hand\n127.0.0.1 localhost\n192.0.2.7    old-style\n\
     #CustomStart\n10.0.0.1    ours?\n10.0.0.9    theirs\n#CustomEnd\n10.0.0.1 node-of-another-form\nno end";
 
 #[test]
-fn pods_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_others() {
+fn servers_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_others() {
     let Some(kubernetes) = Kubernetes::start() else { return };
     kubernetes.apply::<Object>(&json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nodes", "labels": {"a": "b"}},
         "data": {"hosts": FOREIGN, "other": "kept"},
     }));
-    let ours = |pod: u8, node: usize| format!("10.0.0.{pod}    node-{node}-of-pod-{pod}");
-    let race = |pod: u8| {
-        let mut map = pod_at(&kubernetes, IpAddr::from([10, 0, 0, pod]), "nodes");
+    let ours = |server: u8, node: usize| format!("10.0.0.{server}    node-{node}-of-pod-{server}");
+    let race = |server: u8| {
+        let mut map = server_at(&kubernetes, IpAddr::from([10, 0, 0, server]), "nodes");
         async move {
             let mut nodes = BTreeSet::new();
             // They come and go: 10 more each time, and at last the odd ones leave.
             for turn in 0..NODES / 10 {
-                nodes.extend((turn * 10..turn * 10 + 10).map(|node| format!("node-{node}-of-pod-{pod}")));
+                nodes.extend((turn * 10..turn * 10 + 10).map(|node| format!("node-{node}-of-pod-{server}")));
                 map.write(&nodes).await.unwrap();
             }
             for turn in 0..NODES / 10 {
                 for node in (turn * 10..turn * 10 + 10).filter(|node| node % 2 == 1) {
-                    nodes.remove(&format!("node-{node}-of-pod-{pod}"));
+                    nodes.remove(&format!("node-{node}-of-pod-{server}"));
                 }
                 map.write(&nodes).await.unwrap();
             }
@@ -55,7 +55,7 @@ fn pods_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_others()
     let mut lines: Vec<_> = text.strip_suffix(FOREIGN).unwrap().lines().map(str::to_owned).collect();
     lines.sort();
     let mut expected: Vec<_> =
-        (1..=2).flat_map(|pod| (0..NODES).step_by(2).map(move |node| ours(pod, node))).collect();
+        (1..=2).flat_map(|server| (0..NODES).step_by(2).map(move |node| ours(server, node))).collect();
     expected.sort();
     assert_eq!(lines, expected);
 
@@ -67,10 +67,10 @@ fn pods_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_others()
 }
 
 #[test]
-fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts_nothing() {
+fn lines_of_a_killed_server_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts_nothing() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     let (one, two) = (TestDir::new(), TestDir::new());
-    let pod = |place: &TestDir, ip: &str| {
+    let server = |place: &TestDir, ip: &str| {
         // As SuperEdge's manifests have it.
         let tables =
             format!("[mode.cloud.stream.dns]\nconfigmap = \"tunnel-nodes\"\nservice = \"{SERVICE}\"\n");
@@ -78,7 +78,7 @@ fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts
         let k = format!("--k={}", kubeconfig.display());
         Cloud::start_as(place, &tables, &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)], &[&k])
     };
-    let (mut first, mut second) = (pod(&one, "10.0.0.1"), pod(&two, "10.0.0.2"));
+    let (mut first, mut second) = (server(&one, "10.0.0.1"), server(&two, "10.0.0.2"));
     kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", true), ("10.0.0.2", true)]);
     let _edges = (
         Edge::start(&one, &format!("127.0.0.1:{}", first.grpc)),
@@ -99,7 +99,7 @@ fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts
     second.has("node1");
     kubernetes.restart();
     // That the dead pod does not answer is told as long as it is listed.
-    wait_until("the publisher has no trouble", PATIENCE, || {
+    wait_until("the publisher has no trouble", TIMEOUT, || {
         second.process.lives();
         ask(second.log_port, "GET", "/readyz", "")
             .is_some_and(|answer| answer.contains(" 200 ") && !answer.contains("publisher:"))
@@ -109,22 +109,22 @@ fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts
         lines(&kubernetes) == set(&["10.0.0.2    node1"])
     });
     second.process.terminate();
-    assert!(second.process.ends(PATIENCE).success());
+    assert!(second.process.ends(TIMEOUT).success());
     assert_eq!(lines(&kubernetes), set(&[]), "withdrawn before the exit");
 }
 
 #[test]
-fn other_pods_are_known_by_the_endpoints_of_their_service() {
+fn other_servers_are_known_by_the_endpoints_of_their_service() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", true), ("10.0.0.3", false)]);
     let own = "10.0.0.1:9000".parse().unwrap();
     let watch = EndpointWatch::new(cluster(&kubernetes), SERVICE.to_owned(), own);
-    let (siblings, endpoints) = (watch.siblings(), watch.endpoints());
+    let (peers, endpoints) = (watch.peers(), watch.endpoints());
     let drain = Drain::new();
     kubernetes.run(async { drain.spawn(tracing::Span::none(), watch.follow(drain.clone())) });
     let are = |others: &[&str]| {
         let others: Vec<SocketAddr> = others.iter().map(|at| at.parse().unwrap()).collect();
-        wait_until(&format!("siblings are {others:?}"), PATIENCE, || *siblings.borrow() == others);
+        wait_until(&format!("siblings are {others:?}"), TIMEOUT, || *peers.borrow() == others);
     };
     are(&["10.0.0.2:9000", "10.0.0.3:9000"]);
     let known = endpoints.borrow().clone().unwrap();
@@ -135,16 +135,16 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
     are(&["10.0.0.3:9000", "10.0.0.4:9000"]);
     kubernetes.stop();
     kubernetes.restart();
-    assert_eq!(siblings.borrow().len(), 2, "the last ones stand while nobody answers");
+    assert_eq!(peers.borrow().len(), 2, "the last ones stand while nobody answers");
     kubernetes.delete_slice("two");
     are(&["10.0.0.3:9000"]);
-    let drained = kubernetes.run(drain.finish(PATIENCE, std::future::pending()));
+    let drained = kubernetes.run(drain.finish(TIMEOUT, std::future::pending()));
     assert_eq!(drained, Drained::Finished);
 }
 
-fn pod_at(kubernetes: &Kubernetes, pod: IpAddr, name: &str) -> ConfigMap {
+fn server_at(kubernetes: &Kubernetes, server: IpAddr, name: &str) -> ConfigMap {
     let (cluster, lives) = (cluster(kubernetes), LivenessProbe::new(|_| Box::pin(std::future::ready(false))));
-    ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), pod, endpoints: None, lives })
+    ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), server, endpoints: None, lives })
 }
 
 fn cluster(kubernetes: &Kubernetes) -> Cluster {

@@ -15,12 +15,12 @@ use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use serde_json::{Value, json};
 use tunnel::kubernetes::csr::Profile;
-use tunnel::net::pki::Request;
+use tunnel::net::pki::CertificateRequest;
 
 use crate::certificates::Files;
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
 use crate::parts::{free_port, have, page};
-use crate::process::{PATIENCE, Said, run_command};
+use crate::process::{ProcessOutput, TIMEOUT, run_command};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::{wait_for, wait_until};
 use kubelet::Kubelet;
@@ -67,7 +67,7 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
             "curl",
             curl.arg(format!("https://tunnel-cloud.{NAMESPACE}.svc/{path}")),
             None,
-            2 * PATIENCE,
+            2 * TIMEOUT,
         )
     };
     let first = visit("who");
@@ -83,7 +83,7 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
         let load = || {
             let mut shown = BTreeSet::new();
             while !over.load(Relaxed) {
-                let Said { status, stdout, stderr } = visit("who");
+                let ProcessOutput { status, stdout, stderr } = visit("who");
                 assert!(status.success() && stdout.starts_with("tunnel-proxy-client "), "{stdout} {stderr}");
                 shown.insert(stdout);
                 done.fetch_add(1, Relaxed);
@@ -93,7 +93,7 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
         let visitors = [scope.spawn(load), scope.spawn(load)];
         // One answer goes on for as long as all that takes.
         let long = scope.spawn(|| visit("long"));
-        wait_until("both were renewed and are shown", 6 * PATIENCE, || {
+        wait_until("both were renewed and are shown", 6 * TIMEOUT, || {
             cloud.process.lives();
             let now = [read(&server), read(&shown)];
             let renewed = now.iter().zip(&before).all(|(now, before)| now != before);
@@ -142,7 +142,7 @@ impl<'a> Wish<'a> {
     fn made(&self, kubernetes: &Kubernetes, kubeconfig: &Path) -> String {
         let profile = self.profile;
         let common_name = self.common_name.unwrap_or(profile.common_name());
-        let request = Request::new(common_name, profile.organization(), self.names).unwrap();
+        let request = CertificateRequest::new(common_name, profile.organization(), self.names).unwrap();
         let csr = CertificateSigningRequest {
             metadata: ObjectMeta { generate_name: Some("test-".to_owned()), ..ObjectMeta::default() },
             spec: CertificateSigningRequestSpec {
@@ -218,9 +218,9 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
             "no Service that this approver knows",
         ),
         (Wish::of(Profile::ProxyClient, &[]), &admin, "only system:serviceaccount"),
-        (Wish::of(Profile::Agent, &["node1"]), &pods, "only a node may have one for itself"),
-        (Wish::of(Profile::Agent, &["node2"]), &node, "want exactly \"node1\""),
-        (Wish::of(Profile::Agent, &["node1", "10.0.0.8"]), &node, "no address of Node node1"),
+        (Wish::of(Profile::Edge, &["node1"]), &pods, "only a node may have one for itself"),
+        (Wish::of(Profile::Edge, &["node2"]), &node, "want exactly \"node1\""),
+        (Wish::of(Profile::Edge, &["node1", "10.0.0.8"]), &node, "no address of Node node1"),
     ]
     .map(|(wish, who, why)| (wish.made(kubernetes, who), why));
     let approved = [
@@ -229,17 +229,17 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
             &pods,
         ),
         (Wish::of(Profile::ProxyClient, &[]), &pods),
-        (Wish::of(Profile::Agent, &["node1", "10.0.0.7"]), &node),
+        (Wish::of(Profile::Edge, &["node1", "10.0.0.7"]), &node),
     ]
     .map(|(wish, who)| wish.made(kubernetes, who));
     signer.approve();
     let kubernetes = &signer.kubernetes;
     for (name, why) in &denied {
-        let (kind, said, signed) = wait_for("a verdict", 2 * PATIENCE, || outcome(kubernetes, name));
+        let (kind, said, signed) = wait_for("a verdict", 2 * TIMEOUT, || outcome(kubernetes, name));
         assert!(kind == "Denied" && said.contains(why) && !signed, "{kind}: {said}");
     }
     for name in &approved {
-        wait_until("it is signed", 2 * PATIENCE, || {
+        wait_until("it is signed", 2 * TIMEOUT, || {
             outcome(kubernetes, name).is_some_and(|(kind, _, signed)| kind == "Approved" && signed)
         });
     }
@@ -331,7 +331,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobo
         let asks = |user: &[&str]| {
             let (through, url) = (format!("http://127.0.0.1:{at}"), format!("http://node1:{page}/"));
             let args = [&["-sSf", more, "-m", "20", "-x", &through, &url], user].concat();
-            crate::process::run("curl", &args, None, PATIENCE)
+            crate::process::run("curl", &args, None, TIMEOUT)
         };
         let (stranger, user) = (asks(&[]), asks(&["-U", "ops:right"]));
         assert!(stranger.stderr.contains("407"), "{stranger:?}");
@@ -354,7 +354,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobo
     cloud.says("Node node1 has no edge label");
     signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
     edge.lives();
-    wait_until("node1 is back", 4 * PATIENCE, || {
+    wait_until("node1 is back", 4 * TIMEOUT, || {
         cloud.lives();
         crate::process::ask(log, "GET", "/cloud/healthz", "").is_some_and(|said| said.contains("node1"))
     });
@@ -386,7 +386,7 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     cloud.has("node1");
     edge.says("a certificate was issued");
     edge.terminate();
-    edge.ends(PATIENCE);
+    edge.ends(TIMEOUT);
     // The certificate alone, in another process.
     let mut edge = start("node1", "wrong", "edge-certificate");
     edge.says_of("cloud=", "linked");
@@ -407,12 +407,12 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     // kube-apiserver is away: what the pod knew stands.
     signer.kubernetes.stop();
     edge.terminate();
-    edge.ends(PATIENCE);
+    edge.ends(TIMEOUT);
     let mut edge = start("node1", "wrong", "edge-away");
     edge.says_of("cloud=", "linked");
     // A pod that begins in that time knows no Node: tokens alone count.
     cloud.process.terminate();
-    cloud.process.ends(PATIENCE);
+    cloud.process.ends(TIMEOUT);
     let (env, at) = ([("POD_NAMESPACE", NAMESPACE)], crate::parts::loopback(cloud.grpc));
     let mut cloud = Cloud::launch(&place, ("cloud-anew", at), &tables, &env, &[&k]);
     cloud.process.says("kube-apiserver has not told yet which Nodes there are");

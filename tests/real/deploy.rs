@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
 use crate::parts::{free_port, have, kept, loopback, root};
-use crate::process::{PATIENCE, Running, run, run_command};
+use crate::process::{Running, TIMEOUT, run, run_command};
 use crate::tunnel::{Edge, PROGRAM, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
 
@@ -42,7 +42,7 @@ impl Cluster {
         let cluster = Self::new()?;
         let base = deploy("kustomize/base");
         let mut said = String::new();
-        wait_until("all objects are taken", 3 * PATIENCE, || {
+        wait_until("all objects are taken", 3 * TIMEOUT, || {
             let (is_well, text) = cluster.asks(&["apply", "-k", base.to_str().unwrap()]);
             said = text;
             is_well
@@ -84,7 +84,7 @@ impl Cluster {
         let admin = self.kubernetes.admin();
         let mut command = Command::new(&self.kubectl);
         command.arg("--kubeconfig").arg(admin).args(["-n", NAMESPACE]).args(args);
-        let said = run_command("kubectl", &mut command, None, PATIENCE);
+        let said = run_command("kubectl", &mut command, None, TIMEOUT);
         (said.status.success(), said.stdout + &said.stderr)
     }
 
@@ -193,7 +193,7 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
         "! curl -sf --interface 10.9.9.9 -x http://10.9.9.9:8080 http://node1:9100/page".to_owned(),
         format!("! curl -sf -U {login} -p -x http://127.0.0.1:22 http://node1:9100/page"),
     ];
-    let said = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * PATIENCE);
+    let said = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * TIMEOUT);
     assert!(said.status.success() && said.stdout.matches("from the node").count() == 2, "{said:?}");
     let grace = cloud["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap();
     assert!(grace > 30, "a pod drains for 25 s, and edges get their last frames");
@@ -228,7 +228,7 @@ fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
     let place = TestDir::new();
     let (mut pod, grpc) = cluster.publisher(&place);
     let _edge = Edge::start(&place, &grpc.to_string());
-    wait_until("the node is published", 3 * PATIENCE, || {
+    wait_until("the node is published", 3 * TIMEOUT, || {
         pod.lives();
         cluster.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1"))
     });
@@ -243,15 +243,15 @@ fn the_debian_package_has_the_program_its_services_and_its_pages() {
     let build = deploy("debian/build.sh");
     // A debug build is ten times as large.
     let program = dir.path().join("program");
-    let stripped = run("strip", &["-o", program.to_str().unwrap(), PROGRAM], None, PATIENCE);
+    let stripped = run("strip", &["-o", program.to_str().unwrap(), PROGRAM], None, TIMEOUT);
     assert!(stripped.status.success(), "{stripped:?}");
     let package = dir.path().join("package");
     std::fs::create_dir(&package).unwrap();
     let args = [program.to_str().unwrap(), package.to_str().unwrap()];
-    let built = run(build.to_str().unwrap(), &args, None, 4 * PATIENCE);
+    let built = run(build.to_str().unwrap(), &args, None, 4 * TIMEOUT);
     assert!(built.status.success(), "{built:?}");
     let package = std::fs::read_dir(package).unwrap().next().unwrap().unwrap().path();
-    let listed = run("dpkg-deb", &["--contents", package.to_str().unwrap()], None, PATIENCE);
+    let listed = run("dpkg-deb", &["--contents", package.to_str().unwrap()], None, TIMEOUT);
     for file in [
         "./usr/bin/tunnel",
         "./lib/systemd/system/tunnel-cloud.service",
@@ -264,7 +264,7 @@ fn the_debian_package_has_the_program_its_services_and_its_pages() {
     }
     let unpacked = dir.path().join("tree");
     let args = ["--extract", package.to_str().unwrap(), unpacked.to_str().unwrap()];
-    assert!(run("dpkg-deb", &args, None, PATIENCE).status.success());
+    assert!(run("dpkg-deb", &args, None, TIMEOUT).status.success());
     let program = unpacked.join("usr/bin/tunnel");
-    assert!(run(program.to_str().unwrap(), &["--version"], None, PATIENCE).stdout.starts_with("tunnel "));
+    assert!(run(program.to_str().unwrap(), &["--version"], None, TIMEOUT).stdout.starts_with("tunnel "));
 }

@@ -2,44 +2,44 @@
 //! not one packet leaves.
 
 use crate::certificates::Files;
-use crate::network::{Machine, Network, OTHER_POD, POD};
+use crate::network::{Machine, Network, OTHER_SERVER, SERVER};
 use crate::parts::have;
-use crate::process::{PATIENCE, Running, run_command};
+use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::TestDir;
 use crate::wait::wait_until;
 
 #[test]
-fn not_a_packet_leaves_for_what_a_pod_must_not_dial() {
+fn not_a_packet_leaves_for_what_a_server_must_not_dial() {
     let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
     let place = &network.place;
     let Files { ca, cert, key } = &place.files;
     let tls = client(place, "a client");
-    let _pod = network.pod(
-        POD,
+    let _server = network.server(
+        SERVER,
         &format!(
-            "[mode.cloud.ssh]\nlisten = \"{POD}:2222\"\nauth = \"none\"
-[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"a client\"]
-[mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
-[mode.cloud.http]\nlisten_ip = \"{POD}\"\naddr = {{ \"7080\" = \"127.0.0.1:7777\" }}
-[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"7443\" = \"127.0.0.1:7777\" }}\ncert = {cert:?}\nkey = {key:?}
+            "[mode.cloud.ssh]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
+[mode.cloud.egress]\nlisten = \"{SERVER}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"a client\"]
+[mode.cloud.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
+[mode.cloud.http]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"7080\" = \"127.0.0.1:7777\" }}
+[mode.cloud.https]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"7443\" = \"127.0.0.1:7777\" }}\ncert = {cert:?}\nkey = {key:?}
 [mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
         ),
     );
-    let _passes_through = network.pod(
-        OTHER_POD,
+    let _passes_through = network.server(
+        OTHER_SERVER,
         &format!(
-            "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{OTHER_POD}\"\nauth = \"none\"
+            "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{OTHER_SERVER}\"\nauth = \"none\"
 addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
 [mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
         ),
     );
     knows_names(&network);
-    let probes = Probes::begin(&network);
+    let probes = Probes::start(&network);
     for (front, method) in [
-        (format!("TCP:{POD}:2222"), "CONNECT "),
-        (format!("OPENSSL:{POD}:8000,{tls}"), "CONNECT "),
-        (format!("TCP:{POD}:8080"), "CONNECT "),
-        (format!("TCP:{POD}:8080"), "GET http://"),
+        (format!("TCP:{SERVER}:2222"), "CONNECT "),
+        (format!("OPENSSL:{SERVER}:8000,{tls}"), "CONNECT "),
+        (format!("TCP:{SERVER}:8080"), "CONNECT "),
+        (format!("TCP:{SERVER}:8080"), "GET http://"),
     ] {
         let ask = |target: &str| ask(&network.cloud, &front, &format!("{method}{target}:7777"), target);
         for target in ADDRESSES.iter().chain(&NAMES) {
@@ -53,7 +53,7 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
     }
     // Ports that stand for one of every node dial nothing themselves: an address is no node's name there, and a name is
     // a node's or nobody's.
-    for front in [format!("TCP:{POD}:7080"), format!("OPENSSL:{POD}:7443,{tls}")] {
+    for front in [format!("TCP:{SERVER}:7080"), format!("OPENSSL:{SERVER}:7443,{tls}")] {
         for target in ADDRESSES.iter().chain(&NAMES).chain(&["other.test"]) {
             let said = ask(&network.cloud, &front, "GET /", target);
             let no_node = format!("HTTP/1.1 502 node {target} is not connected");
@@ -69,7 +69,7 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
     let numbers = (&ADDRESSES[..], &["unrecognized name", "unexpected eof", away][..]);
     for (names, alerts) in [numbers, (&NAMES, &[away])] {
         for name in names.iter().map(|name| name.trim_matches(['[', ']'])) {
-            let front = format!("OPENSSL:{OTHER_POD}:7443,verify=0,snihost={name}");
+            let front = format!("OPENSSL:{OTHER_SERVER}:7443,verify=0,snihost={name}");
             let said = network.tries(&format!("timeout 60 socat -u '{front}' STDOUT"));
             let told = alerts.iter().any(|alert| said.stderr.contains(alert));
             assert!(told && said.stdout.is_empty(), "{name}: {said:?}");
@@ -79,13 +79,13 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
 }
 
 #[test]
-fn not_a_packet_leaves_for_what_a_pod_must_not_dial_for_edges() {
+fn not_a_packet_leaves_for_what_a_server_must_not_dial_for_edges() {
     let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
-    let _pod =
-        network.pod(POD, "[mode.cloud.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\nnodes = [\"*\"]\n");
-    let _edge = network.edge(1, POD, "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:8080\"\n");
+    let _server = network
+        .server(SERVER, "[mode.cloud.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\nnodes = [\"*\"]\n");
+    let _edge = network.edge(1, SERVER, "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:8080\"\n");
     knows_names(&network);
-    let probes = Probes::begin(&network);
+    let probes = Probes::start(&network);
     for method in ["CONNECT ", "GET http://"] {
         let ask = |target: &str| {
             ask(&network.edges[0], "TCP:127.0.0.1:8080", &format!("{method}{target}:7777"), target)
@@ -108,35 +108,35 @@ fn what_is_at_no_node_is_dialled_for_egress_clients_with_a_certificate_and_nobod
     let Files { ca, cert, key } = &place.files;
     let tls = client(place, "system:kube-apiserver");
     let egress = format!("[mode.cloud.egress]\ncert = {cert:?}\nkey = {key:?}\n");
-    let _pod = network.pod(
-        POD,
+    let _server = network.server(
+        SERVER,
         &format!(
-            "[mode.cloud.ssh]\nlisten = \"{POD}:2222\"\nauth = \"none\"
-[mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
-{egress}listen = \"{POD}:8000\"\nclient_ca = {ca:?}\nnames = [\"system:*\"]\n"
+            "[mode.cloud.ssh]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
+[mode.cloud.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
+{egress}listen = \"{SERVER}:8000\"\nclient_ca = {ca:?}\nnames = [\"system:*\"]\n"
         ),
     );
-    let _without = network.pod(OTHER_POD, &format!("{egress}listen = \"{OTHER_POD}:8000\"\n"));
+    let _without = network.server(OTHER_SERVER, &format!("{egress}listen = \"{OTHER_SERVER}:8000\"\n"));
     knows_names(&network);
-    let target = format!("TCP-LISTEN:7777,bind={OTHER_POD},fork,reuseaddr");
+    let target = format!("TCP-LISTEN:7777,bind={OTHER_SERVER},fork,reuseaddr");
     let mut socat = network.cloud.command("socat");
     let _target = Running::start("target", place.path(), socat.args([&target, "EXEC:cat"]));
-    let probes = Probes::begin(&network);
+    let probes = Probes::start(&network);
     for (front, method) in [
-        (format!("TCP:{POD}:2222"), "CONNECT "),
-        (format!("TCP:{POD}:8080"), "CONNECT "),
-        (format!("TCP:{POD}:8080"), "GET http://"),
-        (format!("OPENSSL:{OTHER_POD}:8000,{tls}"), "CONNECT "),
+        (format!("TCP:{SERVER}:2222"), "CONNECT "),
+        (format!("TCP:{SERVER}:8080"), "CONNECT "),
+        (format!("TCP:{SERVER}:8080"), "GET http://"),
+        (format!("OPENSSL:{OTHER_SERVER}:8000,{tls}"), "CONNECT "),
     ] {
-        for (host, status) in [(OTHER_POD, "421"), ("other.test", "502")] {
+        for (host, status) in [(OTHER_SERVER, "421"), ("other.test", "502")] {
             let said = ask(&network.cloud, &front, &format!("{method}{host}:7777"), host);
             assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{front}: {method}{host}: {said}");
         }
     }
     probes.none("no client with a certificate");
-    let front = format!("OPENSSL:{POD}:8000,{tls}");
-    for host in [OTHER_POD, "other.test"] {
-        wait_until(&format!("{host} is reached"), PATIENCE, || {
+    let front = format!("OPENSSL:{SERVER}:8000,{tls}");
+    for host in [OTHER_SERVER, "other.test"] {
+        wait_until(&format!("{host} is reached"), TIMEOUT, || {
             ask(&network.cloud, &front, &format!("CONNECT {host}:7777"), host).starts_with("HTTP/1.1 200 ")
         });
     }
@@ -154,8 +154,8 @@ fn client(place: &TestDir, name: &str) -> String {
 fn knows_names(network: &Network) {
     let hosts = "127.0.0.1 loop.test\n::1 loop6.test\n169.254.169.254 meta.test\n0.0.0.0 any.test\n";
     let file = network.place.path().join("hosts");
-    std::fs::write(file, format!("{hosts}{OTHER_POD} other.test\n")).unwrap();
-    wait_until("names lead to addresses", PATIENCE, || {
+    std::fs::write(file, format!("{hosts}{OTHER_SERVER} other.test\n")).unwrap();
+    wait_until("names lead to addresses", TIMEOUT, || {
         network.tries("getent ahosts any.test && getent ahosts other.test").status.success()
     });
 }
@@ -169,14 +169,14 @@ fn ask(machine: &Machine, front: &str, request: &str, host: &str) -> String {
         read -r -t 60 line <&${{COPROC[0]}}; kill $COPROC_PID; echo \"$line\""
     );
     let mut bash = machine.command("bash");
-    run_command("bash", bash.args(["-c", &line]), None, 6 * PATIENCE).stdout
+    run_command("bash", bash.args(["-c", &line]), None, 6 * TIMEOUT).stdout
 }
 
 /// Packets that leave the cloud for port 7777.
 struct Probes<'a>(&'a Network);
 
 impl<'a> Probes<'a> {
-    fn begin(network: &'a Network) -> Self {
+    fn start(network: &'a Network) -> Self {
         network.cloud.sh("nft add table inet seen; nft add counter inet seen probes
             nft add chain inet seen output '{ type filter hook output priority 0; }'
             nft add rule inet seen output tcp dport 7777 counter name probes");

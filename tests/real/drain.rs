@@ -5,7 +5,7 @@ use std::process::{ChildStdin, Command};
 use std::time::Duration;
 
 use crate::parts::have;
-use crate::process::{PATIENCE, Running, run};
+use crate::process::{Running, TIMEOUT, run};
 use crate::ssh::helper;
 use crate::sshd::Sshd;
 use crate::tunnel::Pair;
@@ -17,7 +17,7 @@ fn a_cloud_that_stops_lets_an_ssh_session_end() {
     pair.cloud.process.terminate();
     pair.cloud.process.says("stopping");
     let args = format!("-X connect -x 127.0.0.1:{} node1 {}", pair.cloud.connect, sshd.port);
-    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE);
+    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT);
     assert!(!said.status.success() && said.stdout.is_empty(), "no new session: {said:?}");
     ends_well(&mut ssh, &mut input);
     assert_eq!(pair.cloud.process.ends(SOON).code(), Some(0));
@@ -41,7 +41,7 @@ fn a_second_signal_ends_the_cloud_at_once() {
     pair.cloud.process.says("stopping");
     pair.cloud.process.terminate();
     assert_eq!(pair.cloud.process.ends(SOON).code(), Some(0));
-    assert_eq!(ssh.ends(PATIENCE).code(), Some(255), "ssh tells that its connection was lost");
+    assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh tells that its connection was lost");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_second_signal_ends_the_edge_at_once() {
     pair.edge.process.says("stopping");
     pair.edge.process.terminate();
     assert_eq!(pair.edge.process.ends(SOON).code(), Some(0));
-    assert_eq!(ssh.ends(PATIENCE).code(), Some(255), "ssh tells that its connection was lost");
+    assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh tells that its connection was lost");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn session(sshd: &Sshd, pair: &Pair) -> (Running, ChildStdin) {
 fn ends_well(ssh: &mut Running, input: &mut ChildStdin) {
     ssh.lives();
     input.write_all(b"a line\n").unwrap();
-    assert_eq!(ssh.ends(PATIENCE).code(), Some(5));
+    assert_eq!(ssh.ends(TIMEOUT).code(), Some(5));
     assert!(ssh.log().contains("told a line"), "{}", ssh.log());
 }
 

@@ -1,33 +1,33 @@
 //! The proxy of an edge, as people use it: curl on a node asks for pages of the cloud and of another node.
 
-use crate::network::{Network, OTHER_POD, POD};
+use crate::network::{Network, OTHER_SERVER, SERVER};
 use crate::parts::have;
-use crate::process::{PATIENCE, run_command};
+use crate::process::{TIMEOUT, run_command};
 
 #[test]
-fn curl_on_a_node_reaches_the_cloud_and_another_node_over_one_pod_and_over_two() {
+fn curl_on_a_node_reaches_the_cloud_and_another_node_over_one_server_and_over_two() {
     if !have(&["busybox"]) {
         return;
     }
     let Some(network) = Network::start(2) else { return };
-    let allow = format!("[mode.cloud.allow]\ntargets = [\"{POD}:8088\"]\nnodes = [\"node*\"]\n");
-    let _pods = [network.pod(POD, &allow), network.pod(OTHER_POD, &allow)];
+    let allow = format!("[mode.cloud.allow]\ntargets = [\"{SERVER}:8088\"]\nnodes = [\"node*\"]\n");
+    let _servers = [network.server(SERVER, &allow), network.server(OTHER_SERVER, &allow)];
     let _pages = [
-        network.page(&network.cloud, ("cloud", &format!("{POD}:8088")), ("index.html", "cloud\n")),
+        network.page(&network.cloud, ("cloud", &format!("{SERVER}:8088")), ("index.html", "cloud\n")),
         network.page(&network.edges[1], ("node2", "127.0.0.1:9100"), ("index.html", "node2\n")),
     ];
-    let _asks = network.edge(1, POD, PROXY);
-    for pod in [POD, OTHER_POD] {
-        let _serves = network.edge(2, pod, "");
+    let _asks = network.edge(1, SERVER, PROXY);
+    for server in [SERVER, OTHER_SERVER] {
+        let _serves = network.edge(2, server, "");
         for (url, says) in
-            [(format!("http://{POD}:8088/"), "cloud\n"), ("http://node2:9100/".into(), "node2\n")]
+            [(format!("http://{SERVER}:8088/"), "cloud\n"), ("http://node2:9100/".into(), "node2\n")]
         {
             for way in ["", "-p"] {
-                assert_eq!(curl(&network, &format!("{way} {url}")), says, "{way} {url}, node2 at {pod}");
+                assert_eq!(curl(&network, &format!("{way} {url}")), says, "{way} {url}, node2 at {server}");
             }
         }
     }
-    let refused = curl(&network, &format!("-w %{{http_code}} http://{OTHER_POD}:8088/"));
+    let refused = curl(&network, &format!("-w %{{http_code}} http://{OTHER_SERVER}:8088/"));
     assert!(
         refused.contains("add the target to [mode.cloud.allow] targets") && refused.ends_with("403"),
         "{refused}"
@@ -37,10 +37,10 @@ fn curl_on_a_node_reaches_the_cloud_and_another_node_over_one_pod_and_over_two()
 #[test]
 fn by_default_curl_on_a_node_reaches_nothing_and_reads_which_key_would_let_it() {
     let Some(network) = Network::start(2) else { return };
-    let _pod = network.pod(POD, "");
-    let _edges = [network.edge(1, POD, PROXY), network.edge(2, POD, "")];
+    let _server = network.server(SERVER, "");
+    let _edges = [network.edge(1, SERVER, PROXY), network.edge(2, SERVER, "")];
     for (url, key) in [
-        (format!("http://{POD}:8088/"), "mode.cloud.allow.targets"),
+        (format!("http://{SERVER}:8088/"), "mode.cloud.allow.targets"),
         ("http://node2:9100/".into(), "mode.cloud.allow.nodes"),
         ("http://node1:9100/".into(), "no_proxy"),
     ] {
@@ -54,7 +54,7 @@ fn curl(network: &Network, args: &str) -> String {
     let mut command = network.edges[0].command("sh");
     let line = format!("curl -s -m 20 -x http://127.0.0.1:51009 {args}");
     command.args(["-c", &line]);
-    let said = run_command(&line, &mut command, None, 2 * PATIENCE);
+    let said = run_command(&line, &mut command, None, 2 * TIMEOUT);
     assert!(said.status.success(), "{line}: {said:?}");
     said.stdout
 }

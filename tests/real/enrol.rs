@@ -5,18 +5,18 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::parts::{free_port, have, root};
-use crate::process::{PATIENCE, Running, Said, run, run_command};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
 use crate::tunnel::{Cloud, PROGRAM, TestDir, tunnel};
 
 /// Makes files for `node1` and a cloud on this machine.
-fn init(dir: &Path, to: &Path) -> Said {
+fn init(dir: &Path, to: &Path) -> ProcessOutput {
     let (dir, to) = (dir.display().to_string(), to.display().to_string());
-    run(PROGRAM, &["init", &dir, "--name", "localhost", "--node", "node1", "--to", &to], None, PATIENCE)
+    run(PROGRAM, &["init", &dir, "--name", "localhost", "--node", "node1", "--to", &to], None, TIMEOUT)
 }
 
 /// Runs a command of people's.
-pub(crate) fn says(args: &[&str]) -> Said {
-    run(PROGRAM, args, None, PATIENCE)
+pub(crate) fn says(args: &[&str]) -> ProcessOutput {
+    run(PROGRAM, args, None, TIMEOUT)
 }
 
 #[test]
@@ -38,8 +38,8 @@ fn a_node_is_invited_joins_is_linked_and_is_revoked_each_by_one_line() {
 
     let to = place.path().join("etc");
     let dir = to.display().to_string();
-    let pod = format!("localhost:{}", cloud.grpc);
-    let join = ["join", &pod, "--invite", &code, "--node", "edge7", "--to", &dir];
+    let server = format!("localhost:{}", cloud.grpc);
+    let join = ["join", &server, "--invite", &code, "--node", "edge7", "--to", &dir];
     let joined = says(&join);
     assert!(joined.status.success() && joined.stdout.starts_with("edge7 has joined"), "{joined:?}");
     let again = says(&join);
@@ -48,7 +48,7 @@ fn a_node_is_invited_joins_is_linked_and_is_revoked_each_by_one_line() {
     let used = says(&[&join[..7], &[second.as_str()][..]].concat());
     assert_eq!(used.status.code(), Some(77), "{used:?}");
     assert!(used.stderr.contains("has been used already"), "{used:?}");
-    let guess = says(&["join", &pod, "--invite", "guess", "--node", "edge7", "--to", &second]);
+    let guess = says(&["join", &server, "--invite", "guess", "--node", "edge7", "--to", &second]);
     assert_eq!(guess.status.code(), Some(64), "{guess:?}");
 
     let log = free_port();
@@ -95,7 +95,7 @@ fn what_init_has_made_is_copied_as_it_says_and_carries_a_request() {
     let said = init(&dir, &to);
     assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
     let copies = said.stdout.lines().map(str::trim).find(|line| line.starts_with("cp ")).unwrap();
-    assert!(run("sh", &["-c", copies], None, PATIENCE).status.success(), "{copies}");
+    assert!(run("sh", &["-c", copies], None, TIMEOUT).status.success(), "{copies}");
     // The machine of the node is this one, too, so that its folder is another one.
     std::fs::rename(dir.join("edge-node1"), &node).unwrap();
     let [grpc, connect, log, edge_log] = [(); 4].map(|()| free_port());
@@ -110,7 +110,7 @@ fn what_init_has_made_is_copied_as_it_says_and_carries_a_request() {
     );
     let config = |file: &Path| format!("--c={}", file.display());
     for (mode, file) in [("--m=cloud", to.join("cloud.toml")), ("--m=edge", node.join("edge.toml"))] {
-        let said = run(PROGRAM, &[mode, "--check", &config(&file)], None, PATIENCE);
+        let said = run(PROGRAM, &[mode, "--check", &config(&file)], None, TIMEOUT);
         assert!(said.status.success() && !said.stderr.contains("WARN"), "{said:?}");
     }
     let start = |name: &str, file: &str| {
@@ -126,7 +126,7 @@ fn what_init_has_made_is_copied_as_it_says_and_carries_a_request() {
     edge.answers(edge_log, "/readyz", "");
     let proxy = format!("http://127.0.0.1:{connect}");
     let page = format!("http://node1:{}/", crate::parts::page());
-    let got = run("curl", &["-sS", "-p", "-x", &proxy, &page], None, PATIENCE);
+    let got = run("curl", &["-sS", "-p", "-x", &proxy, &page], None, TIMEOUT);
     assert_eq!(got.stdout, "from the node", "{got:?}");
 }
 
@@ -147,7 +147,7 @@ fn a_second_run_overwrites_nothing_and_a_wrong_line_makes_nothing() {
         &["init", &other, "--name", "localhost", "--node", "node1", "--ca-cert", "ca.crt"],
         &["init", &other, "--name", "localhost", "--node", "node1", "--days", "0"],
     ] {
-        let said = run(PROGRAM, wrong, None, PATIENCE);
+        let said = run(PROGRAM, wrong, None, TIMEOUT);
         assert_eq!(said.status.code(), Some(64), "{said:?}");
         assert!(said.stderr.contains("--"), "{said:?}");
     }
@@ -168,7 +168,7 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_leave_nothing() {
     let in_its_own = |line: &str| {
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", line]);
-        run_command(line, &mut command, None, PATIENCE)
+        run_command(line, &mut command, None, TIMEOUT)
     };
     let (disk, program) = (disk.display(), program.display());
     for (mount, user, why) in [

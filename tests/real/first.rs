@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use crate::parts::{have, kept, root};
-use crate::process::{PATIENCE, run};
+use crate::process::{TIMEOUT, run};
 use crate::tunnel::PROGRAM;
 
 /// What a script may call: `waits CONDITION`, and `tunnel`.
@@ -23,7 +23,7 @@ fn script(text: &str) {
     let alone = ["-m", "-n", "-p", "-f", "--kill-child", "--mount-proc", "--propagation", "private"];
     let dir = place.path().display();
     let text = format!("DIR={dir} PROGRAM={PROGRAM}\n{HELPERS}{text}\necho all is well\n");
-    let said = run("unshare", &[&alone[..], &["bash", "-c", &text]].concat(), None, 6 * PATIENCE);
+    let said = run("unshare", &[&alone[..], &["bash", "-c", &text]].concat(), None, 6 * TIMEOUT);
     assert!(said.status.success() && said.stdout.ends_with("all is well\n"), "{said:?}");
 }
 

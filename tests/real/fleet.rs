@@ -13,7 +13,7 @@ use crate::tunnel::{Cloud, Edge, TestDir};
 /// Pods on loopback addresses of their own and one port.
 pub(crate) struct Fleet {
     // Fields drop in order: processes before the files they use.
-    pub(crate) pods: Vec<Cloud>,
+    pub(crate) servers: Vec<Cloud>,
     pub(crate) at: Vec<SocketAddr>,
     pub(crate) place: TestDir,
     listed: bool,
@@ -30,32 +30,31 @@ impl Fleet {
     pub(crate) fn start_in(place: TestDir, listed: bool, registry: &str) -> Self {
         let port = free_port();
         let at: Vec<_> = (2..5).map(|last| SocketAddr::from(([127, 0, 0, last], port))).collect();
-        let mut fleet = Self { pods: Vec::new(), at, place, listed, registry: registry.to_owned() };
-        fleet.pods = (0..3).map(|number| fleet.launch(number)).collect();
-        fleet.pods.iter_mut().for_each(Cloud::ready);
+        let mut fleet = Self { servers: Vec::new(), at, place, listed, registry: registry.to_owned() };
+        fleet.servers = (0..3).map(|number| fleet.launch(number)).collect();
+        fleet.servers.iter_mut().for_each(Cloud::ready);
         fleet
     }
 
     fn launch(&self, number: usize) -> Cloud {
         let (at, ip) = (self.at[number], self.at[number].ip().to_string());
-        let siblings: Vec<_> = self.at.iter().map(|at| format!("\"{at}\"")).collect();
-        let siblings =
-            if self.listed { format!("siblings = [{}]", siblings.join(", ")) } else { String::new() };
-        let more = format!("[mode.cloud.registry]\n{siblings}\n{}", self.registry);
+        let peers: Vec<_> = self.at.iter().map(|at| format!("\"{at}\"")).collect();
+        let peers = if self.listed { format!("siblings = [{}]", peers.join(", ")) } else { String::new() };
+        let more = format!("[mode.cloud.registry]\n{peers}\n{}", self.registry);
         Cloud::launch(&self.place, (&format!("pod{number}"), at), &more, &[("POD_IP", &ip)], &[])
     }
 
     /// Starts a pod anew in the place of one that has ended.
     pub(crate) fn replace(&mut self, number: usize) {
         let new = self.launch(number);
-        self.pods[number] = new;
-        self.pods[number].ready();
+        self.servers[number] = new;
+        self.servers[number].ready();
     }
 
     /// A node that comes by the line, which must lead to this pod now.
-    pub(crate) fn node(&mut self, line: &Line, pod: usize) -> Edge {
+    pub(crate) fn node(&mut self, line: &Line, server: usize) -> Edge {
         let edge = Edge::start(&self.place, &format!("127.0.0.1:{}", line.port));
-        self.pods[pod].has("node1");
+        self.servers[server].has("node1");
         edge
     }
 }
@@ -88,8 +87,8 @@ impl Line {
                 let edge = edge.unwrap();
                 let to = *accepting.to.lock().unwrap();
                 // As a Service without a pod behind it: the caller is told at once.
-                let Ok(pod) = TcpStream::connect(to) else { continue };
-                accepting.carry(edge, pod);
+                let Ok(server) = TcpStream::connect(to) else { continue };
+                accepting.carry(edge, server);
             }
         });
         line
@@ -123,11 +122,11 @@ impl Line {
         }
     }
 
-    fn carry(&self, edge: TcpStream, pod: TcpStream) {
+    fn carry(&self, edge: TcpStream, server: TcpStream) {
         edge.set_nodelay(true).unwrap();
-        pod.set_nodelay(true).unwrap();
+        server.set_nodelay(true).unwrap();
         let silent = Arc::new(AtomicUsize::new(0));
-        for (from, to) in [(&edge, &pod), (&pod, &edge)] {
+        for (from, to) in [(&edge, &server), (&server, &edge)] {
             let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
             let (carried, silent) = (self.carried.clone(), silent.clone());
             std::thread::spawn(move || {
@@ -147,6 +146,6 @@ impl Line {
                 }
             });
         }
-        self.open.lock().unwrap().push(Pair { sides: [edge, pod], silent });
+        self.open.lock().unwrap().push(Pair { sides: [edge, server], silent });
     }
 }

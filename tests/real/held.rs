@@ -23,7 +23,7 @@ use tracing::Span;
 use tunnel::base::drain::Drain;
 
 use crate::kubernetes::Kubernetes;
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 
 /// The proxy. While it holds, no write comes through; those of ConfigMaps can be let go one by one, even when who sent
 /// them has given up.
@@ -83,7 +83,7 @@ impl Held {
 
     /// The first write of a ConfigMap that was held since this was called last.
     pub(crate) fn write(&self) -> Write {
-        self.writes.recv_timeout(2 * PATIENCE).expect("a ConfigMap is written")
+        self.writes.recv_timeout(2 * TIMEOUT).expect("a ConfigMap is written")
     }
 }
 
@@ -91,7 +91,7 @@ impl Write {
     /// Lets it go on; the status that it gets.
     pub(crate) fn goes_on(self) -> u16 {
         self.go.send(()).unwrap();
-        self.status.recv_timeout(2 * PATIENCE).expect("an answer")
+        self.status.recv_timeout(2 * TIMEOUT).expect("an answer")
     }
 }
 

@@ -4,9 +4,9 @@
 mod forwarded;
 mod own;
 mod owner;
-mod pods;
 #[cfg(feature = "kubernetes")]
 mod ports;
+mod servers;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -15,92 +15,92 @@ use std::thread::{self, JoinHandle};
 
 use crate::network::Machine;
 use crate::parts::{have, kept, root};
-use crate::process::{PATIENCE, Running, Said, run_command};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 use crate::wait::wait_until;
 
 #[test]
 fn a_client_of_the_host_reaches_kubelets_by_address_and_speaks_tls_with_them() {
     let Some(world) = World::start(2) else { return };
-    let mut pod = world.pod(&world.fixed());
+    let mut server = world.server(&world.fixed());
     let (_kubelets, edges) = ([world.kubelet(1), world.kubelet(2)], [world.edge(1, ""), world.edge(2, "")]);
     for number in [1, 2] {
         for ip in addresses(number) {
-            world.is_caught(&ip, true);
+            world.is_intercepted(&ip, true);
             world.asks_kubelet(number, &ip);
         }
     }
     // Ports that are not named are nobody's business, nor is another machine of the same network.
     let (other, direct) = world.other();
-    assert_eq!(world.get(&format!("http://{OTHER}:10250/")).stdout, OTHER, "{}", pod.log());
+    assert_eq!(world.get(&format!("http://{OTHER}:10250/")).stdout, OTHER, "{}", server.log());
     drop((other, direct));
     let refused = world.get("http://10.79.1.2:10251/").status.code();
     assert_eq!(refused, Some(28), "nothing answers there, and nothing but the node could");
-    assert_eq!(pod.log().matches(FRONT).count(), 4, "{}", pod.log());
+    assert_eq!(server.log().matches(FRONT).count(), 4, "{}", server.log());
     // A node that has left is caught for the grace time, so that nobody waits in vain.
     let [_first, second] = edges;
     drop(second);
     world.is_refused(2);
-    pod.says("node node2 is not connected");
+    server.says("node node2 is not connected");
     world.asks_kubelet(1, &addresses(1)[0]);
     // A clean stop leaves nothing behind.
-    pod.terminate();
-    assert!(pod.ends(PATIENCE).success());
+    server.terminate();
+    assert!(server.ends(TIMEOUT).success());
     assert!(!world.host.sh("nft list tables").contains("tunnel"));
 }
 
 #[test]
-fn what_a_killed_pod_has_caught_is_direct_again_and_the_next_pod_takes_the_table_over() {
+fn what_a_killed_server_has_intercepted_is_direct_again_and_the_next_server_takes_the_table_over() {
     let Some(world) = World::start(1) else { return };
     let tables = world.fixed();
-    let mut pod = world.pod(&tables);
+    let mut server = world.server(&tables);
     let (_kubelet, edge) = (world.kubelet(1), world.edge(1, ""));
-    world.is_caught(&addresses(1)[0], true);
+    world.is_intercepted(&addresses(1)[0], true);
     // Another pod cannot have the same table while its owner lives.
     let mut second = world.launch("second", &world.config(1, &tables), &[], &[]);
-    assert!(!second.ends(PATIENCE).success());
+    assert!(!second.ends(TIMEOUT).success());
     second.said("the table inet tunnel belongs to another process, which is alive");
-    pod.kill();
+    server.kill();
     // From now on the node can be dialled: whoever is not caught reaches it.
     world.nodes[0].sh("nft delete table inet shut");
-    wait_until("the kernel has forgotten the ports", PATIENCE, || {
+    wait_until("the kernel has forgotten the ports", TIMEOUT, || {
         !world.host.sh("nft list set inet tunnel ports").contains("elements")
     });
     for ip in addresses(1) {
         world.asks_kubelet(1, &ip);
     }
     drop(edge);
-    let pod = world.pod(&tables);
-    pod.said("a table is taken over whose owner has died");
+    let server = world.server(&tables);
+    server.said("a table is taken over whose owner has died");
     let _edge = world.edge(1, "");
     for ip in addresses(1) {
-        world.is_caught(&ip, true);
+        world.is_intercepted(&ip, true);
         world.asks_kubelet(1, &ip);
     }
     assert_eq!(world.host.sh("nft list tables | sort"), "table inet tunnel\ntable inet tunnel-owner\n");
-    assert_eq!(pod.log().matches(FRONT).count(), 2, "{}", pod.log());
+    assert_eq!(server.log().matches(FRONT).count(), 2, "{}", server.log());
     // Somebody takes the table away under the pod, as a firewall that is loaded anew does.
     world.host.sh("nft flush ruleset");
-    world.is_caught(&addresses(1)[0], true);
+    world.is_intercepted(&addresses(1)[0], true);
 }
 
 #[test]
 fn a_table_that_somebody_else_has_made_is_left_alone() {
     let Some(world) = World::start(0) else { return };
     world.host.sh("nft add table inet tunnel; nft add chain inet tunnel theirs");
-    let mut pod = world.launch("pod", &world.config(0, ""), &[], &[]);
-    assert!(!pod.ends(PATIENCE).success());
-    pod.said("the table inet tunnel is there, and not made by this program");
+    let mut server = world.launch("pod", &world.config(0, ""), &[], &[]);
+    assert!(!server.ends(TIMEOUT).success());
+    server.said("the table inet tunnel is there, and not made by this program");
     assert!(world.host.sh("nft list table inet tunnel").contains("theirs"));
 }
 
 #[test]
-fn a_pod_that_cannot_catch_says_what_it_lacks_and_does_not_start() {
+fn a_server_that_cannot_intercept_says_what_it_lacks_and_does_not_start() {
     let Some(world) = World::start(0) else { return };
     let lacks = |name: &str, entry: &[&str], env: &[(&str, &str)], why: &str| {
-        let mut pod = world.launch(name, &world.config(0, ""), entry, env);
-        assert!(!pod.ends(PATIENCE).success());
-        pod.said(why);
+        let mut server = world.launch(name, &world.config(0, ""), entry, env);
+        assert!(!server.ends(TIMEOUT).success());
+        server.said(why);
     };
     lacks(
         "unable",
@@ -113,49 +113,49 @@ fn a_pod_that_cannot_catch_says_what_it_lacks_and_does_not_start() {
 }
 
 #[test]
-fn a_connection_that_was_begun_before_its_node_has_joined_is_caught() {
+fn a_connection_that_was_begun_before_its_node_has_joined_is_intercepted() {
     let Some(world) = World::start(1) else { return };
-    let pod = world.pod(&format!("{SHORT}{}", world.fixed()));
+    let server = world.server(&format!("{SHORT}{}", world.fixed()));
     let _kubelet = world.kubelet(1);
     for ip in addresses(1) {
         let waits = world.connecting(&ip);
         let edge = world.edge(1, "");
         let said = waits.join().unwrap();
-        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", pod.log());
+        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", server.log());
         drop(edge);
-        world.is_caught(&ip, false);
+        world.is_intercepted(&ip, false);
     }
 }
 
 #[test]
-fn what_is_for_this_host_or_from_the_pod_itself_is_never_led_back() {
+fn what_is_for_this_host_or_from_the_server_itself_is_never_led_back() {
     let Some(world) = World::start(1) else { return };
     let (other, _answers) = world.other();
     let near = "10.79.1.1";
     let tables = format!(
         "[mode.cloud.addresses]\n\"{near}\" = \"node1\"\n[mode.cloud.direct]\ntargets = [\"{OTHER}:10250\"]\n"
     );
-    let mut pod = world.pod(&tables);
+    let mut server = world.server(&tables);
     // The node of the host itself.
     let config = world.place.edge_config("node1", "127.0.0.1:9000", ADMIN + 1);
     let mut edge =
         world.place.tunnel_as(world.host.command(PROGRAM), ("edge", "near"), &config, &[], &["--v=2"]);
     ready(&mut edge, &world.host, ADMIN + 1);
-    pod.says("10.79.1.1 is not caught for node1, as [mode.cloud.addresses] has it: it is this host's");
+    server.says("10.79.1.1 is not caught for node1, as [mode.cloud.addresses] has it: it is this host's");
     let mut socat = world.host.command("socat");
     socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.says("here"));
     let _here = Running::start("here", world.place.path(), &mut socat);
-    wait_until("something answers on the host", PATIENCE, || world.host.sh("ss -tln").contains(":10250"));
+    wait_until("something answers on the host", TIMEOUT, || world.host.sh("ss -tln").contains(":10250"));
     // Even if somebody puts both into the set.
     world.host.sh(&format!("nft add element inet tunnel nodes4 '{{ {near}, {OTHER} }}'"));
     assert_eq!(world.get(&format!("http://{near}:10250/")).stdout, "here");
     let through = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", &format!("http://{OTHER}:10250/")];
-    let said = run_command("curl", world.host.command("curl").args(through), None, PATIENCE);
+    let said = run_command("curl", world.host.command("curl").args(through), None, TIMEOUT);
     assert_eq!(said.stdout, OTHER, "{said:?}");
     // Who is no part of the program is caught, and led nowhere, as that is nobody's address.
-    let caught = world.get(&format!("http://{OTHER}:10250/")).status.code();
-    assert_ne!(caught, Some(0));
-    assert!(!pod.log().contains(FRONT), "{}", pod.log());
+    let intercepted = world.get(&format!("http://{OTHER}:10250/")).status.code();
+    assert_ne!(intercepted, Some(0));
+    assert!(!server.log().contains(FRONT), "{}", server.log());
     drop(other);
 }
 
@@ -165,17 +165,17 @@ fn who_is_believed_less_takes_no_address_from_who_is_believed_more() {
     let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
     // The settings end with the table of what is caught.
-    let mut pod = world.pod("trust_edges = true\n");
+    let mut server = world.server("trust_edges = true\n");
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
     // The second node claims the first one's, its own, and one that it cannot have.
     let ips = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"10.79.2.1\"]\n";
     let _edges = [world.edge(1, ""), world.edge(2, ips)];
     for number in [1, 2] {
         let ip = &addresses(number)[0];
-        world.is_caught(ip, true);
+        world.is_intercepted(ip, true);
         world.asks_kubelet(number, ip);
     }
-    pod.says("10.79.2.1 is not caught for node2, as its edge has it: it is this host's");
+    server.says("10.79.2.1 is not caught for node2, as its edge has it: it is this host's");
 }
 
 #[test]
@@ -193,10 +193,10 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
     let _answers = Running::start("answers", world.place.path(), &mut socat);
     let entry = |n| farmed(n).map(|ip| format!("\"{ip}\" = \"farm{n}\"\n")).concat();
     let entries: String = FARM.map(entry).collect();
-    let mut pod = world.pod(&format!("{SHORT}[mode.cloud.addresses]\n{entries}"));
+    let mut server = world.server(&format!("{SHORT}[mode.cloud.addresses]\n{entries}"));
     let mut edges: Vec<_> = FARM.map(|n| world.farmed(n)).collect();
     for ip in FARM.flat_map(farmed) {
-        world.is_caught(&ip.to_string(), true);
+        world.is_intercepted(&ip.to_string(), true);
     }
     // Every third leaves and comes back while all are asked.
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -214,25 +214,25 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
                 edges[at].kill();
             }
             for ip in farmed(FARM.start() + round) {
-                world.is_caught(&ip.to_string(), false);
+                world.is_intercepted(&ip.to_string(), false);
             }
             for at in (round..edges.len()).step_by(3) {
                 edges[at] = world.farmed(FARM.start() + at);
             }
             for ip in (round..edges.len()).step_by(3).flat_map(|at| farmed(FARM.start() + at)) {
-                world.is_caught(&ip.to_string(), true);
+                world.is_intercepted(&ip.to_string(), true);
             }
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         asked.join().unwrap()
     });
     assert!(answered.iter().all(|of| *of >= 100), "only {answered:?} were answered; {}", place.display());
-    pod.lives();
-    assert!(!pod.log().contains("not_allowed"), "an edge was asked for another one's address");
+    server.lives();
+    assert!(!server.log().contains("not_allowed"), "an edge was asked for another one's address");
 }
 
 #[test]
-fn the_component_gives_pods_the_hosts_network_and_the_right_to_change_it() {
+fn the_component_gives_servers_the_hosts_network_and_the_right_to_change_it() {
     let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
     // It takes no absolute paths.
     let overlay = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("overlay-{}", std::process::id()));
@@ -243,15 +243,15 @@ fn the_component_gives_pods_the_hosts_network_and_the_right_to_change_it() {
     let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [kustomize/base]\n\
                 components: [kustomize/components/intercept]\n";
     std::fs::write(overlay.join("kustomization.yaml"), text).unwrap();
-    let said = run_command("kubectl", Command::new(kubectl).arg("kustomize").arg(&overlay), None, PATIENCE);
+    let said = run_command("kubectl", Command::new(kubectl).arg("kustomize").arg(&overlay), None, TIMEOUT);
     std::fs::remove_dir_all(&overlay).unwrap();
     assert!(said.status.success(), "{said:?}");
     let objects = said.stdout.split("---\n");
-    let pods = objects.into_iter().find(|object| object.contains("kind: Deployment")).unwrap();
+    let servers = objects.into_iter().find(|object| object.contains("kind: Deployment")).unwrap();
     for line in ["hostNetwork: true", "runAsUser: 0", "- NET_ADMIN", "name: HOST_IP", "maxSurge: 0"] {
-        assert!(pods.contains(line), "{line}: {pods}");
+        assert!(servers.contains(line), "{line}: {servers}");
     }
-    assert!(!pods.contains("sysctls") && !said.stdout.contains("kind: Component"), "{pods}");
+    assert!(!servers.contains("sysctls") && !said.stdout.contains("kind: Component"), "{servers}");
 }
 
 /// The host of the cloud, and nodes that can dial it.
@@ -269,8 +269,8 @@ impl World {
         if !have(&["nft", "ip", "nsenter", "unshare", "curl", "socat", "ss", "setpriv"]) || !root() {
             return None;
         }
-        let pods = ["127.0.0.1", "10.79.1.1", "10.79.100.1", "10.79.100.2"];
-        let (place, host) = (TestDir::serving(&pods), Machine::new());
+        let servers = ["127.0.0.1", "10.79.1.1", "10.79.100.1", "10.79.100.2"];
+        let (place, host) = (TestDir::serving(&servers), Machine::new());
         std::fs::write(place.path().join("answer"), ANSWER).unwrap();
         let nodes = (1..=nodes).map(|number| machine(&host, number, true)).collect();
         Some(Self { nodes, host, place })
@@ -284,10 +284,10 @@ impl World {
     }
 
     /// Starts a pod on the host that catches, with these tables beside the usual, and waits for it.
-    fn pod(&self, tables: &str) -> Running {
-        let mut pod = self.launch("pod", &self.config(0, tables), &[], &[]);
-        ready(&mut pod, &self.host, ADMIN);
-        pod
+    fn server(&self, tables: &str) -> Running {
+        let mut server = self.launch("pod", &self.config(0, tables), &[], &[]);
+        ready(&mut server, &self.host, ADMIN);
+        server
     }
 
     /// The settings of the pod of that number on the host, with these tables beside the usual.
@@ -338,7 +338,7 @@ impl World {
         let ips: Vec<_> = FARM.flat_map(farmed).map(|ip| SocketAddr::new(ip, 9100).to_string()).collect();
         let line = "for at in $0 $@; do echo \"$at $(curl -s -g -m 5 http://$at/)\" & done; wait";
         let mut sh = self.host.command("sh");
-        let said = run_command("sh", sh.args(["-c", line]).args(ips), None, PATIENCE);
+        let said = run_command("sh", sh.args(["-c", line]).args(ips), None, TIMEOUT);
         for line in said.stdout.lines() {
             let (at, said) = line.split_once(' ').unwrap();
             if said.is_empty() {
@@ -362,11 +362,11 @@ impl World {
     }
 
     /// Begins to ask a node's kubelet by an address, and waits until its first packet is under way.
-    fn connecting(&self, ip: &str) -> JoinHandle<Said> {
+    fn connecting(&self, ip: &str) -> JoinHandle<ProcessOutput> {
         let mut curl = self.kubelet_client(1, ip);
-        let waits = thread::spawn(move || run_command("curl", &mut curl, None, PATIENCE));
+        let waits = thread::spawn(move || run_command("curl", &mut curl, None, TIMEOUT));
         let at = at(ip, 10250);
-        wait_until("the connection is under way", PATIENCE, || {
+        wait_until("the connection is under way", TIMEOUT, || {
             self.host.sh("ss -tnH state syn-sent").contains(&at)
         });
         waits
@@ -374,9 +374,9 @@ impl World {
 
     /// What is sent to the node's addresses is reset at once, as it has left.
     fn is_refused(&self, number: usize) {
-        wait_until("the node has left", PATIENCE, || {
+        wait_until("the node has left", TIMEOUT, || {
             let mut client = self.kubelet_client(number, &addresses(number)[0]);
-            let said = run_command("curl", &mut client, None, PATIENCE);
+            let said = run_command("curl", &mut client, None, TIMEOUT);
             said.stderr.contains("reset")
         });
     }
@@ -394,7 +394,7 @@ impl World {
         ));
         socat.arg(self.says(&node));
         let kubelet = Running::start(&format!("kubelet-{number}"), self.place.path(), &mut socat);
-        wait_until("the kubelet listens", PATIENCE, || {
+        wait_until("the kubelet listens", TIMEOUT, || {
             self.nodes[number - 1].sh("ss -tln").contains(":10250")
         });
         kubelet
@@ -406,13 +406,13 @@ impl World {
         let mut socat = other.command("socat");
         socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(self.says(""));
         let answers = Running::start("other", self.place.path(), &mut socat);
-        wait_until("the other machine answers", PATIENCE, || other.sh("ss -tln").contains(":10250"));
+        wait_until("the other machine answers", TIMEOUT, || other.sh("ss -tln").contains(":10250"));
         (other, answers)
     }
 
     /// Asks a node's kubelet by an address, as who checks that its certificate names the node.
     fn asks_kubelet(&self, number: usize, ip: &str) {
-        let said = run_command("curl", &mut self.kubelet_client(number, ip), None, PATIENCE);
+        let said = run_command("curl", &mut self.kubelet_client(number, ip), None, TIMEOUT);
         assert_eq!(said.stdout, format!("node{number}"), "{ip}: {said:?}");
     }
 
@@ -444,28 +444,28 @@ impl World {
         format!("SYSTEM:sh {} {text}", self.place.path().join("answer").display())
     }
 
-    fn get(&self, url: &str) -> Said {
+    fn get(&self, url: &str) -> ProcessOutput {
         let mut curl = self.host.command("curl");
-        run_command("curl", curl.args(["-sS", "-m", "3", url]), None, PATIENCE)
+        run_command("curl", curl.args(["-sS", "-m", "3", url]), None, TIMEOUT)
     }
 
     /// Whether what a client of the host says there comes back.
     fn echoes_at(&self, at: &str) -> bool {
         let line = format!("echo asked | socat -T 3 - TCP:{at},connect-timeout=2");
-        run_command("sh", self.host.command("sh").args(["-c", &line]), None, PATIENCE).stdout == "asked\n"
+        run_command("sh", self.host.command("sh").args(["-c", &line]), None, TIMEOUT).stdout == "asked\n"
     }
 
     /// Waits until an address is in the set, or is not.
-    fn is_caught(&self, ip: &str, caught: bool) {
-        self.is_caught_in("tunnel", ip, caught);
+    fn is_intercepted(&self, ip: &str, intercepted: bool) {
+        self.is_intercepted_in("tunnel", ip, intercepted);
     }
 
     /// As [`Self::is_caught`], in the table of that name.
-    fn is_caught_in(&self, table: &str, ip: &str, caught: bool) {
+    fn is_intercepted_in(&self, table: &str, ip: &str, intercepted: bool) {
         let set = if ip.contains(':') { "nodes6" } else { "nodes4" };
-        wait_until(&format!("{ip} is caught in {table}: {caught}"), PATIENCE, || {
+        wait_until(&format!("{ip} is intercepted in {table}: {intercepted}"), TIMEOUT, || {
             let listed = self.host.sh(&format!("nft -j list set inet {table} {set} || true"));
-            listed.contains(&format!("\"{ip}\"")) == caught
+            listed.contains(&format!("\"{ip}\"")) == intercepted
         });
     }
 }
@@ -476,11 +476,11 @@ fn at(ip: &str, port: u16) -> String {
 
 /// Waits until a program of ours, on that machine, is ready.
 fn ready(running: &mut Running, machine: &Machine, admin: u16) {
-    wait_until("it is ready", PATIENCE, || {
+    wait_until("it is ready", TIMEOUT, || {
         running.lives();
         let mut curl = machine.command("curl");
         curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
-        run_command("curl", &mut curl, None, PATIENCE).status.success()
+        run_command("curl", &mut curl, None, TIMEOUT).status.success()
     });
 }
 

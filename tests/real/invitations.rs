@@ -13,39 +13,39 @@ use base64::engine::general_purpose::STANDARD;
 use crate::enrol::says;
 use crate::fleet::Line;
 use crate::parts::{free_port, have, kept, loopback};
-use crate::process::{PATIENCE, Running, Said, run, run_command};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
 use crate::publish::Etcd;
 use crate::tunnel::{Cloud, TestDir, tunnel};
 use crate::wait::{wait_for, wait_until};
 
 /// Starts a pod that keeps invitations as `store` says.
-fn pod(place: &TestDir, number: usize, store: &str, args: &[&str]) -> Cloud {
+fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> Cloud {
     let name = format!("pod{number}");
     let more = format!(
         "[mode.cloud.admin]\nlisten = \"unix:{}\"\n[mode.cloud.invitations]\n{store}\n",
         socket(place, number).display()
     );
     let env = [("POD_NAMESPACE", "edge-system")];
-    let mut pod = Cloud::launch(place, (&name, loopback(free_port())), &more, &env, args);
-    pod.ready();
-    pod
+    let mut server = Cloud::launch(place, (&name, loopback(free_port())), &more, &env, args);
+    server.ready();
+    server
 }
 
-fn socket(place: &TestDir, pod: usize) -> PathBuf {
-    place.path().join(format!("pod{pod}.sock"))
+fn socket(place: &TestDir, server: usize) -> PathBuf {
+    place.path().join(format!("pod{server}.sock"))
 }
 
 /// Asks a pod for an invitation of that node, until it makes one; the code.
-fn invited(place: &TestDir, pod: usize, node: &str) -> String {
-    let socket = format!("--socket={}", socket(place, pod).display());
-    wait_for("a pod invites", PATIENCE, || {
+fn invited(place: &TestDir, server: usize, node: &str) -> String {
+    let socket = format!("--socket={}", socket(place, server).display());
+    wait_for("a pod invites", TIMEOUT, || {
         let said = says(&["invite", "--node", node, "--for", "1h", &socket]);
         let line = said.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join "))?;
         line.split_whitespace().nth(4).map(str::to_owned)
     })
 }
 
-fn join(cloud: &str, code: &str, node: &str, to: &Path) -> Said {
+fn join(cloud: &str, code: &str, node: &str, to: &Path) -> ProcessOutput {
     says(&["join", cloud, "--invite", code, "--node", node, "--to", to.to_str().unwrap()])
 }
 
@@ -65,9 +65,9 @@ fn start(place: &TestDir, to: &Path, (known, port): (u16, u16), env: &[(&str, &s
 /// Ten machines use one invitation at once, at three pods: one of them has joined, at all pods, and each other one reads why
 /// it has not.
 fn race(place: &TestDir, store: &str, args: &[&str]) {
-    let mut pods: Vec<_> = (0..3).map(|number| pod(place, number, store, args)).collect();
+    let mut servers: Vec<_> = (0..3).map(|number| server(place, number, store, args)).collect();
     let code = invited(place, 0, "edge7");
-    let ports: Vec<_> = pods.iter().map(|pod| pod.grpc).collect();
+    let ports: Vec<_> = servers.iter().map(|server| server.grpc).collect();
     let to = |number: usize| place.path().join(format!("etc{number}"));
     let said: Vec<_> = thread::scope(|scope| {
         let racing: Vec<_> = (0..10)
@@ -86,26 +86,26 @@ fn race(place: &TestDir, store: &str, args: &[&str]) {
         assert!(!to(number).exists(), "who has not joined has nothing");
     }
     let known = ports[winners[0] % 3];
-    for pod in &mut pods {
-        let mut edge = start(place, &to(winners[0]), (known, pod.grpc), &[]);
-        pod.has("edge7");
+    for server in &mut servers {
+        let mut edge = start(place, &to(winners[0]), (known, server.grpc), &[]);
+        server.has("edge7");
         edge.terminate();
-        edge.ends(PATIENCE);
+        edge.ends(TIMEOUT);
     }
-    let logs: String = pods.iter().map(|pod| pod.process.log()).collect();
+    let logs: String = servers.iter().map(|server| server.process.log()).collect();
     assert_eq!(logs.matches("a node has joined by its invitation").count(), 1, "{logs}");
     assert!(!logs.contains(&code), "no secret stands in a log");
 }
 
 #[test]
-fn of_ten_that_join_at_once_over_three_pods_and_a_file_one_wins() {
+fn of_ten_that_join_at_once_over_three_servers_and_a_file_one_wins() {
     let place = TestDir::new();
     let file = place.path().join("enrolled");
     race(&place, &format!("store = \"file\"\nfile = {file:?}"), &[]);
 }
 
 #[test]
-fn of_ten_that_join_at_once_over_three_pods_and_an_etcd_one_wins() {
+fn of_ten_that_join_at_once_over_three_servers_and_an_etcd_one_wins() {
     let Some(program) = kept("etcd-3.6.16/etcd") else { return };
     let place = TestDir::new();
     let etcd = Etcd::start(&place, &program, false);
@@ -115,7 +115,7 @@ fn of_ten_that_join_at_once_over_three_pods_and_an_etcd_one_wins() {
 /// The pods have the role that the documentation gives, as it stands there.
 #[cfg(feature = "kubernetes")]
 #[test]
-fn of_ten_that_join_at_once_over_three_pods_and_a_secret_one_wins() {
+fn of_ten_that_join_at_once_over_three_servers_and_a_secret_one_wins() {
     let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
     let Some(kubernetes) = crate::kubernetes::Kubernetes::start() else { return };
     let place = TestDir::new();
@@ -132,7 +132,7 @@ fn of_ten_that_join_at_once_over_three_pods_and_a_secret_one_wins() {
     std::fs::write(&file, format!("{role}{binding}")).unwrap();
     let mut command = std::process::Command::new(kubectl);
     command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-f"]).arg(&file);
-    let said = run_command("kubectl", &mut command, None, PATIENCE);
+    let said = run_command("kubectl", &mut command, None, TIMEOUT);
     assert!(said.status.success(), "{said:?}");
     race(&place, "store = \"secret\"", &[&format!("--k={}", kubernetes.kubeconfig().display())]);
 }
@@ -195,8 +195,8 @@ fn carry(from: &mut TcpStream, mut with: impl FnMut(&[u8])) {
 fn is_used(etcd: &Etcd) {
     let asked = format!("{{\"key\": \"{}\"}}", STANDARD.encode("/tunnel/enrolled"));
     let url = format!("{}/v3/kv/range", etcd.url);
-    wait_until("it stands in the store", PATIENCE, || {
-        let said = run("curl", &["-sSf", "-d", &asked, &url], None, PATIENCE);
+    wait_until("it stands in the store", TIMEOUT, || {
+        let said = run("curl", &["-sSf", "-d", &asked, &url], None, TIMEOUT);
         let answer: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
         let value = STANDARD.decode(answer["kvs"][0]["value"].as_str().unwrap_or_default()).unwrap();
         String::from_utf8(value).unwrap().contains("used_for")
@@ -206,22 +206,22 @@ fn is_used(etcd: &Etcd) {
 /// The pod that a machine joins at is killed while it writes that down: before the store has it and after, with another pod
 /// behind the same name and without.
 #[test]
-fn a_join_whose_pod_is_killed_while_it_writes_goes_on_at_another_pod() {
+fn a_join_whose_server_is_killed_while_it_writes_goes_on_at_another_server() {
     let Some(program) = kept("etcd-3.6.16/etcd").filter(|_| have(&["curl"])) else { return };
     for (arrives, has_another) in [(false, true), (true, true), (true, false)] {
         let place = TestDir::new();
         let etcd = Etcd::start(&place, &program, false);
         let store = |url: &str| format!("store = \"etcd\"\netcd = [\"{url}\"]");
-        let mut other = pod(&place, 1, &store(&etcd.url), &[]);
+        let mut other = server(&place, 1, &store(&etcd.url), &[]);
         let code = invited(&place, 1, "edge9");
         let at: SocketAddr = etcd.url.trim_start_matches("http://").parse().unwrap();
         let way = Way::to(at, "edge9", arrives);
-        let mut dying = pod(&place, 0, &store(&format!("http://127.0.0.1:{}", way.port)), &[]);
+        let mut dying = server(&place, 0, &store(&format!("http://127.0.0.1:{}", way.port)), &[]);
         let line = Line::to(loopback(dying.grpc));
         let (cloud, to) = (format!("localhost:{}", line.port), place.path().join("etc"));
         let said = thread::scope(|scope| {
             let joining = scope.spawn(|| join(&cloud, &code, "edge9", &to));
-            way.stands_still.recv_timeout(PATIENCE).expect("the pod writes");
+            way.stands_still.recv_timeout(TIMEOUT).expect("the pod writes");
             if arrives {
                 is_used(&etcd);
             }
@@ -279,7 +279,7 @@ fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
 fn a_machine_behind_a_proxy_joins_and_is_linked_through_it_alone() {
     let place = TestDir::new();
     let store = format!("store = \"file\"\nfile = {:?}", place.path().join("enrolled"));
-    let mut cloud = pod(&place, 0, &store, &[]);
+    let mut cloud = server(&place, 0, &store, &[]);
     let (code, to) = (invited(&place, 0, "edge7"), place.path().join("etc"));
     // A name that only the proxy knows.
     let at = format!("tunnel.test:{}", cloud.grpc);
@@ -289,7 +289,7 @@ fn a_machine_behind_a_proxy_joins_and_is_linked_through_it_alone() {
             .args(["join", &at, "--invite", &code, "--node", "edge7", "--to"])
             .arg(&to)
             .envs(env.iter().copied());
-        run_command("join", &mut command, None, 2 * PATIENCE)
+        run_command("join", &mut command, None, 2 * TIMEOUT)
     };
     let gone = format!("http://127.0.0.1:{}", free_port());
     let no_proxy = joins(&[("HTTPS_PROXY", &gone)]);

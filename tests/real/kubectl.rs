@@ -7,27 +7,27 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 
 use crate::cluster::{Cluster, Hook, Way, node};
-use crate::network::{OTHER_POD, POD, address};
-use crate::process::{PATIENCE, Running};
+use crate::network::{OTHER_SERVER, SERVER, address};
+use crate::process::{Running, TIMEOUT};
 use crate::wait::wait_until;
 
 #[test]
 fn all_of_kubectl_works_by_the_egress_selector_over_tls_and_over_a_unix_socket() {
     let Some(mut cluster) = Cluster::start(Way::Egress) else { return };
     {
-        let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+        let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
         all_works(&cluster);
         cluster.webhook_answers(Hook::Service);
     }
     cluster.change(Way::Unix);
-    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
     all_works(&cluster);
 }
 
 #[test]
 fn all_of_kubectl_works_by_the_nodes_name_in_dns_if_apiserver_says_whom_it_means() {
     let Some(mut cluster) = Cluster::start(Way::Passthrough { verified: true }) else { return };
-    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
     all_works(&cluster);
     cluster.webhook_answers(Hook::Url);
     cluster.change(Way::Passthrough { verified: false });
@@ -40,17 +40,17 @@ fn all_of_kubectl_works_by_the_nodes_name_in_dns_if_apiserver_says_whom_it_means
 }
 
 #[test]
-fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_pod_speaks_tls() {
+fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_server_speaks_tls() {
     let Some(mut cluster) = Cluster::start(Way::Terminate { verified: true }) else { return };
-    let mut pod = cluster.pod(POD);
-    let _edge = cluster.edge(POD, "");
+    let mut server = cluster.server(SERVER);
+    let _edge = cluster.edge(SERVER, "");
     all_works(&cluster);
-    the_certificate_may_change(&cluster, &mut pod);
+    the_certificate_may_change(&cluster, &mut server);
     // Now kube-apiserver says of a log alone whose it is: of all else the pod has to know where it runs.
-    drop(pod);
+    drop(server);
     cluster.change(Way::Terminate { verified: false });
-    let _pod = cluster.pod(POD);
-    wait_until("a command reaches its pod", PATIENCE, || {
+    let _server = cluster.server(SERVER);
+    wait_until("a command reaches its pod", TIMEOUT, || {
         cluster.network.tries("kubectl logs busy --tail=1 && kubectl exec busy -- true").status.success()
     });
     all_works(&cluster);
@@ -61,32 +61,32 @@ fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_pod_speaks_tls() {
 fn metrics_are_had_by_name_and_by_address(cluster: &Cluster) {
     for host in ["node1".to_owned(), address(1)] {
         let line = format!(
-            "curl -sfk -m 20 --cert kubelet-client.crt --key kubelet-client.key --connect-to {host}:10250:{POD}:10263 \
+            "curl -sfk -m 20 --cert kubelet-client.crt --key kubelet-client.key --connect-to {host}:10250:{SERVER}:10263 \
              https://{host}:10250/metrics/resource"
         );
-        wait_until(&format!("metrics are had of {host}"), 3 * PATIENCE, || {
+        wait_until(&format!("metrics are had of {host}"), 3 * TIMEOUT, || {
             cluster.network.tries(&line).stdout.contains("# TYPE")
         });
     }
 }
 
 #[test]
-fn kubectl_reaches_a_node_at_another_pod_survives_a_cut_line_and_is_told_why_a_node_is_not_reached() {
+fn kubectl_reaches_a_node_at_another_server_survives_a_cut_line_and_is_told_why_a_node_is_not_reached() {
     let Some(cluster) = Cluster::start(Way::Egress) else { return };
-    let _pods = [cluster.pod(POD), cluster.pod(OTHER_POD)];
-    let mut edge = cluster.edge(OTHER_POD, "[mode.edge.session]\ndrain = \"0s\"\n");
+    let _servers = [cluster.server(SERVER), cluster.server(OTHER_SERVER)];
+    let mut edge = cluster.edge(OTHER_SERVER, "[mode.edge.session]\ndrain = \"0s\"\n");
     let kubectl = Kubectl { cluster: &cluster, pod: "busy", web_sockets: true };
     the_log_of_a_pod(&cluster);
     kubectl.exec();
     kubectl.cp();
-    let mut talk = Talk::begin(&cluster);
+    let mut talk = Talk::start(&cluster);
     talk.survives_a_cut_line(&cluster);
     talk.ends();
 
     edge.terminate();
-    edge.ends(PATIENCE);
+    edge.ends(TIMEOUT);
     is_told(&cluster, "node node1 is not connected");
-    let _edge = cluster.edge(OTHER_POD, "[mode.edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n");
+    let _edge = cluster.edge(OTHER_SERVER, "[mode.edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n");
     is_told(&cluster, "this edge may not dial");
 }
 
@@ -196,27 +196,27 @@ fn the_log_of_a_pod(cluster: &Cluster) {
 
 /// Who comes gets the certificate that stands on the disk by then, and whoever is there stays. One that lacks the node's
 /// name is refused by kube-apiserver, and the pod says so.
-fn the_certificate_may_change(cluster: &Cluster, pod: &mut Running) {
+fn the_certificate_may_change(cluster: &Cluster, server: &mut Running) {
     let (mut follows, _input) = cluster.network.runs("follow", "kubectl logs -f busy --tail=1");
     follows.says("line ");
-    cluster.certify("other", pod);
-    wait_until("kube-apiserver gets the new certificate", PATIENCE, || {
+    cluster.certify("other", server);
+    wait_until("kube-apiserver gets the new certificate", TIMEOUT, || {
         let said = cluster.network.tries("kubectl exec busy -- true").stderr;
         said.contains("certificate is valid for other, not node1")
     });
-    pod.says("a client expects this name");
-    cluster.certify("node1", pod);
-    wait_until("it gets one for the node", PATIENCE, || {
+    server.says("a client expects this name");
+    cluster.certify("node1", server);
+    wait_until("it gets one for the node", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").status.success()
     });
     let lines = follows.log().lines().count();
-    wait_until("the log goes on", PATIENCE, || follows.log().lines().count() > lines + 1);
+    wait_until("the log goes on", TIMEOUT, || follows.log().lines().count() > lines + 1);
     follows.lives();
 }
 
 /// What the kubelet says of the node, by apiserver's proxy. Whom apiserver sends there must find the node's name.
 fn the_node_itself(cluster: &Cluster) {
-    wait_until("the node has a name", PATIENCE, || {
+    wait_until("the node has a name", TIMEOUT, || {
         cluster.network.tries("getent ahostsv4 node1").status.success()
     });
     for page in ["metrics", "metrics/resource"] {
@@ -239,7 +239,7 @@ pub(crate) struct Talk {
 }
 
 impl Talk {
-    pub(crate) fn begin(cluster: &Cluster) -> Self {
+    pub(crate) fn start(cluster: &Cluster) -> Self {
         let (kubectl, input) = cluster.network.runs("exec", "kubectl exec -i busy -- cat");
         let mut new = Self { kubectl, input, told: String::new() };
         new.goes_on("before");
@@ -261,8 +261,8 @@ impl Talk {
     pub(crate) fn survives_a_cut_line(&mut self, cluster: &Cluster) {
         cluster.network.edges[0].sh("nft add rule inet shut output tcp dport 9000 drop");
         self.tell("meanwhile");
-        let begun = SystemTime::now();
-        wait_until("20 s are over", 2 * PATIENCE, || begun.elapsed().unwrap() > Duration::from_secs(20));
+        let started = SystemTime::now();
+        wait_until("20 s are over", 2 * TIMEOUT, || started.elapsed().unwrap() > Duration::from_secs(20));
         self.kubectl.lives();
         cluster.network.edges[0].sh("nft flush chain inet shut output");
         self.kubectl.says("meanwhile");
@@ -273,7 +273,7 @@ impl Talk {
     pub(crate) fn ends(self) {
         let Self { mut kubectl, input, told } = self;
         drop(input);
-        assert!(kubectl.ends(PATIENCE).success());
+        assert!(kubectl.ends(TIMEOUT).success());
         assert_eq!(kubectl.log(), told);
     }
 }
@@ -282,7 +282,7 @@ impl Talk {
 pub(crate) fn is_told(cluster: &Cluster, why: &str) {
     for line in ["kubectl logs busy", "kubectl exec busy -- true"] {
         // Pods tell each other of a node, which takes them a moment.
-        wait_until(&format!("{line} says {why:?}"), PATIENCE, || {
+        wait_until(&format!("{line} says {why:?}"), TIMEOUT, || {
             let said = cluster.network.tries(line);
             let told = !said.status.success() && said.stderr.contains(why);
             if !told {

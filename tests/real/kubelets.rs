@@ -11,20 +11,20 @@ use crate::certificates::Authority;
 use crate::cluster::{Cluster, Way, kubelet_client, target_ca};
 use crate::intercept::FRONT;
 use crate::kubectl::{Kubectl, Talk, is_told};
-use crate::network::{OTHER_POD, POD, address};
+use crate::network::{OTHER_SERVER, SERVER, address};
 use crate::parts::{have, kept};
-use crate::process::{PATIENCE, Running};
+use crate::process::{Running, TIMEOUT};
 use crate::prometheus::{prometheus, query, targets};
 use crate::tunnel::TOKEN;
 use crate::wait::wait_until;
 
 #[test]
-fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster_issues_for_the_pod() {
+fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster_issues_for_the_server() {
     let Some(cluster) = Cluster::signed(Way::Shown) else { return };
     let Some(metrics) = MetricsServer::built() else { return };
     let _approver = cluster.approver();
-    let mut pod = cluster.pod(POD);
-    let _edges = [1, 2].map(|number| cluster.network.edge(number, POD, ""));
+    let mut pod = cluster.server(SERVER);
+    let _edges = [1, 2].map(|number| cluster.network.edge(number, SERVER, ""));
     // What kubelets ask for is left to others, and who asks for a log is told what is missing.
     let asked = cluster.sh("kubectl get csr --no-headers");
     for (whose, condition) in [("system:node:node", "Pending"), ("tunnel-cloud", "Approved,Issued")] {
@@ -43,14 +43,14 @@ fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster
     let other = Kubectl { cluster: &cluster, pod: "busy-too", web_sockets: false };
     other.exec();
     assert!(cluster.sh("kubectl logs busy-too --tail=1").starts_with("line "));
-    it_is_shown_for_whoever_proves_a_name_alone(&cluster);
+    it_is_shown_for_who_proves_a_name_alone(&cluster);
     metrics.knows_both(&cluster);
 
     let (believed, theirs) = (target_ca(&cluster.network.place), cluster.network.place.files.ca.clone());
     std::fs::write(&believed, Authority::new().0.cert()).unwrap();
     pod.hang_up();
     // A log would come over the session that there is.
-    wait_until("what to do about it is told", PATIENCE, || {
+    wait_until("what to do about it is told", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").stderr.contains("target_ca of [mode.cloud.https]")
     });
     pod.says("TLS with the target failed: its certificate was signed by an authority that is not believed");
@@ -61,13 +61,13 @@ fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster
     let tables = Way::Shown.tables(&cluster.network.place);
     let unproved = tables.replace(&format!("target_ca = {believed:?}"), "target_insecure = true");
     assert_ne!(unproved, tables);
-    let pod = cluster.pod_with(POD, &unproved);
+    let pod = cluster.server_with(SERVER, &unproved);
     pod.said("targets are not verified");
     is_reached(&cluster);
 }
 
 /// A kubelet answers 401 to who shows nothing, and 403 to kube-apiserver itself, which may do nothing there.
-fn it_is_shown_for_whoever_proves_a_name_alone(cluster: &Cluster) {
+fn it_is_shown_for_who_proves_a_name_alone(cluster: &Cluster) {
     let dir = cluster.network.place.path().display();
     let somebody = cluster.network.place.authority.0.client("somebody").unwrap();
     let place = cluster.network.place.path();
@@ -81,7 +81,7 @@ fn it_is_shown_for_whoever_proves_a_name_alone(cluster: &Cluster) {
         let line = format!("curl -sk -m 30 {way} {shown} -w ' %{{http_code}}' https://node1:10250/pods");
         cluster.network.tries(&line)
     };
-    let through = format!("-p -x http://{POD}:22");
+    let through = format!("-p -x http://{SERVER}:22");
     for (way, who, status) in [
         (through.as_str(), "", "401"),
         (&through, "kubelet-client", "403"),
@@ -99,21 +99,21 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
     if !have(&["prometheus", "openssl"]) {
         return;
     }
-    let Some(cluster) = Cluster::signed(Way::Caught) else { return };
+    let Some(cluster) = Cluster::signed(Way::Intercepted) else { return };
     let Some(metrics) = MetricsServer::built() else { return };
     cluster.approve_kubelets();
     let (network, ips) = (&cluster.network, [address(1), "fd77:2::2".to_owned()]);
-    let mut pod = cluster.pod(POD);
-    let mut other = cluster.pod(OTHER_POD);
+    let mut pod = cluster.server(SERVER);
+    let mut other = cluster.server(OTHER_SERVER);
     // A node without an edge, as those of the cloud are, is dialled as if there were no tunnel; one at the edge is not reached.
     network.edges[1].sh("nft flush chain inet shut input");
     cluster.sh("kubectl exec busy-too -- true");
     network.edges[1].shut("wan");
     let lost = network.tries("timeout 3 kubectl exec busy -- true; timeout 3 kubectl exec busy-too -- true");
     assert_eq!(lost.status.code(), Some(124), "{lost:?}");
-    let _edges = [network.edge_of(1, &[OTHER_POD, POD], ""), network.edge(2, POD, "")];
+    let _edges = [network.edge_of(1, &[OTHER_SERVER, SERVER], ""), network.edge(2, SERVER, "")];
     for ip in &ips {
-        is_caught(&cluster, ip, true);
+        is_intercepted(&cluster, ip, true);
     }
     assert!(!pod.log().contains(FRONT), "{}", pod.log());
     let metrics = metrics.by_address(&cluster);
@@ -138,7 +138,7 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
         who_names_nothing_has_a_command_run(&cluster, ip);
     }
     for instance in &scraped {
-        wait_until(&format!("{instance} is scraped"), 3 * PATIENCE, || {
+        wait_until(&format!("{instance} is scraped"), 3 * TIMEOUT, || {
             let up = query(network, &format!("up{{instance=\"{instance}\"}}"));
             up.iter().any(|series| series["value"][1] == "1")
         });
@@ -150,7 +150,7 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
     }
 
     who_claims_anothers_address_gets_nothing(&cluster, &mut pod);
-    let mut talk = Talk::begin(&cluster);
+    let mut talk = Talk::start(&cluster);
     talk.survives_a_cut_line(&cluster);
     other.kill();
     talk.goes_on("orphaned");
@@ -163,19 +163,19 @@ fn who_claims_anothers_address_gets_nothing(cluster: &Cluster, pod: &mut Running
     cluster.apply("thief", &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "thief"}}));
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
     cluster.sh(&format!("kubectl patch node thief --subresource=status --type=merge -p '{status}'"));
-    is_caught(cluster, &ip, false);
+    is_intercepted(cluster, &ip, false);
     pod.says_of(&ip, "is not caught for");
     std::fs::write(place.path().join("token"), format!("default:{TOKEN}\nnode1:{TOKEN} ip={ip}\n")).unwrap();
     pod.hang_up();
-    is_caught(cluster, &ip, true);
+    is_intercepted(cluster, &ip, true);
     is_reached(cluster);
 }
 
-fn is_caught(cluster: &Cluster, ip: &str, caught: bool) {
+fn is_intercepted(cluster: &Cluster, ip: &str, intercepted: bool) {
     let set = if ip.contains(':') { "nodes6" } else { "nodes4" };
-    wait_until(&format!("{ip} is caught: {caught}"), PATIENCE, || {
+    wait_until(&format!("{ip} is intercepted: {intercepted}"), TIMEOUT, || {
         let said = cluster.network.tries(&format!("nft list set inet tunnel {set}"));
-        said.status.success() && said.stdout.contains(ip) == caught
+        said.status.success() && said.stdout.contains(ip) == intercepted
     });
 }
 
@@ -208,13 +208,13 @@ fn who_names_nothing_has_a_command_run(cluster: &Cluster, ip: &str) {
          Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
     );
     says.write_all(head.as_bytes()).unwrap();
-    assert!(client.ends(PATIENCE).success());
+    assert!(client.ends(TIMEOUT).success());
     client.said("untouched");
 }
 
 /// Waits until a command is run at the first node.
 fn is_reached(cluster: &Cluster) {
-    wait_until("a command is run", PATIENCE, || {
+    wait_until("a command is run", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").status.success()
     });
 }
@@ -269,7 +269,7 @@ impl MetricsServer<Running> {
     /// Waits until it tells of both nodes' use.
     fn knows_both(mut self, cluster: &Cluster) {
         let line = "curl -sk -m 20 -H 'Authorization: Bearer admin' https://127.0.0.1:4443/apis/metrics.k8s.io/v1beta1/nodes";
-        wait_until("metrics-server knows both nodes", 4 * PATIENCE, || {
+        wait_until("metrics-server knows both nodes", 4 * TIMEOUT, || {
             self.0.lives();
             let said: Value = serde_json::from_str(&cluster.network.tries(line).stdout).unwrap_or_default();
             let items = said["items"].as_array().cloned().unwrap_or_default();

@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use crate::apiserver::acts_as;
 pub(crate) use crate::apiserver::{NAMESPACE, PODS};
 use crate::parts::{free_port, kept, loopback};
-use crate::process::{PATIENCE, Running};
+use crate::process::{Running, TIMEOUT};
 use crate::publish::Etcd;
 use crate::tunnel::TestDir;
 use crate::wait::wait_until;
@@ -263,7 +263,7 @@ impl Kubernetes {
 
     /// Writes an object; just after its start kube-apiserver refuses some for a moment.
     fn does<T>(&self, name: &str, write: impl AsyncFn() -> kube::Result<T>) {
-        wait_until(&format!("{name} is written"), 3 * PATIENCE, || match self.run(write()) {
+        wait_until(&format!("{name} is written"), 3 * TIMEOUT, || match self.run(write()) {
             Ok(_) => true,
             Err(why) => {
                 let _ = writeln!(std::io::stderr(), "{name}: {why}");
@@ -295,7 +295,7 @@ impl Kubernetes {
     }
 
     fn is_ready(&mut self) {
-        wait_until("apiserver is ready", 6 * PATIENCE, || {
+        wait_until("apiserver is ready", 6 * TIMEOUT, || {
             self.apiserver.lives();
             self.raw("/readyz").is_some_and(|said| said == "ok")
         });

@@ -6,8 +6,8 @@ use std::io::Write;
 use serde_json::json;
 
 use crate::cluster::{Cluster, Way, node};
-use crate::network::{POD, address};
-use crate::process::PATIENCE;
+use crate::network::{SERVER, address};
+use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
 #[test]
@@ -19,9 +19,9 @@ fn kubectl() {
     let direct = Figures::take(&cluster, &format!("https://{}:10250", address(1)));
     cluster.network.edges[0].shut("wan");
     cluster.change(Way::Egress);
-    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
     let egress = format!(
-        "--proxy https://{POD}:8000 --proxytunnel --proxy-cacert ca.crt --proxy-cert egress-client.crt \
+        "--proxy https://{SERVER}:8000 --proxytunnel --proxy-cacert ca.crt --proxy-cert egress-client.crt \
          --proxy-key egress-client.key https://node1:10250"
     );
     let tunnel = Figures::take(&cluster, &egress);
@@ -60,7 +60,7 @@ struct Figures {
 impl Figures {
     /// By kube-apiserver's way, and by what curl is told so that it comes to the kubelet.
     fn take(cluster: &Cluster, kubelet: &str) -> Self {
-        wait_until("a command runs", PATIENCE, || {
+        wait_until("a command runs", TIMEOUT, || {
             cluster.network.tries("kubectl exec busy -- true").status.success()
         });
         let median = |line: &str| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::parts::{free_port, have};
-use crate::process::{PATIENCE, Running, run};
+use crate::process::{Running, TIMEOUT, run};
 use crate::tunnel::{Pair, TestDir, tunnel};
 use crate::wait::wait_until;
 
@@ -19,7 +19,7 @@ fn each_alert_fires_where_it_has_to_and_not_in_a_rolling_restart() {
     }
     for (task, file) in [("check", "alerts.yaml"), ("test", "alerts_test.yaml")] {
         let file = folder().join(file);
-        let said = run("promtool", &[task, "rules", file.to_str().unwrap()], None, PATIENCE);
+        let said = run("promtool", &[task, "rules", file.to_str().unwrap()], None, TIMEOUT);
         assert!(said.status.success(), "{said:?}");
     }
 }
@@ -36,7 +36,7 @@ fn each_expression_of_the_dashboard_has_an_answer() {
     for expression in expressions() {
         assert_is_known(&expression);
         let rare = RARE.iter().any(|name| expression.contains(name));
-        wait_until(&format!("an answer to {expression}"), PATIENCE, || {
+        wait_until(&format!("an answer to {expression}"), TIMEOUT, || {
             let said = asked(port.0, &expression);
             assert_eq!(said["status"], "success", "{expression}: {said}");
             rare || said["data"]["result"].as_array().is_some_and(|series| !series.is_empty())
@@ -95,22 +95,22 @@ fn stir(pair: &mut Pair) -> Vec<Running> {
     let mut leaving = pair.place.tunnel_as(tunnel(), ("edge", "leaving"), &leaving, &[], &[]);
     pair.cloud.has("node3");
     leaving.terminate();
-    leaving.ends(PATIENCE);
+    leaving.ends(TIMEOUT);
     let mut client = TcpStream::connect(("127.0.0.1", pair.cloud.connect)).unwrap();
     client.write_all(b"SSH-2.0-client\r\n\r\n").unwrap();
     client.read_to_end(&mut Vec::new()).unwrap();
     let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
     let page = format!("http://node1:{}/", crate::parts::page());
-    let said = run("curl", &["-sfp", "-x", &proxy, &page], None, PATIENCE);
+    let said = run("curl", &["-sfp", "-x", &proxy, &page], None, TIMEOUT);
     assert!(said.status.success(), "{said:?}");
     vec![refused]
 }
 
 /// One that asks the pod each second, and its port.
-fn prometheus_port(place: &TestDir, pod: u16) -> (u16, Running) {
+fn prometheus_port(place: &TestDir, server: u16) -> (u16, Running) {
     let (port, dir) = (free_port(), place.path());
     let job =
-        json!({"job_name": "tunnel-cloud", "static_configs": [{"targets": [format!("127.0.0.1:{pod}")]}]});
+        json!({"job_name": "tunnel-cloud", "static_configs": [{"targets": [format!("127.0.0.1:{server}")]}]});
     let config =
         json!({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]});
     std::fs::write(dir.join("prometheus.yml"), config.to_string()).unwrap();
@@ -122,7 +122,7 @@ fn prometheus_port(place: &TestDir, pod: u16) -> (u16, Running) {
 
 fn asked(port: u16, expression: &str) -> Value {
     let (query, at) = (format!("query={expression}"), format!("http://127.0.0.1:{port}/api/v1/query"));
-    let said = run("curl", &["-s", "-m", "5", "-G", "--data-urlencode", &query, &at], None, PATIENCE);
+    let said = run("curl", &["-s", "-m", "5", "-G", "--data-urlencode", &query, &at], None, TIMEOUT);
     serde_json::from_str(&said.stdout).unwrap_or_else(|_| json!({"status": "success"}))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::fleet::{Fleet, Line};
 use crate::parts::{have, kept};
-use crate::process::{PATIENCE, run};
+use crate::process::{TIMEOUT, run};
 use crate::publish::{Dns, etcd_and_dns};
 use crate::sshd::Sshd;
 use crate::tunnel::{Edge, TestDir};
@@ -11,14 +11,15 @@ use crate::wait::wait_until;
 const PROGRAMS: [&str; 5] = ["dig", "sshd", "ssh", "ssh-keygen", "nc.openbsd"];
 
 /// The address that is published for the pod.
-fn address(pod: usize) -> String {
-    format!("127.0.0.{}", pod + 2)
+fn address(server: usize) -> String {
+    format!("127.0.0.{}", server + 2)
 }
 
 /// Opens a session to the node through a pod; else says why there is none.
-fn reaches(fleet: &Fleet, pod: usize, sshd: &Sshd) -> Result<(), String> {
-    let args = format!("-N -w 5 -X connect -x 127.0.0.1:{} node1 {}", fleet.pods[pod].connect, sshd.port);
-    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), Some("/dev/null".as_ref()), PATIENCE);
+fn reaches(fleet: &Fleet, server: usize, sshd: &Sshd) -> Result<(), String> {
+    let args =
+        format!("-N -w 5 -X connect -x 127.0.0.1:{} node1 {}", fleet.servers[server].connect, sshd.port);
+    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), Some("/dev/null".as_ref()), TIMEOUT);
     if said.stdout.starts_with("SSH-2.0") { Ok(()) } else { Err(format!("{said:?}")) }
 }
 
@@ -27,18 +28,18 @@ fn reaches(fleet: &Fleet, pod: usize, sshd: &Sshd) -> Result<(), String> {
 fn moves(mut fleet: Fleet, dns: &Dns, by_dns: bool) {
     let (sshd, line) = (Sshd::start(), Line::to(fleet.at[1]));
     let _edge: Edge = fleet.node(&line, 1);
-    for pod in [1, 2, 0, 1] {
-        line.lead_to(fleet.at[pod]);
+    for server in [1, 2, 0, 1] {
+        line.lead_to(fleet.at[server]);
         line.reset();
-        fleet.pods[pod].has("node1");
+        fleet.servers[server].has("node1");
         if by_dns {
-            dns.answers("node1.nodes.test", &address(pod));
+            dns.answers("node1.nodes.test", &address(server));
         }
         for through in 0..3 {
             // A pod believes an answer of DNS for 2 s. One that asks others has 1 s for it, which on a busy machine may
             // be too short once.
-            let what = format!("through pod {through} it is found at pod {pod}");
-            wait_until(&what, PATIENCE, || reaches(&fleet, through, &sshd).is_ok());
+            let what = format!("through pod {through} it is found at pod {server}");
+            wait_until(&what, TIMEOUT, || reaches(&fleet, through, &sshd).is_ok());
         }
     }
 }
@@ -81,11 +82,11 @@ fn a_node_that_moves_is_found_by_the_records_that_coredns_reads_from_etcd() {
 }
 
 #[test]
-fn pods_that_know_each_other_find_a_node_although_coredns_never_reads_the_hosts_file_again() {
+fn servers_that_know_each_other_find_a_node_although_coredns_never_reads_the_hosts_file_again() {
     through_hosts(true);
 }
 
 #[test]
-fn pods_that_know_each_other_find_a_node_although_etcd_is_away() {
+fn servers_that_know_each_other_find_a_node_although_etcd_is_away() {
     through_etcd(true);
 }

@@ -8,16 +8,16 @@ use std::process::{ChildStdin, Command};
 
 use crate::apiserver::NAMESPACE;
 use crate::parts::{asked, have, kept, root};
-use crate::process::{PATIENCE, Running, Said, run_command};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
 pub(crate) use machine::Machine;
 
 /// An address of the cloud's, where its first pod is.
-pub(crate) const POD: &str = "10.77.0.1";
+pub(crate) const SERVER: &str = "10.77.0.1";
 
 /// Another one, for a second pod.
-pub(crate) const OTHER_POD: &str = "10.77.0.2";
+pub(crate) const OTHER_SERVER: &str = "10.77.0.2";
 
 /// The machines, and CoreDNS in the cloud, which answers with what pods publish.
 #[derive(Debug)]
@@ -37,9 +37,9 @@ impl Network {
         if !have(&["nft", "ip", "nsenter", "unshare", "curl"]) || !root() {
             return None;
         }
-        let place = TestDir::serving(&[POD, OTHER_POD]);
+        let place = TestDir::serving(&[SERVER, OTHER_SERVER]);
         let cloud = Machine::new();
-        cloud.sh(&format!("ip addr add {POD} dev lo; ip addr add {OTHER_POD} dev lo"));
+        cloud.sh(&format!("ip addr add {SERVER} dev lo; ip addr add {OTHER_SERVER} dev lo"));
         let edges = (1..=nodes).map(|number| edge(&cloud, number)).collect();
         let resolver = place.path().join("resolv.conf");
         std::fs::write(&resolver, "nameserver 127.0.0.1\n").unwrap();
@@ -59,8 +59,8 @@ impl Network {
     }
 
     /// Runs a line of bash in the cloud, whatever comes of it.
-    pub(crate) fn tries(&self, line: &str) -> Said {
-        run_command(line, &mut self.bash(line), None, 6 * PATIENCE)
+    pub(crate) fn tries(&self, line: &str) -> ProcessOutput {
+        run_command(line, &mut self.bash(line), None, 6 * TIMEOUT)
     }
 
     /// As [`Self::tries`], where it must succeed; what it prints.
@@ -84,17 +84,17 @@ impl Network {
 
     /// Starts `tunnel --m=cloud` at an address of the cloud's, with these tables beside the usual, and waits for it.
     /// All pods know each other, and tell CoreDNS of their nodes.
-    pub(crate) fn pod(&self, ip: &str, tables: &str) -> Running {
-        self.pod_with(ip, tables, &[])
+    pub(crate) fn server(&self, ip: &str, tables: &str) -> Running {
+        self.server_with(ip, tables, &[])
     }
 
-    /// As [`Self::pod`], with more arguments.
-    pub(crate) fn pod_with(&self, ip: &str, tables: &str, args: &[&str]) -> Running {
+    /// As [`Self::server`], with more arguments.
+    pub(crate) fn server_with(&self, ip: &str, tables: &str, args: &[&str]) -> Running {
         let config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
         let registry = format!(
             "[mode.cloud.registry]\npublish = \"hosts\"\nhosts = {:?}\nsiblings = {:?}\n",
             self.place.path().join("hosts"),
-            [POD, OTHER_POD].map(|pod| format!("{pod}:9000"))
+            [SERVER, OTHER_SERVER].map(|server| format!("{server}:9000"))
         );
         let config = config.replace("127.0.0.1", ip) + &registry + tables;
         self.tunnel(&self.cloud, ("cloud", &format!("pod-{ip}")), &config, ip, args)
@@ -102,20 +102,20 @@ impl Network {
 
     /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is
     /// linked, and CoreDNS knows at which pod.
-    pub(crate) fn edge(&self, number: usize, pod: &str, tables: &str) -> Running {
-        self.edge_of(number, &[pod], tables)
+    pub(crate) fn edge(&self, number: usize, server: &str, tables: &str) -> Running {
+        self.edge_of(number, &[server], tables)
     }
 
     /// As [`Self::edge`], towards the first of these pods, or else the next.
-    pub(crate) fn edge_of(&self, number: usize, pods: &[&str], tables: &str) -> Running {
+    pub(crate) fn edge_of(&self, number: usize, servers: &[&str], tables: &str) -> Running {
         let node = format!("node{number}");
-        let places = pods.iter().map(|pod| format!("{pod}:9000")).collect::<Vec<_>>().join("\", \"");
+        let places = servers.iter().map(|server| format!("{server}:9000")).collect::<Vec<_>>().join("\", \"");
         let config = self.place.edge_config(&node, &places, ADMIN) + tables;
         let config = config.replace(&format!("\"{places}\""), &format!("[\"{places}\"]"));
-        let pod = pods[0];
+        let server = servers[0];
         let running = self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[]);
-        wait_until(&format!("DNS leads {node} to {pod}"), PATIENCE, || {
-            self.tries(&format!("getent ahostsv4 {node}")).stdout.contains(pod)
+        wait_until(&format!("DNS leads {node} to {server}"), TIMEOUT, || {
+            self.tries(&format!("getent ahostsv4 {node}")).stdout.contains(server)
         });
         running
     }
@@ -151,11 +151,11 @@ impl Network {
             &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)],
             args,
         );
-        wait_until(&format!("{} is ready", names.1), PATIENCE, || {
+        wait_until(&format!("{} is ready", names.1), TIMEOUT, || {
             running.lives();
             let mut curl = machine.command("curl");
             curl.args(["-sf", "-m", "2", &format!("http://{ip}:{ADMIN}/readyz")]);
-            run_command("curl", &mut curl, None, PATIENCE).status.success()
+            run_command("curl", &mut curl, None, TIMEOUT).status.success()
         });
         running
     }

@@ -3,9 +3,9 @@
 
 use std::io::Write;
 
-use crate::network::{Network, POD, address};
+use crate::network::{Network, SERVER, address};
 use crate::parts::have;
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
 /// Where a node's own proxy listens, with the node's credentials.
@@ -23,26 +23,26 @@ fn no_client_reaches_what_a_node_serves_at_its_link_local_and_dummy_addresses() 
         "ip link add kept type dummy && ip addr add {DUMMY}/32 dev kept && ip link set kept up && echo made || true"
     );
     let has_dummy = node.sh(&dummy).contains("made");
-    let _pod = network.pod(
-        POD,
+    let _server = network.server(
+        SERVER,
         &format!(
-            "[mode.cloud.ssh]\nlisten = \"{POD}:2222\"\nauth = \"none\"
-[mode.cloud.http]\nlisten_ip = \"{POD}\"\naddr = {{ \"7080\" = \"host\" }}\nallow_from = [\"10.77.0.0/16\"]
+            "[mode.cloud.ssh]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
+[mode.cloud.http]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"7080\" = \"host\" }}\nallow_from = [\"10.77.0.0/16\"]
 [mode.cloud.addresses]\n\"{own}\" = \"node1\"\n\"{LINK_LOCAL}\" = \"node1\"\n\"{DUMMY}\" = \"node1\"\n"
         ),
     );
-    let _edge = network.edge(1, POD, "");
+    let _edge = network.edge(1, SERVER, "");
     let get =
         |with: &str, url: &str| network.tries(&format!("curl -sf -m 20 {with} http://{url}/who")).stdout;
-    let by_name = |port: &str| get(&format!("-p -x http://{POD}:2222"), &format!("node1:{port}"));
-    let by_address = |at: &str| get(&format!("-p -x http://{POD}:2222"), at);
+    let by_name = |port: &str| get(&format!("-p -x http://{SERVER}:2222"), &format!("node1:{port}"));
+    let by_address = |at: &str| get(&format!("-p -x http://{SERVER}:2222"), at);
     let by_headers = |at: &str| {
         let headers = format!("-H 'X-Tunnel-Proxy-Host: node1' -H 'X-Tunnel-Proxy-Dest: {at}'");
-        get(&headers, &format!("{POD}:7080"))
+        get(&headers, &format!("{SERVER}:7080"))
     };
     let _open = network.page(node, ("open", &format!("{own}:10262")), ("who", "open"));
     let at = format!("{own}:10262");
-    wait_until("what the node serves to others is reached", PATIENCE, || {
+    wait_until("what the node serves to others is reached", TIMEOUT, || {
         [by_name("10262"), by_address(&at), by_headers(&at)] == ["open"; 3]
     });
     let kept: &[_] =
@@ -50,7 +50,7 @@ fn no_client_reaches_what_a_node_serves_at_its_link_local_and_dummy_addresses() 
     for (ip, port) in kept {
         let at = format!("{ip}:{port}");
         let _kept = network.page(node, (ip, &at), ("who", "kept"));
-        wait_until("the node itself reaches it", PATIENCE, || {
+        wait_until("the node itself reaches it", TIMEOUT, || {
             node.sh(&format!("curl -sf -m 2 http://{at}/who || true")) == "kept"
         });
         assert_eq!([by_name(port), by_address(&at), by_headers(&at)], ["", "", ""], "{at}");

@@ -12,16 +12,16 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tunnel::base::names::Instance;
 use tunnel::config::Environment;
-use tunnel::config::server::Cloud;
+use tunnel::config::server::ServerConfig;
 use tunnel::link::sender::LinkSender;
 use tunnel::proto::frame::{Category, Remote};
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
 use tunnel::registry::LinkedNode;
-use tunnel::server::Pod;
+use tunnel::server::Server;
 
 use crate::parts::{free_port, have, loopback};
-use crate::process::{PATIENCE, Running};
+use crate::process::{Running, TIMEOUT};
 use crate::tunnel::{Cloud as CloudProcess, TestDir};
 use crate::wait::wait_until;
 
@@ -84,7 +84,7 @@ impl Browser {
         self.input.write_all(format!("{message}\0").as_bytes()).unwrap();
         loop {
             let answer =
-                self.answers.recv_timeout(3 * PATIENCE).unwrap_or_else(|_| panic!("no answer to {method}"));
+                self.answers.recv_timeout(3 * TIMEOUT).unwrap_or_else(|_| panic!("no answer to {method}"));
             if answer["id"] == id {
                 assert!(answer["error"].is_null(), "{method}: {answer}");
                 return answer["result"].clone();
@@ -102,15 +102,15 @@ impl Browser {
     }
 
     fn shows(&mut self, what: &str, expression: &str) {
-        wait_until(what, 3 * PATIENCE, || self.says(expression) == true);
+        wait_until(what, 3 * TIMEOUT, || self.says(expression) == true);
     }
 
     /// As [`Self::shows`], and says how long it took: 2 s at most on a machine that is not busy.
     fn shows_soon(&mut self, what: &str, expression: &str) {
-        let begun = Instant::now();
+        let started = Instant::now();
         wait_until(what, BUSY, || self.says(expression) == true);
         // Not by a macro: those are caught, and shown for failed tests only.
-        let _ = writeln!(std::io::stderr(), "the live page shows {what} after {:?}", begun.elapsed());
+        let _ = writeln!(std::io::stderr(), "the live page shows {what} after {:?}", started.elapsed());
     }
 }
 
@@ -118,11 +118,11 @@ impl Browser {
 const BUSY: Duration = Duration::from_secs(20);
 
 /// A node's link that nobody is behind.
-fn link(pod: &Pod, number: u64) -> Arc<LinkSender> {
+fn link(server: &Server, number: u64) -> Arc<LinkSender> {
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
     let sender = LinkSender::new(LinkId(1_000_000 + number), peer, instance, Dialect::NEWEST);
-    pod.registry.insert(
+    server.registry.insert(
         LinkedNode { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
         false,
     );
@@ -142,25 +142,25 @@ fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
     );
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _inside = runtime.enter();
-    let pod = Pod::start(Cloud::read(&text, &Environment::default()).unwrap().0, None).unwrap();
-    let _links: Vec<_> = (0..500).map(|number| link(&pod, number)).collect();
+    let server = Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
+    let _links: Vec<_> = (0..500).map(|number| link(&server, number)).collect();
 
     let mut browser = Browser::open(&format!("http://127.0.0.1:{log}/"));
     browser.shows("500 nodes", "document.querySelectorAll('#links tr').length === 500");
     assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
     assert_eq!(browser.says("document.querySelector('#links tr td').textContent"), "node0000");
 
-    let joined = link(&pod, 777);
+    let joined = link(&server, 777);
     browser.shows_soon(
         "a node that joins",
         "document.querySelector('#links tr:last-child td').textContent === 'node0777'",
     );
-    pod.registry.ended(&joined, "nothing was received for 15s");
+    server.registry.ended(&joined, "nothing was received for 15s");
     browser.shows("that it has gone", "document.querySelectorAll('#links tr').length === 500");
     browser
         .shows("why", "document.querySelector('#gone').textContent.includes('nothing was received for 15s')");
 
-    let session = pod
+    let session = server
         .table
         .open("node0001".parse().unwrap(), "node0001:22".parse().unwrap(), Category::Ssh, "10.1.2.3:4".into())
         .unwrap();
@@ -181,7 +181,7 @@ fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
     browser.shows("no wider page on a phone", "document.documentElement.scrollWidth <= 360");
     assert_eq!(browser.faults, Vec::<Value>::new(), "the page complains");
     drop(browser);
-    runtime.block_on(pod.stop(std::future::ready(())));
+    runtime.block_on(server.shutdown(std::future::ready(())));
 }
 
 #[test]

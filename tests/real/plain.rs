@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::parts::{free_port, have, plain_peer};
-use crate::process::{PATIENCE, Running, run};
+use crate::process::{Running, TIMEOUT, run};
 use crate::ssh::helper;
 use crate::sshd::Sshd;
 use crate::tunnel::{Cloud, Edge, SERVER_NAME, TOKEN, TestDir};
@@ -30,7 +30,7 @@ fn a_plain_edge_tells_our_client_why_it_could_not_dial() {
     let _edge = plain_edge(program, &place, cloud.grpc);
     cloud.has("node1");
     let args = format!("-X connect -x 127.0.0.1:{} node1 {}", cloud.connect, free_port());
-    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE);
+    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT);
     assert!(said.stderr.contains("502 ") && said.stderr.contains("refused"), "{said:?}");
 }
 

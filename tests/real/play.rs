@@ -1,9 +1,9 @@
 //! A whole Kubernetes to play with: what `scripts/kubernetes.sh` starts.
 
 use crate::cluster::{Cluster, Way};
-use crate::network::POD;
+use crate::network::SERVER;
 use crate::parts::asked;
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
 /// Up to the end of its input, or once through its lines.
@@ -16,14 +16,12 @@ fn kubernetes() {
         _ => Way::Egress,
     };
     let cluster = Cluster::start(way).expect("all programs");
-    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
     let dir = cluster.network.place.path().display();
     if asked("TUNNEL_PLAY_CHECK").is_some() {
         for (line, wanted) in LINES {
             // A kubelet has its first figures some seconds after its start.
-            wait_until(&format!("{line} says {wanted:?}"), 3 * PATIENCE, || {
-                cluster.sh(line).contains(wanted)
-            });
+            wait_until(&format!("{line} says {wanted:?}"), 3 * TIMEOUT, || cluster.sh(line).contains(wanted));
             eprintln!("{line}: ok");
         }
         return;

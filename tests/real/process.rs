@@ -20,7 +20,7 @@ pub(crate) struct Running {
 
 /// What a finished process has said.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct ProcessOutput {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -116,7 +116,7 @@ impl Running {
     pub(crate) fn says_of(&mut self, whom: &str, text: &str) -> String {
         let what = format!("{} says {text:?} of {whom:?}", self.name);
         let meant = |line: &&str| line.contains(text) && line.contains(whom);
-        wait_for(&what, PATIENCE, || {
+        wait_for(&what, TIMEOUT, || {
             let line = self.log().lines().find(meant).map(String::from);
             if line.is_none() {
                 self.lives();
@@ -128,7 +128,7 @@ impl Running {
     /// Waits until an HTTP path on its admin port answers 200 with a body that contains a text.
     pub(crate) fn answers(&mut self, port: u16, path: &str, text: &str) {
         let what = format!("{} answers 200 with {text:?} at {path}", self.name);
-        wait_until(&what, PATIENCE, || {
+        wait_until(&what, TIMEOUT, || {
             self.lives();
             ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.contains(text))
         });
@@ -138,7 +138,7 @@ impl Running {
     pub(crate) fn answers_only(&mut self, port: u16, path: &str, body: &str) {
         let what = format!("{} answers 200 with only {body:?} at {path}", self.name);
         let end = format!("\r\n\r\n{body}");
-        wait_until(&what, PATIENCE, || {
+        wait_until(&what, TIMEOUT, || {
             self.lives();
             ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.ends_with(&end))
         });
@@ -175,7 +175,7 @@ pub(crate) fn run(
     args: &[impl AsRef<OsStr>],
     stdin: Option<&Path>,
     patience: Duration,
-) -> Said {
+) -> ProcessOutput {
     let mut command = Command::new(program);
     run_command(program, command.args(args), stdin, patience)
 }
@@ -186,7 +186,7 @@ pub(crate) fn run_command(
     command: &mut Command,
     stdin: Option<&Path>,
     patience: Duration,
-) -> Said {
+) -> ProcessOutput {
     let dir = tempfile::tempdir().unwrap();
     let (out, err) = (dir.path().join("out"), dir.path().join("err"));
     command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
@@ -198,13 +198,13 @@ pub(crate) fn run_command(
     };
     let status = wait_for(&format!("{name} ends"), patience, || running.child.try_wait().unwrap());
     let text = |file| String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned();
-    Said { status, stdout: text(&out), stderr: text(&err) }
+    ProcessOutput { status, stdout: text(&out), stderr: text(&err) }
 }
 
 /// One request, head and body of its answer as they came; none if nobody answers.
 pub(crate) fn ask(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
     let mut conn = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    conn.set_read_timeout(Some(PATIENCE)).ok()?;
+    conn.set_read_timeout(Some(TIMEOUT)).ok()?;
     write!(conn, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()?;
     let mut answer = String::new();
     conn.read_to_string(&mut answer).ok()?;
@@ -217,7 +217,7 @@ fn is_ok(answer: &str) -> bool {
 
 /// How long anything may take that takes milliseconds on an idle machine. Below the grace time after which a session
 /// without a path is forgotten in any case.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(45);
 
 /// So many lines of a log tell what went wrong.
 const LAST_LINES: usize = 60;

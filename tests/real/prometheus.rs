@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::network::{Network, POD, address};
+use crate::network::{Network, SERVER, address};
 use crate::parts::have;
-use crate::process::{PATIENCE, Running, ask, run};
+use crate::process::{Running, TIMEOUT, ask, run};
 use crate::tunnel::Pair;
 use crate::wait::wait_until;
 
@@ -17,29 +17,29 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
     let _pages = [1, 2].map(|number| [page(&network, number), page_by_host(&network, number)]);
     let nodes = [1, 2].map(|number| format!("\"{}\" = \"node{number}\"\n", address(number))).concat();
     let tables = format!(
-        "[mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
-[mode.cloud.http]\nlisten_ip = \"{POD}\"\n[mode.cloud.http.addr]\n\"9100\" = \"127.0.0.1:9100\"\n\"9200\" = \"host\"
+        "[mode.cloud.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
+[mode.cloud.http]\nlisten_ip = \"{SERVER}\"\n[mode.cloud.http.addr]\n\"9100\" = \"127.0.0.1:9100\"\n\"9200\" = \"host\"
 [mode.cloud.addresses]\n{nodes}"
     );
-    let _pod = network.pod(POD, &tables);
-    let _edges = [1, 2].map(|number| network.edge(number, POD, ""));
+    let _server = network.server(SERVER, &tables);
+    let _edges = [1, 2].map(|number| network.edge(number, SERVER, ""));
     let _prometheus = prometheus(
         &network,
         &[
-            ("proxy", json!({"proxy_url": format!("http://{POD}:8080")})),
+            ("proxy", json!({"proxy_url": format!("http://{SERVER}:8080")})),
             ("name", json!({})),
             ("port-by-name", targets(&["node1:9200".to_owned(), "node2:9200".to_owned()])),
             // What leads an address to the pod is no part of this: a Service's rules, or the pod's own.
             ("port-by-address", {
                 let mut by_address = targets(&[1, 2].map(|number| format!("{}:9200", address(number))));
-                by_address["proxy_url"] = format!("http://{POD}:9200").into();
+                by_address["proxy_url"] = format!("http://{SERVER}:9200").into();
                 by_address
             }),
         ],
     );
     for job in ["proxy", "name"] {
         for node in ["node1", "node2"] {
-            wait_until(&format!("{node} is scraped by {job}"), 3 * PATIENCE, || {
+            wait_until(&format!("{node} is scraped by {job}"), 3 * TIMEOUT, || {
                 asked(&network, job, &format!("{node}:9100")) == [node]
             });
         }
@@ -47,7 +47,7 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
     for number in [1, 2] {
         let page = format!("node{number}-by-host");
         for (job, host) in [("port-by-name", format!("node{number}")), ("port-by-address", address(number))] {
-            wait_until(&format!("{host} is scraped by {job}"), 3 * PATIENCE, || {
+            wait_until(&format!("{host} is scraped by {job}"), 3 * TIMEOUT, || {
                 asked(&network, job, &format!("{host}:9200")) == [page.as_str()]
             });
         }
@@ -111,7 +111,7 @@ pub(crate) fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong_with_what_a_pod_and_an_edge_show() {
+fn promtool_finds_nothing_wrong_with_what_a_server_and_an_edge_show() {
     if !have(&["promtool"]) {
         return;
     }
@@ -122,7 +122,7 @@ fn promtool_finds_nothing_wrong_with_what_a_pod_and_an_edge_show() {
         assert!(head.to_lowercase().contains("content-type: text/plain; version=0.0.4"), "{head}");
         let file = pair.place.path().join("metrics.txt");
         std::fs::write(&file, text).unwrap();
-        let said = run("promtool", &["check", "metrics"], Some(&file), PATIENCE);
+        let said = run("promtool", &["check", "metrics"], Some(&file), TIMEOUT);
         assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::apiserver;
 use crate::certificates::Files;
 use crate::parts::{free_port, have, kept};
-use crate::process::{PATIENCE, Running, run};
+use crate::process::{Running, TIMEOUT, run};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
@@ -37,7 +37,7 @@ fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
 }
 
 #[test]
-fn records_of_a_killed_pod_go_with_its_lease_and_those_of_a_living_one_outlast_many() {
+fn records_of_a_killed_server_go_with_its_lease_and_those_of_a_living_one_outlast_many() {
     let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
     let mut cloud = cloud(&place, &format!("publish = \"etcd\"\netcd = [\"{}\"]\n", etcd.url));
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
@@ -61,8 +61,7 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_is_told_and_disturbs_noth
         ("user/grant", r#"{"user":"root","role":"root"}"#),
         ("enable", "{}"),
     ] {
-        let said =
-            run("curl", &["-sSf", "-d", body, &format!("{}/v3/auth/{path}", etcd.url)], None, PATIENCE);
+        let said = run("curl", &["-sSf", "-d", body, &format!("{}/v3/auth/{path}", etcd.url)], None, TIMEOUT);
         assert!(said.status.success(), "{path}: {said:?}");
     }
     let password = place.path().join("password");
@@ -76,7 +75,7 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_is_told_and_disturbs_noth
     let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.publishes(1);
     edge.process.terminate();
-    edge.process.ends(PATIENCE);
+    edge.process.ends(TIMEOUT);
     cloud.publishes(0);
     cloud.process.says("logging in again");
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
@@ -90,7 +89,7 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_is_told_and_disturbs_noth
     // The token is over again.
     pass(Duration::from_secs(3), || {});
     cloud.process.terminate();
-    cloud.process.ends(PATIENCE);
+    cloud.process.ends(TIMEOUT);
     cloud.process.said("records withdrawn");
 }
 
@@ -116,20 +115,20 @@ fn comes_and_goes(place: &TestDir, dns: &Dns, registry: &str) {
     let mut edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
     dns.answers("node1.nodes.test", POD_IP);
     edge.process.terminate();
-    edge.process.ends(PATIENCE);
+    edge.process.ends(TIMEOUT);
     dns.answers("node1.nodes.test", "");
     let _edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
     dns.answers("node1.nodes.test", POD_IP);
     cloud.process.terminate();
-    assert!(cloud.process.ends(PATIENCE).success());
+    assert!(cloud.process.ends(TIMEOUT).success());
 }
 
 /// Lets time pass where nothing else tells that it has.
 fn pass(time: Duration, meanwhile: impl Fn()) {
-    let begun = std::time::SystemTime::now();
+    let started = std::time::SystemTime::now();
     wait_until("time passes", time * 2, || {
         meanwhile();
-        begun.elapsed().unwrap() > time
+        started.elapsed().unwrap() > time
     });
 }
 
@@ -168,13 +167,13 @@ impl Dns {
     /// The address; empty if there is none.
     pub(crate) fn ask(&self, name: &str) -> String {
         let args = format!("@127.0.0.1 -p {} +short +time=1 +tries=1 {name} A", self.port);
-        let said = run("dig", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE);
+        let said = run("dig", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT);
         assert!(said.status.success(), "{} {said:?}", self.process.log());
         said.stdout.trim().to_owned()
     }
 
     pub(crate) fn answers(&self, name: &str, address: &str) {
-        wait_until(&format!("{name} is at {address:?}"), PATIENCE, || self.ask(name) == address);
+        wait_until(&format!("{name} is at {address:?}"), TIMEOUT, || self.ask(name) == address);
     }
 }
 

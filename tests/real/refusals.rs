@@ -1,7 +1,7 @@
 //! What people see when it does not work: the cause, in the only line that ssh's helpers show.
 
 use crate::parts::{free_port, have};
-use crate::process::{PATIENCE, Said, run};
+use crate::process::{ProcessOutput, TIMEOUT, run};
 use crate::tunnel::Pair;
 use crate::wait::wait_until;
 
@@ -22,7 +22,7 @@ fn nc_shows_that_a_node_has_gone() {
     }
     let Pair { edge, cloud, place } = Pair::start();
     drop(edge);
-    wait_until("the cloud says that node1 is not connected", PATIENCE, || {
+    wait_until("the cloud says that node1 is not connected", TIMEOUT, || {
         nc(cloud.connect, "node1", 22).stderr.contains("502 node node1 is not connected")
     });
     drop((cloud, place));
@@ -52,7 +52,7 @@ fn the_other_helpers_end_with_a_failure_too() {
         ("connect-proxy", format!("-H 127.0.0.1:{port} node9 22")),
     ] {
         let args: Vec<_> = args.split(' ').collect();
-        let said = run(program, &args, None, PATIENCE);
+        let said = run(program, &args, None, TIMEOUT);
         assert_eq!(said.stdout, "", "{program}: {said:?}");
         // corkscrew and socat show the reason, ncat the code, connect-proxy nothing.
         match program {
@@ -71,12 +71,12 @@ fn ssh_that_comes_by_itself_is_told_which_proxy_command_it_needs() {
     }
     let mut pair = Pair::start();
     let port = pair.cloud.connect.to_string();
-    let said = run("ssh", &["-F", "none", "-o", "BatchMode=yes", "-p", &port, "127.0.0.1"], None, PATIENCE);
+    let said = run("ssh", &["-F", "none", "-o", "BatchMode=yes", "-p", &port, "127.0.0.1"], None, TIMEOUT);
     assert!(said.stderr.contains("this port takes HTTP CONNECT; ssh needs -o ProxyCommand="), "{said:?}");
     pair.cloud.process.says("an ssh client has come here by itself");
 }
 
-fn nc(proxy: u16, host: &str, port: u16) -> Said {
+fn nc(proxy: u16, host: &str, port: u16) -> ProcessOutput {
     let args = format!("-X connect -x 127.0.0.1:{proxy} {host} {port}");
-    run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE)
+    run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT)
 }

@@ -12,23 +12,23 @@ use tokio::time::Instant;
 
 use crate::network::Machine;
 use crate::parts::{asked, have, root};
-use crate::process::{PATIENCE, Running, run_command};
+use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
 
 #[test]
 fn a_session_goes_on_when_a_nat_forgets_the_edges_connection() {
     let Some(world) = World::start() else { return };
-    let (_pod, _echo) = (world.pod(&world.cloud, CLOUD, &[]), world.echo());
+    let (_server, _echo) = (world.server(&world.cloud, CLOUD, &[]), world.echo());
     let _edge = world.edge(CLOUD);
     world.cut_often(&world.node, &[DOWN, UP, &[UP[0], DOWN[0]]]);
 }
 
 #[test]
-fn a_session_goes_on_when_a_nat_forgets_the_connection_between_two_pods() {
+fn a_session_goes_on_when_a_nat_forgets_the_connection_between_two_servers() {
     let Some(world) = World::start() else { return };
-    let (_second, _echo) = (world.pod(&world.node, NODE, &[NODE]), world.echo());
-    let _first = world.pod(&world.cloud, CLOUD, &[NODE]);
+    let (_second, _echo) = (world.server(&world.node, NODE, &[NODE]), world.echo());
+    let _first = world.server(&world.cloud, CLOUD, &[NODE]);
     let _edge = world.edge(NODE);
     world.cut_often(&world.cloud, &[DOWN, UP, &[UP[0], DOWN[0]]]);
 }
@@ -36,7 +36,7 @@ fn a_session_goes_on_when_a_nat_forgets_the_connection_between_two_pods() {
 #[test]
 fn an_edge_probes_its_link_when_its_machines_addresses_or_default_route_change() {
     let Some(world) = World::start() else { return };
-    let _pod = world.pod(&world.cloud, CLOUD, &[]);
+    let _server = world.server(&world.cloud, CLOUD, &[]);
     let mut edge = world.edge(CLOUD);
     let told = |edge: &Running| edge.log().matches("default route have changed").count();
     for change in [
@@ -46,7 +46,7 @@ fn an_edge_probes_its_link_when_its_machines_addresses_or_default_route_change()
     ] {
         let before = told(&edge);
         world.node.sh(change);
-        wait_until(&format!("the edge notices: {change}"), PATIENCE, || {
+        wait_until(&format!("the edge notices: {change}"), TIMEOUT, || {
             edge.lives();
             told(&edge) > before
         });
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// A pod on a machine, which knows of these others, or is alone.
-    fn pod(&self, machine: &Machine, ip: &str, others: &[&str]) -> Running {
+    fn server(&self, machine: &Machine, ip: &str, others: &[&str]) -> Running {
         let mut config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
         config += &format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:{CONNECT}\"\nauth = \"none\"\n");
         if !others.is_empty() {
@@ -89,19 +89,19 @@ impl World {
     }
 
     /// The edge of `node1`, on the node, linked to that pod.
-    fn edge(&self, pod: &str) -> Running {
-        let config = self.place.edge_config("node1", &format!("{pod}:9000"), EDGE_ADMIN);
+    fn edge(&self, server: &str) -> Running {
+        let config = self.place.edge_config("node1", &format!("{server}:9000"), EDGE_ADMIN);
         self.tunnel(&self.node, "edge", "edge", &config, EDGE_ADMIN)
     }
 
     fn tunnel(&self, machine: &Machine, mode: &str, name: &str, config: &str, admin: u16) -> Running {
         let mut running =
             self.place.tunnel_as(machine.command(PROGRAM), (mode, name), config, &[], &["--v=2"]);
-        wait_until(&format!("{name} is ready"), PATIENCE, || {
+        wait_until(&format!("{name} is ready"), TIMEOUT, || {
             running.lives();
             let mut curl = machine.command("curl");
             curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
-            run_command("curl", &mut curl, None, PATIENCE).status.success()
+            run_command("curl", &mut curl, None, TIMEOUT).status.success()
         });
         running
     }
@@ -159,15 +159,15 @@ impl World {
                 dials.sh(&format!("nft add rule inet silent {}", rule.replace("PORT", port)));
             }
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         if pause < CALM {
             session.asks("after", "after");
-            return begun.elapsed();
+            return started.elapsed();
         }
         thread::sleep(pause);
-        let begun = Instant::now();
+        let started = Instant::now();
         session.asks("after", "after");
-        begun.elapsed()
+        started.elapsed()
     }
 }
 
@@ -176,7 +176,7 @@ impl Session {
         self.client.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
         let heard: Vec<u8> = answer
             .bytes()
-            .map(|_| self.heard.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no answer to {text:?}")))
+            .map(|_| self.heard.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("no answer to {text:?}")))
             .collect();
         assert_eq!(String::from_utf8_lossy(&heard), answer);
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::parts::have;
-use crate::process::{PATIENCE, run};
+use crate::process::{TIMEOUT, run};
 use crate::sshd::Sshd;
 use crate::tunnel::{PROGRAM, Pair};
 
@@ -83,7 +83,7 @@ pub(crate) fn helper(program: &str, proxy: u16) -> String {
 
 /// The hash of a file, by a program that is not ours.
 pub(crate) fn sha256(file: &Path) -> String {
-    let said = run("sha256sum", &[file], None, PATIENCE);
+    let said = run("sha256sum", &[file], None, TIMEOUT);
     said.stdout.split_whitespace().next().unwrap().to_owned()
 }
 

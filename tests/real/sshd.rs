@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::parts::{find, free_port};
-use crate::process::{PATIENCE, Running, run};
+use crate::process::{Running, TIMEOUT, run};
 use crate::wait::wait_until;
 
 /// A running sshd on loopback.
@@ -26,10 +26,10 @@ impl Sshd {
         let (host_key, key) = (dir.path().join("hostkey"), dir.path().join("id"));
         for file in [&host_key, &key] {
             let args = ["-q", "-t", "ed25519", "-N", "", "-f", file.to_str().unwrap()];
-            assert!(run("ssh-keygen", &args, None, PATIENCE).status.success());
+            assert!(run("ssh-keygen", &args, None, TIMEOUT).status.success());
         }
         std::fs::copy(key.with_extension("pub"), dir.path().join("authorized_keys")).unwrap();
-        let user = run("id", &["-un"], None, PATIENCE).stdout.trim().to_owned();
+        let user = run("id", &["-un"], None, TIMEOUT).stdout.trim().to_owned();
         if user == "root" {
             // Without it sshd refuses to start as root.
             std::fs::create_dir_all("/run/sshd").unwrap();
@@ -47,7 +47,7 @@ impl Sshd {
         let mut command = Command::new(find("sshd").unwrap());
         let mut process =
             Running::start("sshd", dir.path(), command.arg("-D").arg("-e").arg("-f").arg(&config));
-        wait_until("sshd listens", PATIENCE, || {
+        wait_until("sshd listens", TIMEOUT, || {
             process.lives();
             std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
         });
@@ -65,7 +65,7 @@ impl Sshd {
             "StrictHostKeyChecking=no",
             "UserKnownHostsFile=/dev/null",
             "LogLevel=ERROR",
-            &format!("ConnectTimeout={}", PATIENCE.as_secs()),
+            &format!("ConnectTimeout={}", TIMEOUT.as_secs()),
             &format!("Port={port}"),
             &format!("User={}", self.user),
             &format!("ProxyCommand={helper}"),

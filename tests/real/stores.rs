@@ -22,9 +22,9 @@ use tunnel::net::resolver::Resolver;
 use tunnel::proto::frame::Remote;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::publish::etcd::{Etcd, EtcdParams};
+use tunnel::publish::etcd::{EtcdParams, EtcdRecords};
 use tunnel::publish::record_policy::RecordPolicy;
-use tunnel::publish::{Publisher, Store};
+use tunnel::publish::{Publisher, RecordStore};
 use tunnel::registry::{LinkedNode, Registry};
 
 use crate::parts::{asked, free_port, kept};
@@ -40,7 +40,7 @@ struct Pod {
 
 impl Pod {
     fn start(number: u8, etcd: SocketAddr, drain: &Drain) -> Self {
-        let metrics = Metrics::cloud("", "");
+        let metrics = Metrics::server("", "");
         let registry = Registry::new(metrics.clone());
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let members = vec![(false, etcd.to_string().parse().unwrap())];
@@ -48,7 +48,7 @@ impl Pod {
         let params = EtcdParams { access, prefix: "/skydns".into(), address: [10, 0, 0, number].into() };
         let publisher = Publisher {
             registry: registry.clone(),
-            store: Store::Etcd(Box::new(Etcd::new(params, resolver.clone()))),
+            store: RecordStore::Etcd(Box::new(EtcdRecords::new(params, resolver.clone()))),
             zone: Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false)),
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics: metrics.clone(),
@@ -69,7 +69,7 @@ impl Pod {
 
     fn lose(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
-        self.registry.remove(&self.registry.here(&name).unwrap().sender);
+        self.registry.remove(&self.registry.link_of(&name).unwrap().sender);
     }
 }
 
@@ -87,15 +87,15 @@ fn etcd(place: &TestDir, at: SocketAddr, peers: u16) -> Running {
 }
 
 /// Until so many records stand, as the publishers know. How long that took.
-async fn stand(pods: &[Pod], records: usize) -> Duration {
-    let begun = Instant::now();
-    while pods.iter().map(|pod| usize::try_from(pod.metrics.published.get()).unwrap()).sum::<usize>()
+async fn stand(servers: &[Pod], records: usize) -> Duration {
+    let started = Instant::now();
+    while servers.iter().map(|server| usize::try_from(server.metrics.published.get()).unwrap()).sum::<usize>()
         != records
     {
-        assert!(begun.elapsed() < Duration::from_secs(600), "the records do not stand");
+        assert!(started.elapsed() < Duration::from_secs(600), "the records do not stand");
         sleep(Duration::from_millis(20)).await;
     }
-    begun.elapsed()
+    started.elapsed()
 }
 
 /// Questions a second that CoreDNS answers, 64 under way at once, of so many names in turn.
@@ -153,11 +153,11 @@ async fn what_etcd_and_coredns_take() {
     let say = |row: String| writeln!(std::io::stderr(), "{row}").unwrap();
     let drain = Drain::new();
     let (by_way, way) = way_to(at).await;
-    let pods: Vec<_> = (0..count).map(|pod| Pod::start(pod as u8, by_way, &drain)).collect();
+    let servers: Vec<_> = (0..count).map(|server| Pod::start(server as u8, by_way, &drain)).collect();
     let all = count * each;
     let per_second = |records: usize, took: Duration| records as f64 / took.as_secs_f64();
-    (0..all).for_each(|node| pods[node % count].link(node));
-    let took = stand(&pods, all).await;
+    (0..all).for_each(|node| servers[node % count].link(node));
+    let took = stand(&servers, all).await;
     say(format!("{count} pods publish {all} nodes in {took:.1?}: {:.0} a second", per_second(all, took)));
     let dns = Dns::start(&place, &coredns, &corefile(""));
     say(format!("CoreDNS answers {} questions a second without a cache", questions(dns.port, all).await));
@@ -165,20 +165,20 @@ async fn what_etcd_and_coredns_take() {
     let dns = Dns::start(&place, &coredns, &corefile("cache 5"));
     say(format!("{} of 1,000 names with a cache of 5 s", questions(dns.port, 1000).await));
     let fifth = (0..all).step_by(5);
-    fifth.clone().for_each(|node| pods[node % count].lose(node));
-    let gone = stand(&pods, all - fifth.len()).await;
-    fifth.clone().for_each(|node| pods[(node + 1) % count].link(node));
-    let back = stand(&pods, all).await;
+    fifth.clone().for_each(|node| servers[node % count].lose(node));
+    let gone = stand(&servers, all - fifth.len()).await;
+    fifth.clone().for_each(|node| servers[(node + 1) % count].link(node));
+    let back = stand(&servers, all).await;
     say(format!("a fifth goes in {gone:.1?} and comes back elsewhere in {back:.1?}"));
     way.send_replace(false);
     sleep(Duration::from_secs(away as u64)).await;
     assert_eq!(resolving(dns.port, all).await, 0, "the leases have ended");
     way.send_replace(true);
-    let begun = Instant::now();
+    let started = Instant::now();
     while resolving(dns.port, all).await < SAMPLE {
-        assert!(begun.elapsed() < Duration::from_secs(600), "the records are not back");
+        assert!(started.elapsed() < Duration::from_secs(600), "the records are not back");
     }
-    let back = begun.elapsed();
+    let back = started.elapsed();
     say(format!("pods did not reach etcd for {away} s; all names resolve {back:.1?} after they do"));
     let size = std::fs::metadata(place.path().join("etcd/member/snap/db")).unwrap().len();
     say(format!("etcd's file has {size} bytes, {} for each node", size / all as u64));

@@ -5,14 +5,14 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 
 use crate::fleet::{Fleet, Line};
 use crate::parts::loopback;
-use crate::process::{PATIENCE, Running};
+use crate::process::{Running, TIMEOUT};
 
 #[test]
 fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
     let mut fleet = Fleet::start("");
     let line = Line::to(fleet.at[1]);
     let mut edge = fleet.node(&line, 1);
-    let mut client = connect(fleet.pods[0].connect, &format!("node1:{}", echo()));
+    let mut client = connect(fleet.servers[0].connect, &format!("node1:{}", echo()));
     repeats(&mut client, b"before");
     line.lead_to(fleet.at[2]);
     line.reset();
@@ -20,12 +20,12 @@ fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(client.read_to_end(&mut Vec::new()).unwrap(), 0);
 
-    let access = fleet.pods[0].process.says("front=\"ssh\"");
+    let access = fleet.servers[0].process.says("front=\"ssh\"");
     assert!(access.contains(" up_bytes=11 down_bytes=11 seconds="), "{access}");
     assert!(access.contains(" resumed=1 status=200 result=\"over\""), "{access}");
     let (_, id) = access.rsplit_once(" session=").unwrap();
     let id = id.get(..8).unwrap();
-    let [opener, first, second] = &mut fleet.pods[..] else { panic!("three pods") };
+    let [opener, first, second] = &mut fleet.servers[..] else { panic!("three pods") };
     tells(
         &mut opener.process,
         id,
@@ -113,7 +113,7 @@ fn echo() -> u16 {
 /// A session through a pod's CONNECT port.
 fn connect(port: u16, target: &str) -> TcpStream {
     let mut client = TcpStream::connect(loopback(port)).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     write!(client, "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

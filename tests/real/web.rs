@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::certificates::Files;
 use crate::parts::{find, free_port, have, loopback};
-use crate::process::{PATIENCE, Running, Said, run};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
@@ -94,9 +94,9 @@ fn a_client_of_http_2_is_turned_away_where_http_1_is_spoken() {
         (format!("https://{}", port(site.https)), "https", offers),
     ] {
         let before = site.cloud.process.log().matches(told).count();
-        let said = run("h2load", &["--npn-list=h2", "-n", "1", "-c", "1", &url], None, PATIENCE);
+        let said = run("h2load", &["--npn-list=h2", "-n", "1", "-c", "1", &url], None, TIMEOUT);
         assert!(said.stdout.contains("0 succeeded, 1 failed"), "{front}: {said:?}");
-        wait_until(&format!("{front} says why"), PATIENCE, || {
+        wait_until(&format!("{front} says why"), TIMEOUT, || {
             site.cloud.process.lives();
             site.cloud.process.log().matches(told).count() > before
         });
@@ -154,7 +154,7 @@ impl Site {
     }
 
     /// Runs a line of bash with a curl that knows both ports by the node's name, and shows its certificate.
-    fn tries(&self, line: &str) -> Said {
+    fn tries(&self, line: &str) -> ProcessOutput {
         let Self { https, http, .. } = self;
         let curl = format!(
             "curl() {{ command curl -sS --fail-with-body --cacert ca.crt --cert client.crt --key client.key \
@@ -223,7 +223,7 @@ http {{
     let mut command = Command::new(find("nginx").unwrap());
     command.args(["-e", "stderr", "-c"]).arg(file).arg("-p").arg(dir);
     let mut running = Running::start("nginx", dir, &mut command);
-    wait_until("nginx listens", PATIENCE, || {
+    wait_until("nginx listens", TIMEOUT, || {
         running.lives();
         std::net::TcpStream::connect(loopback(tls)).is_ok()
     });

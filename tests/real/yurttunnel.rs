@@ -23,7 +23,7 @@ use crate::addresses::own_address;
 use crate::held::Held;
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::parts::free_port;
-use crate::process::{PATIENCE, run};
+use crate::process::{TIMEOUT, run};
 use crate::tunnel::{Cloud, Edge, PROGRAM, TestDir};
 use crate::wait::wait_until;
 
@@ -31,7 +31,7 @@ const SERVICE: &str = "x-tunnel-server-internal-svc";
 const PORTS: &str = "yurt-tunnel-server-cfg";
 
 #[test]
-fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
+fn ports_of_the_map_lead_to_the_servers_and_no_change_of_it_cuts_a_session() {
     let Some(kubernetes) = Kubernetes::start() else { return };
     may_keep_ports(&kubernetes);
     let own = own_address();
@@ -40,7 +40,7 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     node(&kubernetes, "node1", &json!({"openyurt.io/is-edge-worker": "true"}), own);
     service(&kubernetes, true);
     let (place, front) = (TestDir::new(), free_port());
-    let mut cloud = pod(&kubernetes, &place, front);
+    let mut cloud = server(&kubernetes, &place, front);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.has("node1");
     cloud.is_well();
@@ -50,13 +50,13 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     let mut slow = asks(front, &name(at_node), "/slow");
     assert_eq!(reads(&mut slow, 2), "ab");
 
-    let begun = SystemTime::now();
+    let started = SystemTime::now();
     map(
         &kubernetes,
         &json!({"http-proxy-ports": format!("{}, x", at_node.port()), "https-proxy-ports": "9443"}),
     );
-    wait_until("its port is led here", PATIENCE, || led() == [(at_node.port(), front)].into());
-    let _ = writeln!(std::io::stderr(), "led here after {:?}", begun.elapsed().unwrap_or_default());
+    wait_until("its port is led here", TIMEOUT, || led() == [(at_node.port(), front)].into());
+    let _ = writeln!(std::io::stderr(), "led here after {:?}", started.elapsed().unwrap_or_default());
     cloud.is_troubled("http-proxy-ports: \"x\": want a port from 1 to 65535");
     cloud.is_troubled("https-proxy-ports: they lead nowhere");
     for host in [name(at_node), at_node.to_string()] {
@@ -72,12 +72,12 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
             "localhost-proxy-ports": on_loopback.port().to_string(),
         }),
     );
-    wait_until("both are led here", PATIENCE, || led() == [(at_node.port(), front), (9052, front)].into());
+    wait_until("both are led here", TIMEOUT, || led() == [(at_node.port(), front), (9052, front)].into());
     cloud.is_well();
     assert_eq!(reads(&mut asks(front, &name(on_loopback), "/"), 2), "ok");
 
     map(&kubernetes, &json!({"http-proxy-ports": format!("{},9053", cloud.grpc)}));
-    wait_until("the pod's own port is not", PATIENCE, || led() == [(9053, front)].into());
+    wait_until("the pod's own port is not", TIMEOUT, || led() == [(9053, front)].into());
     cloud.is_troubled(&format!(
         "http-proxy-ports: \"{}\": the pods themselves listen at that port",
         cloud.grpc
@@ -89,7 +89,7 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     assert_eq!(led(), [(9053, front)].into());
     service(&kubernetes, true);
     kubernetes.delete::<ConfigMap>(PORTS);
-    wait_until("without the map none is led here", PATIENCE, || led().is_empty());
+    wait_until("without the map none is led here", TIMEOUT, || led().is_empty());
     cloud.is_well();
     let base = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().ports.unwrap();
     assert_eq!(
@@ -120,7 +120,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     };
     begin(&first, "first", held.kubeconfig.clone());
     let is = |text: &str, term: &str| {
-        wait_until(&format!("term {term} has written {text:?}"), 2 * PATIENCE, || {
+        wait_until(&format!("term {term} has written {text:?}"), 2 * TIMEOUT, || {
             written(&kubernetes) == Some((text.to_owned(), term.to_owned()))
         });
     };
@@ -149,7 +149,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     assert_eq!(written(&kubernetes).unwrap().1, "2");
 
     held.let_go();
-    let drained = kubernetes.run(second.finish(PATIENCE, std::future::pending()));
+    let drained = kubernetes.run(second.finish(TIMEOUT, std::future::pending()));
     assert_eq!(drained, Drained::Finished);
     is(&both, "3");
     assert_eq!(
@@ -166,7 +166,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     }));
     node(&kubernetes, "last", &edge, [10, 0, 0, 4].into());
     is(&format!("10.0.0.3\tlate\n{ip}\tedge-a1\n{ip}\tlast\n"), "100");
-    let drained = kubernetes.run(first.finish(PATIENCE, std::future::pending()));
+    let drained = kubernetes.run(first.finish(TIMEOUT, std::future::pending()));
     assert_eq!(drained, Drained::Finished);
 }
 
@@ -180,7 +180,7 @@ fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
             "sh",
             &["-c", &format!("cd {} && {ENVIRONMENT} {PROGRAM} {line}", place.path().display())],
             None,
-            PATIENCE,
+            TIMEOUT,
         );
         assert!(said.status.success(), "{said:?}");
         said.stdout
@@ -251,7 +251,7 @@ fn holder(kubernetes: &Kubernetes) -> (String, i32) {
 }
 
 /// A pod whose port `front` stands for every port of every node.
-fn pod(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
+fn server(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
     let more = format!(
         "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{front}\" = \"host\" }}\n\
          [mode.cloud.ports]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\n\
@@ -332,7 +332,7 @@ fn web(ip: IpAddr, slowly: bool) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
 /// A request that was answered with 200; its body is still to be read.
 fn asks(front: u16, host: &str, path: &str) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", front)).unwrap();
-    client.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+    client.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
     write!(client, "GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
     let answer = head(&mut client);
     assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");
@@ -342,7 +342,7 @@ fn asks(front: u16, host: &str, path: &str) -> TcpStream {
 /// The head of the answer, whatever it is.
 fn answer(front: u16, host: &str) -> String {
     let mut client = TcpStream::connect(("127.0.0.1", front)).unwrap();
-    client.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+    client.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
     write!(client, "GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
     head(&mut client)
 }

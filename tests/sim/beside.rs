@@ -11,7 +11,7 @@ use tunnel::link::session::stream::Parked;
 use tunnel::link::table::traffic_class::TrafficClassifier;
 
 use super::plan::About;
-use super::world::World;
+use super::world::Simulation;
 
 /// Two links between the same two processes: sessions of the first may be sent over the second.
 pub(crate) struct Pair {
@@ -28,7 +28,7 @@ pub(crate) struct Pair {
     over: [HashSet<SessionId>; 2],
 }
 
-impl World {
+impl Simulation {
     /// Second links come and go, and sessions are moved.
     pub(crate) fn sort(&mut self) {
         if !matches!(self.plan.about, About::Cuts | About::Drops | About::Pods) {
@@ -61,7 +61,7 @@ impl World {
         let beside = self.lay(at);
         self.ledger.note(|| format!("link {} stands beside link {number}", self.links));
         for side in [0, 1] {
-            busy[side].stand_beside(Some(beside[side].clone()));
+            busy[side].set_interactive(Some(beside[side].clone()));
         }
         self.pairs.push(Pair {
             number: self.links,
@@ -81,7 +81,7 @@ impl World {
         pair.hasty ^= self.dice.one_in(400);
         if self.dice.one_in(if pair.hasty { 15 } else { 60 }) {
             for _ in 0..if pair.hasty { self.dice.between(1, 8) } else { 1 } {
-                let parked = table.sort(&busy, &mut pair.sorting[side]).parked;
+                let parked = table.classify(&busy, &mut pair.sorting[side]).parked;
                 for id in parked.iter().map(Parked::id) {
                     let over = pair.over[side].insert(id);
                     if !over {
@@ -94,19 +94,19 @@ impl World {
         }
         if self.dice.one_in(60) {
             self.ledger.note(|| format!("process {at} sends nothing over link {number} any more"));
-            busy.stand_beside(None);
+            busy.set_interactive(None);
             pair.over[side].clear();
-            table.release(&beside, |_| true);
+            table.detach_relays(&beside, |_| true);
             let parked = table.leave(&beside, |_, _| true);
             parked.iter().for_each(|_| self.ledger.sorted(false));
             self.sought(parked, at);
-        } else if self.dice.one_in(20) && busy.beside().is_none() {
-            busy.stand_beside(Some(beside));
+        } else if self.dice.one_in(20) && busy.interactive().is_none() {
+            busy.set_interactive(Some(beside));
         }
         let over = if pair.busy.iter().any(|link| link.is_closed()) { 100 } else { 1_000 };
         if self.dice.one_in(over) {
             self.ledger.note(|| format!("link {number} is not wanted any more"));
-            pair.busy.iter().for_each(|busy| drop(busy.stand_beside(None)));
+            pair.busy.iter().for_each(|busy| drop(busy.set_interactive(None)));
             let line = self.lines.iter_mut().find(|line| line.number == number);
             line.into_iter().for_each(|line| line.cut(Instant::now(), Duration::from_secs(4), &self.dice));
         }

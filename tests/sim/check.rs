@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 
 use tunnel::base::names::{Instance, SessionId};
-use tunnel::proto::frame::{Code, Frame, FrameKind, SessionFrame};
+use tunnel::proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
 
 use super::ledger::Ledger;
-use super::world::World;
+use super::world::Simulation;
 
 /// Which way each attempt to open or resume has gone: over at most one link between pods, and never back.
 #[derive(Default)]
 pub(crate) struct Hops(HashMap<(SessionId, u64), (Vec<usize>, usize)>);
 
 impl Hops {
-    pub(crate) fn said(&mut self, frame: &Frame, way: [usize; 2], pods: [bool; 2], ledger: &Ledger) {
+    pub(crate) fn said(&mut self, frame: &Frame, way: [usize; 2], servers: [bool; 2], ledger: &Ledger) {
         let FrameKind::Session(id, _, word) = &frame.body else { return };
         let [from, to] = way;
         match word {
@@ -23,11 +23,11 @@ impl Hops {
                     ledger.fault(format!("an attempt comes from {from}, and went {been:?}"));
                 }
                 // An edge that asks for its own name: the second pod cannot know who asked the first.
-                let own = been.len() == 3 && been[0] == to && !pods[1];
+                let own = been.len() == 3 && been[0] == to && !servers[1];
                 if been.contains(&to) && !own {
                     ledger.fault(format!("an attempt goes back to {to}, and went {been:?}"));
                 }
-                if pods == [true, true] {
+                if servers == [true, true] {
                     *between += 1;
                     ledger.relayed();
                     if *between > 1 {
@@ -39,20 +39,20 @@ impl Hops {
             SessionFrame::Opened { epoch, .. } => ledger.answers(*id, *epoch, from),
             // The pod that tried this path may try another one for the same attempt; an opener makes a new attempt.
             SessionFrame::Refused { epoch, refusal } | SessionFrame::Reset { epoch, refusal }
-                if refusal.code == Code::NotHere =>
+                if refusal.code == ErrorCode::NodeNotConnected =>
             {
                 if let Some((been, between)) = self.0.get_mut(&(*id, *epoch))
                     && been.len() > 2
                     && been.ends_with(&[to, from])
                 {
                     been.pop();
-                    *between -= usize::from(pods == [true, true]);
+                    *between -= usize::from(servers == [true, true]);
                 }
             }
             _ => {}
         }
         if let SessionFrame::Resume { instance: Some(instance), .. } = word
-            && !pods[1]
+            && !servers[1]
             && *instance != Instance::from_bits(to as u128 + 1)
         {
             ledger.fault(format!(
@@ -63,7 +63,7 @@ impl Hops {
     }
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn check_memory(&self) -> Result<(), String> {
         if !self.steps.is_multiple_of(16) {
             return Ok(());
@@ -78,11 +78,11 @@ impl World {
             if promised > memory + pieces * PIECE || queued > promised {
                 return Err(format!("process {at} promised {promised} of {memory}, stores {queued}"));
             }
-            let passing = table.passing().1;
+            let passing = table.relayed().1;
             if passing > memory.max(self.plan.windows[0].max as usize) {
                 return Err(format!("process {at} stores {passing} for others"));
             }
-            if kept > memory + self.plan.sessions * MOST_FAIR {
+            if kept > memory + self.plan.sessions * MAX_FAIR {
                 return Err(format!("process {at} keeps {kept}"));
             }
         }
@@ -93,8 +93,8 @@ impl World {
         let mut left = Vec::new();
         for (at, process) in self.processes.iter().enumerate().filter(|(_, p)| p.alive) {
             let table = &process.table;
-            if !table.is_empty() || table.memory() != (0, 0) || table.passing() != (0, 0) {
-                let (memory, passing) = (table.memory(), table.passing());
+            if !table.is_empty() || table.memory() != (0, 0) || table.relayed() != (0, 0) {
+                let (memory, passing) = (table.memory(), table.relayed());
                 left.push(format!(
                     "process {at}: {} sessions, memory {memory:?}, passing {passing:?}",
                     table.len()
@@ -123,4 +123,4 @@ const JOINED: usize = 4 * 1024;
 const PIECE: usize = 96;
 
 /// What a session may keep although the budget is spent, and one piece more.
-const MOST_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;
+const MAX_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;

@@ -9,8 +9,8 @@ mod etcd;
 mod figures;
 mod known;
 mod net;
-mod pod;
 mod records;
+mod server;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use super::chance::Dice;
 use super::number;
 use figures::{Counts, memory};
 use net::Net;
-use pod::Pod;
+use server::SimServer;
 
 #[test]
-fn what_a_pod_says_and_hears_grows_with_its_own_edges_and_not_with_those_of_all() {
-    if let Some((pods, each)) = wanted() {
-        run(pods, each);
+fn what_a_server_says_and_hears_grows_with_its_own_edges_and_not_with_those_of_all() {
+    if let Some((servers, each)) = wanted() {
+        run(servers, each);
         return;
     }
     let (few, many) = (run(4, 50), run(12, 50));
@@ -49,18 +49,18 @@ fn what_a_pod_says_and_hears_grows_with_its_own_edges_and_not_with_those_of_all(
 /// Pods, and edges of each, that a person wants.
 fn wanted() -> Option<(usize, usize)> {
     let size = std::env::var("FLEET").ok()?;
-    let (pods, each) = size.split_once('x').unwrap();
-    Some((pods.parse().unwrap(), each.parse().unwrap()))
+    let (servers, each) = size.split_once('x').unwrap();
+    Some((servers.parse().unwrap(), each.parse().unwrap()))
 }
 
 #[expect(clippy::disallowed_types, reason = "how long the simulation takes, not what is simulated")]
-fn run(pods: usize, each: usize) -> Vec<Row> {
-    let begun = std::time::Instant::now();
+fn run(servers: usize, each: usize) -> Vec<Row> {
+    let started = std::time::Instant::now();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let seed = number("FLEET_SEED").unwrap_or_else(|| rand::random::<u32>().into());
-    let rows = runtime.block_on(live(pods, each, seed));
-    println!("in {:?}", begun.elapsed());
+    let rows = runtime.block_on(live(servers, each, seed));
+    println!("in {:?}", started.elapsed());
     rows
 }
 
@@ -78,7 +78,7 @@ struct Fleet {
 struct Edge {
     name: NodeName,
     process: Instance,
-    pod: Option<Arc<Pod>>,
+    server: Option<Arc<SimServer>>,
 }
 
 /// What something that happens costs.
@@ -98,103 +98,103 @@ impl Fleet {
         Self { net, dice, nodes: Vec::new(), started: 0, clients: Drain::new(), since: Instant::now() }
     }
 
-    fn start_pod(&mut self) -> Arc<Pod> {
+    fn start_server(&mut self) -> Arc<SimServer> {
         self.started += 1;
         let ip = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + self.started);
-        Pod::start(&self.net, SocketAddr::new(ip.into(), 9000))
+        SimServer::start(&self.net, SocketAddr::new(ip.into(), 9000))
     }
 
     /// All of it, as after a start.
-    async fn begin(&mut self, pods: usize, each: usize) {
-        for _ in 0..pods {
-            self.start_pod();
+    async fn start(&mut self, servers: usize, each: usize) {
+        for _ in 0..servers {
+            self.start_server();
         }
-        for n in 0..pods * each {
+        for n in 0..servers * each {
             let (name, process) = (format!("node-{n:07}").parse().unwrap(), self.net.instance());
-            self.nodes.push(Edge { name, process, pod: None });
+            self.nodes.push(Edge { name, process, server: None });
         }
         sleep(Duration::from_secs(5)).await;
-        self.come((0..pods * each).collect()).await;
+        self.come((0..servers * each).collect()).await;
     }
 
     /// These edges link again, each to any pod, as fast as pods can take them.
     async fn come(&mut self, mut who: Vec<usize>) {
-        let begun = Instant::now();
-        let pods = self.net.pods();
-        let mut free = vec![begun; pods.len()];
+        let started = Instant::now();
+        let servers = self.net.servers();
+        let mut free = vec![started; servers.len()];
         let mut when: Vec<_> = who
             .drain(..)
             .map(|edge| {
-                let (pod, chance) = (self.dice.below(pods.len()), self.dice.below(100));
-                let at = free[pod].max(begun + FIRST_DIAL * chance as u32 / 100);
-                free[pod] = at + HANDSHAKE;
-                (at, edge, pod)
+                let (server, chance) = (self.dice.below(servers.len()), self.dice.below(100));
+                let at = free[server].max(started + FIRST_DIAL * chance as u32 / 100);
+                free[server] = at + HANDSHAKE;
+                (at, edge, server)
             })
             .collect();
         when.sort_unstable_by_key(|(at, ..)| *at);
-        for (at, edge, pod) in when {
+        for (at, edge, server) in when {
             sleep_until(at).await;
-            self.links(edge, &pods[pod]);
+            self.links(edge, &servers[server]);
         }
     }
 
-    fn links(&mut self, edge: usize, pod: &Arc<Pod>) {
+    fn links(&mut self, edge: usize, server: &Arc<SimServer>) {
         let edge = &mut self.nodes[edge];
-        if let Some(before) = edge.pod.replace(pod.clone()) {
-            pod.links(&self.net, &edge.name, edge.process);
-            if before.own != pod.own {
+        if let Some(before) = edge.server.replace(server.clone()) {
+            server.links(&self.net, &edge.name, edge.process);
+            if before.own != server.own {
                 before.loses(&self.net, &edge.name);
             }
             return;
         }
-        pod.links(&self.net, &edge.name, edge.process);
+        server.links(&self.net, &edge.name, edge.process);
     }
 
     /// The edges of a pod.
-    fn of(&self, pod: &Pod) -> Vec<usize> {
-        let here = |edge: &Edge| edge.pod.as_ref().is_some_and(|at| at.own == pod.own);
+    fn of(&self, server: &SimServer) -> Vec<usize> {
+        let here = |edge: &Edge| edge.server.as_ref().is_some_and(|at| at.own == server.own);
         (0..self.nodes.len()).filter(|n| here(&self.nodes[*n])).collect()
     }
 
     /// A pod vanishes, and its edges come back by others.
-    async fn dies(&mut self, pod: &Arc<Pod>) {
-        let its = self.of(pod);
-        self.net.remove(pod);
+    async fn dies(&mut self, server: &Arc<SimServer>) {
+        let its = self.of(server);
+        self.net.remove(server);
         for edge in &its {
-            self.nodes[*edge].pod = None;
-            self.net.withdraw(&self.nodes[*edge].name, pod.ip());
+            self.nodes[*edge].server = None;
+            self.net.withdraw(&self.nodes[*edge].name, server.ip());
         }
         self.come(its).await;
     }
 
     /// Nothing that a pod sends arrives any more, while its links stay. Its edges notice and come back by others, long
     /// before pods give up their links and DNS its records.
-    async fn is_cut_off(&mut self, pod: &Arc<Pod>) {
-        let its = self.of(pod);
-        pod.cut_off.store(true, Relaxed);
-        self.net.hide(pod);
+    async fn is_cut_off(&mut self, server: &Arc<SimServer>) {
+        let its = self.of(server);
+        server.cut_off.store(true, Relaxed);
+        self.net.hide(server);
         sleep(EDGES_NOTICE).await;
-        its.iter().for_each(|edge| self.nodes[*edge].pod = None);
+        its.iter().for_each(|edge| self.nodes[*edge].server = None);
         self.come(its).await;
     }
 
     /// The end of a pod that was cut off.
-    fn is_given_up(&self, pod: &Arc<Pod>, its: &[usize]) {
-        its.iter().for_each(|edge| self.net.withdraw(&self.nodes[*edge].name, pod.ip()));
-        self.net.remove(pod);
+    fn is_given_up(&self, server: &Arc<SimServer>, its: &[usize]) {
+        its.iter().for_each(|edge| self.net.withdraw(&self.nodes[*edge].name, server.ip()));
+        self.net.remove(server);
     }
 
     /// Each pod is drained, and another one takes its place.
     async fn restarts(&mut self) {
-        for pod in self.net.pods() {
-            self.start_pod();
+        for server in self.net.servers() {
+            self.start_server();
             sleep(Duration::from_secs(10)).await;
-            let its = self.of(&pod);
-            pod.stops();
-            self.net.hide(&pod);
+            let its = self.of(&server);
+            server.stops();
+            self.net.hide(&server);
             self.come(its).await;
             sleep(Duration::from_secs(2)).await;
-            self.net.remove(&pod);
+            self.net.remove(&server);
         }
     }
 
@@ -202,8 +202,8 @@ impl Fleet {
     async fn returns(&mut self, who: &[usize]) {
         for edge in who {
             let edge = &mut self.nodes[*edge];
-            if let Some(pod) = edge.pod.take() {
-                pod.loses(&self.net, &edge.name);
+            if let Some(server) = edge.server.take() {
+                server.loses(&self.net, &edge.name);
             }
         }
         sleep(Duration::from_secs(30)).await;
@@ -215,7 +215,7 @@ impl Fleet {
     fn clients_ask(&self) {
         let (net, clients) = (self.net.clone(), self.clients.clone());
         let nodes: Vec<NodeName> = self.nodes.iter().map(|edge| edge.name.clone()).collect();
-        let pause = ASKED_EVERY / u32::try_from(nodes.len()).unwrap();
+        let pause = ASKED_INTERVAL / u32::try_from(nodes.len()).unwrap();
         let seed = self.dice.below(1 << 30) as u64;
         self.clients.spawn(tracing::Span::none(), async move {
             let mut chance = seed;
@@ -231,14 +231,14 @@ impl Fleet {
                 if clients.is_draining() {
                     return;
                 }
-                let pods = net.pods();
-                let pod = pods[below(pods.len())].clone();
+                let servers = net.servers();
+                let server = servers[below(servers.len())].clone();
                 let mut node = nodes[below(nodes.len())].clone();
                 if below(100) < OFFLINE {
                     node = format!("off-{node}").parse().unwrap();
                 }
-                pod.clone().work(async move {
-                    let _ = pod.finder.find(&node, None, None).await;
+                server.clone().work(async move {
+                    let _ = server.finder.find(&node, None, None).await;
                 });
             }
         });
@@ -247,21 +247,22 @@ impl Fleet {
     /// Looks for some of these nodes from every pod, and for more of them from one pod each, until all are found where they
     /// are. Returns how long that took.
     async fn found(&self, moved: &[usize]) -> Duration {
-        let (begun, pods) = (Instant::now(), self.net.pods());
+        let (started, servers) = (Instant::now(), self.net.servers());
         let some = |most: usize| moved.iter().step_by(moved.len().div_ceil(most.max(1)).max(1));
-        let everywhere = some((moved.len() / 50).clamp(10, MOST_EVERYWHERE))
-            .flat_map(|edge| pods.iter().map(move |pod| (pod, *edge)));
-        let once =
-            some((moved.len() / 5).min(MOST_ONCE)).zip(pods.iter().cycle()).map(|(edge, pod)| (pod, *edge));
-        let asks = everywhere.chain(once).map(|(pod, edge)| async move {
+        let everywhere = some((moved.len() / 50).clamp(10, MAX_EVERYWHERE))
+            .flat_map(|edge| servers.iter().map(move |server| (server, *edge)));
+        let once = some((moved.len() / 5).min(MAX_ONCE))
+            .zip(servers.iter().cycle())
+            .map(|(edge, server)| (server, *edge));
+        let asks = everywhere.chain(once).map(|(server, edge)| async move {
             let edge = &self.nodes[edge];
-            while !pod.finds(&edge.name, edge.pod.as_ref().unwrap()).await {
+            while !server.finds(&edge.name, edge.server.as_ref().unwrap()).await {
                 sleep(Duration::from_millis(100)).await;
             }
         });
         let all = tokio::time::timeout(Duration::from_secs(60), join_all(asks)).await;
         assert!(all.is_ok(), "not all nodes are found from all pods");
-        begun.elapsed()
+        started.elapsed()
     }
 
     /// What it has cost since the last time that this or [`Self::restart_counts`] was called; then some of those that moved
@@ -269,8 +270,8 @@ impl Fleet {
     async fn report(&mut self, what: &str, moved: &[usize]) -> Row {
         let took = self.since.elapsed();
         let (mut worst, mut said) = (Counts::default(), 0);
-        for pod in self.net.pods() {
-            let counts = pod.figures.take();
+        for server in self.net.servers() {
+            let counts = server.figures.take();
             said += counts.said.all;
             worst = worst.with(counts);
         }
@@ -294,8 +295,8 @@ impl Fleet {
 
     /// What it has cost so far is of no interest.
     fn restart_counts(&mut self) {
-        self.net.pods().iter().for_each(|pod| {
-            pod.figures.take();
+        self.net.servers().iter().for_each(|server| {
+            server.figures.take();
         });
         self.since = Instant::now();
     }
@@ -308,15 +309,15 @@ impl Fleet {
 }
 
 /// All that may happen, with so many pods and edges of each.
-async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
+async fn live(servers: usize, each: usize, seed: u64) -> Vec<Row> {
     let mut fleet = Fleet::new(seed);
-    println!("{pods} pods, {each} edges each, FLEET_SEED={seed}");
+    println!("{servers} servers, {each} edges each, FLEET_SEED={seed}");
     println!(
         "| what | time | said a second / in all | heard | lookups | queue | found after | all said | memory |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-    let all: Vec<_> = (0..pods * each).collect();
-    fleet.begin(pods, each).await;
+    let all: Vec<_> = (0..servers * each).collect();
+    fleet.start(servers, each).await;
     let mut rows = vec![fleet.report("all start", &all).await];
     fleet.clients_ask();
     fleet.rests().await;
@@ -327,18 +328,18 @@ async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
     rows.push(fleet.report("10 min without DNS", &all).await);
     fleet.net.dns_is_away.store(false, Relaxed);
     fleet.rests().await;
-    let victim = fleet.net.pods()[pods / 2].clone();
+    let victim = fleet.net.servers()[servers / 2].clone();
     let its = fleet.of(&victim);
     fleet.dies(&victim).await;
     rows.push(fleet.report("a pod dies", &its).await);
-    fleet.start_pod();
+    fleet.start_server();
     fleet.rests().await;
-    let victim = fleet.net.pods()[pods / 3].clone();
+    let victim = fleet.net.servers()[servers / 3].clone();
     let its = fleet.of(&victim);
     fleet.is_cut_off(&victim).await;
     rows.push(fleet.report("a pod is cut off", &its).await);
     fleet.is_given_up(&victim, &its);
-    fleet.start_pod();
+    fleet.start_server();
     fleet.rests().await;
     let fifth: Vec<_> = all.iter().copied().step_by(5).collect();
     fleet.returns(&fifth).await;
@@ -346,8 +347,8 @@ async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
     fleet.rests().await;
     fleet.restarts().await;
     rows.push(fleet.report("rolling restart", &all).await);
-    fleet.clients.begin();
-    fleet.net.pods().iter().for_each(|pod| fleet.net.remove(pod));
+    fleet.clients.start();
+    fleet.net.servers().iter().for_each(|server| fleet.net.remove(server));
     rows
 }
 
@@ -358,10 +359,10 @@ const EDGES_NOTICE: Duration = Duration::from_secs(5);
 /// What one handshake costs a pod: two cores take 1,500 a second.
 const HANDSHAKE: Duration = Duration::from_micros(667);
 /// How often each node is asked for.
-const ASKED_EVERY: Duration = Duration::from_secs(500);
+const ASKED_INTERVAL: Duration = Duration::from_secs(500);
 /// Percent of the questions that are for nodes that there are not.
 const OFFLINE: usize = 2;
 /// One in fifty of those that moved is looked for from every pod, ten at least, and no more than this.
-const MOST_EVERYWHERE: usize = 100;
+const MAX_EVERYWHERE: usize = 100;
 /// One in five of those that moved is looked for from one pod, no more than this.
-const MOST_ONCE: usize = 10_000;
+const MAX_ONCE: usize = 10_000;

@@ -29,7 +29,7 @@ impl HalfWay {
             // One that answers an older attempt must not take the newer one's binding with it.
             SessionFrame::Refused { epoch, .. }
             | SessionFrame::Reset { epoch, .. }
-            | SessionFrame::Lost { epoch } => match bound {
+            | SessionFrame::PathLost { epoch } => match bound {
                 Some(bound) if bound <= *epoch => self.0.remove(id).is_some(),
                 bound => bound.is_some(),
             },
@@ -41,7 +41,7 @@ impl HalfWay {
     pub(crate) fn lose(&mut self, id: SessionId) -> Option<Frame> {
         let (epoch, mut frame) = self.0.remove(&id)?;
         if let FrameKind::Session(_, _, word) = &mut frame.body {
-            *word = SessionFrame::Lost { epoch };
+            *word = SessionFrame::PathLost { epoch };
         }
         Some(frame)
     }

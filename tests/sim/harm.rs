@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::{Code, SessionError};
+use tunnel::proto::frame::{ErrorCode, SessionError};
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
 use tunnel::registry::LinkedNode;
@@ -13,9 +13,9 @@ use tunnel::registry::LinkedNode;
 use super::line::{HEALED, Line};
 use super::plan::About;
 use super::process::Process;
-use super::world::World;
+use super::world::Simulation;
 
-impl World {
+impl Simulation {
     /// A new link between two processes.
     pub(crate) fn link(&mut self, at: [usize; 2]) {
         self.link_as(at, false);
@@ -28,13 +28,13 @@ impl World {
         for side in [0, 1] {
             self.paths.add(at[side], at[1 - side], &outboxes[side]);
         }
-        let (pod, sender) = (&self.processes[at[0]], outboxes[0].clone());
+        let (server, sender) = (&self.processes[at[0]], outboxes[0].clone());
         let instance = sender.instance;
         let mut older = None;
-        if pod.place.route.is_some() {
+        if server.place.route.is_some() {
             let linked =
                 LinkedNode { sender, instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
-            older = pod.registry.insert(linked, beside);
+            older = server.registry.insert(linked, beside);
         }
         older
     }
@@ -60,12 +60,12 @@ impl World {
 
     /// A link as one may come: between two pods, or from an edge to any pod, which it may be linked to already.
     pub(crate) fn link_any(&mut self) {
-        let (pods, edges) = (self.living(true), self.living(false));
-        let pod = pods[self.dice.below(pods.len())];
-        let others = if self.dice.one_in(3) { pods } else { edges };
+        let (servers, edges) = (self.living(true), self.living(false));
+        let server = servers[self.dice.below(servers.len())];
+        let others = if self.dice.one_in(3) { servers } else { edges };
         let other = others[self.dice.below(others.len())];
-        if other != pod {
-            self.link([pod, other]);
+        if other != server {
+            self.link([server, other]);
         }
     }
 
@@ -124,7 +124,7 @@ impl World {
         if self.dice.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what passes through link {}", line.number));
-            table.release(&sender, |_| true);
+            table.detach_relays(&sender, |_| true);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
             self.sought(table.leave(&sender, |_, _| true), process);
@@ -133,15 +133,15 @@ impl World {
 
     /// A process dies, and another one takes its place.
     fn die(&mut self) {
-        let pods = self.dice.one_in(2);
-        let living = self.living(pods);
+        let servers = self.dice.one_in(2);
+        let living = self.living(servers);
         let at = living[self.dice.below(living.len())];
         let node = self.processes[at].node.clone();
         self.kill(at);
-        let new = self.start(node);
-        if !pods {
-            let pods = self.living(true);
-            self.link([pods[self.dice.below(pods.len())], new]);
+        let new = self.start_process(node);
+        if !servers {
+            let servers = self.living(true);
+            self.link([servers[self.dice.below(servers.len())], new]);
         }
     }
 
@@ -158,7 +158,8 @@ impl World {
                 self.ledger.note(|| format!("end {side} of link {} notices", line.number));
                 let (sender, process) = (line.ends[side].sender.clone(), line.ends[side].at);
                 let Process { table, registry, .. } = &self.processes[process];
-                let parked = table.link_ended(&sender, &SessionError::new(Code::GivenUp, "link gone"), now);
+                let parked =
+                    table.link_ended(&sender, &SessionError::new(ErrorCode::Cancelled, "link gone"), now);
                 registry.remove(&sender);
                 self.sought(parked, process);
             }
@@ -199,15 +200,15 @@ impl World {
 
     /// Each edge is linked to a pod, some to two, and each pod to each other.
     pub(crate) fn link_all(&mut self) {
-        let (pods, edges) = (self.living(true), self.living(false));
+        let (servers, edges) = (self.living(true), self.living(false));
         for edge in edges {
             for _ in 0..if self.plan.about == About::Pods { self.dice.between(1, 2) } else { 1 } {
-                self.link([pods[self.dice.below(pods.len())], edge]);
+                self.link([servers[self.dice.below(servers.len())], edge]);
             }
         }
-        for (nth, pod) in pods.iter().enumerate() {
-            for other in &pods[..nth] {
-                self.link([*pod, *other]);
+        for (nth, server) in servers.iter().enumerate() {
+            for other in &servers[..nth] {
+                self.link([*server, *other]);
             }
         }
     }

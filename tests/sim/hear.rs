@@ -6,15 +6,15 @@ use tunnel::link::session::stream::Parked;
 use tunnel::link::table::Event;
 use tunnel::proto::frame::{FrameKind, SessionKey};
 
-use super::world::World;
+use super::world::Simulation;
 
-impl World {
+impl Simulation {
     pub(crate) fn pull(&mut self, line: usize, side: usize, now: Instant) {
         let line = &mut self.lines[line];
         let Some(frame) = line.pull(side, now, &self.dice, &self.ledger) else { return };
         let [from, to] = [side, 1 - side].map(|side| line.ends[side].at);
-        let pods = [from, to].map(|at| self.processes[at].is_pod());
-        self.hops.said(&frame, [from, to], pods, &self.ledger);
+        let servers = [from, to].map(|at| self.processes[at].is_pod());
+        self.hops.said(&frame, [from, to], servers, &self.ledger);
     }
 
     pub(crate) fn deliver(&mut self, line: usize, side: usize, now: Instant) {
@@ -41,10 +41,10 @@ impl World {
         let process = &self.processes[at];
         let place = &process.place;
         match event {
-            Some(Event::Offer(offer)) if !process.is_pod() => {
+            Some(Event::Incoming(offer)) if !process.is_pod() => {
                 place.cradle.spawn("acceptor".into(), place.clone().answer(offer));
             }
-            Some(Event::RelayRequest(asked)) if process.is_pod() && self.plan.pods > 1 => {
+            Some(Event::RelayRequest(asked)) if process.is_pod() && self.plan.servers > 1 => {
                 place.cradle.spawn("guide".into(), place.clone().guide(asked));
             }
             Some(Event::Parked(parked)) => self.sought(vec![parked], at),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::time::sleep;
 use tunnel::link::session::stream::Session;
 use tunnel::net::ByteStream as _;
-use tunnel::proto::frame::{Code, SessionError};
+use tunnel::proto::frame::{ErrorCode, SessionError};
 
 use super::chance::{MOST, content};
 use super::ledger::Who;
@@ -182,7 +182,7 @@ impl Held {
         self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.who));
         if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
             self.place.ledger.broke(self.number, self.who);
-            session.break_off(SessionError::new(Code::TargetTimeout, "enough"));
+            session.break_off(SessionError::new(ErrorCode::TargetTimeout, "enough"));
         } else {
             drop(session);
         }

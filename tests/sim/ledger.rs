@@ -64,7 +64,7 @@ impl Ledger {
         })))
     }
 
-    pub(crate) fn begin(&self, sessions: usize, lenient: bool, shared: bool) {
+    pub(crate) fn start(&self, sessions: usize, lenient: bool, shared: bool) {
         let mut inner = self.0.borrow_mut();
         inner.pairs.resize_with(sessions, Pair::default);
         (inner.lenient, inner.shared) = (lenient, shared);
@@ -149,7 +149,7 @@ impl Ledger {
         self.with(session, |pair| {
             pair.peer = who;
             let peer = who.and_then(|who| pair.ends.get(&who));
-            pair.killed |= dead || peer.is_some_and(|end| end.early);
+            pair.killed |= dead || peer.is_some_and(|end| end.buffered);
             pair.died |= dead;
             let accepted = peer.is_some_and(|end| end.accepted);
             (!accepted).then(|| "is open, but nobody accepted it".into())
@@ -306,8 +306,8 @@ impl Ledger {
             let concerns = pair.other(who).is_some();
             let end = pair.end(who);
             end.dropped = true;
-            end.early = !(end.finished && end.ended);
-            pair.killed |= end.early && concerns;
+            end.buffered = !(end.finished && end.ended);
+            pair.killed |= end.buffered && concerns;
             None
         });
     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tunnel::base::names::SessionId;
 use tunnel::link::sender::LinkSender;
-use tunnel::proto::codec::{Reader, encode, from_message, to_message};
+use tunnel::proto::codec::{Decoder, encode, from_message, to_message};
 use tunnel::proto::frame::{Frame, FrameKind, SessionFrame};
 
 use super::chance::Dice;
@@ -17,7 +17,7 @@ use super::crowd::Woken;
 use super::half_way::HalfWay;
 use super::ledger::Ledger;
 use super::plan::{About, Plan};
-use super::turns::Turns;
+use super::turns::SchedulerModel;
 
 pub(crate) struct Line {
     pub(crate) number: u64,
@@ -44,13 +44,13 @@ pub(crate) struct End {
     pub(crate) notices: Option<Instant>,
     /// Whether the link was taken out of service here.
     pub(crate) over: bool,
-    pub(crate) turns: Turns,
+    pub(crate) turns: SchedulerModel,
 }
 
 struct Wire {
     frames: VecDeque<(Instant, Frame)>,
     bytes: VecDeque<(Instant, Bytes)>,
-    reader: Reader,
+    reader: Decoder,
     free_at: Instant,
     latency: Duration,
     rate: u64,
@@ -64,7 +64,7 @@ impl Line {
         let wire = || Wire {
             frames: VecDeque::new(),
             bytes: VecDeque::new(),
-            reader: Reader::default(),
+            reader: Decoder::default(),
             free_at: Instant::now(),
             latency,
             rate,
@@ -145,10 +145,10 @@ impl Line {
         if !bytes.is_empty() {
             wire.bytes.push_front((at, bytes));
         }
-        wire.reader.piece(piece);
+        wire.reader.push(piece);
         let mut frames = Vec::new();
         loop {
-            match wire.reader.message() {
+            match wire.reader.next_message() {
                 Ok(Some(message)) => match from_message(message, &self.ends[side].sender.peer) {
                     Ok(frame) => frames.push(frame),
                     Err(why) => ledger.fault(format!("a message that is no frame: {why}")),
@@ -226,7 +226,16 @@ impl End {
     fn new(at: usize, sender: Arc<LinkSender>) -> Self {
         let woken = Arc::new(Woken::default());
         let waker = woken.clone().into();
-        Self { at, sender, woken, waker, idle: false, notices: None, over: false, turns: Turns::default() }
+        Self {
+            at,
+            sender,
+            woken,
+            waker,
+            idle: false,
+            notices: None,
+            over: false,
+            turns: SchedulerModel::default(),
+        }
     }
 }
 

@@ -54,7 +54,7 @@ fn nothing_is_left_of_sessions_that_nobody_came_back_for() {
 }
 
 #[test]
-fn sessions_outlive_links_and_pods_and_reach_no_other_process() {
+fn sessions_outlive_links_and_servers_and_reach_no_other_process() {
     many(About::Pods);
 }
 
@@ -84,7 +84,7 @@ fn many(about: About) {
     let until = Instant::now() + Duration::from_secs(seconds).mul_f64(share);
     let from = number("SIM_FROM").unwrap_or(0);
     let (mut seed, mut seen) = (from, Seen::default());
-    while Instant::now() < until || seed < from + LEAST_SEEDS {
+    while Instant::now() < until || seed < from + MIN_SEEDS {
         one(seed, about, &mut seen);
         seed += 1;
     }
@@ -118,7 +118,9 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen
     let ledger = ledger::Ledger::new(trace.is_some());
     let result = catch_unwind(AssertUnwindSafe(|| {
         // Without it tokio would wake tasks that nobody woke, and hide what is lost.
-        runtime.block_on(unconstrained(async { world::World::new(seed, about, ledger.clone()).live().await }))
+        runtime.block_on(unconstrained(async {
+            world::Simulation::new(seed, about, ledger.clone()).live().await
+        }))
     }));
     ledger.add_to(seen);
     ledger.add_broken(seen);
@@ -132,6 +134,6 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen
 }
 
 /// Enough to see every rare mixture once, however slow the machine.
-const LEAST_SEEDS: u64 = 20;
+const MIN_SEEDS: u64 = 20;
 /// Lines of the trace shown of a run that failed.
 const LAST_LINES: usize = 12000;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tunnel::link::sender::LinkSender;
 use tunnel::link::table::RelayRequest;
-use tunnel::proto::frame::{Code, Remote, SessionError};
+use tunnel::proto::frame::{ErrorCode, Remote, SessionError};
 
 use super::owner::Place;
 
@@ -35,9 +35,9 @@ impl Place {
             Some(path) if far && dice.one_in(2) => self.relay(asked, &path.sender).await,
             Some(path) => asked.pass(&path.sender),
             None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
-                asked.refuse(SessionError::new(Code::Unknown, "the node is another process now"));
+                asked.refuse(SessionError::new(ErrorCode::UnknownSession, "the node is another process now"));
             }
-            None => asked.refuse(SessionError::new(Code::NotHere, "the node is not here")),
+            None => asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "the node is not here")),
         }
     }
 
@@ -49,7 +49,8 @@ impl Place {
             let sought = match timeout(dice.time(Duration::from_secs(6)), asked.path_failed()).await {
                 Ok(false) => return,
                 Ok(true) if dice.one_in(4) => {
-                    return asked.refuse(SessionError::new(Code::NotHere, "looked for long enough"));
+                    return asked
+                        .refuse(SessionError::new(ErrorCode::NodeNotConnected, "looked for long enough"));
                 }
                 Ok(true) => true,
                 Err(_) => false,
@@ -57,7 +58,8 @@ impl Place {
             match self.paths.next(self.at, &node, asked.instance(), true, dice) {
                 Some(path) => asked.try_path(&path.sender),
                 None if sought => {
-                    return asked.refuse(SessionError::new(Code::NotHere, "it is nowhere else"));
+                    return asked
+                        .refuse(SessionError::new(ErrorCode::NodeNotConnected, "it is nowhere else"));
                 }
                 None => {}
             }
@@ -76,7 +78,7 @@ impl Place {
         let other = |instance| asked.instance().is_some_and(|meant| Some(meant) != instance);
         match path {
             Some(path) if path.node.is_none() || !other(path.sender.instance) => asked.pass(&path.sender),
-            _ => asked.refuse(SessionError::new(Code::NotHere, "wrong")),
+            _ => asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "wrong")),
         }
     }
 }

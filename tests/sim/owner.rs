@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::base::names::{Instance, NodeName, Target};
 use tunnel::link::sender::LinkSender;
-use tunnel::link::session::stream::{Answer, Offer, Parked, Session};
+use tunnel::link::session::stream::{IncomingSession, OpenOutcome, Parked, Session};
 use tunnel::link::table::{SessionTable, TableFull};
-use tunnel::proto::frame::{Category, Code, SessionError};
-use tunnel::route::{Request, Route, RouteError};
+use tunnel::proto::frame::{Category, ErrorCode, SessionError};
+use tunnel::route::{RouteError, SessionRequest, SessionRouter};
 
 use super::chance::Dice;
 use super::crowd::Cradle;
@@ -28,7 +28,7 @@ pub(crate) struct Place {
     pub(crate) ledger: Ledger,
     pub(crate) cradle: Cradle,
     /// The program's manner of opening and seeking; ours, which is worse, if there is none.
-    pub(crate) route: Option<Route>,
+    pub(crate) route: Option<SessionRouter>,
     /// The node that it is, if it is an edge.
     pub(crate) node: Option<NodeName>,
     pub(crate) table: Arc<SessionTable>,
@@ -44,7 +44,8 @@ impl Place {
         let opened = match &self.route {
             None => self.open_wildly(number, node, target).await,
             Some(route) => {
-                let request = Request { node, target, category: Category::Ssh, client: "client".into() };
+                let request =
+                    SessionRequest { node, target, category: Category::Ssh, client: "client".into() };
                 // There is one edge only.
                 route.open(request).await.map(|session| (session, Some(acceptor(1)))).map_err(|not| not.why)
             }
@@ -83,12 +84,12 @@ impl Place {
             opening.ask(&link, None);
             attempts += 1;
             match timeout(self.patience(attempts, &node), opening.answer()).await {
-                Ok(Answer::Open) => {
+                Ok(OpenOutcome::Open) => {
                     let who = self.ledger.answerer(opening.id(), attempts);
                     return Ok((opening.into_session(), who));
                 }
-                Ok(Answer::Refused(refusal)) => return Err(RouteError::Refused { node, refusal }),
-                Ok(Answer::NoPath) | Err(_) => sleep(Duration::from_millis(20)).await,
+                Ok(OpenOutcome::Refused(refusal)) => return Err(RouteError::Refused { node, refusal }),
+                Ok(OpenOutcome::NoPath) | Err(_) => sleep(Duration::from_millis(20)).await,
             }
         }
     }
@@ -98,7 +99,9 @@ impl Place {
         match why {
             // No room for one more is a fair answer.
             RouteError::Busy(_) => self.ledger.kill(number),
-            RouteError::Refused { refusal, .. } if refusal.code == Code::Busy => self.ledger.kill(number),
+            RouteError::Refused { refusal, .. } if refusal.code == ErrorCode::Overloaded => {
+                self.ledger.kill(number)
+            }
             RouteError::Refused { refusal, .. } => {
                 if about == About::Grace {
                     self.ledger.kill(number);
@@ -111,7 +114,7 @@ impl Place {
     }
 
     /// The answer of this process to an offer.
-    pub(crate) async fn answer(self, offer: Offer) {
+    pub(crate) async fn answer(self, offer: IncomingSession) {
         let number = usize::from(offer.target().port) - 1;
         let who = acceptor(self.at);
         self.ledger.offered(number, who);
@@ -125,7 +128,7 @@ impl Place {
             let why = if dropped { "given up by its owner".into() } else { format!("no {number}") };
             self.ledger.refused(number, why.clone());
             if !dropped {
-                offer.refuse(SessionError::new(Code::TargetRefused, why));
+                offer.refuse(SessionError::new(ErrorCode::TargetRefused, why));
             }
             return;
         }
@@ -136,15 +139,15 @@ impl Place {
     /// Looks for a path as the program does, or worse.
     pub(crate) async fn seek(self, parked: Parked) {
         if let Some(route) = &self.route {
-            return route.seek(parked).await;
+            return route.resume(parked).await;
         }
         let until = Instant::now() + self.plan.borrow().grace;
         let mut attempts = 0;
-        while parked.seeks() {
+        while parked.needs_path() {
             let vain =
                 parked.instance().is_some_and(|there| self.ledger.is_dead(there)) && self.dice.one_in(30);
             if vain || Instant::now() >= until {
-                return parked.give_up(SessionError::new(Code::GivenUp, "no path"));
+                return parked.give_up(SessionError::new(ErrorCode::Cancelled, "no path"));
             }
             let Some(link) = self.path(parked.node(), parked.instance()) else {
                 sleep(Duration::from_millis(20)).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel::proto::halves::Windows;
+use tunnel::proto::halves::WindowLimits;
 
 use super::chance::Dice;
 
@@ -24,14 +24,14 @@ pub(crate) enum About {
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) about: About,
-    pub(crate) pods: usize,
+    pub(crate) servers: usize,
     pub(crate) edges: usize,
     /// Edges with the name of another.
     pub(crate) impostors: usize,
     pub(crate) sessions: usize,
     /// Most bytes of one direction.
     pub(crate) most: usize,
-    pub(crate) windows: [Windows; 2],
+    pub(crate) windows: [WindowLimits; 2],
     /// Of a pod and of an edge.
     pub(crate) memory: [usize; 2],
     pub(crate) grace: Duration,
@@ -75,7 +75,7 @@ impl Plan {
         let windows = || {
             let starts = [1_000, 4_096, 32 << 10, 64 << 10, 256 << 10];
             let start = if calm { 64 << 10 } else { starts[dice.below(5)] };
-            Windows { start, max: start << dice.below(6) }
+            WindowLimits { start, max: start << dice.below(6) }
         };
         // Pods that can hold little for others.
         let tight = about == About::Pods && dice.one_in(3);
@@ -86,12 +86,12 @@ impl Plan {
         let drops = about == About::Drops || many && dice.one_in(3);
         let mut plan = Self {
             about,
-            pods: if many { dice.between(2, 4) } else { 1 },
+            servers: if many { dice.between(2, 4) } else { 1 },
             edges: if many { dice.between(1, 4) } else { 1 },
             impostors: if many { dice.below(2) } else { 0 },
             sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
             most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
-            windows: [if tight { Windows { start: 1_000, max: 8_000 } } else { windows() }, windows()],
+            windows: [if tight { WindowLimits { start: 1_000, max: 8_000 } } else { windows() }, windows()],
             memory: [if tight { 60_000 } else { memory() }, memory()],
             grace: if about == About::Grace {
                 Duration::from_millis(500 << dice.below(4))
@@ -129,7 +129,7 @@ impl Plan {
     fn spend(&mut self, dice: &Dice) {
         let memory = [300 << 10, 8 << 20];
         self.memory = if dice.one_in(2) { memory } else { [memory[1], memory[0]] };
-        self.windows = [Windows { start: 256 << 10, max: 1 << 20 }; 2];
+        self.windows = [WindowLimits { start: 256 << 10, max: 1 << 20 }; 2];
         (self.sessions, self.most, self.bulk) = (dice.between(2, 8), 700_000, true);
         (self.cuts, self.losses, self.rests) = (2_000, 0, 0);
         (self.rate, self.latency) = (100_000_000, Duration::from_millis(dice.between(10, 80) as u64));
@@ -137,8 +137,8 @@ impl Plan {
 
     /// Lines are slow and readers too, so that answers and credits wait for one another.
     fn clog(&mut self, dice: &Dice) {
-        (self.pods, self.edges, self.sessions) = (2, dice.between(1, 2), dice.between(20, 40));
-        self.windows = [Windows { start: 4_096, max: 4_096 }; 2];
+        (self.servers, self.edges, self.sessions) = (2, dice.between(1, 2), dice.between(20, 40));
+        self.windows = [WindowLimits { start: 4_096, max: 4_096 }; 2];
         (self.memory, self.most, self.bulk) = ([8 << 20; 2], 60_000, true);
         (self.slow, self.rests, self.losses, self.cuts) = (true, 2, 40, 300);
         (self.chaos, self.steps) = (Duration::from_secs(16), 9_600);

@@ -10,12 +10,12 @@ use tunnel::base::names::{Instance, NodeName};
 use tunnel::link::table::{SessionLimits, SessionTable};
 use tunnel::proto::frame::Remote;
 use tunnel::registry::{Finder, Registry};
-use tunnel::route::Route;
+use tunnel::route::SessionRouter;
 
 use super::chance::chance;
 use super::owner::Place;
 use super::plan::About;
-use super::world::World;
+use super::world::Simulation;
 
 pub(crate) struct Process {
     /// An edge's name; two processes may have the same. None for a pod.
@@ -35,19 +35,19 @@ impl Process {
     /// Who `other` is, as this one sees it.
     pub(crate) fn sees(&self, other: &Self) -> Remote {
         match (&self.node, &other.node) {
-            (Some(me), _) => Remote::Cloud(me.clone()),
+            (Some(me), _) => Remote::Server(me.clone()),
             (None, Some(edge)) => Remote::Edge(edge.clone()),
-            (None, None) => Remote::Pod,
+            (None, None) => Remote::Peer,
         }
     }
 }
 
-impl World {
+impl Simulation {
     /// A new process starts: an edge if it has a name.
-    pub(crate) fn start(&mut self, node: Option<NodeName>) -> usize {
+    pub(crate) fn start_process(&mut self, node: Option<NodeName>) -> usize {
         let at = self.processes.len();
         let (plan, kind) = (&self.plan, usize::from(node.is_some()));
-        let metrics = || if kind == 0 { Metrics::cloud("", "") } else { Metrics::edge() };
+        let metrics = || if kind == 0 { Metrics::server("", "") } else { Metrics::edge() };
         let (windows, memory, grace) = (plan.windows[kind], plan.memory[kind], plan.grace);
         let limits = SessionLimits { windows, memory, sessions: 1000, grace };
         let counted = metrics();
@@ -57,8 +57,8 @@ impl World {
         let patience = plan.grace.min(Duration::from_secs(12));
         let real = plan.about != About::Pods && !plan.wild;
         let route = real.then(|| {
-            let finder = Finder::alone(registry.clone(), table.instance());
-            Route::new(finder, table.clone(), patience, plan.grace).with_chance(chance)
+            let finder = Finder::without_peers(registry.clone(), table.instance());
+            SessionRouter::new(finder, table.clone(), patience, plan.grace).with_chance(chance)
         });
         let place = Place {
             at,
@@ -93,9 +93,9 @@ impl World {
     }
 
     /// Those that live and are pods, or edges.
-    pub(crate) fn living(&self, pods: bool) -> Vec<usize> {
+    pub(crate) fn living(&self, servers: bool) -> Vec<usize> {
         let all = self.processes.iter().enumerate();
-        all.filter(|(_, p)| p.alive && p.is_pod() == pods).map(|(at, _)| at).collect()
+        all.filter(|(_, p)| p.alive && p.is_pod() == servers).map(|(at, _)| at).collect()
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::world::World;
+use super::world::Simulation;
 
 /// Two links between the same two processes, by their numbers.
 pub(crate) struct Doubled {
@@ -15,7 +15,7 @@ pub(crate) struct Doubled {
     takes_new: bool,
 }
 
-impl World {
+impl Simulation {
     /// A line falls silent in some directions, or is only slow: its end at the edge, or at the pod that dialled, makes
     /// another one beside it, and the far end moves there what it may.
     pub(crate) fn double(&mut self, at: usize) {
@@ -29,7 +29,7 @@ impl World {
         let known = self.link_as(between, true);
         let table = self.processes[between[0]].table.clone();
         let moves = known.unwrap_or(called);
-        table.release(&moves, |_| true);
+        table.detach_relays(&moves, |_| true);
         self.sought(table.leave(&moves, |_, _| true), between[0]);
         let takes_new = silent != [false; 2] || self.dice.one_in(2);
         let when = Instant::now() + self.dice.time(Duration::from_millis(500));

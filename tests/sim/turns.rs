@@ -8,7 +8,7 @@ use tunnel::proto::frame::{Frame, FrameKind, SessionFrame};
 use super::ledger::Ledger;
 
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(crate) struct SchedulerModel {
     ping: bool,
     pong: Option<u64>,
     /// Data frames so far: whose, and how long.
@@ -19,7 +19,7 @@ pub(crate) struct Turns {
     pub(crate) unanswered: usize,
 }
 
-impl Turns {
+impl SchedulerModel {
     pub(crate) fn ping(&mut self) {
         self.ping = true;
     }

@@ -18,7 +18,7 @@ use super::plan::{About, Plan};
 use super::process::{Process, Shared};
 use super::silent::Doubled;
 
-pub(crate) struct World {
+pub(crate) struct Simulation {
     pub(crate) seed: u64,
     pub(crate) dice: Dice,
     pub(crate) plan: Plan,
@@ -37,7 +37,7 @@ pub(crate) struct World {
     /// When anything but the clock last moved.
     pub(crate) moved: Instant,
     /// Sessions that were begun.
-    begun: usize,
+    started: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ enum Move {
     Clock,
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn new(seed: u64, about: About, ledger: Ledger) -> Self {
         let dice = Dice::new(seed);
         let plan = Plan::draw(about, &dice);
@@ -70,35 +70,35 @@ impl World {
             steps: 0,
             ticked: now,
             moved: now,
-            begun: 0,
+            started: 0,
         }
     }
 
     /// The whole run; an error says what is wrong.
     pub(crate) async fn live(mut self) -> Result<(), String> {
         let shared = self.plan.about == About::Pods;
-        self.ledger.begin(self.plan.sessions, self.plan.may_give_up(), shared);
+        self.ledger.start(self.plan.sessions, self.plan.may_give_up(), shared);
         self.ledger.note(|| format!("seed {}: {:?}", self.seed, self.plan));
-        for _ in 0..self.plan.pods {
-            self.start(None);
+        for _ in 0..self.plan.servers {
+            self.start_process(None);
         }
         for edge in 0..self.plan.edges + self.plan.impostors {
             // An impostor has the name of one that there is.
             let name = format!("edge{}", edge % self.plan.edges);
-            self.start(Some(name.parse().unwrap()));
+            self.start_process(Some(name.parse().unwrap()));
         }
         self.link_all();
         let until = Instant::now() + self.plan.chaos;
         while Instant::now() < until && self.steps < self.plan.steps {
             let many = self.plan.about == About::Pods;
-            while self.begun < self.plan.sessions && (!many || self.dice.one_in(15)) {
-                self.begin();
+            while self.started < self.plan.sessions && (!many || self.dice.one_in(15)) {
+                self.start();
             }
             self.step().await?;
             self.harm();
         }
-        while self.begun < self.plan.sessions {
-            self.begin();
+        while self.started < self.plan.sessions {
+            self.start();
         }
         self.heal();
         self.rest(QUIET).await?;
@@ -124,9 +124,9 @@ impl World {
         // process, or to another process before it was open, may an acceptor have to wait for the grace time.
         let one = self.plan.edges + self.plan.impostors == 1;
         // Any pod may be the cloud's.
-        let in_pod =
+        let in_server =
             |name: &str| Ledger::acceptor_of(name).is_some_and(|process| self.processes[process].is_pod());
-        let hears = |name: &str| one && !in_pod(name) || self.ledger.is_end(name);
+        let hears = |name: &str| one && !in_server(name) || self.ledger.is_end(name);
         let waits = |name: &&str| name.starts_with("opener") || hears(name);
         let asks = faithful && self.plan.deaths == 0;
         if asks && self.crowd.names().iter().any(waits) {
@@ -137,9 +137,9 @@ impl World {
     }
 
     /// One more session: from the pod to the edge, or where there are many, from anywhere to anywhere.
-    fn begin(&mut self) {
-        let number = self.begun;
-        self.begun += 1;
+    fn start(&mut self) {
+        let number = self.started;
+        self.started += 1;
         let mut from = 0;
         let mut node = format!("edge{}", self.dice.below(self.plan.edges));
         if self.plan.about == About::Pods {
@@ -227,7 +227,7 @@ impl World {
     /// Goes on until nothing but the clock has moved for so long.
     async fn rest(&mut self, quiet: Duration) -> Result<(), String> {
         self.moved = Instant::now();
-        let most = self.steps + MOST_STEPS;
+        let most = self.steps + MAX_STEPS;
         while self.moved.elapsed() < quiet {
             self.step().await?;
             if self.steps > most {
@@ -239,6 +239,6 @@ impl World {
 }
 
 /// A run that takes more is cut short.
-const MOST_STEPS: usize = 400_000;
+const MAX_STEPS: usize = 400_000;
 /// Less than any patience of the program, so that no timer hides a lost wake-up; more than any rest of an owner.
 const QUIET: Duration = Duration::from_secs(7);

@@ -7,7 +7,7 @@ use tunnel::net::pki;
 
 /// An authority made for one test.
 #[derive(Debug)]
-pub(crate) struct Authority(pub(crate) pki::Authority);
+pub(crate) struct Authority(pub(crate) pki::CertificateAuthority);
 
 /// A certificate with its authority and key, as the files that a config names.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub(crate) struct Files {
 impl Authority {
     /// An authority with a key of its own; two of them never trust each other's certificates.
     pub(crate) fn new() -> Self {
-        Self(pki::Authority::new("authority of a test", VALID).expect("an authority"))
+        Self(pki::CertificateAuthority::new("authority of a test", VALID).expect("an authority"))
     }
 
     /// Writes the authority, and a server's certificate for names and addresses, into a directory. What stands there

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::base::addresses::{Claim, ClaimSource, NotLocated};
+use crate::base::addresses::{AddressClaim, ClaimSource, LocateError};
 use crate::base::names::{Host, NodeName, Target};
 
 /// Objects of each kind: nodes by name, all others as `namespace/name`.
 #[derive(Debug, Default)]
-pub struct Facts {
+pub struct ClusterState {
     /// All nodes.
     pub nodes: ObjectIndex<NodeInfo>,
     /// Pods that have a node.
@@ -99,11 +99,11 @@ pub enum ServiceSide {
 
 /// An address of a Node or a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum At {
+pub enum ScopedAddress {
     /// One by which it is found.
-    Own(IpAddr),
+    Internal(IpAddr),
     /// One from outside of the cluster.
-    Outside(IpAddr),
+    External(IpAddr),
 }
 
 /// What stands behind a Service.
@@ -115,7 +115,7 @@ pub(crate) enum ServiceBackend {
     Outside(Target),
 }
 
-impl Facts {
+impl ClusterState {
     /// What stands behind the Service that a target means; `None`: it means none. `is_fixed` is true of addresses that
     /// the fixed table puts behind a node.
     pub(crate) fn backing(
@@ -123,7 +123,7 @@ impl Facts {
         target: &Target,
         chance: f64,
         is_fixed: impl Fn(IpAddr) -> bool,
-    ) -> Result<Option<ServiceBackend>, NotLocated> {
+    ) -> Result<Option<ServiceBackend>, LocateError> {
         let named = match &target.host {
             Host::Ip(ip) => self.service_at(*ip)?.map(|name| (name, Some(*ip))),
             Host::Name(name) => self.named(name)?.map(|name| (name, None)),
@@ -148,7 +148,7 @@ impl Facts {
         let endpoints = endpoints
             .filter(|(at, _)| family.is_none_or(|v4| at.is_ipv4() == v4))
             .filter(|(at, node)| at_edge(at, *node));
-        let chosen = choose(endpoints, chance).ok_or(NotLocated::NoEndpoint(name, side.is_some()));
+        let chosen = choose(endpoints, chance).ok_or(LocateError::NoEndpoint(name, side.is_some()));
         chosen.map(|(at, node)| Some(ServiceBackend::Endpoint { at, node: node.cloned() }))
     }
 
@@ -167,7 +167,7 @@ impl Facts {
     }
 
     /// The Service that a name means.
-    fn named(&self, name: &str) -> Result<Option<String>, NotLocated> {
+    fn named(&self, name: &str) -> Result<Option<String>, LocateError> {
         let Some((service, is_whole)) = service_name(name) else { return Ok(None) };
         // A Node's name may have two labels. None has a whole name of a Service, or that Node would get the Service's traffic.
         if !is_whole && self.nodes.get(name).is_some() {
@@ -175,7 +175,7 @@ impl Facts {
         }
         let known = self.services.get(&service).is_some();
         if is_whole && !known && self.services.is_listed() {
-            return Err(NotLocated::NoService(service));
+            return Err(LocateError::NoService(service));
         }
         Ok(known.then_some(service))
     }
@@ -187,11 +187,11 @@ impl Facts {
         name: &str,
         service: &'f ServiceInfo,
         port: u16,
-    ) -> Result<impl Iterator<Item = (SocketAddr, Option<&'f NodeName>)> + Clone, NotLocated> {
+    ) -> Result<impl Iterator<Item = (SocketAddr, Option<&'f NodeName>)> + Clone, LocateError> {
         let headless = service.ips.is_empty();
         let own = service.ports.iter().find(|own| own.number == port);
         if !headless && own.is_none() {
-            return Err(NotLocated::NoPort { service: name.to_owned(), port });
+            return Err(LocateError::NoPort { service: name.to_owned(), port });
         }
         let number = move |slice: &EndpointSliceInfo| match own.filter(|_| !headless) {
             Some(own) => slice.ports.iter().find(|port| port.name == own.name).map(|port| port.number),
@@ -231,22 +231,22 @@ fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T>
     all.nth(place.min(count.checked_sub(1)?))
 }
 
-impl At {
+impl ScopedAddress {
     fn ip(self) -> IpAddr {
         match self {
-            Self::Own(ip) | Self::Outside(ip) => ip,
+            Self::Internal(ip) | Self::External(ip) => ip,
         }
     }
 }
 
 impl IndexKeys for NodeInfo {
-    type Claim = At;
+    type Claim = ScopedAddress;
 
-    fn address(claim: &At) -> Option<IpAddr> {
+    fn address(claim: &ScopedAddress) -> Option<IpAddr> {
         Some(claim.ip())
     }
 
-    fn claims(&self) -> impl Iterator<Item = At> {
+    fn claims(&self) -> impl Iterator<Item = ScopedAddress> {
         at(&self.ips, &self.outside)
     }
 }
@@ -264,19 +264,22 @@ impl IndexKeys for PodInfo {
 }
 
 impl IndexKeys for ServiceInfo {
-    type Claim = At;
+    type Claim = ScopedAddress;
 
-    fn address(claim: &At) -> Option<IpAddr> {
+    fn address(claim: &ScopedAddress) -> Option<IpAddr> {
         Some(claim.ip())
     }
 
-    fn claims(&self) -> impl Iterator<Item = At> {
+    fn claims(&self) -> impl Iterator<Item = ScopedAddress> {
         at(&self.ips, &self.outside)
     }
 }
 
-fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = At> {
-    own.iter().copied().map(At::Own).chain(outside.iter().copied().map(At::Outside))
+fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = ScopedAddress> {
+    own.iter()
+        .copied()
+        .map(ScopedAddress::Internal)
+        .chain(outside.iter().copied().map(ScopedAddress::External))
 }
 
 impl IndexKeys for EndpointSliceInfo {
@@ -306,31 +309,31 @@ pub(crate) enum Object {
     Service(String),
 }
 
-impl Facts {
+impl ClusterState {
     /// The node that has this address, or whose pod has it.
     ///
     /// A kubelet writes the addresses of its Node and of that Node's pods. So an address that another object claims too
     /// leads to neither of them, and a ClusterIP, which kube-apiserver allocates, is the Service's alone.
-    pub(crate) fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, NotLocated> {
-        if self.services.is_claimed(At::Own(ip)) {
+    pub(crate) fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, LocateError> {
+        if self.services.is_claimed(ScopedAddress::Internal(ip)) {
             return Ok(None);
         }
         let Some(first) = self.by_kubelets(ip).next() else { return Ok(None) };
-        let others = self.nodes_with(At::Outside(ip)).chain(self.by_kubelets(ip));
+        let others = self.nodes_with(ScopedAddress::External(ip)).chain(self.by_kubelets(ip));
         // A load balancer may have the address of a Node, but none of a pod.
         let is_pod = matches!(first, Object::Pod { .. });
-        let services = self.services_with(At::Outside(ip)).filter(|_| is_pod);
+        let services = self.services_with(ScopedAddress::External(ip)).filter(|_| is_pod);
         match others.chain(services).find(|other| other.node() != first.node()) {
-            Some(other) => Err(NotLocated::ambiguous(ip, &first, &other)),
+            Some(other) => Err(LocateError::ambiguous(ip, &first, &other)),
             None => Ok(first.node().cloned()),
         }
     }
 
     /// The Service, as `namespace/name`, that has this ClusterIP.
-    pub(crate) fn service_at(&self, ip: IpAddr) -> Result<Option<String>, NotLocated> {
-        let mut all = self.services_with(At::Own(ip));
+    pub(crate) fn service_at(&self, ip: IpAddr) -> Result<Option<String>, LocateError> {
+        let mut all = self.services_with(ScopedAddress::Internal(ip));
         match (all.next(), all.next()) {
-            (Some(one), Some(other)) => Err(NotLocated::ambiguous(ip, &one, &other)),
+            (Some(one), Some(other)) => Err(LocateError::ambiguous(ip, &one, &other)),
             (Some(Object::Service(name)), None) => Ok(Some(name)),
             _ => Ok(None),
         }
@@ -340,14 +343,14 @@ impl Facts {
     pub(crate) fn by_kubelets(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
         let pods = self.pods.claiming(ip);
         let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
-        self.nodes_with(At::Own(ip)).chain(pods)
+        self.nodes_with(ScopedAddress::Internal(ip)).chain(pods)
     }
 
-    fn nodes_with(&self, at: At) -> impl Iterator<Item = Object> {
+    fn nodes_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
         self.nodes.claiming(at).filter_map(|(name, _)| Some(Object::Node(name.parse().ok()?)))
     }
 
-    fn services_with(&self, at: At) -> impl Iterator<Item = Object> {
+    fn services_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
         self.services.claiming(at).map(|(name, _)| Object::Service(name.to_owned()))
     }
 }
@@ -362,7 +365,7 @@ impl Object {
     }
 }
 
-impl NotLocated {
+impl LocateError {
     fn ambiguous(ip: IpAddr, one: &Object, other: &Object) -> Self {
         Self::Ambiguous { ip, one: one.to_string(), other: other.to_string() }
     }
@@ -412,7 +415,7 @@ struct Entry<V> {
 
 impl<V: IndexKeys> ObjectIndex<V> {
     /// A list of all objects begins.
-    pub fn begin(&mut self) {
+    pub fn start(&mut self) {
         self.list = self.list.wrapping_add(1);
     }
 
@@ -496,15 +499,15 @@ impl<V: IndexKeys> Default for ObjectIndex<V> {
 
 // Why a node may not have an address, as far as Kubernetes knows.
 
-impl Facts {
+impl ClusterState {
     /// Whether all Nodes, pods and Services have been told.
     pub(crate) fn are_listed(&self) -> bool {
         self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
     }
 
     /// Why a node may not have the address that is claimed for it.
-    pub(crate) fn refusal(&self, Claim { ip, node, by }: &Claim) -> Option<&'static str> {
-        if self.services.is_claimed(At::Own(*ip)) {
+    pub(crate) fn refusal(&self, AddressClaim { ip, node, by }: &AddressClaim) -> Option<&'static str> {
+        if self.services.is_claimed(ScopedAddress::Internal(*ip)) {
             return Some("a Service's");
         }
         if *by >= ClaimSource::Kubernetes && self.pods.is_claimed(*ip) {
@@ -512,13 +515,13 @@ impl Facts {
         }
         let names = |at| self.nodes.claiming(at).map(|(name, _)| name);
         let is_another = |name: &&str| !node.as_str().eq_ignore_ascii_case(name);
-        let mut nodes = names(At::Own(*ip)).chain(names(At::Outside(*ip)));
+        let mut nodes = names(ScopedAddress::Internal(*ip)).chain(names(ScopedAddress::External(*ip)));
         match by {
             ClaimSource::Table | ClaimSource::TokenLine => None,
             // Its kubelet writes all of it. A load balancer may stand at the very addresses of nodes.
-            ClaimSource::Kubernetes => names(At::Outside(*ip)).find(is_another).map(|_| ANOTHERS),
+            ClaimSource::Kubernetes => names(ScopedAddress::External(*ip)).find(is_another).map(|_| ANOTHERS),
             ClaimSource::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
-            ClaimSource::Edge if self.services.is_claimed(At::Outside(*ip)) => Some(OUTSIDE),
+            ClaimSource::Edge if self.services.is_claimed(ScopedAddress::External(*ip)) => Some(OUTSIDE),
             ClaimSource::Edge => nodes.next().map(|_| ANOTHERS),
         }
     }

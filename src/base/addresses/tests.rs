@@ -76,7 +76,7 @@ fn locate(book: &AddressBook, text: &str, chance: f64) -> String {
             format!("{target} at {node}, else {direct}")
         }
         Ok(Location::Node { node, target, direct: None }) => format!("{target} at {node}"),
-        Ok(Location::Nobody(target)) => format!("{target} directly"),
+        Ok(Location::Direct(target)) => format!("{target} directly"),
         Err(why) => why.to_string(),
     }
 }
@@ -188,7 +188,7 @@ fn a_service_is_found_by_each_of_its_names_and_addresses() {
         ],
     );
     book.change(|facts| {
-        facts.services.begin();
+        facts.services.start();
         facts.services.finish();
     });
     expect(&book, &[("other.shop.svc:80", "there is no Service shop/other")]);
@@ -258,14 +258,14 @@ fn a_service_may_be_headless_or_another_name_or_without_endpoints() {
 }
 
 #[test]
-fn a_list_that_begins_anew_takes_nothing_away_until_it_is_whole() {
+fn a_list_that_begins_again_takes_nothing_away_until_it_is_whole() {
     let book = book();
     let there = |asked| locate(&book, asked, 0.0) != format!("{asked} directly");
-    book.change(|facts| facts.pods.begin());
+    book.change(|facts| facts.pods.start());
     book.change(|facts| facts.pods.put("shop/new", pod("edge2", &["10.244.2.1"])));
     assert!(there("10.244.1.7:80") && there("10.244.2.1:80"));
     // It broke off, and is begun again.
-    book.change(|facts| facts.pods.begin());
+    book.change(|facts| facts.pods.start());
     book.change(|facts| facts.pods.put("shop/moved", pod("edge2", &["10.244.2.2"])));
     assert!(!book.change(|facts| facts.pods.is_listed()));
     book.change(|facts| facts.pods.finish());
@@ -285,8 +285,8 @@ fn list(book: &AddressBook) {
     });
 }
 
-fn claim(at: &str, of: &str, by: ClaimSource) -> Claim {
-    Claim { ip: ip(at), node: node(of), by }
+fn claim(at: &str, of: &str, by: ClaimSource) -> AddressClaim {
+    AddressClaim { ip: ip(at), node: node(of), by }
 }
 
 /// Who has the address, and else why a claim to it counts for nothing.
@@ -346,7 +346,7 @@ fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
 }
 
 #[test]
-fn the_weaker_claims_wait_until_whoever_is_believed_more_has_spoken() {
+fn the_weaker_claims_wait_until_who_is_believed_more_has_spoken() {
     let (book, nobody) = (book(), "nobody says anything");
     let more = [
         claim("10.0.8.1", "edge2", ClaimSource::TokenLine),
@@ -354,7 +354,7 @@ fn the_weaker_claims_wait_until_whoever_is_believed_more_has_spoken() {
         claim("192.168.1.5", "edge2", ClaimSource::Edge),
     ];
     let of = |at| holder(&book.holders(more.clone(), true, |_| None), at);
-    let kinds: [fn(&mut Facts); 3] =
+    let kinds: [fn(&mut ClusterState); 3] =
         [|facts| facts.services.finish(), |facts| facts.nodes.finish(), |facts| facts.pods.finish()];
     for finish in kinds {
         let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2", "192.168.1.5"].map(of);
@@ -366,7 +366,7 @@ fn the_weaker_claims_wait_until_whoever_is_believed_more_has_spoken() {
         ["edge2", "edge2", "edge2", "edge1"]
     );
     // A list that begins anew takes nothing away.
-    book.change(|facts| facts.nodes.begin());
+    book.change(|facts| facts.nodes.start());
     assert_eq!(of("10.0.8.2"), "edge2");
 }
 
@@ -551,7 +551,7 @@ fn address(last: u8) -> IpAddr {
 
 fn tell(book: &AddressBook, heard: &Heard) {
     book.change(|facts| match heard {
-        Heard::Begin => facts.pods.begin(),
+        Heard::Begin => facts.pods.start(),
         Heard::Finish => facts.pods.finish(),
         Heard::Put(pod, at, ips) => {
             let ips = ips.iter().map(|ip| address(*ip)).collect();
@@ -574,9 +574,9 @@ proptest! {
                 let nodes = model.nodes_of(last);
                 let expected = nodes.first().map(|at| node(&format!("edge{at}")));
                 match (nodes.len(), found) {
-                    (0, Ok(Location::Nobody(_))) => {}
+                    (0, Ok(Location::Direct(_))) => {}
                     (1, Ok(Location::Node { node, .. })) => prop_assert_eq!(Some(node), expected),
-                    (2.., Err(NotLocated::Ambiguous { .. })) => {}
+                    (2.., Err(LocateError::Ambiguous { .. })) => {}
                     (nodes, found) => prop_assert!(false, "{} at {} nodes: {:?}", last, nodes, found),
                 }
             }
@@ -608,7 +608,7 @@ proptest! {
         let target: Target = "s.n.svc:80".parse().unwrap();
         let found: BTreeSet<_> = (0..160).filter_map(|n| match book.locate(&target, f64::from(n) / 160.0) {
             Ok(Location::Node { node, target, .. }) => Some((target.to_string().parse().unwrap(), Some(node.to_string()))),
-            Ok(Location::Nobody(target)) => Some((target.to_string().parse().unwrap(), None)),
+            Ok(Location::Direct(target)) => Some((target.to_string().parse().unwrap(), None)),
             Err(_) => None,
         }).collect();
         prop_assert_eq!(found, all);

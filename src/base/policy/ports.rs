@@ -51,7 +51,7 @@ impl ProxyPorts {
                     for item in items(text) {
                         let Some(port) = reader.port(key, item) else { continue };
                         let loopback = &mut reader.ports.loopback;
-                        if loopback.len() < MOST || loopback.contains(&port) {
+                        if loopback.len() < MAX_PORTS || loopback.contains(&port) {
                             loopback.insert(port);
                         } else {
                             reader.complain(key, item, TOO_MANY);
@@ -90,7 +90,7 @@ impl ProxyPorts {
     }
 
     /// Every port of nodes that clients are led to pods for: the kubelet's, those of HTTP and those of TLS.
-    pub fn led(&self) -> BTreeSet<u16> {
+    pub fn all_ports(&self) -> BTreeSet<u16> {
         KUBELET.into_iter().chain(self.http.iter().copied()).chain(self.https.iter().copied()).collect()
     }
 }
@@ -130,7 +130,7 @@ impl Reader<'_> {
             self.complain(key, item, OWN);
         } else if other.contains(&port) {
             self.complain(key, item, BOTH);
-        } else if count >= MOST && !to.contains(&port) {
+        } else if count >= MAX_PORTS && !to.contains(&port) {
             self.complain(key, item, TOO_MANY);
         } else {
             to.insert(port);
@@ -138,7 +138,7 @@ impl Reader<'_> {
     }
 
     fn complain(&mut self, key: &str, found: &str, remedy: &'static str) {
-        if self.wrong.len() < MOST_WRONG {
+        if self.wrong.len() < MAX_WRONG {
             let short = |text: &str| text.chars().take(EXCERPT).collect();
             self.wrong.push(PortError { key: short(key), found: short(found), remedy });
         }
@@ -183,10 +183,10 @@ const FRONT: &str = "10264";
 const SECURE_FRONT: &str = "10263";
 
 /// Ports at most, of a node's loopback and others: each of the latter is an entry of a Service.
-const MOST: usize = 250;
+const MAX_PORTS: usize = 250;
 
 /// Faults that are told at most, and characters of each that are repeated.
-const MOST_WRONG: usize = 20;
+const MAX_WRONG: usize = 20;
 const EXCERPT: usize = 40;
 
 const NOT_A_KEY: &str = "not a key that is read: http-proxy-ports, https-proxy-ports, localhost-proxy-ports and dnat-ports-pair are";
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(wrong, [""; 0]);
         assert_eq!(ports.http, set(&[9051, 9052, 9053]));
         assert_eq!(ports.https, set(&[9443, 9444]));
-        assert_eq!(ports.led(), set(&[9051, 9052, 9053, 9443, 9444, 10250, 10255]));
+        assert_eq!(ports.all_ports(), set(&[9051, 9052, 9053, 9443, 9444, 10250, 10255]));
         let on_loopback = |port| ports.is_on_loopback(port);
         assert_eq!([10250, 10255, 10266, 10267, 9051].map(on_loopback), [true, true, true, false, false]);
     }
@@ -263,15 +263,15 @@ mod tests {
     fn ports_and_faults_are_bounded() {
         let many = (1..=400).map(|port: u16| port.to_string()).collect::<Vec<_>>().join(",");
         let (ports, wrong) = parse(&[(HTTP, &many), (HTTPS, &"x,".repeat(1000))]);
-        assert_eq!((ports.http.len(), wrong.len()), (MOST, MOST_WRONG));
+        assert_eq!((ports.http.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
         let (ports, wrong) = parse(&[(LOOPBACK, &many)]);
-        assert_eq!((ports.loopback.len(), wrong.len()), (MOST, MOST_WRONG));
+        assert_eq!((ports.loopback.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
         assert!(wrong[0].contains("localhost-proxy-ports: \"251\": 250 ports"), "{wrong:?}");
         assert!(parse(&[(HTTP, &"y".repeat(10_000))]).1[0].len() < 200);
     }
 
     #[test]
-    fn a_port_of_a_pod_stands_for_a_target_or_for_what_host_names() {
+    fn a_port_of_a_server_stands_for_a_target_or_for_what_host_names() {
         assert_eq!("host".parse(), Ok(PortTarget::Host));
         assert_eq!("127.0.0.1:1".parse(), Ok(PortTarget::Target("127.0.0.1:1".parse().unwrap())));
         assert!("hosts".parse::<PortTarget>().is_err());

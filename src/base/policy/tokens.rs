@@ -31,7 +31,7 @@ pub enum TokenError {
         "the token differs from that of {0} in the file that mode.cloud.stream.server.tokenfile names: give that one to \
          the edge, as mode.edge.stream.client.token or in its token_file, or change the line"
     )]
-    Differs(&'static str),
+    Mismatch(&'static str),
     /// It is another one than that with which the node has joined.
     #[error(
         "the token differs from that with which the node has joined by invitation: invite it again, or give it a line of \
@@ -43,7 +43,7 @@ pub enum TokenError {
         "the line of {0} in the file that mode.cloud.stream.server.tokenfile names has no token, so that nothing proves it, no \
          certificate either: give it a token, or take the line out"
     )]
-    ShutOut(NodeName),
+    Blocked(NodeName),
     /// It has shown a certificate, and its Node is gone.
     #[error("it has shown the certificate of Node {0}, and there is no such Node in the cluster")]
     NoNode(NodeName),
@@ -116,16 +116,16 @@ impl Tokens {
         let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
         let equal: bool = expected.as_bytes().ct_eq(token.as_bytes()).into();
         match (equal, own) {
-            (_, Some(own)) if own.is_empty() => Err(TokenError::ShutOut(node.clone())),
+            (_, Some(own)) if own.is_empty() => Err(TokenError::Blocked(node.clone())),
             _ if expected.is_empty() => Err(TokenError::NoLine(node.clone())),
             (true, _) => Ok(()),
-            (false, Some(_)) => Err(TokenError::Differs("the node's own line")),
-            (false, None) => Err(TokenError::Differs("the default line")),
+            (false, Some(_)) => Err(TokenError::Mismatch("the node's own line")),
+            (false, None) => Err(TokenError::Mismatch("the default line")),
         }
     }
 
     /// Whether a node has a line of its own that has no token: nothing at all proves it then.
-    pub fn shut_out(&self, node: &NodeName) -> bool {
+    pub fn is_blocked(&self, node: &NodeName) -> bool {
         self.lines.get(&node.as_str().to_ascii_lowercase()).is_some_and(String::is_empty)
     }
 
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_node_whose_own_line_has_no_token_is_shut_out() {
-        let shut_out = |text, node: &str| Tokens::parse(text).shut_out(&node.parse().unwrap());
+        let shut_out = |text, node: &str| Tokens::parse(text).is_blocked(&node.parse().unwrap());
         assert!(shut_out("Node1:\nnode2:a", "nODE1") && shut_out("node1: ip=10.0.0.7", "node1"));
         assert!(!shut_out("node1:\nnode2:a", "node2") && !shut_out("default:", "node1"));
         assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line counts");

@@ -24,7 +24,7 @@ pub struct Zone {
 pub enum DnsNameError {
     /// A label that is too long, too long in all, or an address.
     #[error("DNS cannot carry it as a name: want labels of 1 to 63 letters, 253 in all, and no address")]
-    Unsound,
+    Invalid,
     /// A name that machines look up by themselves.
     #[error("programs trust that name: set mode.cloud.registry.zone, or rename the node")]
     Reserved,
@@ -74,7 +74,7 @@ impl Zone {
         let sound = name.len() <= 253 && name.split('.').all(|label| (1..=63).contains(&label.len()));
         // A node that calls itself by an address would be a line of its own meaning in a hosts file.
         if !sound || name.parse::<IpAddr>().is_ok() {
-            return Err(DnsNameError::Unsound);
+            return Err(DnsNameError::Invalid);
         }
         if !self.is_open() {
             return Ok(name);
@@ -113,12 +113,12 @@ pub(crate) const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// The text with these as the only lines of a pod. They stand at the top, so that nothing of others need be touched,
 /// not even an end without a line break; where nothing is to be changed, nothing is.
-pub(crate) fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Vec<u8> {
-    let wanted: BTreeSet<String> = records.iter().map(|name| format!("{pod}    {name}\n")).collect();
+pub(crate) fn merged(text: &[u8], server: IpAddr, records: &BTreeSet<String>) -> Vec<u8> {
+    let wanted: BTreeSet<String> = records.iter().map(|name| format!("{server}    {name}\n")).collect();
     let (mut foreign, mut ours) = (Vec::with_capacity(text.len()), Vec::new());
     for (line, of) in lines(text) {
         match of {
-            Some(of) if of == pod => ours.push(line),
+            Some(of) if of == server => ours.push(line),
             _ => foreign.extend_from_slice(line),
         }
     }
@@ -133,7 +133,7 @@ pub(crate) fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Ve
 }
 
 /// The addresses that have lines as pods write them.
-pub(crate) fn pods(text: &[u8]) -> BTreeSet<IpAddr> {
+pub(crate) fn servers(text: &[u8]) -> BTreeSet<IpAddr> {
     lines(text).filter_map(|(_, of)| of).collect()
 }
 
@@ -149,25 +149,25 @@ fn lines(text: &[u8]) -> impl Iterator<Item = (&[u8], Option<IpAddr>)> {
     let mut fenced = false;
     text.split_inclusive(|b| *b == b'\n').map(move |line| {
         let bare = line.trim_ascii();
-        fenced = (fenced || bare == FENCE) && bare != FENCE_END;
-        (line, if fenced { None } else { pod(line) })
+        fenced = (fenced || bare == USER_SECTION_BEGIN) && bare != FENCE_END;
+        (line, if fenced { None } else { server(line) })
     })
 }
 
 /// Whose line this is: one address in the form we write it, four spaces, one word. A line with more is somebody else's.
-fn pod(line: &[u8]) -> Option<IpAddr> {
+fn server(line: &[u8]) -> Option<IpAddr> {
     let (address, name) = str::from_utf8(line).ok()?.strip_suffix('\n')?.split_once(GAP)?;
     let one_word = !name.is_empty()
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
-    let pod: IpAddr = address.parse().ok()?;
-    (one_word && pod.to_string() == address).then_some(pod)
+    let server: IpAddr = address.parse().ok()?;
+    (one_word && server.to_string() == address).then_some(server)
 }
 
 /// Between address and name, as SuperEdge writes it.
 const GAP: &str = "    ";
 
 /// Where people's own lines begin, as SuperEdge marks them.
-const FENCE: &[u8] = b"#CustomStart";
+const USER_SECTION_BEGIN: &[u8] = b"#CustomStart";
 
 /// Where they end.
 const FENCE_END: &[u8] = b"#CustomEnd";
@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(name(&zone, node), Ok(format!("{}.nodes.test", node.to_ascii_lowercase())));
         }
         for node in ["x".repeat(64), vec!["x".repeat(60); 4].join(".")] {
-            assert_eq!(name(&zone, &node), Err(DnsNameError::Unsound), "{node}");
+            assert_eq!(name(&zone, &node), Err(DnsNameError::Invalid), "{node}");
         }
     }
 
@@ -225,7 +225,7 @@ mod tests {
         for node in ["bank.example.org", "a.b", "edge.example.org"] {
             assert_eq!(name(&zone, node), Err(DnsNameError::Foreign), "{node}");
         }
-        assert_eq!(name(&zone, "10.1.2.3"), Err(DnsNameError::Unsound));
+        assert_eq!(name(&zone, "10.1.2.3"), Err(DnsNameError::Invalid));
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod lines_tests {
     }
 
     #[test]
-    fn lines_of_ours_stay_where_another_pod_has_put_them() {
+    fn lines_of_ours_stay_where_another_server_has_put_them() {
         let text = b"10.0.0.2    b\n10.0.0.1    a\n";
         assert_eq!(merged(text, ip(1), &names(&["a"])), text);
     }
@@ -300,10 +300,10 @@ mod lines_tests {
     }
 
     #[test]
-    fn lines_of_dead_pods_go_and_no_others() {
+    fn lines_of_dead_servers_go_and_no_others() {
         let text = b"10.0.0.1    a\n10.0.0.2    b\n10.0.0.3 c\nfd00::1    d\n#CustomStart\n10.0.0.2    e\n#CustomEnd\n\
                      10.0.0.2    f\n10.0.0.2    g h\nFD00::1    i\n10.0.0.2    no end";
-        assert_eq!(pods(text), BTreeSet::from([ip(1), ip(2), "fd00::1".parse().unwrap()]));
+        assert_eq!(servers(text), BTreeSet::from([ip(1), ip(2), "fd00::1".parse().unwrap()]));
         let left = b"10.0.0.1    a\n10.0.0.3 c\nfd00::1    d\n#CustomStart\n10.0.0.2    e\n#CustomEnd\n\
                      10.0.0.2    g h\nFD00::1    i\n10.0.0.2    no end";
         assert_eq!(without(text, &BTreeSet::from([ip(2), ip(3)])), left);
@@ -329,9 +329,9 @@ mod lines_tests {
             let mut text = lines.join("\n");
             if ends { text.push('\n'); }
             let text = text.as_bytes();
-            let without = |text: &[u8], pod| {
-                let bare = merged(text, ip(pod), &names(&["never-there"]));
-                bare.strip_prefix(format!("10.0.0.{pod}    never-there\n").as_bytes()).unwrap().to_vec()
+            let without = |text: &[u8], server| {
+                let bare = merged(text, ip(server), &names(&["never-there"]));
+                bare.strip_prefix(format!("10.0.0.{server}    never-there\n").as_bytes()).unwrap().to_vec()
             };
             let new = merged(text, ip(1), &wanted);
             prop_assert_eq!(without(&new, 1), without(text, 1), "the rest is the same");

@@ -5,10 +5,10 @@ use super::*;
 #[derive(Debug, clap::Parser)]
 struct Line {
     #[command(flatten)]
-    connect: Connect,
+    connect: ConnectArgs,
 }
 
-fn asked(args: &[&str]) -> Connect {
+fn asked(args: &[&str]) -> ConnectArgs {
     Line::try_parse_from([&["connect"], args].concat()).unwrap().connect
 }
 
@@ -37,7 +37,7 @@ fn a_local_port_is_on_loopback_unless_an_address_is_given() {
 }
 
 #[test]
-fn what_is_wrong_with_the_way_to_the_pod_is_told_with_the_remedy() {
+fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
     for (args, part) in [
         (&["n:1", "--through=cloud:2222"][..], "want http://[USER@]HOST:PORT"),
         (&["n:1", "--through=http://cloud"], "host and port are not understood"),
@@ -49,9 +49,9 @@ fn what_is_wrong_with_the_way_to_the_pod_is_told_with_the_remedy() {
         (&["n:1", "--ca=/x"], "say https://"),
         (&["n:1", "--through=https://cloud:8000", "--ca=/nowhere"], "/nowhere"),
     ] {
-        let failed = Pod::new(&asked(args)).err().unwrap();
+        let failed = ConnectEndpoint::new(&asked(args)).err().unwrap();
         assert!(failed.text.contains(part) && !failed.text.contains("secret"), "{args:?}: {failed}");
     }
-    assert_eq!(Pod::new(&asked(&["n:1"])).ok().unwrap().to_string(), "127.0.0.1:2222");
+    assert_eq!(ConnectEndpoint::new(&asked(&["n:1"])).ok().unwrap().to_string(), "127.0.0.1:2222");
     assert!(Line::try_parse_from(["connect", "n:1", "--cert=/c"]).is_err(), "a certificate wants its key");
 }

@@ -8,7 +8,7 @@ use crate::config::server::invitations::Invitations;
 
 use super::*;
 
-fn asked(dir: &Path, more: &[&str]) -> Init {
+fn asked(dir: &Path, more: &[&str]) -> InitArgs {
     let dir = dir.to_str().unwrap();
     let args = ["tunnel", "init", dir, "--name", "cloud.test", "--node", "node1", "--node", "node2"];
     match Args::parse_from(args.iter().chain(more)).command {
@@ -40,7 +40,7 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
         assert_eq!(*mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
     }
     let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
-    let (cloud, warnings) = Cloud::read(&read("cloud/cloud.toml"), &Environment::default()).unwrap();
+    let (cloud, warnings) = ServerConfig::read(&read("cloud/cloud.toml"), &Environment::default()).unwrap();
     assert_eq!(warnings, []);
     let kept = Invitations::File("/var/lib/tunnel/enrolled".into());
     assert_eq!(cloud.invitations, Some(kept), "below /etc no service may write");
@@ -78,7 +78,7 @@ fn a_second_run_with_the_same_authority_makes_what_the_first_ones_machines_belie
 fn kubelets_get_a_certificate_of_their_own_authority_one_for_each_node() {
     let place = tempfile::tempdir().unwrap();
     let (cert, key) = (place.path().join("k.crt"), place.path().join("k.key"));
-    let kubelets = Authority::new("kubernetes", DAY).unwrap();
+    let kubelets = CertificateAuthority::new("kubernetes", DAY).unwrap();
     fs::write(&cert, kubelets.cert()).unwrap();
     fs::write(&key, kubelets.key()).unwrap();
     let [cert, key] = [cert, key].map(|file| file.display().to_string());
@@ -116,7 +116,7 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
 }
 
 #[test]
-fn pods_that_are_reached_by_address_alone_know_each_other() {
+fn servers_that_are_reached_by_address_alone_know_each_other() {
     let place = tempfile::tempdir().unwrap();
     let args = ["tunnel", "init", "--name", "10.0.0.5", "--name", "::1", "--node", "n"];
     let Some(Command::Init(mut init)) = Args::parse_from(args).command else { panic!() };

@@ -2,7 +2,7 @@ use crate::base::policy::ports::PortTarget;
 use crate::command::migrate;
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig;
-use crate::config::server::Cloud;
+use crate::config::server::ServerConfig;
 
 use super::*;
 
@@ -58,8 +58,8 @@ spec:
         args: [--node-name=$(NODE_NAME), --tunnelserver-addr=tunnel.example.org:31008, --agent-identifiers=host=x]
 "#;
 
-fn migrated(text: &str, edge: bool) -> Result<String, Failure> {
-    let asked = Migrate { from: Origin::Yurttunnel, files: vec!["-".into()], edge };
+fn migrated(text: &str, edge: bool) -> Result<String, CommandError> {
+    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["-".into()], edge };
     run(&asked, text.as_bytes())
 }
 
@@ -78,9 +78,9 @@ fn in_a_cluster() -> Environment {
 }
 
 #[test]
-fn the_pods_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
+fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
     let text = migrated(OLD, false).unwrap();
-    let (settings, warnings) = Cloud::read(&text, &in_a_cluster()).unwrap();
+    let (settings, warnings) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
     assert_eq!(settings.server.listen.at, "0.0.0.0:10262".parse().unwrap());
     let [https, http] = [&settings.https.ports[0], &settings.http.ports[0]];
@@ -126,7 +126,7 @@ fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
         let place = format!("name: yurt-tunnel-server-cfg, namespace: \"{namespace}\"");
         let old = OLD.replace("name: yurt-tunnel-server-cfg, namespace: kube-system", &place);
         let text = migrated(&old, false).unwrap();
-        let (settings, _) = Cloud::read(&text, &in_a_cluster()).unwrap();
+        let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
         assert!(settings.tcp.is_empty(), "{text}");
         assert_eq!(settings.ports.unwrap().namespace, "kube-system");
         assert_eq!(settings.node_names.unwrap().namespace, "kube-system");
@@ -160,9 +160,9 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
     for remarks in [migrate::server(&flags(server, "kubeconfig")).1, migrate::agent(&flags(agent, "node")).1]
     {
         let (last, known) = remarks.split_last().unwrap();
-        assert_eq!(last.verdict, Verdict::Unknown, "{last:?}");
+        assert_eq!(last.verdict, Mapping::Unknown, "{last:?}");
         for remark in known {
-            assert_ne!(remark.verdict, Verdict::Unknown, "{remark:?}");
+            assert_ne!(remark.verdict, Mapping::Unknown, "{remark:?}");
         }
     }
     // What it did without being told has its line, too.
@@ -171,7 +171,7 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
     assert!(remarks[0].what == "--enable-iptables=true, its default" && remarks[0].why.contains("intercept"));
     // Kubelets probe the pods, so metrics cannot stay at --insecure-bind-address.
     let (server, remarks) = migrate::server(&flags("enable-iptables", "meta-port"));
-    assert_eq!((server.meta, remarks[1].verdict), (1, Verdict::Changed));
+    assert_eq!((server.meta, remarks[1].verdict), (1, Mapping::Changed));
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
     let json = r#"{"kind": "List", "items": [{"kind": "Pod", "spec": {"containers": [
         {"name": "a", "command": ["/bin/yurt-tunnel-server", "--enable-dns-controller=false"]}]}}]}"#;
     let text = migrated(json, false).unwrap();
-    let (settings, _) = Cloud::read(&text, &in_a_cluster()).unwrap();
+    let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(settings.node_names, None);
 }
 
@@ -187,7 +187,10 @@ fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
 fn what_somebody_else_has_written_stays_behind_its_sign() {
     let wild = OLD.replace("--odd=1", "\"--odd=1\\n[mode.cloud.tcp]\"");
     let text = migrated(&wild, false).unwrap();
-    assert!(Cloud::read(&text, &in_a_cluster()).is_ok() && !text.contains("\n[mode.cloud.tcp]"), "{text}");
+    assert!(
+        ServerConfig::read(&text, &in_a_cluster()).is_ok() && !text.contains("\n[mode.cloud.tcp]"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -197,6 +200,6 @@ fn what_is_no_such_deployment_is_told_with_the_remedy() {
     assert!(told("kind: Pod").text.contains("kubectl -n kube-system get deployment -o yaml"));
     let garbled = told("a: [b");
     assert!(garbled.code == 78 && garbled.text.starts_with("-: neither YAML nor JSON"), "{garbled}");
-    let asked = Migrate { from: Origin::Yurttunnel, files: vec!["/none/x".into()], edge: false };
+    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], edge: false };
     assert!(run(&asked, io::empty()).unwrap_err().text.starts_with("/none/x: "));
 }

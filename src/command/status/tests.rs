@@ -13,7 +13,7 @@ fn told() -> Status {
         version: Some("0.1.0".into()),
         dialect: Some("extended/2".into()),
         since: Some(1_000_000.0),
-        round_trip: Some(0.0123),
+        rtt: Some(0.0123),
         sessions: 4,
         sent_bytes: 1_258_291,
         received_bytes: 7,
@@ -31,12 +31,7 @@ fn told() -> Status {
         totals: Totals { sessions: 4, passing: 2, up_bytes: 5, down_bytes: 3 << 30 },
         links: vec![link.clone()],
         gone: vec![DisconnectedStatus { name: "edge9".into(), at: 1_011_500.0, error: link.error.clone() }],
-        siblings: vec![LinkStatus {
-            name: "10.0.0.7:9000".into(),
-            state: "away".into(),
-            since: None,
-            ..link
-        }],
+        peers: vec![LinkStatus { name: "10.0.0.7:9000".into(), state: "away".into(), since: None, ..link }],
         publisher: Some(PublisherStatus {
             store: "hosts".into(),
             records: 1,
@@ -48,7 +43,7 @@ fn told() -> Status {
 }
 
 #[test]
-fn a_pod_is_told_in_columns_without_what_a_peer_could_do_to_the_terminal() {
+fn a_server_is_told_in_columns_without_what_a_peer_could_do_to_the_terminal() {
     let text = text(&told());
     let wanted = "\
 pod 3f2a1b9c, version 0.1.0, up 1d6h, ready
@@ -76,7 +71,7 @@ fn an_edge_without_a_link_says_why() {
         notes: vec!["link: the cloud refused our token".into()],
         links: Vec::new(),
         gone: Vec::new(),
-        siblings: Vec::new(),
+        peers: Vec::new(),
         publisher: None,
         ..told()
     };

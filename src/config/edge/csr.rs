@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::config::server::csr::issuing;
 use crate::config::server::kubernetes::ClusterSettings;
-use crate::config::table::Table;
-use crate::config::{Environment, Report, value};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, Environment, value};
 
 /// Where it is asked for and kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Csr {
+pub struct EdgeCsrConfig {
     /// The cluster that is asked, as this node.
     pub cluster: ClusterSettings,
     /// The file, of certificate and key.
@@ -24,18 +24,18 @@ pub struct Csr {
 
 /// Reads the table; `None`: the token alone proves this edge.
 pub(crate) fn read(
-    edge: &mut Table<'_>,
+    edge: &mut ConfigTable<'_>,
     node_ip: Option<IpAddr>,
     env: &Environment,
-    report: &mut Report,
-) -> Option<Csr> {
+    report: &mut Diagnostics,
+) -> Option<EdgeCsrConfig> {
     let mut table = edge.table("csr", report);
     let asked = table.read("agent", value::flag, report).unwrap_or(false);
     let file = table.read("file", value::file_path, report).unwrap_or_else(|| FILE.into());
     let lifetime = issuing::lifetime(&mut table, report);
     let cluster = issuing::cluster(&mut table, "agent", asked, env, report);
     table.finish(report);
-    Some(Csr { cluster: cluster?, file, lifetime, node_ip })
+    Some(EdgeCsrConfig { cluster: cluster?, file, lifetime, node_ip })
 }
 
 const FILE: &str = "/var/lib/tunnel/pki/agent.pem";

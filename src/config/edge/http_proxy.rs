@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 
 use crate::base::policy::Glob;
-use crate::config::listen::{self, Access, AuthMethods};
-use crate::config::table::Table;
-use crate::config::{ListenConfig, Report, value};
+use crate::config::listen::{self, AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, ListenConfig, value};
 
 /// `[mode.edge.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,16 +13,16 @@ pub struct HttpProxy {
     /// Where clients come in.
     pub listen: ListenConfig,
     /// Who may.
-    pub access: Access,
+    pub access: AccessConfig,
     /// Which hosts are nodes; `None`: names without a dot.
     pub nodes: Option<Vec<Glob>>,
 }
 
 /// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
-pub(crate) fn read(edge: &mut Table<'_>, report: &mut Report) -> Option<HttpProxy> {
+pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<HttpProxy> {
     let mut table = edge.table("http_proxy", report);
     let listen = listen::proxy(&mut table, Ipv4Addr::LOCALHOST, report);
-    let access = Access::read(&mut table, PROOFS, &Access::default(), report);
+    let access = AccessConfig::read(&mut table, PROOFS, &AccessConfig::default(), report);
     let nodes = table.list("nodes", value::parsed::<Glob>, report);
     let proxy = listen.map(|listen| HttpProxy { listen, access, nodes });
     if let Some(HttpProxy { listen, access, .. }) = &proxy {
@@ -40,8 +40,8 @@ mod tests {
     use super::*;
 
     fn read_text(text: &str) -> (Option<HttpProxy>, Vec<String>) {
-        let mut report = Report::default();
-        let mut file = Table::parse(text, &mut report);
+        let mut report = Diagnostics::default();
+        let mut file = ConfigTable::parse(text, &mut report);
         let proxy = read(&mut file, &mut report);
         let reading = report.finish(text, ());
         let faults = reading.faults.iter().map(ToString::to_string);

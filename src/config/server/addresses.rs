@@ -6,8 +6,8 @@ use crate::base::names::NodeName;
 use crate::base::policy;
 use crate::base::policy::targets::{TargetEntry, Targets};
 use crate::config::server::kubernetes::{self, ClusterSettings};
-use crate::config::table::Table;
-use crate::config::{Environment, Report, value};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, Environment, value};
 
 /// How clients may name a target other than by its node's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,11 @@ pub struct AddressSettings {
 }
 
 /// Reads both tables. To be called once the modules' tables have been asked for: some of them want Kubernetes asked.
-pub(crate) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> AddressSettings {
+pub(crate) fn read(
+    cloud: &mut ConfigTable<'_>,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> AddressSettings {
     let mut table = cloud.table("addresses", report);
     let wanted = table.read("kubernetes", value::flag, report);
     let by_default = || MODULES.iter().any(|module| cloud.has(module));
@@ -30,7 +34,7 @@ pub(crate) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
         (true, Ok(cluster)) => Some(cluster),
         (true, Err(why)) => {
             if wanted.is_some() {
-                table.complain("kubernetes", Some("true".to_owned()), why, report);
+                table.error("kubernetes", Some("true".to_owned()), why, report);
             }
             None
         }
@@ -44,10 +48,10 @@ pub(crate) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
 }
 
 /// `None`: the entry is of no use, which is noted.
-fn entry_of(name: &str, mut entry: Table<'_>, report: &mut Report) -> Option<(IpNet, NodeName)> {
+fn entry_of(name: &str, mut entry: ConfigTable<'_>, report: &mut Diagnostics) -> Option<(IpNet, NodeName)> {
     let net = policy::network(name);
     if let Err(why) = &net {
-        entry.complain_of_name(name, why.to_string(), report);
+        entry.name_error(name, why.to_string(), report);
     }
     let node = entry.read(NODE, value::parsed::<NodeName>, report);
     entry.finish(report);

@@ -3,25 +3,25 @@
 
 use std::net::Ipv4Addr;
 
-use crate::config::listen::{self, Access, AuthMethods};
-use crate::config::table::Table;
-use crate::config::{ListenConfig, Report};
+use crate::config::listen::{self, AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, ListenConfig};
 
 /// `[mode.cloud.ssh]`: the CONNECT front end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ssh {
+pub struct SshConfig {
     /// Where clients come in.
     pub listen: ListenConfig,
     /// Who may.
-    pub access: Access,
+    pub access: AccessConfig,
 }
 
 /// Reads the table, and warns if it leaves the door open.
-pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
+pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SshConfig {
     let mut table = cloud.table("ssh", report);
     let found = listen::read(&mut table, "listen", "port", report);
     let listen = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::UNSPECIFIED, PORT, "listen"));
-    let access = Access::read(&mut table, PROOFS, &Access::default(), report);
+    let access = AccessConfig::read(&mut table, PROOFS, &AccessConfig::default(), report);
     let reached = if table.is_present() {
         "every node"
     } else {
@@ -29,7 +29,7 @@ pub(crate) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
     };
     access.warn_if_open(table.key("auth"), listen.at, PROOFS, reached, report);
     table.finish(report);
-    Ssh { listen, access }
+    SshConfig { listen, access }
 }
 
 const PROOFS: AuthMethods = AuthMethods { password: true, certificate: None };

@@ -3,35 +3,35 @@
 use std::path::PathBuf;
 
 use crate::base::policy::Networks;
-use crate::config::listen::{self, Access, AuthMethods, Place};
-use crate::config::server::https::Certificates;
-use crate::config::table::Table;
-use crate::config::{ListenConfig, Report};
+use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
+use crate::config::server::https::ListenerTlsConfig;
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, ListenConfig};
 
 /// `[mode.cloud.egress]`: CONNECT for kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Egress {
+pub enum EgressConfig {
     /// At a port, always over TLS.
     Port {
         /// Where clients come in.
         listen: ListenConfig,
         /// What they are shown, and asked for.
-        certificates: Certificates,
+        certificates: ListenerTlsConfig,
         /// Who may come in.
-        access: Access,
+        access: AccessConfig,
     },
     /// At a unix socket, whose file only its owner may open.
     Unix {
         /// The file.
         path: PathBuf,
         /// What they may reach.
-        access: Access,
+        access: AccessConfig,
     },
 }
 
-impl Egress {
+impl EgressConfig {
     /// Who may come in.
-    pub fn access(&self) -> &Access {
+    pub fn access(&self) -> &AccessConfig {
         match self {
             Self::Port { access, .. } | Self::Unix { access, .. } => access,
         }
@@ -39,10 +39,14 @@ impl Egress {
 }
 
 /// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
-pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Option<Egress> {
+pub(crate) fn read(
+    cloud: &mut ConfigTable<'_>,
+    ssh: &AccessConfig,
+    report: &mut Diagnostics,
+) -> Option<EgressConfig> {
     let mut table = cloud.table("egress", report);
     // An older version's own; ours is that of the command line.
-    table.skip("kubeconfig", report);
+    table.ignore("kubeconfig", report);
     let place = listen::place(&mut table, &PORTS, report);
     if place.is_none()
         && table.is_present()
@@ -50,11 +54,11 @@ pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         && !PORTS.iter().any(|key| table.has(key))
     {
         let wanted = "say where kube-apiserver comes in: listen = \"ip:port\" or \"unix:/path\"";
-        table.complain("listen", None, wanted, report);
+        table.error("listen", None, wanted, report);
     }
     let egress = match place {
-        Some(Place::Unix(path)) => Some(unix(&mut table, path, ssh, report)),
-        Some(Place::Port(listen)) => port(&mut table, Some(listen), ssh, report),
+        Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, ssh, report)),
+        Some(ListenAddress::Port(listen)) => port(&mut table, Some(listen), ssh, report),
         None => port(&mut table, None, ssh, report),
     };
     table.finish(report);
@@ -62,34 +66,42 @@ pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
 }
 
 fn port(
-    table: &mut Table<'_>,
+    table: &mut ConfigTable<'_>,
     listen: Option<ListenConfig>,
-    ssh: &Access,
-    report: &mut Report,
-) -> Option<Egress> {
-    let certificates = Certificates::read(table, FILES, Some(["servercert", "serverkey"]), report);
+    ssh: &AccessConfig,
+    report: &mut Diagnostics,
+) -> Option<EgressConfig> {
+    let certificates = ListenerTlsConfig::read(table, FILES, Some(["servercert", "serverkey"]), report);
     let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
-    let access = Access::read(table, proofs, ssh, report);
+    let access = AccessConfig::read(table, proofs, ssh, report);
     let listen = listen?;
     access.warn_if_open(table.key(listen.key), listen.at, proofs, "every node", report);
-    Some(Egress::Port { listen, certificates, access })
+    Some(EgressConfig::Port { listen, certificates, access })
 }
 
 /// Every process that may open the socket's file may come in: keys that let others in have no use.
-fn unix(table: &mut Table<'_>, path: PathBuf, ssh: &Access, report: &mut Report) -> Egress {
+fn unix(
+    table: &mut ConfigTable<'_>,
+    path: PathBuf,
+    ssh: &AccessConfig,
+    report: &mut Diagnostics,
+) -> EgressConfig {
     let proofs = AuthMethods { password: false, certificate: Some(true) };
-    let access = Access::read(table, proofs, ssh, report);
+    let access = AccessConfig::read(table, proofs, ssh, report);
     for key in ["cert", "servercert", "key", "serverkey", "client_ca"] {
-        table.skip(key, report);
+        table.ignore(key, report);
     }
     for key in USELESS {
         if table.has(key) {
             let wanted =
                 "leave it out: who comes in at a unix socket is its file's owner, and speaks no TLS there";
-            table.complain(key, Some("given, but listen is a unix socket".to_owned()), wanted, report);
+            table.error(key, Some("given, but listen is a unix socket".to_owned()), wanted, report);
         }
     }
-    Egress::Unix { path, access: Access { allow_from: None, proxy_protocol: Networks::default(), ..access } }
+    EgressConfig::Unix {
+        path,
+        access: AccessConfig { allow_from: None, proxy_protocol: Networks::default(), ..access },
+    }
 }
 
 /// The port, and its older name.
@@ -116,10 +128,10 @@ const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egr
 mod tests {
     use super::*;
 
-    fn faults(text: &str) -> (Option<Egress>, Vec<String>) {
-        let mut report = Report::default();
-        let mut file = Table::parse(text, &mut report);
-        let ssh = Access { allow_from: Some(Networks::default()), ..Access::default() };
+    fn faults(text: &str) -> (Option<EgressConfig>, Vec<String>) {
+        let mut report = Diagnostics::default();
+        let mut file = ConfigTable::parse(text, &mut report);
+        let ssh = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
         let egress = read(&mut file, &ssh, &mut report);
         let faults = report.finish(text, ()).faults;
         (egress, faults.iter().map(ToString::to_string).collect())
@@ -128,7 +140,7 @@ mod tests {
     #[test]
     fn a_unix_socket_is_fenced_by_its_file() {
         let (egress, reported) = faults("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
-        let Some(Egress::Unix { path, access }) = egress else { panic!("{egress:?}") };
+        let Some(EgressConfig::Unix { path, access }) = egress else { panic!("{egress:?}") };
         assert_eq!(
             (path.to_str(), access.allow_from, reported),
             (Some("/run/tunnel/egress.sock"), None, vec![])

@@ -2,31 +2,31 @@
 
 use std::net::Ipv4Addr;
 
-use crate::config::listen::{self, Access, AuthConfig, AuthMethods};
-use crate::config::table::Table;
-use crate::config::{Environment, ListenConfig, Report, WarningKind};
+use crate::config::listen::{self, AccessConfig, AuthConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
 
 /// `[mode.cloud.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpProxy {
+pub struct HttpProxyConfig {
     /// Where clients come in.
     pub listen: ListenConfig,
     /// Who may.
-    pub access: Access,
+    pub access: AccessConfig,
 }
 
 /// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
 pub(crate) fn read(
-    cloud: &mut Table<'_>,
-    ssh: &Access,
+    cloud: &mut ConfigTable<'_>,
+    ssh: &AccessConfig,
     env: &Environment,
-    report: &mut Report,
-) -> Option<HttpProxy> {
+    report: &mut Diagnostics,
+) -> Option<HttpProxyConfig> {
     let mut table = cloud.table("http_proxy", report);
     let listen = listen::proxy(&mut table, Ipv4Addr::UNSPECIFIED, report);
-    let access = Access::read(&mut table, PROOFS, ssh, report);
-    let proxy = listen.map(|listen| HttpProxy { listen, access });
-    if let Some(HttpProxy { listen, access }) = &proxy {
+    let access = AccessConfig::read(&mut table, PROOFS, ssh, report);
+    let proxy = listen.map(|listen| HttpProxyConfig { listen, access });
+    if let Some(HttpProxyConfig { listen, access }) = &proxy {
         access.warn_if_open(table.key(listen.key), listen.at, PROOFS, "every node", report);
         as_superedge(access, env, report);
     }
@@ -36,15 +36,15 @@ pub(crate) fn read(
 
 /// SuperEdge restricts this port by environment variables, which are keys here: a port that they closed must not open
 /// without the keys.
-fn as_superedge(access: &Access, env: &Environment, report: &mut Report) {
+fn as_superedge(access: &AccessConfig, env: &Environment, report: &mut Diagnostics) {
     if env.proxy_authorization.as_deref() == Some("true") && access.auth == AuthConfig::None {
         let wanted =
             "it asks for passwords: say auth = \"basic\" and users in [mode.cloud.http_proxy], or unset it";
-        report.fault("PROXY_AUTHORIZATION", Some("true".to_owned()), wanted);
+        report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), wanted);
     }
     if env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
         let text = "SuperEdge's list of what clients may not reach is not read: say in rules what they may";
-        report.warn("CLOUD_PROXY".to_owned(), WarningKind::OpenDoor, text);
+        report.warn("CLOUD_PROXY".to_owned(), WarningKind::Insecure, text);
     }
 }
 
@@ -55,9 +55,9 @@ mod tests {
     use super::*;
 
     fn told(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
-        let mut report = Report::default();
-        let mut file = Table::parse(text, &mut report);
-        let ssh = Access::default();
+        let mut report = Diagnostics::default();
+        let mut file = ConfigTable::parse(text, &mut report);
+        let ssh = AccessConfig::default();
         let proxy = read(&mut file, &ssh, env, &mut report);
         let reading = report.finish(text, ());
         let faults = reading.faults.iter().map(ToString::to_string);

@@ -6,35 +6,35 @@ use std::path::PathBuf;
 
 use crate::base::policy::CertificateGlob;
 use crate::base::policy::ports::PortTarget;
-use crate::config::listen::{Access, AuthMethods};
-use crate::config::table::Table;
-use crate::config::{Report, WarningKind, value};
+use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, WarningKind, value};
 
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Https {
+pub struct HttpsConfig {
     /// Whether the pod or the target ends the clients' TLS.
     pub mode: HttpsMode,
     /// Its ports.
-    pub ports: Vec<NodePort>,
+    pub ports: Vec<NodePortConfig>,
     /// Who may come in.
-    pub access: Access,
+    pub access: AccessConfig,
 }
 
 /// `[mode.cloud.http]`: the same without TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Http {
+pub struct HttpConfig {
     /// Its ports.
-    pub ports: Vec<NodePort>,
+    pub ports: Vec<NodePortConfig>,
     /// Who may come in.
-    pub access: Access,
+    pub access: AccessConfig,
 }
 
 /// Who ends the TLS of clients of `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
     /// This pod, with these files; the pod as well speaks TLS with the target, or else the edge does.
-    Terminate(Certificates, Option<TargetIdentity>),
+    Terminate(ListenerTlsConfig, Option<TargetIdentity>),
     /// The target: of the client's TLS only the name is read.
     Passthrough,
 }
@@ -52,7 +52,7 @@ pub struct TargetIdentity {
 
 /// A port of this pod, and what it stands for at each node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodePort {
+pub struct NodePortConfig {
     /// Address where clients come in.
     pub at: SocketAddr,
     /// The whole key of the entry.
@@ -62,7 +62,7 @@ pub struct NodePort {
 }
 
 /// Reads `[mode.cloud.https]`; `ssh` holds for what it leaves out of who may come in.
-pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Https {
+pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut Diagnostics) -> HttpsConfig {
     let mut table = cloud.table("https", report);
     let passthrough = table.read(
         "mode",
@@ -74,54 +74,57 @@ pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         report,
     );
     let passthrough = passthrough.unwrap_or_default();
-    let certificates = Certificates::read(&mut table, FILES, None, report);
+    let certificates = ListenerTlsConfig::read(&mut table, FILES, None, report);
     let ports = ports(&mut table, !passthrough, report);
     let asked = !passthrough && certificates.client_ca.is_some();
     let proofs = AuthMethods { password: false, certificate: Some(asked) };
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are not read: in this mode clients speak TLS with the target";
-        report.warn(table.key("mode"), WarningKind::Surprise, text);
+        report.warn(table.key("mode"), WarningKind::Unexpected, text);
     }
     if passthrough && table.has("client_ca") {
         let found = Some("given, but mode is \"passthrough\"".to_owned());
         let wanted = "have the target ask for certificates: in this mode clients speak TLS with it";
-        table.complain("client_ca", found, wanted, report);
+        table.error("client_ca", found, wanted, report);
     }
-    let access = Access::read(&mut table, proofs, ssh, report);
+    let access = AccessConfig::read(&mut table, proofs, ssh, report);
     let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::is_everyone);
     let targets = target_identity(&mut table, asked && named, report);
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
-    Https { mode, ports, access }
+    HttpsConfig { mode, ports, access }
 }
 
 /// Reads `[mode.cloud.http]`; `ssh` holds for what it leaves out of who may come in.
-pub(crate) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Http {
+pub(crate) fn read_http(
+    cloud: &mut ConfigTable<'_>,
+    ssh: &AccessConfig,
+    report: &mut Diagnostics,
+) -> HttpConfig {
     let mut table = cloud.table("http", report);
     let proofs = AuthMethods { password: false, certificate: None };
     let ports = ports(&mut table, true, report);
-    let access = Access::read(&mut table, proofs, ssh, report);
+    let access = AccessConfig::read(&mut table, proofs, ssh, report);
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
-    Http { ports, access }
+    HttpConfig { ports, access }
 }
 
 /// `None`: edges speak TLS with targets, or there is a fault, which is noted. `proved`: clients are known by certificates,
 /// and some of them only.
-fn target_identity(table: &mut Table<'_>, proved: bool, report: &mut Report) -> Option<TargetIdentity> {
+fn target_identity(
+    table: &mut ConfigTable<'_>,
+    proved: bool,
+    report: &mut Diagnostics,
+) -> Option<TargetIdentity> {
     let cert = table.read("target_cert", value::file_path, report);
     let key = table.read("target_key", value::file_path, report);
     let ca = table.read("target_ca", value::file_path, report);
     let insecure = table.read("target_insecure", value::flag, report).unwrap_or(false);
     for given in ["target_key", "target_ca", "target_insecure"] {
         if table.has(given) && !table.has("target_cert") {
-            table.complain(
-                "target_cert",
-                None,
-                format!("{given} is given: name the certificate too"),
-                report,
-            );
+            table.error("target_cert", None, format!("{given} is given: name the certificate too"), report);
         }
     }
     if !table.has("target_cert") {
@@ -131,15 +134,15 @@ fn target_identity(table: &mut Table<'_>, proved: bool, report: &mut Report) -> 
         let found = Some("given, but not both client_ca and names, or names let everybody in".to_owned());
         let wanted = "say with them whose requests it is shown for: it may carry rights over every node, so it is shown for \
                       nobody who is known by an address alone";
-        table.complain("target_cert", found, wanted, report);
+        table.error("target_cert", found, wanted, report);
     }
     if ca.is_none() && !insecure {
         let wanted = "name the authority that signs targets' certificates, or say target_insecure = true";
-        table.complain("target_ca", None, wanted, report);
+        table.error("target_ca", None, wanted, report);
     }
     if insecure {
         let text = "targets are not verified: whoever stands between an edge and a target can pose as it";
-        report.warn(table.key("target_insecure"), WarningKind::OpenDoor, text);
+        report.warn(table.key("target_insecure"), WarningKind::Insecure, text);
     }
     // One file may hold both.
     let (cert, ca) = (cert?, ca.filter(|_| !insecure));
@@ -147,7 +150,7 @@ fn target_identity(table: &mut Table<'_>, proved: bool, report: &mut Report) -> 
 }
 
 /// `reads_host`: whether the Host of requests can be known there.
-fn ports(table: &mut Table<'_>, reads_host: bool, report: &mut Report) -> Vec<NodePort> {
+fn ports(table: &mut ConfigTable<'_>, reads_host: bool, report: &mut Diagnostics) -> Vec<NodePortConfig> {
     let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let mut all = table.table("addr", report);
     let entries = all.named(TO, report).into_iter();
@@ -158,16 +161,16 @@ fn ports(table: &mut Table<'_>, reads_host: bool, report: &mut Report) -> Vec<No
 fn node_port(
     (ip, reads_host): (IpAddr, bool),
     name: &str,
-    mut entry: Table<'_>,
-    report: &mut Report,
-) -> Option<NodePort> {
+    mut entry: ConfigTable<'_>,
+    report: &mut Diagnostics,
+) -> Option<NodePortConfig> {
     let port = name.parse::<u16>().ok().filter(|_| name.bytes().all(|b| b.is_ascii_digit()));
     if port.is_none() {
-        entry.complain_of_name(name, "want a port as the key: a number from 0 to 65535 in quotes", report);
+        entry.name_error(name, "want a port as the key: a number from 0 to 65535 in quotes", report);
     }
     let stands_for = entry.read(TO, value::parsed::<PortTarget>, report);
     if stands_for.is_none() && !entry.has(TO) {
-        entry.complain(
+        entry.error(
             TO,
             None,
             "name what each node dials, as in \"127.0.0.1:10250\", or say \"host\"",
@@ -176,21 +179,21 @@ fn node_port(
     }
     if stands_for == Some(PortTarget::Host) && !reads_host {
         let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
-        entry.complain(TO, found, "name what each node dials: no Host is read in this mode", report);
+        entry.error(TO, found, "name what each node dials: no Host is read in this mode", report);
     }
     let key = entry.path().to_owned();
     entry.finish(report);
-    Some(NodePort { at: SocketAddr::new(ip, port?), key, stands_for: stands_for? })
+    Some(NodePortConfig { at: SocketAddr::new(ip, port?), key, stands_for: stands_for? })
 }
 
 fn warn_if_open(
-    table: &Table<'_>,
-    ports: &[NodePort],
-    access: &Access,
+    table: &ConfigTable<'_>,
+    ports: &[NodePortConfig],
+    access: &AccessConfig,
     proofs: AuthMethods,
-    report: &mut Report,
+    report: &mut Diagnostics,
 ) {
-    if let Some(NodePort { at, stands_for, .. }) = ports.first() {
+    if let Some(NodePortConfig { at, stands_for, .. }) = ports.first() {
         let reached = match ports.len() {
             1 => format!("{stands_for} at every node"),
             more => format!("{stands_for} at every node, and so with {} more of this table", more - 1),
@@ -210,7 +213,7 @@ const TO: &str = "to";
 
 /// The files of a port behind TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Certificates {
+pub struct ListenerTlsConfig {
     /// The table in which they are named.
     pub table: String,
     /// PEM file of the certificate, own first.
@@ -221,13 +224,13 @@ pub struct Certificates {
     pub client_ca: Option<PathBuf>,
 }
 
-impl Certificates {
+impl ListenerTlsConfig {
     /// Reads the keys. `files` are certificate and key by default, `older` their keys' older names.
     pub(crate) fn read(
-        table: &mut Table<'_>,
+        table: &mut ConfigTable<'_>,
         files: [&str; 2],
         older: Option<[&'static str; 2]>,
-        report: &mut Report,
+        report: &mut Diagnostics,
     ) -> Self {
         let older = older.map_or([None; 2], |older| older.map(Some));
         let mut file = |key, older: Option<&'static str>, default: &str| {
@@ -236,7 +239,7 @@ impl Certificates {
             let other = table.read(older, value::file_path, report);
             if table.has(key) && table.has(older) {
                 let found = format!("{older} is given as well");
-                table.complain(key, Some(found), format!("both name one file: keep {key}"), report);
+                table.error(key, Some(found), format!("both name one file: keep {key}"), report);
             }
             path.or(other).unwrap_or_else(|| default.into())
         };

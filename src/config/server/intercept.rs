@@ -7,14 +7,14 @@ use std::str::FromStr;
 use ipnet::IpNet;
 
 use crate::base::policy::Networks;
-use crate::config::listen::{Access, AuthMethods};
-use crate::config::table::Table;
-use crate::config::value::{self, Wrong};
-use crate::config::{self, Environment, Report};
+use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
+use crate::config::{self, Diagnostics, Environment};
 
 /// What is caught, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Intercept {
+pub struct InterceptConfig {
     /// Only addresses in these are ever caught.
     pub networks: Networks,
     /// The ports of nodes that are caught.
@@ -32,7 +32,7 @@ pub struct Intercept {
     /// `HOST_IP`: the address of the machine on which Kubernetes runs this pod.
     pub host_ip: Option<IpAddr>,
     /// Who may come in.
-    pub access: Access,
+    pub access: AccessConfig,
 }
 
 /// Some bits of a connection's mark, as `0x40/0x40`: their values, and which bits they are.
@@ -47,11 +47,11 @@ pub struct MarkBits {
 /// Reads the table; `ssh` holds for what it leaves out of who may come in. `None`: it is absent, or of no use, which is
 /// noted.
 pub(crate) fn read(
-    cloud: &mut Table<'_>,
-    ssh: &Access,
+    cloud: &mut ConfigTable<'_>,
+    ssh: &AccessConfig,
     env: &Environment,
-    report: &mut Report,
-) -> Option<Intercept> {
+    report: &mut Diagnostics,
+) -> Option<InterceptConfig> {
     let mut table = cloud.table("intercept", report);
     let networks = networks(&mut table, report);
     let ports = table.list("ports", value::target_port, report);
@@ -61,17 +61,17 @@ pub(crate) fn read(
     let forwarded = table.list("forwarded", value::network, report).unwrap_or_default();
     let port = table.read("port", value::port_number, report).unwrap_or_default();
     // No balancer stands between the kernel and its listeners.
-    let default = Access { proxy_protocol: Networks::default(), ..ssh.clone() };
-    let access = Access::read(&mut table, PROOFS, &default, report);
+    let default = AccessConfig { proxy_protocol: Networks::default(), ..ssh.clone() };
+    let access = AccessConfig::read(&mut table, PROOFS, &default, report);
     if !forwarded.is_empty() {
         let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
         // Whoever sends through this host is let in by these networks and no others.
         let fence = || Some(forwarded.iter().copied().collect());
-        let fenced = Access { allow_from: access.allow_from.clone().or_else(fence), ..access.clone() };
+        let fenced = AccessConfig { allow_from: access.allow_from.clone().or_else(fence), ..access.clone() };
         fenced.warn_if_open(table.key("forwarded"), at, PROOFS, "the caught ports of all edge nodes", report);
     }
     table.finish(report);
-    Some(Intercept {
+    Some(InterceptConfig {
         networks: networks?,
         ports: ports.map_or_else(|| PORTS.into(), BTreeSet::from_iter),
         trust_edges,
@@ -85,23 +85,23 @@ pub(crate) fn read(
 }
 
 /// `None`: the table is absent, or this is missing or wrong, which is noted.
-fn networks(table: &mut Table<'_>, report: &mut Report) -> Option<Networks> {
+fn networks(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
     let before = report.fault_count();
     let networks = table.list("networks", value::network, report).filter(|networks| !networks.is_empty());
     if networks.is_none() && table.is_present() && report.fault_count() == before {
         let found = table.has("networks").then(|| "an empty list".to_owned());
         let wanted = "name the networks in which edge nodes have their addresses, as in networks = [\"10.0.0.0/16\"]: \
                       nothing else is ever caught";
-        table.complain("networks", found, wanted, report);
+        table.error("networks", found, wanted, report);
     }
     networks.map(Networks::from_iter)
 }
 
 /// A name that nft takes without quotes.
-fn name(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
+fn name(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     let name = value::text(value)?;
     let is_one = name.starts_with(|first: char| first.is_ascii_alphabetic())
-        && name.len() <= LONGEST_NAME
+        && name.len() <= MAX_NAME
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let wanted = "want a letter, then letters, digits and '_', 64 in all at most";
     if is_one { Ok(name) } else { Err(value::wrong(value, wanted)) }
@@ -137,4 +137,4 @@ const TABLE: &str = "tunnel";
 /// A bit that neither Kubernetes nor the usual networks of pods take.
 const MARK: MarkBits = MarkBits { mark: 0x40, mask: 0x40 };
 
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;

@@ -6,9 +6,9 @@ use toml::de::DeValue;
 
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::server::registry::{self, EtcdSettings};
-use crate::config::table::Table;
-use crate::config::value::{self, Wrong};
-use crate::config::{Environment, Report};
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
+use crate::config::{Diagnostics, Environment};
 
 /// What all pods of a cloud share of nodes that join by invitation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Invitations {
 
 /// The values of `store`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum InvitationStore {
     None,
     File,
     Etcd,
@@ -31,25 +31,29 @@ enum Kind {
 }
 
 /// Reads the table; `None`: nobody joins by invitation.
-pub(crate) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option<Invitations> {
+pub(crate) fn read(
+    cloud: &mut ConfigTable<'_>,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> Option<Invitations> {
     let mut table = cloud.table("invitations", report);
-    let kind = table.read("store", kind, report).unwrap_or(Kind::None);
+    let kind = table.read("store", kind, report).unwrap_or(InvitationStore::None);
     let file = table.read("file", value::file_path, report);
-    let etcd = registry::etcd(&mut table, kind == Kind::Etcd, ETCD_PREFIX, report);
+    let etcd = registry::etcd(&mut table, kind == InvitationStore::Etcd, ETCD_PREFIX, report);
     let secret = table.read("secret", kubernetes::name, report).flatten();
     let store = match kind {
-        Kind::None => None,
-        Kind::File => {
+        InvitationStore::None => None,
+        InvitationStore::File => {
             if !table.has("file") {
-                table.complain("file", None, "name a file on a disk that all pods share", report);
+                table.error("file", None, "name a file on a disk that all pods share", report);
             }
             file.map(Invitations::File)
         }
-        Kind::Etcd => Some(Invitations::Etcd(etcd)),
-        Kind::Secret => match kubernetes::reached(env) {
+        InvitationStore::Etcd => Some(Invitations::Etcd(etcd)),
+        InvitationStore::Secret => match kubernetes::reached(env) {
             Ok(cluster) => Some(Invitations::Secret(cluster, secret.unwrap_or_else(|| SECRET.to_owned()))),
             Err(why) => {
-                table.complain("store", Some("asks for Kubernetes".to_owned()), why, report);
+                table.error("store", Some("asks for Kubernetes".to_owned()), why, report);
                 None
             }
         },
@@ -58,12 +62,12 @@ pub(crate) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
     store
 }
 
-fn kind(value: &DeValue<'_>) -> Result<Kind, Wrong> {
+fn kind(value: &DeValue<'_>) -> Result<InvitationStore, ValueError> {
     match value::text(value)?.as_str() {
-        "none" => Ok(Kind::None),
-        "file" => Ok(Kind::File),
-        "etcd" => Ok(Kind::Etcd),
-        "secret" => Ok(Kind::Secret),
+        "none" => Ok(InvitationStore::None),
+        "file" => Ok(InvitationStore::File),
+        "etcd" => Ok(InvitationStore::Etcd),
+        "secret" => Ok(InvitationStore::Secret),
         _ => Err(value::wrong(value, "want \"none\", \"file\", \"etcd\" or \"secret\"")),
     }
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use toml::de::DeValue;
 
 use crate::base::names::NodeName;
-use crate::config::server::peers::Named;
-use crate::config::table::Table;
-use crate::config::value::{self, Wrong};
-use crate::config::{Environment, Report, WarningKind};
+use crate::config::server::peers::PeerKey;
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
+use crate::config::{Diagnostics, Environment, WarningKind};
 
 /// The cluster of Kubernetes that this pod asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,11 +30,11 @@ pub(crate) struct SuperEdge {
 }
 
 /// Reads SuperEdge's tables. `debug` means to do without Kubernetes.
-pub(crate) fn superedge(stream: &mut Table<'_>, report: &mut Report) -> SuperEdge {
+pub(crate) fn superedge(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SuperEdge {
     let mut dns = stream.table("dns", report);
     let configmap = dns.read("configmap", name, report).flatten();
     // Where the ConfigMap is mounted: we neither need to read it nor ever write it.
-    dns.skip("hosts", report);
+    dns.ignore("hosts", report);
     let service = dns.read("service", name, report).flatten();
     let debug = dns.read("debug", value::flag, report).unwrap_or(false);
     dns.finish(report);
@@ -51,12 +51,12 @@ pub(crate) fn superedge(stream: &mut Table<'_>, report: &mut Report) -> SuperEdg
 /// The ConfigMap to publish in, if any, the cluster if a setting needs it, and what names its Service. `publish`:
 /// whether the file asks to publish there; `None`: it has no such key, and SuperEdge's tables count.
 pub(crate) fn read(
-    table: &mut Table<'_>,
+    table: &mut ConfigTable<'_>,
     superedge: SuperEdge,
     publish: Option<bool>,
     env: &Environment,
-    report: &mut Report,
-) -> (Option<String>, Option<ClusterSettings>, Option<Named>) {
+    report: &mut Diagnostics,
+) -> (Option<String>, Option<ClusterSettings>, Option<PeerKey>) {
     let configmap = table.read("configmap", name, report).flatten();
     let service = table.read("service", name, report).flatten();
     let mut superedge = superedge;
@@ -67,7 +67,7 @@ pub(crate) fn read(
     if let Err(why) = reached {
         for (asked, key) in [(publish == Some(true), "publish"), (service.is_some(), "service")] {
             if asked {
-                table.complain(key, Some("asks for Kubernetes".to_owned()), why, report);
+                table.error(key, Some("asks for Kubernetes".to_owned()), why, report);
             }
         }
         let mut tables: Vec<_> = superedge.service.iter().map(|(table, _)| *table).collect();
@@ -77,14 +77,14 @@ pub(crate) fn read(
         for name in tables {
             let text =
                 format!("{why}: nothing is published in a ConfigMap, and a Service tells of no other pods");
-            report.warn(format!("mode.cloud.stream.{name}"), WarningKind::NotServed, text);
+            report.warn(format!("mode.cloud.stream.{name}"), WarningKind::Unsupported, text);
         }
         return (None, None, None);
     }
     let publish = publish.unwrap_or(superedge.configmap.is_some());
     let map = publish.then(|| configmap.or(superedge.configmap).unwrap_or_else(|| CONFIGMAP.to_owned()));
-    let ours = service.as_ref().map(|_| Named { key: "mode.cloud.registry.service", must_link: true });
-    let named = ours.or(superedge.service.as_ref().map(|(table, _)| Named {
+    let ours = service.as_ref().map(|_| PeerKey { key: "mode.cloud.registry.service", must_link: true });
+    let named = ours.or(superedge.service.as_ref().map(|(table, _)| PeerKey {
         key: if *table == "register" {
             "mode.cloud.stream.register.service"
         } else {
@@ -122,7 +122,7 @@ fn unreachable(env: &Environment) -> Option<&'static str> {
 }
 
 /// Name of an object of Kubernetes; empty is none.
-pub(crate) fn name(value: &DeValue<'_>) -> Result<Option<String>, Wrong> {
+pub(crate) fn name(value: &DeValue<'_>) -> Result<Option<String>, ValueError> {
     let text = value::text(value)?;
     let sound =
         text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'));

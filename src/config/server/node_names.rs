@@ -5,9 +5,9 @@ use toml::de::DeValue;
 use crate::base::policy::Glob;
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::server::registry::{PublishConfig, RegistrySettings};
-use crate::config::table::Table;
-use crate::config::value::{self, Wrong};
-use crate::config::{Environment, Report};
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
+use crate::config::{Diagnostics, Environment};
 
 /// `[mode.cloud.node_names]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,10 +34,10 @@ pub struct NodeNameSettings {
 
 /// Reads the table; `None` without it, and where it is of no use, which is noted.
 pub(crate) fn read(
-    cloud: &mut Table<'_>,
+    cloud: &mut ConfigTable<'_>,
     registry: &RegistrySettings,
     env: &Environment,
-    report: &mut Report,
+    report: &mut Diagnostics,
 ) -> Option<NodeNameSettings> {
     let mut table = cloud.table("node_names", report);
     let mut name = |key, default: &str| {
@@ -52,7 +52,7 @@ pub(crate) fn read(
     let reached = kubernetes::reached(env);
     let present = table.is_present();
     if present && let Err(why) = reached {
-        table.complain("configmap", Some("asks for Kubernetes".to_owned()), why, report);
+        table.error("configmap", Some("asks for Kubernetes".to_owned()), why, report);
     }
     let published = match &registry.publish {
         PublishConfig::ConfigMap(name) => Some(name),
@@ -60,13 +60,13 @@ pub(crate) fn read(
     };
     if present && published == Some(&configmap) {
         let found = Some(format!("{configmap:?}, where publish of [mode.cloud.registry] writes"));
-        table.complain("configmap", found, "name one of its own", report);
+        table.error("configmap", found, "name one of its own", report);
     }
     let holders = published.filter(|_| to_pod && registry.zone.is_empty()).cloned();
     if to_pod && holders.is_none() {
         let wanted =
             "which pod that is tells publish = \"configmap\" of [mode.cloud.registry], without a zone";
-        table.complain("lead_to", Some("\"pod\"".to_owned()), wanted, report);
+        table.error("lead_to", Some("\"pod\"".to_owned()), wanted, report);
     }
     table.finish(report);
     let cluster = reached.ok().filter(|_| present)?;
@@ -74,7 +74,7 @@ pub(crate) fn read(
 }
 
 /// Whether edges' names lead to the pods that have them, and not to the Service.
-fn lead_to(value: &DeValue<'_>) -> Result<bool, Wrong> {
+fn lead_to(value: &DeValue<'_>) -> Result<bool, ValueError> {
     match value::text(value)?.as_str() {
         "service" => Ok(false),
         "pod" => Ok(true),
@@ -83,7 +83,7 @@ fn lead_to(value: &DeValue<'_>) -> Result<bool, Wrong> {
 }
 
 /// A label with its value.
-fn label(value: &DeValue<'_>) -> Result<(String, String), Wrong> {
+fn label(value: &DeValue<'_>) -> Result<(String, String), ValueError> {
     let text = value::nonempty(value)?;
     let sound = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/');
     match text.split_once('=') {

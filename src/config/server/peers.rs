@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use crate::base::names::{Host, NodeName, Target};
-use crate::config::Report;
-use crate::config::table::Table;
-use crate::config::value::{self, Wrong};
+use crate::config::Diagnostics;
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
 
 /// Where other pods are, and how a node at one of them is found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct PeerConfig {
     /// Whether any setting is for several pods. If not, neither DNS nor siblings are asked.
     pub several: bool,
     /// What names other pods, if anything does.
-    pub named: Option<Named>,
+    pub named: Option<PeerKey>,
     /// DNS servers that know which pod a node is linked to; none: the system's.
     pub dns: Vec<SocketAddr>,
     /// Other pods' gRPC ports. Our own may be among them.
@@ -26,14 +26,14 @@ pub struct PeerConfig {
 
 /// A key that names other pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Named {
+pub struct PeerKey {
     /// The whole of it.
     pub key: &'static str,
     /// Whether there must be links to them. SuperEdge's tables are of a program that has none, and may be as they were.
     pub must_link: bool,
 }
 
-pub(crate) fn read(table: &mut Table<'_>, report: &mut Report) -> PeerConfig {
+pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> PeerConfig {
     let dns = table.list("dns", at, report).unwrap_or_default();
     let list = table.list("siblings", at, report).unwrap_or_default();
     let service = table.read("siblings_service", service, report);
@@ -43,12 +43,12 @@ pub(crate) fn read(table: &mut Table<'_>, report: &mut Report) -> PeerConfig {
         (true, Some(_)) => Some("mode.cloud.registry.siblings_service"),
         (true, None) => None,
     };
-    let named = key.map(|key| Named { key, must_link: true });
+    let named = key.map(|key| PeerKey { key, must_link: true });
     PeerConfig { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
 }
 
 /// The address of a port elsewhere.
-fn at(value: &toml::de::DeValue<'_>) -> Result<SocketAddr, Wrong> {
+fn at(value: &toml::de::DeValue<'_>) -> Result<SocketAddr, ValueError> {
     let wanted = "want ip:port, for example 10.96.0.10:53 or [fd00::1]:9000";
     match value::text(value)?.parse::<SocketAddr>() {
         Ok(at) if at.port() > 0 && !at.ip().is_unspecified() => Ok(at),
@@ -56,7 +56,7 @@ fn at(value: &toml::de::DeValue<'_>) -> Result<SocketAddr, Wrong> {
     }
 }
 
-fn service(value: &toml::de::DeValue<'_>) -> Result<Target, Wrong> {
+fn service(value: &toml::de::DeValue<'_>) -> Result<Target, ValueError> {
     let target: Target = value::parsed(value)?;
     match target.host {
         Host::Name(_) => Ok(target),
@@ -64,7 +64,7 @@ fn service(value: &toml::de::DeValue<'_>) -> Result<Target, Wrong> {
     }
 }
 
-fn name(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
+fn name(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     let text = value::nonempty(value)?;
     match text.parse::<Host>() {
         Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(name.to_string()),

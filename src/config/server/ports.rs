@@ -1,10 +1,10 @@
 //! The table `mode.cloud.ports`: a ConfigMap that names ports of nodes, and the Service that leads them to the pods.
 
 use crate::base::policy::ports::PortTarget;
-use crate::config::server::https::{Http, Https, NodePort};
+use crate::config::server::https::{HttpConfig, HttpsConfig, NodePortConfig};
 use crate::config::server::kubernetes::{self, ClusterSettings};
-use crate::config::table::Table;
-use crate::config::{Environment, Report};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, Environment};
 
 /// `[mode.cloud.ports]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,10 +25,10 @@ pub struct PortSettings {
 
 /// Reads the table; `None` without it, and where it is of no use, which is noted.
 pub(crate) fn read(
-    cloud: &mut Table<'_>,
-    (http, https): (&Http, &Https),
+    cloud: &mut ConfigTable<'_>,
+    (http, https): (&HttpConfig, &HttpsConfig),
     env: &Environment,
-    report: &mut Report,
+    report: &mut Diagnostics,
 ) -> Option<PortSettings> {
     let mut table = cloud.table("ports", report);
     let mut name = |key, default: &str| {
@@ -37,7 +37,7 @@ pub(crate) fn read(
     };
     let (configmap, namespace) = (name("configmap", CONFIGMAP), name("namespace", NAMESPACE));
     let service = table.read("service", kubernetes::name, report).flatten();
-    let by_host = |ports: &[NodePort]| {
+    let by_host = |ports: &[NodePortConfig]| {
         let port = ports.iter().find(|port| port.stands_for == PortTarget::Host);
         port.map(|port| port.at.port())
     };
@@ -45,13 +45,13 @@ pub(crate) fn read(
     let reached = kubernetes::reached(env);
     if table.is_present() {
         if let Err(why) = reached {
-            table.complain("configmap", Some("asks for Kubernetes".to_owned()), why, report);
+            table.error("configmap", Some("asks for Kubernetes".to_owned()), why, report);
         }
         if service.is_some() && http.is_none() && https.is_none() {
             let found = Some("given, but it can lead nowhere".to_owned());
             let wanted = "let a port of [mode.cloud.http] or [mode.cloud.https] stand for what Host names: addr = { \
                           \"10264\" = \"host\" }";
-            table.complain("service", found, wanted, report);
+            table.error("service", found, wanted, report);
         }
     }
     let present = table.is_present();

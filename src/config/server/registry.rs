@@ -6,9 +6,9 @@ use crate::base::names::{NodeName, Target};
 use crate::base::policy::Glob;
 use crate::config::server::kubernetes::{self, ClusterSettings, SuperEdge};
 use crate::config::server::peers::{self, PeerConfig};
-use crate::config::table::Table;
-use crate::config::value::{self, Wrong};
-use crate::config::{Environment, Report};
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
+use crate::config::{Diagnostics, Environment};
 
 /// `[mode.cloud.registry]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct RegistrySettings {
     /// Where they are published.
     pub publish: PublishConfig,
     /// Where the other pods are.
-    pub siblings: PeerConfig,
+    pub peers: PeerConfig,
     /// Whether edges are asked to link to a pod that has fewer nodes.
     pub rebalance: bool,
     /// The cluster of Kubernetes that is asked for something; there if records are published in a ConfigMap.
@@ -86,10 +86,10 @@ enum StoreKind {
 }
 
 pub(crate) fn read(
-    cloud: &mut Table<'_>,
+    cloud: &mut ConfigTable<'_>,
     superedge: SuperEdge,
     env: &Environment,
-    report: &mut Report,
+    report: &mut Diagnostics,
 ) -> RegistrySettings {
     let mut table = cloud.table("registry", report);
     let zone = table.read("zone", zone, report).unwrap_or_default();
@@ -98,7 +98,7 @@ pub(crate) fn read(
     let kind = publish_kind.unwrap_or(StoreKind::None);
     let hosts = table.read("hosts", value::file_path, report);
     let etcd = etcd(&mut table, kind == StoreKind::Etcd, PREFIX, report);
-    let mut siblings = peers::read(&mut table, report);
+    let mut peers = peers::read(&mut table, report);
     let rebalance = table.read("rebalance", value::flag, report).unwrap_or(true);
     let in_map = publish_kind.map(|kind| kind == StoreKind::ConfigMap);
     let (configmap, cluster, named) = kubernetes::read(&mut table, superedge, in_map, env, report);
@@ -109,7 +109,7 @@ pub(crate) fn read(
         StoreKind::Hosts => hosts.map_or_else(
             || {
                 if !table.has("hosts") {
-                    table.complain("hosts", None, "name the hosts file that CoreDNS reads", report);
+                    table.error("hosts", None, "name the hosts file that CoreDNS reads", report);
                 }
                 PublishConfig::None
             },
@@ -120,27 +120,32 @@ pub(crate) fn read(
     let pod_ip_needed = publish != PublishConfig::None || kind != StoreKind::None || cluster.is_some();
     if pod_ip_needed && env.pod_ip.as_ref().is_none_or(String::is_empty) {
         let wanted = "it is the address that is published, and known to other pods: set it, in Kubernetes from status.podIP";
-        report.fault("POD_IP", None, wanted);
+        report.error("POD_IP", None, wanted);
     }
     table.finish(report);
     // Publishing and a zone are for several pods.
-    siblings.named = siblings.named.or(named);
-    siblings.several |= publish != PublishConfig::None || !zone.is_empty() || cluster.is_some();
-    RegistrySettings { zone, publish_names, publish, siblings, rebalance, cluster }
+    peers.named = peers.named.or(named);
+    peers.several |= publish != PublishConfig::None || !zone.is_empty() || cluster.is_some();
+    RegistrySettings { zone, publish_names, publish, peers, rebalance, cluster }
 }
 
 /// The keys that name an etcd; `above` is the prefix by default.
-pub(crate) fn etcd(table: &mut Table<'_>, used: bool, above: &str, report: &mut Report) -> EtcdSettings {
+pub(crate) fn etcd(
+    table: &mut ConfigTable<'_>,
+    used: bool,
+    above: &str,
+    report: &mut Diagnostics,
+) -> EtcdSettings {
     let before = report.fault_count();
     let endpoints = table.list("etcd", endpoint, report).unwrap_or_default();
     if used && endpoints.is_empty() && report.fault_count() == before {
-        table.complain("etcd", None, "name etcd's members: [\"https://10.0.0.5:2379\"]", report);
+        table.error("etcd", None, "name etcd's members: [\"https://10.0.0.5:2379\"]", report);
     }
     let prefix = table.read("etcd_prefix", prefix, report).unwrap_or_else(|| above.to_owned());
     let ca = table.read("etcd_ca", value::file_path, report);
     if ca.is_none() && !table.has("etcd_ca") && endpoints.iter().any(|member| member.tls) {
         let wanted = "an https:// member is only believed with the authority that signed its certificate";
-        table.complain("etcd_ca", None, wanted, report);
+        table.error("etcd_ca", None, wanted, report);
     }
     let cert = table.read("etcd_cert", value::file_path, report);
     let key = table.read("etcd_key", value::file_path, report);
@@ -153,13 +158,13 @@ pub(crate) fn etcd(table: &mut Table<'_>, used: bool, above: &str, report: &mut 
         ("etcd_password_file", "etcd_user"),
     ] {
         if table.has(one) && !table.has(other) {
-            table.complain(other, None, format!("{one} is of no use without it"), report);
+            table.error(other, None, format!("{one} is of no use without it"), report);
         }
     }
     EtcdSettings { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
 }
 
-fn kind(value: &toml::de::DeValue<'_>) -> Result<StoreKind, Wrong> {
+fn kind(value: &toml::de::DeValue<'_>) -> Result<StoreKind, ValueError> {
     match value::text(value)?.as_str() {
         "none" => Ok(StoreKind::None),
         "hosts" => Ok(StoreKind::Hosts),
@@ -170,7 +175,7 @@ fn kind(value: &toml::de::DeValue<'_>) -> Result<StoreKind, Wrong> {
 }
 
 /// A DNS name, its dots at the ends taken off, or nothing.
-fn zone(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
+fn zone(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     let text = value::text(value)?;
     let bare = text.trim_matches('.');
     let sound = |label: &str| (1..=63).contains(&label.len());
@@ -180,7 +185,7 @@ fn zone(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
     Err(value::wrong(value, "want a DNS name, for example \"nodes.example.org\", or an empty text"))
 }
 
-fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
+fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     let text = value::nonempty(value)?;
     let bare = text.trim_end_matches('/');
     if bare.len() > 1 && bare.starts_with('/') && !bare.contains("//") {
@@ -189,7 +194,7 @@ fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
     Err(value::wrong(value, "want the path of CoreDNS's etcd plugin, for example \"/skydns\""))
 }
 
-fn endpoint(value: &toml::de::DeValue<'_>) -> Result<EtcdEndpoint, Wrong> {
+fn endpoint(value: &toml::de::DeValue<'_>) -> Result<EtcdEndpoint, ValueError> {
     let text = value::text(value)?;
     let parts = text.strip_suffix('/').unwrap_or(&text).split_once("://");
     let tls = match parts {

@@ -3,9 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::base::names::{NameError, NodeName, Target};
-use crate::config::listen::{Access, AuthMethods};
-use crate::config::table::Table;
-use crate::config::{Report, value};
+use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, value};
 
 /// One entry of `[mode.cloud.tcp]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct TcpListenerConfig {
     /// Whether the target gets a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
     /// Who may come in.
-    pub access: Access,
+    pub access: AccessConfig,
 }
 
 /// A target at a node, written as `node1/127.0.0.1:6443`; without a node as `127.0.0.1:6443`.
@@ -32,26 +32,35 @@ pub struct Forward {
 }
 
 /// Reads the table; `ssh` holds for what an entry leaves out of who may come in.
-pub(crate) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Vec<TcpListenerConfig> {
+pub(crate) fn read(
+    cloud: &mut ConfigTable<'_>,
+    ssh: &AccessConfig,
+    report: &mut Diagnostics,
+) -> Vec<TcpListenerConfig> {
     let mut table = cloud.table("tcp", report);
     let entries = table.named(TO, report);
     entries.into_iter().filter_map(|(name, entry)| port(&name, entry, ssh, report)).collect()
 }
 
 /// `None`: the entry is of no use, which is noted.
-fn port(name: &str, mut table: Table<'_>, ssh: &Access, report: &mut Report) -> Option<TcpListenerConfig> {
+fn port(
+    name: &str,
+    mut table: ConfigTable<'_>,
+    ssh: &AccessConfig,
+    report: &mut Diagnostics,
+) -> Option<TcpListenerConfig> {
     let at = listen(name);
     if at.is_none() {
         let wanted = "want an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
-        table.complain_of_name(name, wanted, report);
+        table.name_error(name, wanted, report);
     }
     let to =
         table.read(TO, |value| forward(&value::text(value)?).map_err(|why| value::wrong(value, why)), report);
     if to.is_none() && !table.has(TO) {
-        table.complain(TO, None, "name the target, as in to = \"node1/127.0.0.1:6443\"", report);
+        table.error(TO, None, "name the target, as in to = \"node1/127.0.0.1:6443\"", report);
     }
     let send_proxy = table.read("send_proxy", value::flag, report).unwrap_or_default();
-    let access = Access::read(&mut table, PROOFS, ssh, report);
+    let access = AccessConfig::read(&mut table, PROOFS, ssh, report);
     let port = at.zip(to).map(|(at, to)| TcpListenerConfig {
         at,
         key: table.path().to_owned(),

@@ -45,7 +45,7 @@ fn an_entry_that_cannot_be_meant_is_a_fault() {
 #[cfg(feature = "kubernetes")]
 #[test]
 fn kubernetes_is_asked_if_that_is_said_or_a_module_needs_it() {
-    let cluster = |text: &str| Cloud::read(text, &inside()).unwrap().0.addresses.cluster;
+    let cluster = |text: &str| ServerConfig::read(text, &inside()).unwrap().0.addresses.cluster;
     assert!(cluster("[mode.cloud.addresses]\nkubernetes = true\n").is_some());
     assert_eq!(cluster(""), None);
     let module = "[mode.cloud]\nhttp_proxy = { port = 8080 }\n";

@@ -17,12 +17,12 @@ fn faults(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_pod_shows_targets_a_certificate_for_proved_clients_only() {
+fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
     let proved = "client_ca = \"/ca\"\nnames = [\"a\"]\n";
     let shown = |lines: &str| {
         let (settings, warnings) = cloud(&https(&format!("{proved}{lines}")));
         let HttpsMode::Terminate(_, shown) = settings.https.mode else { panic!("terminate") };
-        (shown, warned(&warnings, WarningKind::OpenDoor).into_iter().map(str::to_owned).collect::<Vec<_>>())
+        (shown, warned(&warnings, WarningKind::Insecure).into_iter().map(str::to_owned).collect::<Vec<_>>())
     };
     let identity = |key: &str, ca: Option<&str>| {
         Some(TargetIdentity { cert: "/c".into(), key: key.into(), ca: ca.map(Into::into) })
@@ -65,7 +65,7 @@ fn certificates_are_asked_for_by_profile() {
     }
     let inside =
         Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
-    let read = |text: &str| Cloud::read(text, &inside);
+    let read = |text: &str| ServerConfig::read(text, &inside);
     let nameless = read("[mode.cloud.csr]\nprofiles = [\"server\"]\n").unwrap_err().to_string();
     assert!(nameless.contains("mode.cloud.csr.services"), "{nameless}");
     let text = "[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\nservices = [\"s\"]\nnames = [\"Tunnel.Test\", \"fd00::1\"]\nlifetime = \"2h\"\n";
@@ -78,7 +78,7 @@ fn certificates_are_asked_for_by_profile() {
 }
 
 #[test]
-fn an_edge_and_its_pods_say_whether_certificates_prove_it() {
+fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
     let outside = "[mode.edge.csr]\nagent = true\n";
     let told = edge_faults(&format!("{LEAST}{outside}")).to_string();
     assert!(told.contains("mode.edge.csr.agent"), "{told}");
@@ -93,7 +93,7 @@ fn an_edge_and_its_pods_say_whether_certificates_prove_it() {
     let csr = EdgeConfig::read(&text, &env).unwrap().0.csr.unwrap();
     assert_eq!(csr.file.to_str(), Some("/var/lib/tunnel/pki/agent.pem"));
     assert_eq!((csr.node_ip, csr.lifetime), ("10.0.0.7".parse().ok(), Some(Duration::from_secs(86_400))));
-    let csr = Cloud::read("[mode.cloud.csr]\nagent_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
+    let csr = ServerConfig::read("[mode.cloud.csr]\nagent_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
     assert_eq!((csr.agent_ca, csr.server, csr.proxy_client), (Some("/ca".into()), None, false));
 }
 

@@ -1,19 +1,19 @@
 //! What `[mode.cloud.intercept]` takes, and what it refuses.
 
-use crate::config::server::intercept::{Intercept, MarkBits};
+use crate::config::server::intercept::{InterceptConfig, MarkBits};
 
 use super::*;
 
 const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\n";
 
-fn read(lines: &str) -> Result<(Option<Intercept>, Vec<Warning>), ConfigErrors> {
+fn read(lines: &str) -> Result<(Option<InterceptConfig>, Vec<Warning>), ConfigErrors> {
     let env = Environment { host_ip: Some("10.0.0.1".to_owned()), ..Environment::default() };
     let text = format!("{CLOSED}[mode.cloud.intercept]\n{lines}\n");
-    Cloud::read(&text, &env).map(|(cloud, warnings)| (cloud.intercept, warnings))
+    ServerConfig::read(&text, &env).map(|(cloud, warnings)| (cloud.intercept, warnings))
 }
 
 #[test]
-fn nothing_is_caught_unless_networks_are_named() {
+fn nothing_is_intercepted_unless_networks_are_named() {
     assert_eq!(cloud("").0.intercept, None);
     for lines in ["", "networks = []", "networks = 7", "networks = [\"10.0.0.7/8\"]"] {
         let faults = read(lines).unwrap_err().to_string();
@@ -71,7 +71,7 @@ fn who_lets_the_world_send_through_this_host_is_warned() {
     let (_, warnings) =
         read("networks = [\"10.0.0.0/16\"]\nforwarded = [\"0.0.0.0/0\"]\nallow_from = [\"0.0.0.0/0\"]")
             .unwrap();
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.cloud.intercept.forwarded"]);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.intercept.forwarded"]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The tables of the front ends beside CONNECT's.
 
-use crate::config::server::https::{HttpsMode, NodePort};
+use crate::config::server::https::{HttpsMode, NodePortConfig};
 use crate::config::server::invitations::Invitations;
 use crate::config::server::tcp::TcpListenerConfig;
 
@@ -67,7 +67,7 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
     let open = format!("{CLOSED}[mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"node1/127.0.0.1:6443\"\n");
     let (_, warnings) = cloud(&open);
     let key = "mode.cloud.tcp.\"0.0.0.0:6443\"";
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), [key]);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), [key]);
     let text =
         "whoever reaches 0.0.0.0:6443 reaches 127.0.0.1:6443 at node node1, unasked; allow_from closes it";
     assert_eq!(warnings[0].text, text);
@@ -94,7 +94,7 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
         "#;
     let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
     assert_eq!((settings.https.mode, warnings), (HttpsMode::Passthrough, vec![]));
-    let shown = |port: &NodePort| (port.at.to_string(), port.stands_for.to_string());
+    let shown = |port: &NodePortConfig| (port.at.to_string(), port.stands_for.to_string());
     let want = [("127.0.0.1:10250", "127.0.0.1:10250"), ("127.0.0.1:9100", "localhost:9100")];
     assert_eq!(
         settings.https.ports.iter().map(shown).collect::<Vec<_>>(),
@@ -104,7 +104,7 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
     let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
     let (settings, warnings) = cloud(&open);
     assert_eq!(settings.https.ports[1].at, "0.0.0.0:9100".parse().unwrap());
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), ["mode.cloud.https.addr"]);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.https.addr"]);
     let text = "whoever reaches 0.0.0.0:10250 reaches 127.0.0.1:10250 at every node, and so with 1 more of this table, \
                 unasked; client_ca or allow_from closes it";
     assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
@@ -135,7 +135,7 @@ fn whatever_is_wrong_with_https_is_told() {
     assert!(reported[1].contains("mode.cloud.http.addr.\"1\".to: \"a\": \"a\" has no port"), "{reported:?}");
     let (_, warnings) =
         cloud(&format!("{CLOSED}[mode.cloud.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
-    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.cloud.https.mode"]);
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.https.mode"]);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
 fn nobody_joins_by_invitation_unless_a_store_is_named() {
     let read = |lines: &str| {
         let text = format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.invitations]\n{lines}");
-        Cloud::read(&text, &Environment::default()).map(|(cloud, _)| cloud.invitations)
+        ServerConfig::read(&text, &Environment::default()).map(|(cloud, _)| cloud.invitations)
     };
     assert_eq!(read("").unwrap(), None);
     assert_eq!(read("store = \"none\"\nfile = \"f\"").unwrap(), None);

@@ -40,14 +40,14 @@ fn neither_table_is_there_by_default_and_both_need_kubernetes() {
 mod inside {
     use super::*;
 
-    fn inside(text: &str) -> Result<(Cloud, Vec<Warning>), Vec<String>> {
+    fn inside(text: &str) -> Result<(ServerConfig, Vec<Warning>), Vec<String>> {
         let env = Environment {
             kubernetes_service_host: Some("10.96.0.1".to_owned()),
             pod_namespace: Some("edge-system".to_owned()),
             pod_ip: Some("10.0.0.1".to_owned()),
             ..Environment::default()
         };
-        let read = Cloud::read(&format!("{CLOSED}{BY_HOST}{text}"), &env);
+        let read = ServerConfig::read(&format!("{CLOSED}{BY_HOST}{text}"), &env);
         read.map_err(|faults| faults.iter().map(ToString::to_string).collect())
     }
 
@@ -73,7 +73,7 @@ mod inside {
     }
 
     #[test]
-    fn edges_names_lead_to_pods_that_are_published_without_a_zone() {
+    fn edges_names_lead_to_servers_that_are_published_without_a_zone() {
         let published =
             "[mode.cloud.registry]\npublish = \"configmap\"\n[mode.cloud.node_names]\nlead_to = \"pod\"\n";
         let (settings, _) = inside(published).unwrap();
@@ -104,7 +104,7 @@ mod inside {
         let nowhere = format!("{CLOSED}[mode.cloud.ports]\nservice = \"s\"\n");
         let env =
             Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
-        let told = Cloud::read(&nowhere, &env).unwrap_err().to_string();
+        let told = ServerConfig::read(&nowhere, &env).unwrap_err().to_string();
         assert!(told.contains("mode.cloud.ports.service: given, but it can lead nowhere"), "{told}");
     }
 }

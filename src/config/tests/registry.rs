@@ -2,7 +2,7 @@
 
 #[cfg(feature = "kubernetes")]
 use crate::config::server::kubernetes::ClusterSettings;
-use crate::config::server::peers::{Named, PeerConfig};
+use crate::config::server::peers::{PeerConfig, PeerKey};
 use crate::config::server::registry::{EtcdEndpoint, EtcdSettings, PublishConfig, RegistrySettings};
 
 use super::*;
@@ -10,7 +10,7 @@ use super::*;
 fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), ConfigErrors> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
     let text = format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.registry]\n{lines}");
-    Cloud::read(&text, &env).map(|(cloud, warnings)| (cloud.registry, warnings))
+    ServerConfig::read(&text, &env).map(|(cloud, warnings)| (cloud.registry, warnings))
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn nothing_is_published_unless_asked_for() {
             zone: String::new(),
             publish_names: Vec::new(),
             publish: PublishConfig::None,
-            siblings: PeerConfig::default(),
+            peers: PeerConfig::default(),
             rebalance: true,
             cluster: None
         }
@@ -40,14 +40,14 @@ fn edges_are_asked_to_move_unless_it_is_forbidden() {
 #[test]
 fn a_publisher_is_read_with_its_defaults() {
     let (registry, warnings) = read("publish = \"hosts\"\nhosts = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
-    let siblings = PeerConfig { several: true, ..PeerConfig::default() };
+    let peers = PeerConfig { several: true, ..PeerConfig::default() };
     assert_eq!(
         registry,
         RegistrySettings {
             zone: "nodes.test".into(),
             publish_names: Vec::new(),
             publish: PublishConfig::Hosts("h".into()),
-            siblings,
+            peers,
             rebalance: true,
             cluster: None
         }
@@ -66,15 +66,15 @@ fn a_publisher_is_read_with_its_defaults() {
 }
 
 #[test]
-fn other_pods_are_named_in_several_ways_and_asked_only_if_something_says_that_there_are_any() {
-    let siblings = |lines| read(lines).unwrap().0.siblings;
-    let all = siblings(
+fn other_servers_are_named_in_several_ways_and_asked_only_if_something_says_that_there_are_any() {
+    let peers = |lines| read(lines).unwrap().0.peers;
+    let all = peers(
         "dns = [\"10.96.0.10:53\"]\nsiblings = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
          siblings_service = \"Pods.Test:9000\"\nname = \"Cloud.Test\"",
     );
     let expected = PeerConfig {
         several: true,
-        named: Some(Named { key: "mode.cloud.registry.siblings", must_link: true }),
+        named: Some(PeerKey { key: "mode.cloud.registry.siblings", must_link: true }),
         dns: vec!["10.96.0.10:53".parse().unwrap()],
         list: ["10.0.0.7:9000", "[fd00::1]:9000"].map(|at| at.parse().unwrap()).into(),
         service: Some("pods.test:9000".parse().unwrap()),
@@ -90,8 +90,8 @@ fn other_pods_are_named_in_several_ways_and_asked_only_if_something_says_that_th
         ("siblings = [\"10.0.0.7:9000\"]", true, Some("mode.cloud.registry.siblings")),
         ("siblings_service = \"pods:9000\"", true, Some("mode.cloud.registry.siblings_service")),
     ] {
-        let siblings = siblings(lines);
-        assert_eq!((siblings.several, siblings.named.map(|named| named.key)), (several, named), "{lines}");
+        let peers = peers(lines);
+        assert_eq!((peers.several, peers.named.map(|named| named.key)), (several, named), "{lines}");
     }
 }
 
@@ -129,7 +129,7 @@ fn what_a_publisher_lacks_is_a_fault() {
 }
 
 /// A pod in a cluster, or with a kubeconfig.
-fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(Cloud, Vec<Warning>), ConfigErrors> {
+fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(ServerConfig, Vec<Warning>), ConfigErrors> {
     let env = Environment {
         pod_ip: Some("10.0.0.7".to_owned()),
         pod_namespace: Some("edge-system".to_owned()),
@@ -137,7 +137,7 @@ fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(Cloud, Vec<Warning>),
         kubeconfig: kubeconfig.map(Into::into),
         ..Environment::default()
     };
-    Cloud::read(&format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n{text}"), &env)
+    ServerConfig::read(&format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n{text}"), &env)
 }
 
 /// The values of SuperEdge's manifests.
@@ -178,7 +178,7 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
         let (cloud, warnings) = inside(&text, None).unwrap();
         assert_eq!(warnings, [], "{text}");
         assert_eq!((cloud.registry.publish, &cloud.registry.cluster), (publish, &expected), "{text}");
-        assert_eq!(cloud.registry.siblings.several, expected.is_some(), "{text}");
+        assert_eq!(cloud.registry.peers.several, expected.is_some(), "{text}");
     }
     let ours = "[mode.cloud.registry]\nservice = \"pods\"\n";
     for (text, key, must_link) in [
@@ -191,13 +191,13 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
             true,
         ),
     ] {
-        let named = inside(&text, None).unwrap().0.registry.siblings.named;
-        assert_eq!(named, Some(Named { key, must_link }), "{text}");
+        let named = inside(&text, None).unwrap().0.registry.peers.named;
+        assert_eq!(named, Some(PeerKey { key, must_link }), "{text}");
     }
     let (cloud, _) = inside(NODES, Some("/etc/kubeconfig")).unwrap();
     assert_eq!(cloud.registry.cluster.unwrap().kubeconfig, Some("/etc/kubeconfig".into()));
     let nowhere = Environment { kubernetes_service_host: Some("10.96.0.1".into()), ..Environment::default() };
-    let faults = Cloud::read(NODES, &nowhere).unwrap_err();
+    let faults = ServerConfig::read(NODES, &nowhere).unwrap_err();
     assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
 }
 
@@ -212,12 +212,12 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
         (format!("{NODES}debug = true"), vec![]),
     ] {
         let (cloud, warnings) = cloud(&ssh(&format!("listen = \"127.0.0.1:22\"\n{text}")));
-        assert_eq!(warned(&warnings, WarningKind::NotServed), tables, "{text}");
+        assert_eq!(warned(&warnings, WarningKind::Unsupported), tables, "{text}");
         assert_eq!((cloud.registry.publish, cloud.registry.cluster), (PublishConfig::None, None));
     }
     if cfg!(not(feature = "kubernetes")) {
         let (_, warnings) = inside(NODES, None).unwrap();
-        assert_eq!(warned(&warnings, WarningKind::NotServed), [dns]);
+        assert_eq!(warned(&warnings, WarningKind::Unsupported), [dns]);
         assert!(warnings[0].text.contains("cargo's feature"), "{}", warnings[0].text);
     }
 }

@@ -1,6 +1,6 @@
 //! Files as SuperEdge's manifests and documents have them: all of them load.
 
-use crate::config::server::egress::Egress;
+use crate::config::server::egress::EgressConfig;
 
 use super::*;
 
@@ -151,7 +151,7 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
-    assert_eq!(warned(&warnings, WarningKind::NotServed), Vec::<&str>::new());
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
     let doors = [
         "mode.cloud.https.addr",
         "mode.cloud.ssh.auth",
@@ -159,14 +159,14 @@ fn the_oldest_cloud_file_loads() {
         "mode.cloud.stream.server.log_port",
         "mode.cloud.tcp.\"0.0.0.0:6443\"",
     ];
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), doors);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), doors);
 }
 
 #[test]
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.server.log_listen.at.port(), 51000);
-    assert_eq!(warned(&warnings, WarningKind::NotServed), [""; 0]);
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     assert_eq!(cloud.https.ports, []);
     let [port] = cloud.tcp.try_into().unwrap();
     assert_eq!((port.at, port.to.node), ("0.0.0.0:6443".parse().unwrap(), None));
@@ -181,13 +181,15 @@ fn a_cloud_file_of_the_middle_years_loads() {
         cloud.ssh.listen,
         ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "port" }
     );
-    let Some(Egress::Port { listen, certificates, .. }) = &cloud.egress else { panic!("{:?}", cloud.egress) };
+    let Some(EgressConfig::Port { listen, certificates, .. }) = &cloud.egress else {
+        panic!("{:?}", cloud.egress)
+    };
     assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "egressport"));
     assert!(
         certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
     );
     let unserved = ["stream.dns"];
-    assert_eq!(warned(&warnings, WarningKind::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), unserved.map(|key| format!("mode.cloud.{key}")));
 }
 
 #[test]
@@ -196,13 +198,15 @@ fn the_newest_cloud_file_loads() {
     assert_eq!(cloud.server.metrics_listen.map(|l| l.at), Some("0.0.0.0:6000".parse().unwrap()));
     assert_eq!(cloud.tls.min_version, TlsVersion::V12);
     assert_eq!(cloud.tls.cipher_suites.len(), 2);
-    let Some(Egress::Port { listen, certificates, .. }) = &cloud.egress else { panic!("{:?}", cloud.egress) };
+    let Some(EgressConfig::Port { listen, certificates, .. }) = &cloud.egress else {
+        panic!("{:?}", cloud.egress)
+    };
     assert_eq!((listen.at.port(), certificates.client_ca.as_ref()), (8000, None));
     assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor)[0], "mode.cloud.egress.port", "{warnings:?}");
+    assert_eq!(warned(&warnings, WarningKind::Insecure)[0], "mode.cloud.egress.port", "{warnings:?}");
     let unserved = ["mode.cloud.stream.register"];
-    assert_eq!(warned(&warnings, WarningKind::NotServed), unserved);
-    assert_eq!(warned(&warnings, WarningKind::Surprise), ["mode.cloud.tls.tls_min_version"]);
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), unserved);
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.tls.tls_min_version"]);
 }
 
 #[test]
@@ -214,7 +218,7 @@ fn the_edge_files_of_all_years_load() {
         (old.client.servers[0].dns.to_string(), old.client.servers[0].at.to_string()),
         ("localhost".into(), "localhost:9000".into())
     );
-    assert_eq!(warned(&warnings, WarningKind::NotServed), Vec::<&str>::new());
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
     let (cert, key) = old.https.identity.unwrap();
     assert_eq!(cert.to_str(), Some("../../conf/certs/kubelet-client.crt"));
     assert_eq!(key.to_str(), Some("../../conf/certs/kubelet-client.key"));
@@ -222,18 +226,18 @@ fn the_edge_files_of_all_years_load() {
     let (middle, warnings) = edge(EDGE_HTTPS);
     assert_eq!(middle.client.servers[0].dns.to_string(), "tunnel.cloud.io");
     assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
-    assert_eq!(warned(&warnings, WarningKind::NotServed), [""; 0]);
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let doors = ["mode.edge.http_proxy.proxyport", "mode.edge.stream.client.log_port"];
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), doors);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), doors);
 
     let (new, warnings) = edge(EDGE_NEW);
     let server = &new.client.servers[0];
     assert_eq!((server.dns.to_string(), server.at.port), ("127.0.0.1".into(), 31234));
     assert_eq!(new.client.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
     assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
-    assert_eq!(warned(&warnings, WarningKind::NotServed), [""; 0]);
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let doors = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
-    assert_eq!(warned(&warnings, WarningKind::OpenDoor), doors);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), doors);
 }
 
 #[test]
@@ -241,7 +245,7 @@ fn a_template_that_was_not_filled_in_loads_and_is_named() {
     let (edge, warnings) = edge(EDGE_TEMPLATE);
     assert_eq!(edge.client.servers[0].at.port, 9000);
     let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.server_name"];
-    assert_eq!(warned(&warnings, WarningKind::Surprise), unfilled);
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), unfilled);
 }
 
 #[test]

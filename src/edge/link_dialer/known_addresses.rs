@@ -60,10 +60,10 @@ impl KnownAddresses {
                 found = known.look_up(&asked) => drop(answers.send(found)),
             }
         });
-        match timeout(DNS_PATIENCE, answer).await {
+        match timeout(DNS_TIMEOUT, answer).await {
             Ok(Ok(found)) => found,
             Ok(Err(_)) | Err(_) => {
-                let failure = LookupError::Timeout { name: name.to_owned(), patience: DNS_PATIENCE };
+                let failure = LookupError::Timeout { name: name.to_owned(), timeout: DNS_TIMEOUT };
                 Ok(Found { addresses, failure: Some(failure) })
             }
         }
@@ -98,7 +98,7 @@ impl KnownAddresses {
 }
 
 /// How long an answer of DNS is waited for when there are known addresses to dial: the rest of a dial's time is theirs.
-const DNS_PATIENCE: Duration = Duration::from_secs(1);
+const DNS_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -186,7 +186,7 @@ mod tests {
         tokio::time::pause();
         let start = Instant::now();
         assert_eq!(found(&known).await, Some((1, false)));
-        assert!(start.elapsed() <= DNS_PATIENCE + Duration::from_millis(2), "{:?}", start.elapsed());
+        assert!(start.elapsed() <= DNS_TIMEOUT + Duration::from_millis(2), "{:?}", start.elapsed());
     }
 
     #[tokio::test]

@@ -4,11 +4,11 @@
 use std::io;
 
 use crate::base::names::Target;
-use crate::net::dial::{DialError, Failure};
-use crate::net::tls::handshake::Fault;
+use crate::net::dial::{ConnectError, Failure};
+use crate::net::tls::handshake::HandshakeError;
 
 /// The whole sentence where no address of a server took the connection.
-pub(crate) fn no_connection(error: &DialError) -> String {
+pub(crate) fn no_connection(error: &ConnectError) -> String {
     let remedy = match error.first() {
         Some(Failure::Refused(_)) => {
             "; nothing listens there: is the pod running, and does mode.edge.stream.client.server_name name the port of its \
@@ -34,47 +34,47 @@ pub(crate) const UNPROVEN: &str = "there is no valid certificate yet, and no tok
 
 /// The whole sentence; `name` is what the cloud's certificate has to carry, `shows` whether a certificate was shown.
 pub(crate) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) -> String {
-    let fault = Fault::of(error);
-    let remedy = if shows && matches!(fault, Fault::Disbelieves(_)) { "" } else { remedy(&fault) };
+    let fault = HandshakeError::of(error);
+    let remedy = if shows && matches!(fault, HandshakeError::AlertReceived(_)) { "" } else { remedy(&fault) };
     let then = if remedy.is_empty() { "" } else { "; " };
     format!("TLS with the cloud as {name:?} failed, at {at}: {fault}{then}{remedy}")
 }
 
 /// Which key of the edge or its cloud mends it; may be empty.
-pub fn remedy(fault: &Fault) -> &'static str {
+pub fn remedy(fault: &HandshakeError) -> &'static str {
     match fault {
-        Fault::Authority => {
+        HandshakeError::UnknownIssuer => {
             "mode.edge.stream.client.cert has to hold the authority that has signed it: get that file from whoever runs \
              the cloud, unless another server than the cloud answers there"
         }
-        Fault::Name(_) => {
+        HandshakeError::Name(_) => {
             "set mode.edge.stream.client.dns to a name that it is for, or have the cloud's mode.cloud.stream.server.cert \
              issued anew with this one"
         }
-        Fault::Expired(..) => {
+        HandshakeError::Expired(..) => {
             "the cloud needs a new mode.cloud.stream.server.cert, which it reads without a restart; if the clock is \
              wrong, set it"
         }
-        Fault::TooEarly(..) => "set this machine's clock if it is wrong, or wait",
-        Fault::IsAuthority | Fault::Purpose | Fault::OtherCertificate(_) => {
+        HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
+        HandshakeError::CaUsedAsEndEntity | HandshakeError::Purpose | HandshakeError::OtherCertificate(_) => {
             "the cloud's mode.cloud.stream.server.cert has to be issued anew, for servers"
         }
-        Fault::NoTls => {
+        HandshakeError::NotTls => {
             "that port speaks no TLS: is it the CONNECT port? mode.edge.stream.client.server_name has to name the port of \
              the cloud's mode.cloud.stream.server.listen, by default 9000"
         }
-        Fault::Protocol => {
+        HandshakeError::Protocol => {
             "that port takes no links: is it the one for egress or HTTPS? mode.edge.stream.client.server_name has to name \
              the port of the cloud's mode.cloud.stream.server.listen, by default 9000"
         }
-        Fault::Disbelieves(_) => {
+        HandshakeError::AlertReceived(_) => {
             "an edge shows no certificate to its cloud: is that its port for links, mode.cloud.stream.server.listen?"
         }
-        Fault::Closed => {
+        HandshakeError::Closed => {
             "is that the cloud's port for links (mode.cloud.stream.server.listen), and does a firewall or balancer stand \
              between?"
         }
-        Fault::Other(_) => "",
+        HandshakeError::Other(_) => "",
     }
 }
 

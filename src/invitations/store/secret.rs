@@ -6,7 +6,7 @@ use kube::api::PostParams;
 use kube::{Api, Error};
 use tokio::time::timeout;
 
-use crate::invitations::store::{CellError, Seen};
+use crate::invitations::store::{CellError, Revision};
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
 /// One Secret in our own namespace.
@@ -22,23 +22,23 @@ impl SecretSharedState {
         Self { cluster, name, api: None }
     }
 
-    pub(crate) async fn read(&mut self) -> Result<Seen, CellError> {
+    pub(crate) async fn read(&mut self) -> Result<Revision, CellError> {
         let found = self.found().await;
-        self.checked(found).map(|found| found.as_ref().map_or_else(Seen::default, seen))
+        self.checked(found).map(|found| found.as_ref().map_or_else(Revision::default, seen))
     }
 
-    pub(crate) async fn write(&mut self, before: &Seen, text: Vec<u8>) -> Result<bool, CellError> {
-        if text.len() > MOST_BYTES {
-            return Err(CellError::Full { bytes: text.len(), most: MOST_BYTES });
+    pub(crate) async fn write(&mut self, before: &Revision, text: Vec<u8>) -> Result<bool, CellError> {
+        if text.len() > MAX_BYTES {
+            return Err(CellError::Full { bytes: text.len(), most: MAX_BYTES });
         }
         let written = self.try_write(before, text).await;
         self.checked(written)
     }
 
-    async fn try_write(&mut self, before: &Seen, text: Vec<u8>) -> Result<bool, ClusterError> {
+    async fn try_write(&mut self, before: &Revision, text: Vec<u8>) -> Result<bool, ClusterError> {
         // Whatever others have put into it stays.
         let found = self.found().await?;
-        if found.as_ref().map_or_else(Seen::default, seen) != *before {
+        if found.as_ref().map_or_else(Revision::default, seen) != *before {
             return Ok(false);
         }
         let there = found.is_some();
@@ -91,9 +91,9 @@ impl std::fmt::Debug for SecretSharedState {
     }
 }
 
-fn seen(found: &Secret) -> Seen {
+fn seen(found: &Secret) -> Revision {
     let text = found.data.as_ref().and_then(|data| data.get(KEY)).map(|text| text.0.clone());
-    Seen {
+    Revision {
         text: text.unwrap_or_default(),
         version: found.metadata.resource_version.clone().unwrap_or_default(),
     }
@@ -103,4 +103,4 @@ fn seen(found: &Secret) -> Seen {
 const KEY: &str = "enrolled";
 
 /// What Kubernetes takes, less what surrounds it.
-const MOST_BYTES: usize = 1_000_000;
+const MAX_BYTES: usize = 1_000_000;

@@ -31,11 +31,11 @@ fn of_a_node_its_addresses_are_kept() {
     let nets = nets.map(|net| net.parse().unwrap()).into();
     let node = json!({"metadata": {"name": "edge1"}, "spec": spec, "status": {"addresses": addresses}});
     assert_eq!(
-        read::<NodePart>(node),
+        read::<PartialNode>(node),
         Some(NodeInfo { ips: ips(&["10.0.0.5", "fd00::5"]), outside: ips(&["192.0.2.5"]), pods: nets })
     );
     assert_eq!(
-        read::<NodePart>(json!({"metadata": {"name": "new"}})),
+        read::<PartialNode>(json!({"metadata": {"name": "new"}})),
         Some(NodeInfo { ips: ips(&[]), outside: ips(&[]), pods: [].into() })
     );
 }
@@ -46,7 +46,7 @@ fn of_a_nodes_internal_addresses_the_first_eight_count() {
     let addresses: Vec<_> = (1..=200).map(address).collect();
     let node = json!({"metadata": {"name": "edge1"}, "status": {"addresses": addresses}});
     let first: Vec<_> = (1..=8).map(|n| IpAddr::from([10, 0, 0, n])).collect();
-    assert_eq!(Vec::from(read::<NodePart>(node).unwrap().ips), first);
+    assert_eq!(Vec::from(read::<PartialNode>(node).unwrap().ips), first);
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl Approver {
                     was_seen.store(true, Relaxed);
                     report(Ok(()));
                 };
-                let cause = match timeout(LIST_EVERY, self.look(&seen)).await {
+                let cause = match timeout(LIST_INTERVAL, self.run_pass(&seen)).await {
                     Ok(Ok(never)) => match never {},
                     Ok(Err(cause)) => cause,
                     // What could not be recorded is tried again with the next list.
@@ -71,7 +71,7 @@ impl Approver {
                         continue;
                     }
                     Err(_) => CsrError::Watch(format!(
-                        "not all requests were seen within {LIST_EVERY:?}; the next look goes on behind those that were"
+                        "not all requests were seen within {LIST_INTERVAL:?}; the next look goes on behind those that were"
                     )),
                 };
                 warn!("requests cannot be seen, trying on: {cause}");
@@ -86,7 +86,7 @@ impl Approver {
     }
 
     /// Judges all that there are, then each that comes. The client is made anew each time: its token may be over.
-    async fn look(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
+    async fn run_pass(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
         let (client, _) = self.cluster.connect().await?;
         let apiserver = Apiserver::look_up(&self.cluster, &client).await?;
         self.follow(client, &apiserver, seen).await
@@ -100,10 +100,10 @@ impl Approver {
     ) -> Result<Infallible, CsrError> {
         let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
         let settle = async |csr: &CertificateSigningRequest| {
-            if let Err(cause) = self.settle(csr, apiserver, &requests, &nodes).await {
+            if let Err(cause) = self.record_decision(csr, apiserver, &requests, &nodes).await {
                 warn!(
                     csr = csr.name_any(),
-                    "it could not be judged, and will be within {LIST_EVERY:?}: {cause}"
+                    "it could not be judged, and will be within {LIST_INTERVAL:?}: {cause}"
                 );
             }
         };
@@ -158,7 +158,7 @@ impl Approver {
     }
 
     /// Judges one, and records the verdict.
-    async fn settle(
+    async fn record_decision(
         &self,
         csr: &CertificateSigningRequest,
         apiserver: &Apiserver,
@@ -168,29 +168,30 @@ impl Approver {
         if is_settled(csr) {
             return Ok(());
         }
-        let Some(asked) = Asked::read(csr) else {
+        let Some(asked) = CsrInfo::read(csr) else {
             debug!(csr = csr.name_any(), "not ours: it is no request that can be read");
             return Ok(());
         };
         let facts = match (asked.profile(), asked.node()) {
-            (Some(Profile::Agent), Some(node)) => {
+            (Some(Profile::Edge), Some(node)) => {
                 let addresses = within(nodes.get_opt(node)).await?.as_ref().map(addresses);
-                Facts { addresses, ..Facts::default() }
+                ClusterInfo { addresses, ..ClusterInfo::default() }
             }
             // Others are refused whatever they ask for.
-            (Some(Profile::Server), _) if asked.requester == self.pods => {
-                Facts { reached: self.reach.look_up(&self.cluster).await?.names, ..Facts::default() }
-            }
-            _ => Facts::default(),
+            (Some(Profile::Server), _) if asked.requester == self.pods => ClusterInfo {
+                reached: self.reach.look_up(&self.cluster).await?.names,
+                ..ClusterInfo::default()
+            },
+            _ => ClusterInfo::default(),
         };
         let (Some(uid), Some(version)) = (csr.uid(), csr.resource_version()) else {
             return Err(CsrError::Gone);
         };
         let (name, requester) = (csr.name_any(), printable(&asked.requester));
-        let (kind, reason, why) = match judge(&asked, &self.pods, apiserver, &facts) {
-            Verdict::NotOurs => return Ok(()),
-            Verdict::Approve => ("Approved", "AutoApproved", "its requester may have it".to_owned()),
-            Verdict::Deny(why) => ("Denied", "NotPermitted", why),
+        let (kind, reason, why) = match decide(&asked, &self.pods, apiserver, &facts) {
+            Decision::NotOurs => return Ok(()),
+            Decision::Approve => ("Approved", "AutoApproved", "its requester may have it".to_owned()),
+            Decision::Deny(why) => ("Denied", "NotPermitted", why),
         };
         let message = format!("tunnel approve: {why}");
         let condition = json!({"type": kind, "status": "True", "reason": reason, "message": message});
@@ -237,13 +238,13 @@ fn addresses(node: &Node) -> BTreeSet<IpAddr> {
 const PAGE: u32 = 4;
 
 /// All requests are looked at again after so long: what could not be judged has its next try then.
-const LIST_EVERY: Duration = Duration::from_secs(60);
+const LIST_INTERVAL: Duration = Duration::from_secs(60);
 
 // Whether a certificate may be issued: the approver's decision, which reads nothing but its arguments.
 
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// It is none of our three: nobody here touches it.
     NotOurs,
     /// It may be issued.
@@ -254,7 +255,7 @@ pub enum Verdict {
 
 /// What the cluster says, as far as the request is about it.
 #[derive(Debug, Clone, Default)]
-pub struct Facts {
+pub struct ClusterInfo {
     /// The addresses of the requester's Node; `None`: there is no such Node.
     pub addresses: Option<BTreeSet<IpAddr>>,
     /// All names and addresses by which the pods' ports are reached, as certificates have them.
@@ -262,20 +263,20 @@ pub struct Facts {
 }
 
 /// Judges a request. `pods` is the user that the tunnel's pods are (their service account).
-pub fn judge(asked: &Asked, pods: &str, apiserver: &Apiserver, facts: &Facts) -> Verdict {
-    let Some(profile) = asked.profile() else { return Verdict::NotOurs };
+pub fn decide(asked: &CsrInfo, pods: &str, apiserver: &Apiserver, facts: &ClusterInfo) -> Decision {
+    let Some(profile) = asked.profile() else { return Decision::NotOurs };
     let permitted = sound(asked, profile).and_then(|()| match profile {
         Profile::Server => {
             by_pods(asked, pods).and_then(|()| server(&asked.content, apiserver, &facts.reached))
         }
         Profile::ProxyClient => by_pods(asked, pods).and_then(|()| proxy_client(&asked.content)),
-        Profile::Agent => agent(asked, facts.addresses.as_ref()),
+        Profile::Edge => agent(asked, facts.addresses.as_ref()),
     });
-    permitted.map_or_else(|why| Verdict::Deny(printable(&why)), |()| Verdict::Approve)
+    permitted.map_or_else(|why| Decision::Deny(printable(&why)), |()| Decision::Approve)
 }
 
 /// What holds for all three.
-fn sound(asked: &Asked, profile: Profile) -> Result<(), String> {
+fn sound(asked: &CsrInfo, profile: Profile) -> Result<(), String> {
     if let Some(odd) = asked.content.odd {
         return Err(format!("{odd}, and this approver takes none of that"));
     }
@@ -287,7 +288,7 @@ fn sound(asked: &Asked, profile: Profile) -> Result<(), String> {
     Ok(())
 }
 
-fn by_pods(asked: &Asked, pods: &str) -> Result<(), String> {
+fn by_pods(asked: &CsrInfo, pods: &str) -> Result<(), String> {
     if asked.requester == pods {
         return Ok(());
     }
@@ -318,7 +319,7 @@ fn proxy_client(content: &Content) -> Result<(), String> {
     Err("it has alternative names, which a proxy client has none of".to_owned())
 }
 
-fn agent(asked: &Asked, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
+fn agent(asked: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
     let Some(node) = asked.node() else {
         return Err(format!(
             "only a node may have one for itself (user system:node:NAME in group system:nodes), and {:?} asks for it",
@@ -342,7 +343,7 @@ fn agent(asked: &Asked, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), Stri
 
 /// What is asked for, and by whom. kube-apiserver vouches for the requester.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct CsrInfo {
     /// Who is to sign.
     pub signer: String,
     /// The user who has made the request.
@@ -355,7 +356,7 @@ pub struct Asked {
     pub content: Content,
 }
 
-impl Asked {
+impl CsrInfo {
     /// Reads one; `None`: its text is no request that can be read.
     pub fn read(csr: &CertificateSigningRequest) -> Option<Self> {
         let spec = &csr.spec;
@@ -493,7 +494,7 @@ mod tests {
     use k8s_openapi::ByteString;
     use kube::client::Body;
 
-    use crate::net::pki::Request;
+    use crate::net::pki::CertificateRequest;
 
     use super::*;
 
@@ -514,7 +515,7 @@ mod tests {
     /// One request of the pods, by kube-apiserver's hand.
     fn asked() -> serde_json::Value {
         let profile = Profile::ProxyClient;
-        let request = Request::new(profile.common_name(), profile.organization(), &[]).unwrap();
+        let request = CertificateRequest::new(profile.common_name(), profile.organization(), &[]).unwrap();
         json!({
             "metadata": {"name": "csr-1", "uid": "u1", "resourceVersion": "7"},
             "spec": {
@@ -621,28 +622,31 @@ mod judge_tests;
 mod content_tests {
     use rcgen::{Attribute, CertificateParams, DnType, KeyPair, SanType};
 
-    use crate::net::pki::Request;
+    use crate::net::pki::CertificateRequest;
 
     use super::*;
 
     #[test]
     fn what_is_asked_for_is_read() {
-        let request =
-            Request::new("tunnel-agent-client", "openyurt:yurttunnel", &["n1", "10.0.0.1", "fd00::1"]);
+        let request = CertificateRequest::new(
+            "tunnel-agent-client",
+            "openyurt:yurttunnel",
+            &["n1", "10.0.0.1", "fd00::1"],
+        );
         let content = Content::read(request.unwrap().pem().as_bytes()).unwrap();
         assert_eq!(content.common_names, ["tunnel-agent-client"]);
         assert_eq!(content.organizations, ["openyurt:yurttunnel"]);
         assert_eq!(content.dns, ["n1"]);
         assert_eq!(content.ips, ["10.0.0.1", "fd00::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
         assert_eq!(content.odd, None);
-        let bare = Request::new("tunnel-proxy-client", "openyurt:yurttunnel", &[]).unwrap();
+        let bare = CertificateRequest::new("tunnel-proxy-client", "openyurt:yurttunnel", &[]).unwrap();
         let bare = Content::read(bare.pem().as_bytes()).unwrap();
         assert!(bare.dns.is_empty() && bare.ips.is_empty() && bare.odd.is_none());
     }
 
     #[test]
     fn what_is_no_request_is_not_read() {
-        let request = Request::new("a", "b", &["n1"]).unwrap().pem().to_owned();
+        let request = CertificateRequest::new("a", "b", &["n1"]).unwrap().pem().to_owned();
         let more = format!("{request}{request}");
         let before = format!("x\n{request}");
         let cut = request.replacen("MI", "", 1);

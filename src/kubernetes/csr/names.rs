@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::csr::{Apiserver, CsrError, within};
-use crate::kubernetes::watcher::{MOST_NODE_ADDRESSES, NodeStatus, part_of};
+use crate::kubernetes::watcher::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
 
 /// Adds those that a Service has: its names in the cluster, whose domain is `domain`, its cluster's, outer and balancers'
 /// addresses; for a NodePort those of `nodes`, as its port is reached there.
@@ -89,7 +89,7 @@ const EXTERNAL: &str = "x-tunnel-server-external-addr";
 
 /// What is read of a Node.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct NodePart {
+pub(crate) struct NodeSubset {
     #[serde(deserialize_with = "labelled")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -102,7 +102,7 @@ struct Labelled {
     labels: Option<BTreeMap<String, String>>,
 }
 
-part_of!(NodePart, Node);
+part_of!(NodeSubset, Node);
 
 fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
     let Labelled { labels } = Labelled::deserialize(from)?;
@@ -115,7 +115,7 @@ fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> 
 ///
 /// kube-apiserver does not answer, or does not let us.
 pub(crate) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTreeSet<String>, CsrError> {
-    let api: Api<NodePart> = Api::all(client);
+    let api: Api<NodeSubset> = Api::all(client);
     let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
     loop {
         let nodes = within(api.list(&page)).await?;
@@ -127,14 +127,14 @@ pub(crate) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTr
     }
 }
 
-impl NodePart {
+impl NodeSubset {
     /// Adds what it is reached by, unless only the tunnel reaches it, or kube-apiserver is reached there as well. A kubelet says what its Node's addresses are: what is
     /// neither an address nor a DNS name, or kube-apiserver's, would have the whole certificate refused.
     pub(crate) fn reached(&self, apiserver: &Apiserver, names: &mut BTreeSet<String>) {
         if self.is_edge() || self.is_control_plane() {
             return;
         }
-        let own = self.status.of_kinds(["InternalIP", "Hostname"]).take(MOST_NODE_ADDRESSES);
+        let own = self.status.of_kinds(["InternalIP", "Hostname"]).take(MAX_NODE_ADDRESSES);
         let own = own.map(str::to_ascii_lowercase);
         names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
     }
@@ -189,7 +189,7 @@ pub struct NameLookup {
 
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ResolvedNames {
     /// All names and addresses, loopback's too, each as a certificate has it.
     pub(crate) names: BTreeSet<String>,
     /// The first of the Services that is not there, and the namespace in which it should be.
@@ -202,8 +202,8 @@ impl NameLookup {
     /// # Errors
     ///
     /// kube-apiserver does not answer, or does not let us.
-    pub(crate) async fn look_up(&self, cluster: &Cluster) -> Result<Found, CsrError> {
-        let (mut found, mut all) = (Found::default(), self.names.clone());
+    pub(crate) async fn look_up(&self, cluster: &Cluster) -> Result<ResolvedNames, CsrError> {
+        let (mut found, mut all) = (ResolvedNames::default(), self.names.clone());
         all.extend(LOOPBACK.map(str::to_owned));
         if !self.services.is_empty() {
             let (client, namespace) = cluster.connect().await?;
@@ -362,7 +362,7 @@ mod node_tests {
     fn names(nodes: &[Value]) -> Vec<String> {
         let (mut names, apiserver) = (BTreeSet::new(), Apiserver::new(["10.96.0.1".to_owned()]));
         for node in nodes {
-            let node: NodePart = serde_json::from_value(node.clone()).unwrap();
+            let node: NodeSubset = serde_json::from_value(node.clone()).unwrap();
             node.reached(&apiserver, &mut names);
         }
         names.into_iter().collect()
@@ -394,7 +394,7 @@ mod node_tests {
         }
         let many: Vec<_> = (0..100).map(|n| format!("10.0.0.{n}")).collect();
         let many: Vec<_> = many.iter().map(String::as_str).collect();
-        assert_eq!(names(&[node(&json!({}), "a", &many)]).len(), MOST_NODE_ADDRESSES);
+        assert_eq!(names(&[node(&json!({}), "a", &many)]).len(), MAX_NODE_ADDRESSES);
     }
 
     #[tokio::test]

@@ -19,21 +19,21 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use crate::base::backoff::Backoff;
 use crate::base::drain::Drain;
 use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::csr::names::{self, Found, NameLookup};
+use crate::kubernetes::csr::names::{self, NameLookup, ResolvedNames};
 use crate::kubernetes::csr::{CsrError, Profile, SIGNED_WITHIN, within};
-use crate::net::pki::Request;
-use crate::net::reload::look_now;
+use crate::net::pki::CertificateRequest;
+use crate::net::reload::reload_now;
 use crate::net::tls;
-use crate::net::tls::certificate::{Ends, date};
+use crate::net::tls::certificate::{NotAfter, date};
 
 /// Keeps the certificate of one profile.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct CertificateRenewer {
     cluster: Cluster,
     profile: Profile,
     file: PathBuf,
     lifetime: Option<Duration>,
-    names: Names,
+    names: CertificateNames,
     /// From 0 to 1: when in its span the next one is asked for.
     chance: f64,
     /// What was asked for last: a signer that leaves names out would be asked without end.
@@ -42,7 +42,7 @@ pub struct Keeper {
 
 /// The names and addresses that stand in the certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Names {
+pub enum CertificateNames {
     /// These.
     Fixed(BTreeSet<String>),
     /// Those by which the ports are reached, which are looked up once a minute; with a new one the certificate is asked for
@@ -50,14 +50,14 @@ pub enum Names {
     Of(NameLookup),
 }
 
-impl Keeper {
+impl CertificateRenewer {
     /// Asks nothing yet. The file holds certificate and key; `lifetime` is what the signer is asked for, at least 600 s,
     /// else it decides.
     pub fn new(
         cluster: Cluster,
         profile: Profile,
         file: PathBuf,
-        names: Names,
+        names: CertificateNames,
         lifetime: Option<Duration>,
     ) -> Self {
         Self { cluster, profile, file, lifetime, names, chance: rand::random(), asked: None }
@@ -72,8 +72,8 @@ impl Keeper {
     /// in the log why it has to.
     pub async fn first(&mut self) {
         let mut backoff = Backoff::new();
-        while Held::read(&self.file).await.is_none() {
-            if let Err(cause) = self.look().await {
+        while StoredCertificate::read(&self.file).await.is_none() {
+            if let Err(cause) = self.renew_if_due().await {
                 warn!(
                     profile = self.profile.name(),
                     "no certificate yet, and nothing starts without it: {cause}"
@@ -88,7 +88,7 @@ impl Keeper {
         let work = async {
             let mut backoff = Backoff::new();
             loop {
-                let rest = match self.look().await {
+                let rest = match self.renew_if_due().await {
                     Ok(rest) => {
                         backoff = Backoff::new();
                         report(Ok(()));
@@ -113,14 +113,14 @@ impl Keeper {
     }
 
     /// Asks for a certificate if it is time. How long to rest until the next look.
-    async fn look(&mut self) -> Result<Duration, CsrError> {
+    async fn renew_if_due(&mut self) -> Result<Duration, CsrError> {
         let wanted = self.wanted().await;
-        let held = Held::read(&self.file).await.map(|held| {
+        let held = StoredCertificate::read(&self.file).await.map(|held| {
             let due = due(held.received, held.until, self.chance);
             (held.names, due.duration_since(SystemTime::now()).ok())
         });
         let Issue { names, or, rest, why } = match step(wanted, held, self.asked.as_ref())? {
-            Step::Rest(rest) => return Ok(rest),
+            Step::Wait(rest) => return Ok(rest),
             Step::Issue(issue) => issue,
         };
         info!(profile = self.profile.name(), "a certificate is wanted: {why}");
@@ -139,10 +139,10 @@ impl Keeper {
 
     async fn wanted(&self) -> Result<BTreeSet<String>, CsrError> {
         let reach = match &self.names {
-            Names::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
-            Names::Of(reach) => reach,
+            CertificateNames::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
+            CertificateNames::Of(reach) => reach,
         };
-        let Found { names, missing } = reach.look_up(&self.cluster).await?;
+        let ResolvedNames { names, missing } = reach.look_up(&self.cluster).await?;
         missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
     }
 
@@ -151,7 +151,7 @@ impl Keeper {
         prepare(&self.file)?;
         let profile = self.profile;
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
-        let request = Request::new(profile.common_name(), profile.organization(), &names)?;
+        let request = CertificateRequest::new(profile.common_name(), profile.organization(), &names)?;
         let (client, _) = self.cluster.connect().await?;
         let signed = signed(client, profile, self.lifetime, request.pem()).await?;
         self.take_up(request, &signed, wanted).await
@@ -161,13 +161,14 @@ impl Keeper {
     /// last longer.
     async fn take_up(
         &mut self,
-        request: Request,
+        request: CertificateRequest,
         signed: &str,
         wanted: BTreeSet<String>,
     ) -> Result<(), CsrError> {
         let (issued, file) = (request.signed(signed)?, self.file.clone());
         let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
-        if let Some(Ends { first, .. }) = Ends::of(signed.as_bytes()).filter(|ends| ends.first <= now) {
+        if let Some(NotAfter { first, .. }) = NotAfter::of(signed.as_bytes()).filter(|ends| ends.first <= now)
+        {
             return Err(CsrError::Over { until: date(first), now: date(now) });
         }
         let written = tokio::task::spawn_blocking(move || issued.write_together(&file)).await;
@@ -175,7 +176,7 @@ impl Keeper {
         written.unwrap_or(Ok(()))?;
         self.asked = Some(wanted);
         info!(profile = self.profile.name(), file = %self.file.display(), "a certificate was issued");
-        look_now();
+        reload_now();
         Ok(())
     }
 }
@@ -208,7 +209,7 @@ const PROBE: &str = ".may-write";
 /// What is signed for no time at all is not asked for without a pause.
 const AFTER_ISSUE: Duration = Duration::from_secs(2);
 /// Between two looks at what should stand in the certificate.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 /// After a denial, with jitter.
 const AFTER_DENIAL: Duration = Duration::from_secs(300);
 
@@ -216,7 +217,7 @@ const AFTER_DENIAL: Duration = Duration::from_secs(300);
 
 /// What counts of it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct StoredCertificate {
     /// When it came: the file's own time.
     pub(crate) received: SystemTime,
     /// The end of its validity.
@@ -225,7 +226,7 @@ pub(crate) struct Held {
     pub(crate) names: BTreeSet<String>,
 }
 
-impl Held {
+impl StoredCertificate {
     /// Reads the file; `None`: it holds no certificate with a key, or one that is over.
     pub(crate) async fn read(file: &Path) -> Option<Self> {
         let text = fs::read(file).await.ok()?;
@@ -264,7 +265,7 @@ fn name(name: &GeneralName<'_>) -> Option<String> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing, until then.
-    Rest(Duration),
+    Wait(Duration),
     /// A certificate with these names is asked for.
     Issue(Issue),
 }
@@ -298,10 +299,10 @@ pub(crate) fn step(
         (Some((held, Some(left))), wanted) => {
             let wanted = wanted?;
             if wanted.is_subset(&held) || asked == Some(&wanted) {
-                return Ok(Step::Rest(left.min(LOOK_EVERY)));
+                return Ok(Step::Wait(left.min(LOOK_INTERVAL)));
             }
             // Whoever can change a name could have it issued without end.
-            (wanted, None, LOOK_EVERY, "a name or an address is new")
+            (wanted, None, LOOK_INTERVAL, "a name or an address is new")
         }
         (Some((held, None)), Ok(wanted)) => {
             let or = (held != wanted).then_some(held);
@@ -336,7 +337,7 @@ const LATEST: f64 = 0.9;
 
 /// How far a request has come.
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum RequestState {
     Waits(&'static str),
     Signed(String),
     Denied(String),
@@ -374,15 +375,15 @@ pub(crate) async fn signed(
     let made: CertificateSigningRequest = within(api.create(&PostParams::default(), &object)).await?;
     let (name, until) = (made.name_any(), Instant::now() + SIGNED_WITHIN);
     info!(csr = name, profile = profile.name(), "a certificate is asked for");
-    let (mut rest, mut known) = (FIRST_REST, "not approved");
+    let (mut rest, mut known) = (INITIAL_REST, "not approved");
     loop {
         sleep(rest).await;
-        rest = (2 * rest).min(MOST_REST);
+        rest = (2 * rest).min(MAX_REST);
         match within(api.get(&name)).await.map(|csr| state(&csr)) {
-            Ok(State::Signed(certificate)) => return Ok(certificate),
-            Ok(State::Denied(why)) => return Err(CsrError::Denied { name, why }),
-            Ok(State::Failed(why)) => return Err(CsrError::Failed { name, why }),
-            Ok(State::Waits(state)) => known = state,
+            Ok(RequestState::Signed(certificate)) => return Ok(certificate),
+            Ok(RequestState::Denied(why)) => return Err(CsrError::Denied { name, why }),
+            Ok(RequestState::Failed(why)) => return Err(CsrError::Failed { name, why }),
+            Ok(RequestState::Waits(state)) => known = state,
             Err(cause @ (CsrError::Gone | CsrError::Forbidden(_))) => return Err(cause),
             Err(cause) => debug!(csr = name, "asked again in a moment: {cause}"),
         }
@@ -392,10 +393,10 @@ pub(crate) async fn signed(
     }
 }
 
-fn state(csr: &CertificateSigningRequest) -> State {
+fn state(csr: &CertificateSigningRequest) -> RequestState {
     let status = csr.status.as_ref();
     if let Some(certificate) = status.and_then(|status| status.certificate.as_ref()) {
-        return State::Signed(String::from_utf8_lossy(&certificate.0).into_owned());
+        return RequestState::Signed(String::from_utf8_lossy(&certificate.0).into_owned());
     }
     let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let said = |kind: &str| {
@@ -403,20 +404,20 @@ fn state(csr: &CertificateSigningRequest) -> State {
         Some(found.message.clone().or_else(|| found.reason.clone()).unwrap_or_default())
     };
     match (said("Denied"), said("Failed"), said("Approved")) {
-        (Some(why), ..) => State::Denied(why),
-        (_, Some(why), _) => State::Failed(why),
-        (.., Some(_)) => State::Waits("approved, and not signed"),
-        _ => State::Waits("not approved"),
+        (Some(why), ..) => RequestState::Denied(why),
+        (_, Some(why), _) => RequestState::Failed(why),
+        (.., Some(_)) => RequestState::Waits("approved, and not signed"),
+        _ => RequestState::Waits("not approved"),
     }
 }
 
 /// Between two looks at a request.
-const FIRST_REST: Duration = Duration::from_millis(200);
-const MOST_REST: Duration = Duration::from_secs(5);
+const INITIAL_REST: Duration = Duration::from_millis(200);
+const MAX_REST: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use crate::net::pki::Request;
+    use crate::net::pki::CertificateRequest;
 
     use super::*;
 
@@ -426,12 +427,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("agent.pem");
         let cluster = Cluster { kubeconfig: None, namespace: None };
-        let names = Names::Fixed(BTreeSet::new());
-        let mut keeper = Keeper::new(cluster, Profile::Agent, file.clone(), names, None);
+        let names = CertificateNames::Fixed(BTreeSet::new());
+        let mut keeper = CertificateRenewer::new(cluster, Profile::Edge, file.clone(), names, None);
         let signer = rcgen::KeyPair::generate().unwrap();
         let signer = rcgen::Issuer::new(rcgen::CertificateParams::default(), signer);
         let mut sign = async |end: i32| {
-            let request = Request::new("c", "o", &["node1"]).unwrap();
+            let request = CertificateRequest::new("c", "o", &["node1"]).unwrap();
             let mut asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
             asked.params.not_before = rcgen::date_time_ymd(2020, 1, 1);
             asked.params.not_after = rcgen::date_time_ymd(end, 1, 1);
@@ -443,7 +444,7 @@ mod tests {
         assert!(pause(&over, &mut Backoff::new()) >= Duration::from_secs(120));
         sign(4000).await.unwrap();
         sign(2021).await.unwrap_err();
-        assert!(Held::read(&file).await.is_some(), "the one that lasts longer stays");
+        assert!(StoredCertificate::read(&file).await.is_some(), "the one that lasts longer stays");
     }
 
     #[test]
@@ -463,7 +464,7 @@ mod tests {
 
 #[cfg(test)]
 mod held_tests {
-    use crate::net::pki::Authority;
+    use crate::net::pki::CertificateAuthority;
 
     use super::*;
 
@@ -473,19 +474,20 @@ mod held_tests {
     async fn a_certificate_with_its_key_is_held_until_it_is_over() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("server.pem");
-        assert_eq!(Held::read(&file).await, None);
-        let issued = Authority::new("ours", DAY).unwrap().server(&["a.b", "10.0.0.1", "fd00::1"]).unwrap();
+        assert_eq!(StoredCertificate::read(&file).await, None);
+        let issued =
+            CertificateAuthority::new("ours", DAY).unwrap().server(&["a.b", "10.0.0.1", "fd00::1"]).unwrap();
         std::fs::write(&file, issued.cert()).unwrap();
-        assert_eq!(Held::read(&file).await, None, "it has no key");
+        assert_eq!(StoredCertificate::read(&file).await, None, "it has no key");
         issued.write_together(&file).unwrap();
-        let held = Held::read(&file).await.unwrap();
+        let held = StoredCertificate::read(&file).await.unwrap();
         assert_eq!(held.names, ["10.0.0.1", "a.b", "fd00::1"].map(str::to_owned).into());
         let life = held.until.duration_since(held.received).unwrap();
         assert!(life <= DAY && life > DAY - Duration::from_secs(60), "{life:?}");
 
         let (text, now) = (std::fs::read(&file).unwrap(), SystemTime::now());
-        assert_eq!(Held::of(&text, &file, now, now + 2 * DAY), None);
-        let ahead = Held::of(&text, &file, now + DAY, now).unwrap();
+        assert_eq!(StoredCertificate::of(&text, &file, now, now + 2 * DAY), None);
+        let ahead = StoredCertificate::of(&text, &file, now + DAY, now).unwrap();
         assert_eq!(ahead.received, now);
     }
 }
@@ -507,7 +509,7 @@ mod step_tests {
     fn issue(step: Result<Step, CsrError>) -> (BTreeSet<String>, Option<BTreeSet<String>>, Duration) {
         match step.unwrap() {
             Step::Issue(Issue { names, or, rest, .. }) => (names, or, rest),
-            rest @ Step::Rest(_) => panic!("{rest:?}"),
+            rest @ Step::Wait(_) => panic!("{rest:?}"),
         }
     }
 
@@ -515,12 +517,12 @@ mod step_tests {
     fn new_names_are_asked_for_once_a_minute_at_most() {
         let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
         let held = || Some((old.clone(), LEFT));
-        assert_eq!(step(Ok(set(&["a"])), held(), None).unwrap(), Step::Rest(Duration::from_secs(5)));
+        assert_eq!(step(Ok(set(&["a"])), held(), None).unwrap(), Step::Wait(Duration::from_secs(5)));
         let (names, or, rest) = issue(step(Ok(new.clone()), held(), None));
         assert_eq!((names, or), (new.clone(), None));
         assert!(rest >= Duration::from_secs(60), "{rest:?}");
         // What its signer leaves out is not asked for again.
-        assert_eq!(step(Ok(new.clone()), held(), Some(&new)).unwrap(), Step::Rest(Duration::from_secs(5)));
+        assert_eq!(step(Ok(new.clone()), held(), Some(&new)).unwrap(), Step::Wait(Duration::from_secs(5)));
     }
 
     #[test]
@@ -575,7 +577,7 @@ mod request_tests {
 
     use super::*;
 
-    fn state_of(status: &serde_json::Value) -> State {
+    fn state_of(status: &serde_json::Value) -> RequestState {
         let csr = json!({
             "metadata": {"name": "c"}, "spec": {"request": "", "signerName": "s"}, "status": status,
         });
@@ -588,11 +590,14 @@ mod request_tests {
             let condition = |kind: &&str| json!({"type": kind, "status": "True", "reason": "r", "message": format!("it is {kind}")});
             json!({"conditions": kinds.iter().map(condition).collect::<Vec<_>>()})
         };
-        assert_eq!(state_of(&json!({})), State::Waits("not approved"));
-        assert_eq!(state_of(&conditions(&["Approved"])), State::Waits("approved, and not signed"));
-        assert_eq!(state_of(&conditions(&["Denied"])), State::Denied("it is Denied".to_owned()));
-        assert_eq!(state_of(&conditions(&["Approved", "Failed"])), State::Failed("it is Failed".to_owned()));
+        assert_eq!(state_of(&json!({})), RequestState::Waits("not approved"));
+        assert_eq!(state_of(&conditions(&["Approved"])), RequestState::Waits("approved, and not signed"));
+        assert_eq!(state_of(&conditions(&["Denied"])), RequestState::Denied("it is Denied".to_owned()));
+        assert_eq!(
+            state_of(&conditions(&["Approved", "Failed"])),
+            RequestState::Failed("it is Failed".to_owned())
+        );
         // base64 of "pem".
-        assert_eq!(state_of(&json!({"certificate": "cGVt"})), State::Signed("pem".to_owned()));
+        assert_eq!(state_of(&json!({"certificate": "cGVt"})), RequestState::Signed("pem".to_owned()));
     }
 }

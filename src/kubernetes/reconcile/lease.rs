@@ -18,7 +18,7 @@ use crate::kubernetes::cluster::{Cluster, ClusterError};
 
 /// A Lease that this pod wants to hold.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct LeaderLease {
     cluster: Cluster,
     namespace: String,
     name: String,
@@ -35,7 +35,7 @@ pub(crate) struct LeaderTerm {
     pub(crate) number: i32,
 }
 
-impl Lease {
+impl LeaderLease {
     pub(crate) fn new(cluster: Cluster, namespace: String, name: String, me: String) -> Self {
         Self { cluster, namespace, name, me, seen: None }
     }
@@ -50,7 +50,7 @@ impl Lease {
                 Ok(None) => report(Ok(())),
                 Err(cause) => report(Err(format!("Lease {}/{}: {cause}", self.namespace, self.name))),
             }
-            sleep(RETRY).await;
+            sleep(RETRY_PERIOD).await;
         }
     }
 
@@ -58,14 +58,14 @@ impl Lease {
     pub(crate) async fn keep(&mut self, term: LeaderTerm) {
         let mut renewed = Instant::now();
         loop {
-            sleep(RETRY).await;
-            let begun = Instant::now();
+            sleep(RETRY_PERIOD).await;
+            let started = Instant::now();
             match self.in_time(Self::try_renew, term.number).await {
-                Ok(true) => renewed = begun,
+                Ok(true) => renewed = started,
                 Ok(false) => return,
                 Err(cause) => debug!(lease = self.name, %cause, "not renewed"),
             }
-            if renewed.elapsed() > DEADLINE {
+            if renewed.elapsed() > RENEW_DEADLINE {
                 return;
             }
         }
@@ -162,7 +162,7 @@ impl Lease {
     fn spec(&self, number: i32, acquired: Option<Timestamp>) -> LeaseSpec {
         LeaseSpec {
             holder_identity: Some(self.me.clone()),
-            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
             lease_transitions: Some(number),
             acquire_time: acquired.map(MicroTime),
             renew_time: Some(MicroTime(Timestamp::now())),
@@ -178,7 +178,7 @@ fn holder(found: &Object) -> Option<&str> {
 /// How long its holder may be silent.
 fn lasts(found: &Object) -> Duration {
     let seconds = found.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
-    seconds.and_then(|seconds| u64::try_from(seconds).ok()).map_or(DURATION, Duration::from_secs)
+    seconds.and_then(|seconds| u64::try_from(seconds).ok()).map_or(LEASE_DURATION, Duration::from_secs)
 }
 
 /// Whether it was written; not, if others have been quicker.
@@ -191,13 +191,13 @@ fn written<T>(done: Result<T, Error>) -> Result<bool, ClusterError> {
 }
 
 /// How long a holder may be silent before another pod takes its place.
-const DURATION: Duration = Duration::from_secs(15);
+const LEASE_DURATION: Duration = Duration::from_secs(15);
 
 /// How long a holder goes on without having renewed: less, by more than two clocks drift apart in that time.
-const DEADLINE: Duration = Duration::from_secs(10);
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How often it is looked at, and renewed.
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
 /// Longest wait for one look.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

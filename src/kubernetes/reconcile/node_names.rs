@@ -26,8 +26,8 @@ use crate::base::names::NodeName;
 use crate::base::policy::Glob;
 use crate::base::policy::zone::is_reserved;
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::kubernetes::reconcile::lease::{LeaderTerm, Lease};
-use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, Take, part_of};
+use crate::kubernetes::reconcile::lease::{LeaderLease, LeaderTerm};
+use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, WatchHandler, part_of};
 
 /// What is written, and where.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ pub struct NodeNameParams {
 pub struct NodeNames {
     params: NodeNameParams,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
-    nodes: Mutex<Nodes>,
+    nodes: Mutex<NodeStore>,
     /// The Service's addresses, which are no pod's.
     service: watch::Sender<BTreeSet<IpAddr>>,
     /// Nodes of which the log has told that they have no name, and why.
@@ -84,12 +84,12 @@ impl NodeNames {
     /// Works until draining begins.
     pub async fn run(self, drain: Drain) {
         let NodeNameParams { cluster, namespace, lease, me, .. } = self.params.clone();
-        let mut lease = Lease::new(cluster, namespace, lease, me);
+        let mut lease = LeaderLease::new(cluster, namespace, lease, me);
         tokio::select! {
             () = self.follow_service() => {}
             () = async {
                 loop {
-                    let Some(term) = self.begins(&mut lease, &drain).await else { return };
+                    let Some(term) = self.acquire_term(&mut lease, &drain).await else { return };
                     info!(term = term.number, "this pod writes the names of nodes");
                     tokio::select! {
                         () = lease.keep(term) => warn!("another pod is to write the names of nodes: the Lease is lost"),
@@ -107,7 +107,7 @@ impl NodeNames {
     }
 
     /// Waits for a term; `None`: draining has begun.
-    async fn begins(&self, lease: &mut Lease, drain: &Drain) -> Option<LeaderTerm> {
+    async fn acquire_term(&self, lease: &mut LeaderLease, drain: &Drain) -> Option<LeaderTerm> {
         let acquired = async {
             // The Lease may have been deleted, and begin anew with a number that is lower than what was written.
             let least = loop {
@@ -128,12 +128,12 @@ impl NodeNames {
     /// Writes until somebody else has; why it has stopped.
     async fn term(&self, term: LeaderTerm) -> String {
         loop {
-            *self.nodes() = Nodes::default();
+            *self.nodes() = NodeStore::default();
             let (cluster, which) = (&self.params.cluster, watcher::Config::default());
             let followed = ObjectWatcher { cluster, what: "Nodes, for their names", which };
             let whole = Instant::now() + WHOLE;
             tokio::select! {
-                never = followed.follow(|client, _| Api::<NamedNode>::all(client), self) => match never {},
+                never = followed.run(|client, _| Api::<NamedNode>::all(client), self) => match never {},
                 why = self.keep(term) => return why,
                 // All is listed anew.
                 () = sleep_until(whole) => {}
@@ -142,7 +142,7 @@ impl NodeNames {
     }
 
     async fn keep(&self, term: LeaderTerm) -> String {
-        let look_again = if self.params.holders.is_some() { LOOK_AT_HOLDERS } else { LOOK_AGAIN };
+        let look_again = if self.params.holders.is_some() { LOOK_AT_HOLDERS } else { LOOK_RETRY_AFTER };
         let (mut first, mut next) = (true, Instant::now());
         loop {
             tokio::select! {
@@ -151,7 +151,7 @@ impl NodeNames {
             }
             sleep_until(next).await;
             let Some(nodes) = self.nodes().whole() else { continue };
-            let passed = timeout(REQUEST_TIMEOUT, self.pass(term, &nodes, first)).await;
+            let passed = timeout(REQUEST_TIMEOUT, self.reconcile(term, &nodes, first)).await;
             match passed.unwrap_or(Err(Stopped::Failed(ClusterError::Silent))) {
                 Ok(written) => {
                     first = false;
@@ -175,17 +175,17 @@ impl NodeNames {
             });
             // That it fails is told by whoever writes.
             let _ = looked.await;
-            sleep(LOOK_AGAIN).await;
+            sleep(LOOK_RETRY_AFTER).await;
         }
     }
 
-    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+    fn nodes(&self) -> MutexGuard<'_, NodeStore> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Take<NamedNode> for &NodeNames {
-    fn take(&mut self, event: Event<NamedNode>) -> bool {
+impl WatchHandler<NamedNode> for &NodeNames {
+    fn on_event(&mut self, event: Event<NamedNode>) -> bool {
         let (news, followed) = {
             let mut nodes = self.nodes();
             (nodes.take(event, &self.params.edges), nodes.are_followed())
@@ -210,7 +210,7 @@ const GATHERING: Duration = Duration::from_millis(200);
 const BETWEEN_WRITES: Duration = Duration::from_secs(5);
 
 /// How often it is looked at although no Node has changed: the Service or the text itself may have.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const LOOK_RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// The same where edges' names lead to the pods that have them.
 const LOOK_AT_HOLDERS: Duration = Duration::from_secs(2);
@@ -225,7 +225,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 /// What is to be written.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Text {
+pub(crate) struct RenderedHosts {
     /// `<address>\t<name>` a line, in order.
     pub(crate) lines: String,
     /// Nodes that do not stand in it, and why.
@@ -236,13 +236,13 @@ pub(crate) struct Text {
 /// that. An edge's name leads to its pods, or else to the Service; each other one to the node itself, if it has an address.
 /// Where not all have room, those are left out that want the most of it.
 pub(crate) fn text(
-    nodes: &BTreeMap<String, Seen>,
+    nodes: &BTreeMap<String, NodeState>,
     dotted: &[Glob],
     service: &BTreeSet<IpAddr>,
     holders: &BTreeMap<String, BTreeSet<IpAddr>>,
     most: usize,
-) -> Text {
-    let (mut text, mut all) = (Text::default(), Vec::new());
+) -> RenderedHosts {
+    let (mut text, mut all) = (RenderedHosts::default(), Vec::new());
     for (name, node) in nodes {
         if is_reserved(name) {
             text.left_out.insert(name.clone(), "programs trust that name: rename the node");
@@ -292,15 +292,15 @@ pub(crate) fn holders(text: &str) -> BTreeMap<String, BTreeSet<IpAddr>> {
 
 /// The Nodes, and those that a list under way has named so far.
 #[derive(Debug, Default)]
-pub(crate) struct Nodes {
-    known: BTreeMap<String, Seen>,
-    listing: Option<BTreeMap<String, Seen>>,
+pub(crate) struct NodeStore {
+    known: BTreeMap<String, NodeState>,
+    listing: Option<BTreeMap<String, NodeState>>,
     listed: bool,
 }
 
 /// What is known of a Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct NodeState {
     /// Whether only the tunnel reaches it.
     pub(crate) is_edge: bool,
     /// Its InternalIPs; its ExternalIPs if it has none; the first 8.
@@ -318,17 +318,17 @@ part_of!(NamedNode, whole::Node);
 
 impl NamedNode {
     /// `edges`: label and value of edges.
-    pub(crate) fn seen(&self, (label, value): &(String, String)) -> Seen {
+    pub(crate) fn seen(&self, (label, value): &(String, String)) -> NodeState {
         let labels = self.metadata.labels.as_ref();
         let is_edge = labels.and_then(|all| all.get(label)).is_some_and(|found| found == value);
         let internal: BTreeSet<IpAddr> = self.status.ips("InternalIP");
-        Seen { is_edge, ips: if internal.is_empty() { self.status.ips("ExternalIP") } else { internal } }
+        NodeState { is_edge, ips: if internal.is_empty() { self.status.ips("ExternalIP") } else { internal } }
     }
 }
 
-impl Nodes {
+impl NodeStore {
     /// All of them; `None` until they are listed.
-    pub(crate) fn whole(&self) -> Option<BTreeMap<String, Seen>> {
+    pub(crate) fn whole(&self) -> Option<BTreeMap<String, NodeState>> {
         self.listed.then(|| self.known.clone())
     }
 
@@ -383,10 +383,10 @@ impl<E: Into<ClusterError>> From<E> for Stopped {
 impl NodeNames {
     /// Makes the ConfigMap say what is true now. `first`: it is to carry this term's number even if it is true already, so
     /// that no write of an earlier term comes through any more. Whether it was written.
-    pub(crate) async fn pass(
+    pub(crate) async fn reconcile(
         &self,
         term: LeaderTerm,
-        nodes: &BTreeMap<String, Seen>,
+        nodes: &BTreeMap<String, NodeState>,
         first: bool,
     ) -> Result<bool, Stopped> {
         let NodeNameParams { cluster, namespace, configmap, key, .. } = &self.params;
@@ -398,8 +398,9 @@ impl NodeNames {
                 format!("there is no Service {home}/{} that edges' names could lead to", self.params.service);
             return Err(ClusterError::Failed(why).into());
         }
-        let Text { lines: text, left_out } = text(nodes, &self.params.names, &service, &holders, MOST_BYTES);
-        self.tell(left_out);
+        let RenderedHosts { lines: text, left_out } =
+            text(nodes, &self.params.names, &service, &holders, MAX_BYTES);
+        self.log_unnamed(left_out);
         let api = Api::<ConfigMap>::namespaced(client, namespace);
         let found = api.get_opt(configmap).await?;
         let number = found.as_ref().and_then(number);
@@ -435,7 +436,7 @@ impl NodeNames {
     }
 
     /// Logs which Nodes have no name, each once for as long as it has none.
-    fn tell(&self, left_out: BTreeMap<String, &'static str>) {
+    fn log_unnamed(&self, left_out: BTreeMap<String, &'static str>) {
         let mut told = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         for (node, why) in left_out.iter().filter(|(node, why)| told.get(*node) != Some(*why)) {
             warn!(%node, "no name in DNS leads to node {node}: {why}");
@@ -494,7 +495,7 @@ const TERM: &str = "tunnel.cloud.io/lease-transitions";
 const HOSTS_KEY: &str = "hosts";
 
 /// What Kubernetes takes in one ConfigMap, less what surrounds the text.
-const MOST_BYTES: usize = 1_000_000;
+const MAX_BYTES: usize = 1_000_000;
 
 #[cfg(test)]
 mod tests;
@@ -509,9 +510,9 @@ mod lines_tests {
         all.iter().map(|ip| ip.parse().unwrap()).collect()
     }
 
-    fn nodes(all: &[(&str, bool, &[&str])]) -> BTreeMap<String, Seen> {
+    fn nodes(all: &[(&str, bool, &[&str])]) -> BTreeMap<String, NodeState> {
         let seen = |(name, is_edge, at): &(&str, bool, &[&str])| {
-            ((*name).to_owned(), Seen { is_edge: *is_edge, ips: ips(at) })
+            ((*name).to_owned(), NodeState { is_edge: *is_edge, ips: ips(at) })
         };
         all.iter().map(seen).collect()
     }
@@ -585,7 +586,7 @@ mod lines_tests {
             all in proptest::collection::btree_map("[a-c]{1,3}", (any::<bool>(), any::<[u8; 4]>()), 0..20),
         ) {
             let nodes: BTreeMap<_, _> = all.iter().map(|(name, (is_edge, ip))| {
-                (name.clone(), Seen { is_edge: *is_edge, ips: [IpAddr::from(*ip)].into() })
+                (name.clone(), NodeState { is_edge: *is_edge, ips: [IpAddr::from(*ip)].into() })
             }).collect();
             let service: IpAddr = "10.96.0.20".parse().unwrap();
             let said = text(&nodes, &[], &[service].into(), &BTreeMap::new(), usize::MAX).lines;
@@ -634,7 +635,7 @@ mod node_tests {
 
     #[test]
     fn a_list_that_has_only_begun_may_fail_yet() {
-        let (mut nodes, edges) = (Nodes::default(), (String::new(), String::new()));
+        let (mut nodes, edges) = (NodeStore::default(), (String::new(), String::new()));
         let events =
             [(Event::Init, false), (Event::InitDone, true), (Event::Init, false), (Event::InitDone, true)];
         for (event, followed) in events {

@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use crate::base::drain::Drain;
 use crate::base::policy::ports::ProxyPorts;
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::kubernetes::watcher::{ObjectWatcher, Take};
+use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
 
 /// Where ports of nodes are named, and where they are to lead.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl PortWatch {
         let which = watcher::Config::default().fields(&format!("metadata.name={configmap}"));
         let followed = ObjectWatcher { cluster, what: &what, which };
         tokio::select! {
-            never = followed.follow(|client, _| Api::namespaced(client, namespace), &self) => match never {},
+            never = followed.run(|client, _| Api::namespaced(client, namespace), &self) => match never {},
             () = self.keep() => {}
             () = drain.draining() => {}
         }
@@ -77,14 +77,14 @@ impl PortWatch {
     /// Reads and writes whenever there are news, and at times without.
     async fn keep(&self) {
         loop {
-            let done = timeout(REQUEST_TIMEOUT, self.pass()).await.unwrap_or(Err(ClusterError::Silent));
+            let done = timeout(REQUEST_TIMEOUT, self.reconcile()).await.unwrap_or(Err(ClusterError::Silent));
             self.tell(
                 done.map_err(|cause| vec![cause.to_string()])
                     .and_then(|wrong| if wrong.is_empty() { Ok(()) } else { Err(wrong) }),
             );
             tokio::select! {
                 () = self.news.notified() => {}
-                () = sleep(LOOK_AGAIN) => {}
+                () = sleep(LOOK_RETRY_AFTER) => {}
             }
         }
     }
@@ -92,7 +92,7 @@ impl PortWatch {
     /// Reads the ConfigMap, tells its ports, and makes the Service so. What is wrong with either, each in a sentence.
     ///
     /// Both are read anew: pods that know it later than others must not undo what those have written.
-    async fn pass(&self) -> Result<Vec<String>, ClusterError> {
+    async fn reconcile(&self) -> Result<Vec<String>, ClusterError> {
         let PortParams { cluster, namespace, configmap, service, own, .. } = &self.params;
         let (client, home) = cluster.connect().await?;
         let map = Api::<ConfigMap>::namespaced(client.clone(), namespace).get_opt(configmap).await?;
@@ -128,7 +128,7 @@ impl PortWatch {
     ) -> Result<Vec<String>, ClusterError> {
         let api = Api::<Service>::namespaced(client, namespace);
         let (wanted, mut wrong) = self.wanted(ports);
-        for tries in 1..=MOST_TRIES {
+        for tries in 1..=MAX_TRIES {
             let Some(mut object) = api.get_opt(name).await? else {
                 wrong.push(format!(
                     "there is no Service {namespace}/{name} to lead ports of nodes to the pods"
@@ -140,7 +140,7 @@ impl PortWatch {
                 return Ok(wrong);
             }
             let old = object.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
-            let Change { ports, added, removed, moved, taken } = changed(old, &wanted);
+            let ServicePortChange { ports, added, removed, moved, taken } = changed(old, &wanted);
             wrong.extend(taken.iter().map(|port| {
                 format!(
                     "Service {namespace}/{name} has a port {port} that is not one of ours: it stays as it is"
@@ -199,8 +199,8 @@ impl PortWatch {
     }
 }
 
-impl Take<ConfigMap> for &PortWatch {
-    fn take(&mut self, event: Event<ConfigMap>) -> bool {
+impl WatchHandler<ConfigMap> for &PortWatch {
+    fn on_event(&mut self, event: Event<ConfigMap>) -> bool {
         let listing = matches!(event, Event::Init | Event::InitApply(_));
         if !listing {
             self.news.notify_one();
@@ -216,16 +216,16 @@ impl std::fmt::Debug for PortWatch {
 }
 
 /// How often the Service is looked at although the ConfigMap has not changed.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const LOOK_RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// Tries against others who write the Service, at once.
-const MOST_TRIES: u32 = 10;
+const MAX_TRIES: u32 = 10;
 
 // The ports of a Service that are ours: what is to change.
 
 /// The ports that a Service is to have, and what of it is new.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Change {
+pub(crate) struct ServicePortChange {
     /// All of them; those that are not ours as they were, and before ours.
     pub(crate) ports: Vec<ServicePort>,
     pub(crate) added: Vec<u16>,
@@ -237,12 +237,12 @@ pub(crate) struct Change {
 }
 
 /// What makes the ports of a Service lead where they should: from each port of nodes to one of ours.
-pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> Change {
+pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> ServicePortChange {
     let (ours, others): (Vec<_>, Vec<_>) = old.iter().cloned().partition(is_port_of_ours);
     let taken: BTreeSet<_> = others.iter().filter(|port| is_tcp(port)).filter_map(number).collect();
     let before: BTreeMap<u16, ServicePort> =
         ours.into_iter().filter_map(|port| Some((number(&port)?, port))).collect();
-    let mut change = Change {
+    let mut change = ServicePortChange {
         ports: others,
         added: Vec::new(),
         removed: before.keys().filter(|port| !wanted.contains_key(port)).copied().collect(),

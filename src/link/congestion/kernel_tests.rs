@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::link::congestion::Pace;
+use crate::link::congestion::CongestionController;
 
 use super::*;
 
@@ -67,8 +67,8 @@ impl Wire {
     }
 
     /// 50 Mbit/s at 40 ms, jitter 30 ms, after a hundred echoes.
-    fn behind_echoes(chance: u64) -> (Self, Pace) {
-        let (mut wire, mut pace) = (Self::new(50, 40), Pace::new());
+    fn behind_echoes(chance: u64) -> (Self, CongestionController) {
+        let (mut wire, mut pace) = (Self::new(50, 40), CongestionController::new());
         (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
         for _ in 0..100 {
             wire.ping(1);
@@ -80,7 +80,7 @@ impl Wire {
     fn reading(&self) -> TcpInfo {
         let in_flight = self.under_way.iter().map(|(_, len, _)| len).sum::<u64>();
         TcpInfo {
-            round_trip: self.smoothed,
+            rtt: self.smoothed,
             least_round_trip: self.smoothed,
             variation: self.variation,
             pacing: self.window * 2_000_000 / self.smoothed.as_micros() as u64,
@@ -93,7 +93,7 @@ impl Wire {
 
     /// A backlogged sender for a time; the share of what the line could have carried. Without a pace the socket always
     /// has more than the kernel sends.
-    fn run(&mut self, pace: Option<&mut Pace>, time: Duration) -> f64 {
+    fn run(&mut self, pace: Option<&mut CongestionController>, time: Duration) -> f64 {
         let (end, before) = (self.now + time, self.delivered);
         let mut pace = pace;
         self.worst = Duration::ZERO;
@@ -113,16 +113,16 @@ impl Wire {
         (self.delivered - before) as f64 / (self.rate as f64 * time.as_secs_f64())
     }
 
-    fn pull(&mut self, pace: &mut Pace) {
+    fn pull(&mut self, pace: &mut CongestionController) {
         if pace.wants_reading(self.now) {
             pace.read(self.reading(), self.now);
         }
-        while !pace.is_capped(self.now) {
+        while !pace.is_blocked(self.now) {
             let frame = pace.longest_frame();
-            pace.pulled(frame);
+            pace.on_sent(frame);
             (self.unsent, self.written) = (self.unsent + frame as u64, self.written + frame as u64);
         }
-        assert!(pace.look_after().is_some(), "nothing else lifts the cap");
+        assert!(pace.retry_after().is_some(), "nothing else lifts the cap");
     }
 
     fn step(&mut self) {
@@ -176,7 +176,7 @@ impl Wire {
     }
 
     /// The link has stood for a while, so that its kernel knows how much the round trip varies.
-    fn stand(&mut self, pace: &mut Pace) {
+    fn stand(&mut self, pace: &mut CongestionController) {
         for _ in 0..80 {
             self.ping(1);
             pace.read(self.reading(), self.now);
@@ -196,7 +196,7 @@ impl Wire {
     }
 
     /// As BBR does once in ten seconds: four segments for 200 ms, then all at once.
-    fn look(&mut self, pace: &mut Pace) {
+    fn look(&mut self, pace: &mut CongestionController) {
         let window = std::mem::replace(&mut self.window, 4 * SEGMENT);
         self.most = 4 * SEGMENT;
         self.run(Some(pace), Duration::from_millis(200) + self.trip * 2);
@@ -223,7 +223,7 @@ const WINDOW: u64 = 10 * SEGMENT;
 #[tokio::test(start_paused = true)]
 async fn a_line_is_kept_full_with_a_short_queue_though_the_kernel_would_fill_it() {
     for (mbit, trip, most) in [(20, 40, 20), (100, 200, 40), (10, 600, 90), (4, 80, 30)] {
-        let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+        let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
         wire.stand(&mut pace);
         wire.run(Some(&mut pace), SECOND * 10);
         let share = wire.run(Some(&mut pace), SECOND * 10);
@@ -236,7 +236,7 @@ async fn a_line_is_kept_full_with_a_short_queue_though_the_kernel_would_fill_it(
 #[tokio::test(start_paused = true)]
 async fn what_the_kernel_sends_too_much_at_first_is_not_taken_for_the_line() {
     for (mbit, trip, most) in [(20, 40, 30), (100, 200, 70), (4, 80, 40)] {
-        let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+        let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
         wire.stand(&mut pace);
         wire.run(Some(&mut pace), SECOND * 2);
         wire.run(Some(&mut pace), SECOND * 6);
@@ -248,7 +248,8 @@ async fn what_the_kernel_sends_too_much_at_first_is_not_taken_for_the_line() {
 #[tokio::test(start_paused = true)]
 async fn a_link_comes_up_as_soon_as_its_kernel_does_fresh_and_after_a_pause() {
     for (mbit, trip) in [(10, 600), (100, 200), (20, 40)] {
-        let (mut wire, mut plain, mut pace) = (Wire::new(mbit, trip), Wire::new(mbit, trip), Pace::new());
+        let (mut wire, mut plain, mut pace) =
+            (Wire::new(mbit, trip), Wire::new(mbit, trip), CongestionController::new());
         for when in ["fresh", "after a pause", "after another"] {
             let (share, alone) = (wire.run(Some(&mut pace), SECOND * 8), plain.run(None, SECOND * 8));
             assert!(share > alone * 0.9, "{when}: {share}, plain TCP {alone} of {mbit} Mbit/s at {trip} ms");
@@ -260,7 +261,7 @@ async fn a_link_comes_up_as_soon_as_its_kernel_does_fresh_and_after_a_pause() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_kernel_holds_back_waits_with_the_sessions() {
-    let (mut wire, mut pace) = (Wire::new(20, 40), Pace::new());
+    let (mut wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
     // It sends at a quarter of the line's rate.
     wire.most = 25_000;
     wire.run(Some(&mut pace), SECOND);
@@ -271,7 +272,7 @@ async fn what_the_kernel_holds_back_waits_with_the_sessions() {
 
 #[tokio::test(start_paused = true)]
 async fn a_round_trip_that_is_longer_for_another_reason_costs_no_rate() {
-    let (mut wire, mut pace) = (Wire::new(50, 40), Pace::new());
+    let (mut wire, mut pace) = (Wire::new(50, 40), CongestionController::new());
     wire.run(Some(&mut pace), SECOND * 3);
     wire.noise = Duration::from_millis(30);
     wire.run(Some(&mut pace), SECOND);
@@ -286,7 +287,7 @@ async fn a_round_trip_that_is_longer_for_another_reason_costs_no_rate() {
 
 #[tokio::test(start_paused = true)]
 async fn answers_that_wait_behind_a_lost_packet_do_not_hold_bulk() {
-    let (mut wire, mut pace) = (Wire::new(20, 40), Pace::new());
+    let (mut wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
     wire.run(Some(&mut pace), SECOND);
     // No pong comes at all.
     pace.ping(wire.now);
@@ -297,41 +298,44 @@ async fn answers_that_wait_behind_a_lost_packet_do_not_hold_bulk() {
 #[tokio::test(start_paused = true)]
 async fn behind_a_proxy_pings_are_believed_and_else_the_kernel() {
     for (behind, kernel) in [(100, false), (3, true)] {
-        let (mut wire, mut pace) = (Wire::new(20, 10), Pace::new());
+        let (mut wire, mut pace) = (Wire::new(20, 10), CongestionController::new());
         wire.run(Some(&mut pace), SECOND);
         for _ in 0..20 {
             let number = pace.ping(wire.now);
-            pace.pong(number, wire.now + wire.smoothed + Duration::from_millis(behind));
+            pace.on_ack(number, wire.now + wire.smoothed + Duration::from_millis(behind));
         }
-        assert_eq!(pace.look_after().is_some(), kernel, "{behind} ms");
+        assert_eq!(pace.retry_after().is_some(), kernel, "{behind} ms");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_line_that_jitters_is_kept_full() {
     for (mbit, trip, jitter) in [(50, 40, 30), (10, 80, 20), (20, 20, 10)] {
-        let (mut early, mut late) = (0.0, 0.0);
+        let (mut buffered, mut late) = (0.0, 0.0);
         for chance in 1..=10 {
-            let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+            let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
             (wire.jitter, wire.chance) = (Duration::from_millis(jitter), chance);
             wire.ping(10);
-            early += wire.run(Some(&mut pace), SECOND * 6) / 10.0;
+            buffered += wire.run(Some(&mut pace), SECOND * 6) / 10.0;
             late += wire.run(Some(&mut pace), SECOND * 10) / 10.0;
         }
-        assert!(early > 0.7 && late > 0.9, "{early}, {late} of {mbit} Mbit/s at {trip} ms, jitter {jitter}");
+        assert!(
+            buffered > 0.7 && late > 0.9,
+            "{buffered}, {late} of {mbit} Mbit/s at {trip} ms, jitter {jitter}"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_line_that_jitters_is_kept_full_behind_echoes_that_met_its_least_round_trip() {
-    let (mut early, mut late, mut least) = (0.0, 0.0, 1.0f64);
+    let (mut buffered, mut late, mut least) = (0.0, 0.0, 1.0f64);
     for chance in 1..=20 {
         let (mut wire, mut pace) = Wire::behind_echoes(chance);
-        early += wire.run(Some(&mut pace), SECOND * 3) / 20.0;
+        buffered += wire.run(Some(&mut pace), SECOND * 3) / 20.0;
         let share = wire.run(Some(&mut pace), SECOND * 12);
         (late, least) = (late + share / 20.0, least.min(share));
     }
-    assert!(early > 0.7 && late > 0.9 && least > 0.7, "{early}, {late}, at the least {least}");
+    assert!(buffered > 0.7 && late > 0.9 && least > 0.7, "{buffered}, {late}, at the least {least}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -339,7 +343,7 @@ async fn a_long_copy_beside_an_interactive_link_does_not_sink_where_the_line_jit
     let (mut mean, mut least) = (0.0, 1.0f64);
     for chance in 1..=20 {
         let (mut wire, mut pace) = Wire::behind_echoes(chance);
-        pace.share(true);
+        pace.set_shared(true);
         wire.run(Some(&mut pace), SECOND * 3);
         for _ in 0..12 {
             let share = wire.run(Some(&mut pace), SECOND * 5);
@@ -353,7 +357,7 @@ async fn a_long_copy_beside_an_interactive_link_does_not_sink_where_the_line_jit
 async fn a_cap_that_is_much_too_low_grows_on_a_line_that_jitters() {
     let mut mean = 0.0;
     for chance in 1..=20 {
-        let (mut wire, mut pace) = (Wire::new(5, 40), Pace::new());
+        let (mut wire, mut pace) = (Wire::new(5, 40), CongestionController::new());
         (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
         wire.run(Some(&mut pace), SECOND * 4);
         // Others had nine tenths of the line, and go.
@@ -366,14 +370,14 @@ async fn a_cap_that_is_much_too_low_grows_on_a_line_that_jitters() {
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
-    let (mut wire, mut pace) = (Wire::new(10, 600), Pace::new());
+    let (mut wire, mut pace) = (Wire::new(10, 600), CongestionController::new());
     wire.run(Some(&mut pace), SECOND);
     // Answers wait behind what comes the other way, while only keystrokes go this way.
     wire.noise = Duration::from_millis(200);
     for _ in 0..300 {
         wire.ping(1);
         pace.read(wire.reading(), wire.now);
-        pace.is_capped(wire.now);
+        pace.is_blocked(wire.now);
     }
     wire.noise = Duration::ZERO;
     let share = wire.run(Some(&mut pace), SECOND * 8);
@@ -384,7 +388,7 @@ async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
 #[tokio::test(start_paused = true)]
 async fn a_line_that_a_kernel_emptied_for_a_look_is_not_flooded_behind_that() {
     for (mbit, trip, most) in [(100, 200, 45), (1000, 20, 25), (10, 600, 130)] {
-        let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+        let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
         wire.run(Some(&mut pace), SECOND * 12);
         for _ in 0..5 {
             wire.run(Some(&mut pace), SECOND * 3);
@@ -400,8 +404,8 @@ async fn a_line_that_a_kernel_emptied_for_a_look_is_not_flooded_behind_that() {
 async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_no_jitter_for_long() {
     for (mbit, trip, most) in [(10, 600, 110), (100, 200, 40), (20, 40, 20)] {
         for stands in [false, true] {
-            let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
-            pace.share(true);
+            let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
+            pace.set_shared(true);
             if stands {
                 wire.stand(&mut pace);
             }
@@ -422,7 +426,8 @@ async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_n
 #[tokio::test(start_paused = true)]
 async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
     for (mbit, trip, most) in [(10, 600, 400), (7, 600, 400), (130, 200, 120), (70, 200, 120), (20, 40, 70)] {
-        let (mut wire, mut plain, mut pace) = (Wire::new(mbit, trip), Wire::new(mbit, trip), Pace::new());
+        let (mut wire, mut plain, mut pace) =
+            (Wire::new(mbit, trip), Wire::new(mbit, trip), CongestionController::new());
         wire.stand(&mut pace);
         let share = wire.run(Some(&mut pace), SECOND * 6) / plain.run(None, SECOND * 6);
         let first = wire.worst.as_millis();
@@ -447,7 +452,7 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_so
         (10, None, None),
         (10, Some(0), None),
     ] {
-        let (mut wire, mut pace, mut number) = (Wire::new(8000, trip), Pace::new(), 0);
+        let (mut wire, mut pace, mut number) = (Wire::new(8000, trip), CongestionController::new(), 0);
         if let Some(seconds) = interactive_before {
             pace.interactive(wire.now);
             wire.now += SECOND * seconds;
@@ -457,10 +462,10 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_so
             // The kernel there has taken all.
             (wire.written, wire.delivered) = (pulled, pulled);
             pace.read(wire.reading(), wire.now);
-            if pace.is_capped(wire.now) {
+            if pace.is_blocked(wire.now) {
                 break;
             }
-            pace.pulled(32 * 1024);
+            pace.on_sent(32 * 1024);
             pulled += 32 * 1024;
             if pace.ping_due(wire.now) {
                 number = pace.ping(wire.now);
@@ -471,8 +476,8 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_so
             most.unwrap_or(32 * MIB),
             "unread at {trip} ms, interactive before {interactive_before:?} s"
         );
-        pace.pong(number, wire.now);
-        assert!(!pace.is_capped(wire.now));
+        pace.on_ack(number, wire.now);
+        assert!(!pace.is_blocked(wire.now));
     }
 }
 
@@ -502,11 +507,11 @@ async fn beside_an_interactive_link_no_queue_stands_for_most_of_the_time_and_the
     {
         let (mut share, mut queues) = (0.0, Vec::new());
         for chance in 1..=4 {
-            let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+            let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
             (wire.jitter, wire.chance, wire.loss) = (Duration::from_millis(jitter), chance, loss);
             wire.ping(10);
             wire.run(Some(&mut pace), SECOND * 6);
-            pace.share(true);
+            pace.set_shared(true);
             wire.run(Some(&mut pace), SECOND * 6);
             for _ in 0..6000 {
                 share += wire.run(Some(&mut pace), Duration::from_millis(10)) / 24_000.0;
@@ -521,15 +526,15 @@ async fn beside_an_interactive_link_no_queue_stands_for_most_of_the_time_and_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn beside_an_interactive_link_what_the_line_carries_is_learnt_anew_once_it_is_more_or_less() {
+async fn beside_an_interactive_link_what_the_line_carries_is_learnt_again_once_it_is_more_or_less() {
     for (before, after) in [(20, 8), (8, 20)] {
-        let (mut wire, mut pace) = (Wire::new(before, 40), Pace::new());
+        let (mut wire, mut pace) = (Wire::new(before, 40), CongestionController::new());
         wire.ping(10);
-        pace.share(true);
+        pace.set_shared(true);
         wire.run(Some(&mut pace), SECOND * 15);
         wire.rate = after * 125_000;
-        let (early, late) = if after < before { (3, 10) } else { (22, 30) };
-        wire.run(Some(&mut pace), SECOND * early);
+        let (buffered, late) = if after < before { (3, 10) } else { (22, 30) };
+        wire.run(Some(&mut pace), SECOND * buffered);
         let share = wire.run(Some(&mut pace), SECOND * late);
         let longest = wire.worst;
         assert!(share > 0.9, "{share} of the line once it carries {after} Mbit/s");
@@ -540,9 +545,9 @@ async fn beside_an_interactive_link_what_the_line_carries_is_learnt_anew_once_it
 #[tokio::test(start_paused = true)]
 async fn beside_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_line_kept_full() {
     for more in [6, 10, 30] {
-        let (mut wire, mut pace) = (Wire::new(20, 40), Pace::new());
+        let (mut wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
         wire.ping(10);
-        pace.share(true);
+        pace.set_shared(true);
         wire.run(Some(&mut pace), SECOND * 15);
         wire.trip += Duration::from_millis(more);
         wire.run(Some(&mut pace), SECOND * 45);
@@ -553,8 +558,8 @@ async fn beside_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_
 
 #[tokio::test(start_paused = true)]
 async fn a_link_that_was_told_of_an_interactive_one_before_its_kernel_was_read_cruises() {
-    let (wire, mut pace) = (Wire::new(20, 40), Pace::new());
-    pace.share(true);
+    let (wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
+    pace.set_shared(true);
     pace.read(wire.reading(), wire.now);
     assert!(pace.kernel.is_some_and(|kernel| kernel.cruise.is_some()));
 }

@@ -28,7 +28,7 @@ pub(crate) struct CongestionWindow {
     /// Time spent capped since the least round trip was last renewed.
     capped_for: Duration,
     renewal: Option<ProbeRtt>,
-    trial: Option<Trial>,
+    trial: Option<WindowCut>,
     /// The doubling has just ended.
     overshot: bool,
     /// Whether much was under way in the round before. If not, what stands on the line is older, or not ours.
@@ -37,7 +37,7 @@ pub(crate) struct CongestionWindow {
     busy_at: Option<Instant>,
     quiet: u32,
     /// The cap has just changed: what comes of it shows after so many rounds.
-    settling: u32,
+    probing_cooldown: u32,
     /// How often in a row it has grown without a queue.
     grown: u32,
     /// Rounds since it was cut, or since much less than the cap was under way though more was to be sent, as
@@ -52,7 +52,7 @@ impl CongestionWindow {
     /// Of a line of which nothing is known yet.
     pub(crate) fn new() -> Self {
         Self {
-            bytes: FIRST_CAP,
+            bytes: INITIAL_CWND,
             doubling: true,
             least: None,
             rate: None,
@@ -65,7 +65,7 @@ impl CongestionWindow {
             was_near: false,
             busy_at: None,
             quiet: 0,
-            settling: 0,
+            probing_cooldown: 0,
             grown: 0,
             steady: ROUNDS_TO_DRAIN,
             full: 0,
@@ -76,7 +76,7 @@ impl CongestionWindow {
     /// Bytes that may be under way just now.
     pub(crate) fn bytes(&self) -> u64 {
         let eighths = self.renewal.and_then(|r| RENEWAL_EIGHTHS.get(r.step)).unwrap_or(&8);
-        (self.bytes / 8 * eighths).max(LEAST_CAP)
+        (self.bytes / 8 * eighths).max(MIN_CWND)
     }
 
     /// Whether so many bytes under way are as many as may be. Those who ask have more to send.
@@ -91,38 +91,38 @@ impl CongestionWindow {
     /// The round trips lie so far apart with little under way. That is the line, if nothing of ours stands on it any more.
     pub(crate) fn varies(&mut self, by: Duration, now: Instant) {
         if self.busy_at.is_none_or(|busy| now - busy >= RESTED) {
-            self.noise.alone(by, self.quiet >= QUIET_ROUNDS);
+            self.noise.on_idle_sample(by, self.quiet >= QUIET_ROUNDS);
         }
     }
 
     /// The least round trip, once one is known.
-    pub(crate) fn least(&self) -> Option<Duration> {
+    pub(crate) fn min_rtt(&self) -> Option<Duration> {
         self.least
     }
 
     /// The shortest round trip `met` while no queue of ours stood. What it is longer than the one known before, by less than
     /// the line jitters, is chance.
-    pub(crate) fn renew(&mut self, met: Duration) {
+    pub(crate) fn update_min_rtt(&mut self, met: Duration) {
         let known = self.least.unwrap_or(met);
         self.least = Some(if met < known + self.jitter(known) { met.min(known) } else { met });
         self.capped_for = Duration::ZERO;
     }
 
     /// Rounds in a row in which the cap was reached and did not grow: as many in which the line was full.
-    pub(crate) fn full(&self) -> u32 {
+    pub(crate) fn rounds_at_limit(&self) -> u32 {
         self.full
     }
 
     /// How fast bulk may be let go on a long line: a little faster than the line is known to carry it. And how long it may be
     /// let go at once. None while the cap still doubles.
-    pub(crate) fn pour(&self) -> Option<(u64, Duration)> {
+    pub(crate) fn pacing_rate(&self) -> Option<(u64, Duration)> {
         let least = self.least.filter(|least| *least >= LONG && !self.doubling)?;
         let best = self.best();
         (best > 0).then(|| (best / 16 * 17, self.jitter(least)))
     }
 
     /// Bytes per second that the line is known to carry.
-    pub(crate) fn rate(&self) -> Option<u64> {
+    pub(crate) fn bandwidth(&self) -> Option<u64> {
         self.rate
     }
 
@@ -142,8 +142,8 @@ impl CongestionWindow {
         // Half a round more of doubling would fill the queue of any line.
         let overfull = self.doubling && self.was_near && trip > least + standing(least) + jitter;
         let (lasts, here) = match jitter {
-            _ if overfull => (SHORTEST_ROUND, trip),
-            Duration::ZERO => (trip.max(SHORTEST_ROUND), shortest),
+            _ if overfull => (MIN_ROUND, trip),
+            Duration::ZERO => (trip.max(MIN_ROUND), shortest),
             // Of a line that jitters one round trip says little, and the shortest one least.
             _ => (trip.max(jitter), self.noise.usual().saturating_sub(usual(jitter))),
         };
@@ -176,24 +176,24 @@ impl CongestionWindow {
             if renewal.step < RENEWAL_EIGHTHS.len() {
                 self.renewal = Some(renewal);
             } else {
-                self.renew(renewal.least.unwrap_or(least));
+                self.update_min_rtt(renewal.least.unwrap_or(least));
             }
             return;
         }
         let queue = here.saturating_sub(least);
-        if self.settling > 0 {
-            self.settling -= 1;
+        if self.probing_cooldown > 0 {
+            self.probing_cooldown -= 1;
             // While the queue of the doubling was sent, the line's rate showed.
             if std::mem::take(&mut self.overshot) {
                 self.bytes = self.bytes.max(carried(self.best(), least + self.target(least)));
             }
         } else if queue > standing(least) {
             if ours {
-                self.stands(here, least);
+                self.on_standing_queue(here, least);
             }
         } else {
             self.trial = None;
-            self.flows(queue, least, hit);
+            self.on_no_queue(queue, least, hit);
         }
         self.full = if hit && self.grown == 0 { self.full.saturating_add(1) } else { 0 };
         if hit {
@@ -205,7 +205,7 @@ impl CongestionWindow {
     }
 
     /// A queue stands on the line.
-    fn stands(&mut self, here: Duration, least: Duration) {
+    fn on_standing_queue(&mut self, here: Duration, least: Duration) {
         let (bytes, best) = (self.bytes, self.best());
         let target = carried(best, least + self.target(least));
         if target >= bytes && !self.doubling && self.trial.is_none() {
@@ -213,19 +213,19 @@ impl CongestionWindow {
             self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
             return;
         }
-        let trial = self.trial.take().unwrap_or(Trial { bytes, trip: here, shorter: Duration::ZERO });
+        let trial = self.trial.take().unwrap_or(WindowCut { bytes, trip: here, shorter: Duration::ZERO });
         if trial.shorter >= self.target(least) && here + trial.shorter / 2 > trial.trip {
             // Less under way, and it is as long as before: it is not ours.
             (self.least, self.bytes) = (Some(here), trial.bytes);
             return;
         }
-        let lowered = target.clamp(LEAST_CAP, bytes);
+        let lowered = target.clamp(MIN_CWND, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
         // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
-        let tried = Trial { shorter: trial.shorter + less, ..trial };
+        let tried = WindowCut { shorter: trial.shorter + less, ..trial };
         self.overshot = std::mem::take(&mut self.doubling);
         self.trial = (!self.overshot).then_some(tried);
-        (self.bytes, self.settling, self.grown, self.steady) = (lowered, 1, 0, 0);
+        (self.bytes, self.probing_cooldown, self.grown, self.steady) = (lowered, 1, 0, 0);
     }
 
     /// The queue that is allowed.
@@ -244,7 +244,7 @@ impl CongestionWindow {
     }
 
     /// None does.
-    fn flows(&mut self, queue: Duration, least: Duration, hit: bool) {
+    fn on_no_queue(&mut self, queue: Duration, least: Duration, hit: bool) {
         if !hit {
             return;
         }
@@ -259,8 +259,8 @@ impl CongestionWindow {
             grown @ GROWN_BY_LITTLE.. => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
             _ => carried(self.best(), allowed(least) / 2),
         };
-        self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);
-        self.settling = match self.grown {
+        self.bytes = (self.bytes + step.min(self.bytes)).min(MAX_CWND);
+        self.probing_cooldown = match self.grown {
             _ if self.doubling => 0,
             // Its least round trip began before.
             GROWN_BY_LITTLE.. => 2,
@@ -270,17 +270,17 @@ impl CongestionWindow {
 }
 
 /// Before anything is known: about what TCP itself sends at first, several times over.
-pub(crate) const FIRST_CAP: u64 = 64 * 1024;
+pub(crate) const INITIAL_CWND: u64 = 64 * 1024;
 /// On a shorter line a cap that is let go at once is no queue that anybody would notice.
 const LONG: Duration = Duration::from_millis(5);
 /// Below this a link's own overhead would eat it.
-const LEAST_CAP: u64 = 16_000;
+const MIN_CWND: u64 = 16_000;
 /// More than HTTP/2 lets be under way in any case.
-const MOST_CAP: u64 = 64 << 20;
+const MAX_CWND: u64 = 64 << 20;
 /// A round that takes longer, and three round trips, had a pause in it.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A shorter round would measure the scheduler, not the line.
-const SHORTEST_ROUND: Duration = Duration::from_millis(10);
+const MIN_ROUND: Duration = Duration::from_millis(10);
 /// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
 const ROUNDS_KEPT: usize = 8;
 /// After so many rounds the queue of before a cut is gone.
@@ -347,7 +347,7 @@ pub(crate) struct ProbeRtt {
 
 /// The cap was lowered: does the queue become shorter?
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Trial {
+pub(crate) struct WindowCut {
     /// The cap and the round trip before.
     pub(crate) bytes: u64,
     pub(crate) trip: Duration,
@@ -357,11 +357,11 @@ pub(crate) struct Trial {
 
 /// How long the cap is reached, in all, before the least round trip is renewed.
 pub(crate) fn renew_after(least: Duration) -> Duration {
-    RENEW_AFTER.max(least * RENEW_AFTER_TRIPS)
+    MIN_RTT_EXPIRY.max(least * RENEW_AFTER_TRIPS)
 }
 
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.
-const RENEW_AFTER: Duration = Duration::from_secs(10);
+const MIN_RTT_EXPIRY: Duration = Duration::from_secs(10);
 /// But not within so many round trips, as it takes some.
 const RENEW_AFTER_TRIPS: u32 = 100;
 /// The cap in each round of a renewal, in eighths: two at half, which show the least round trip, then up in steps, as
@@ -390,8 +390,8 @@ pub(crate) struct RttJitter {
 impl RttJitter {
     /// The round trip varied by so much while nothing of ours was under way. What the kernel has not measured, but assumes,
     /// counts up to [`MOST`]: on a line that jitters bulk would else begin at half of the rate and stay there.
-    pub(crate) fn alone(&mut self, by: Duration, measured: bool) {
-        self.alone = self.alone.max(Some(if measured { by } else { by.min(MOST) }));
+    pub(crate) fn on_idle_sample(&mut self, by: Duration, measured: bool) {
+        self.alone = self.alone.max(Some(if measured { by } else { by.min(MAX_JITTER) }));
     }
 
     /// A round trip was measured.
@@ -419,7 +419,7 @@ impl RttJitter {
 
     /// How much it is of late, on a line with that least round trip.
     pub(crate) fn now(&self, least: Duration) -> Duration {
-        self.changes.iter().copied().max().unwrap_or_default().min(MOST.max(least / 2))
+        self.changes.iter().copied().max().unwrap_or_default().min(MAX_JITTER.max(least / 2))
     }
 
     /// The mean round trip of late, half of it that of the round that is on.
@@ -432,4 +432,4 @@ impl RttJitter {
 /// Of how many rounds it is remembered: by chance a line may be quiet for a second.
 const NOISE_ROUNDS_KEPT: usize = 24;
 /// More is believed to be a queue, or more than half of the least round trip if that is longer.
-const MOST: Duration = Duration::from_millis(50);
+const MAX_JITTER: Duration = Duration::from_millis(50);

@@ -15,27 +15,27 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::base::names::NodeName;
-use crate::link::grpc::enrol::{self, Petition};
+use crate::link::grpc::enrol::{self, EnrolRequest};
 use crate::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::link::grpc::{
     CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
     SEND_BUFFER, WINDOW, ends, puller,
 };
-use crate::link::link::{Far, Link};
-use crate::link::sender::signals::Ends;
+use crate::link::link::{Link, RemoteInfo};
+use crate::link::sender::signals::LinkEndpoints;
 use crate::net::limiter::Permit;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::proto::frame::Remote;
-use crate::proto::hello::{Caller, Hello, HelloError, program};
+use crate::proto::hello::{Caller, Hello, HelloError, user_agent};
 
 /// What arrives at the port of the links.
 #[derive(Debug)]
-pub enum Arrival {
+pub enum IncomingCall {
     /// From who wants to be linked.
     Call(Box<Call>),
     /// From who is no node yet.
-    Petition(Petition),
+    Enrol(EnrolRequest),
 }
 
 /// A call that asks to become a link. Dropping it refuses it.
@@ -50,7 +50,7 @@ pub struct Call {
     pub agent: Option<NodeName>,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
-    ends: Ends,
+    ends: LinkEndpoints,
     shared: Shared,
 }
 
@@ -60,7 +60,7 @@ pub enum Certificate {
     /// Nothing.
     None,
     /// A pod's.
-    Pod,
+    Peer,
     /// An edge's; of this node, if it is one node's.
     Edge(Option<NodeName>),
 }
@@ -91,18 +91,18 @@ pub enum CallRejection {
     NameTaken(String),
     /// It is this very process.
     #[error("this is the pod that calls")]
-    Itself,
+    SelfDial,
     /// The link that it is to stand beside is not here.
     #[error("the link that this one is to stand beside is not at this pod")]
-    NotBeside,
+    NoPrimaryLink,
 }
 
 /// Serves one encrypted connection until it ends: what arrives goes to `arrivals`.
 pub fn serve<IO>(
     io: IO,
     from: SocketAddr,
-    arrivals: mpsc::Sender<Arrival>,
-    ground: LinkContext,
+    arrivals: mpsc::Sender<IncomingCall>,
+    link_context: LinkContext,
     waiting: PendingConnection,
 ) -> impl Future<Output = ()> + Send
 where
@@ -114,9 +114,9 @@ where
         from,
         certificate: waiting.certificate.clone(),
         arrivals,
-        ends: Ends { remote: Some(from), ..ends(&io) },
+        ends: LinkEndpoints { remote: Some(from), ..ends(&io) },
         shared: Shared {
-            ground: ground.clone(),
+            link_context: link_context.clone(),
             ahead: ahead.clone(),
             tcp_info: io.tcp().and_then(TcpInfoReader::of),
             connection: connection.clone(),
@@ -132,7 +132,7 @@ where
     let io = TokioIo::new(Bounded { io, hook: ahead });
     let mut serving = Box::pin(http(crew.clone(), alarm).serve_connection(io, service));
     crew.run(Box::pin(async move {
-        let lost = waiting.slots.1.lost();
+        let lost = waiting.slots.1.revoked();
         let let_in = async {
             let why = tokio::select! {
                 biased;
@@ -143,7 +143,7 @@ where
                 () = lost.cancelled() => "gave_way",
                 () = tokio::time::sleep_until(waiting.until) => "no_call_in_time",
             };
-            ground.metrics.calls_refused.count(why);
+            link_context.metrics.calls_refused.count(why);
         };
         let ended = tokio::select! {
             ended = serving.as_mut() => Some(ended),
@@ -180,29 +180,33 @@ impl Call {
         let (instance, dialect) = (self.caller.instance(), self.caller.dialect());
         let peer = match self.caller {
             Caller::Edge(hello) => {
-                self.shared.ahead.stands_beside(hello.older);
+                self.shared.ahead.stands_beside(hello.purpose);
                 Remote::Edge(hello.node)
             }
-            Caller::Pod { .. } => Remote::Pod,
+            Caller::Peer { .. } => Remote::Peer,
         };
-        let Shared { ground, ahead, tcp_info, connection, accepted, alarm } = self.shared;
-        let puller = puller(peer, instance, dialect, &ground.table, &alarm);
+        let Shared { link_context, ahead, tcp_info, connection, accepted, alarm } = self.shared;
+        let puller = puller(peer, instance, dialect, &link_context.table, &alarm);
         puller.sender.reads_tcp_info(tcp_info);
-        puller.sender.stands_between(self.ends);
-        let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
-        *response.headers_mut() = Hello::response(ground.table.instance());
+        puller.sender.set_endpoints(self.ends);
+        let mut response = Response::new(CallBody::Stream { puller: puller.clone(), trailers: true });
+        *response.headers_mut() = Hello::response(link_context.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         accepted.cancel();
         // Fails only if the connection is gone; then the link's first read fails too.
         let _ = self.answer.send(response);
-        Link::new(&puller, Far { answers: true, incoming: self.incoming, ahead, connection }, ground.metrics)
+        Link::new(
+            &puller,
+            RemoteInfo { answers: true, incoming: self.incoming, ahead, connection },
+            link_context.metrics,
+        )
     }
 
     /// Sends the caller away, with its connection.
     pub fn refuse(self, why: CallRejection) {
         let mut response = Status::from(why).into_http();
         // So that another pod sees that it was one of ours who refused.
-        response.headers_mut().extend(Hello::response(self.shared.ground.table.instance()));
+        response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
         let _ = self.answer.send(response);
         // The refusal is on its way before the connection goes: shutting down gracefully lets it out.
         self.shared.connection.cancel();
@@ -215,8 +219,8 @@ impl From<CallRejection> for Status {
         match why {
             CallRejection::Token => Self::unauthenticated(text),
             CallRejection::Stopping => Self::unavailable(text),
-            CallRejection::NameTaken(_) | CallRejection::Itself => Self::already_exists(text),
-            CallRejection::NotBeside => Self::failed_precondition(text),
+            CallRejection::NameTaken(_) | CallRejection::SelfDial => Self::already_exists(text),
+            CallRejection::NoPrimaryLink => Self::failed_precondition(text),
         }
     }
 }
@@ -226,15 +230,15 @@ impl From<CallRejection> for Status {
 struct CallHandler {
     from: SocketAddr,
     certificate: Certificate,
-    arrivals: mpsc::Sender<Arrival>,
-    ends: Ends,
+    arrivals: mpsc::Sender<IncomingCall>,
+    ends: LinkEndpoints,
     shared: Shared,
 }
 
 /// What they share with the link that one of them becomes.
 #[derive(Debug, Clone)]
 struct Shared {
-    ground: LinkContext,
+    link_context: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
     connection: CancellationToken,
@@ -246,7 +250,7 @@ impl CallHandler {
     async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
         if enrol::is_petition(&request) {
             let arrivals = self.arrivals;
-            let hand_on = move |petition| arrivals.try_send(Arrival::Petition(petition)).is_ok();
+            let hand_on = move |petition| arrivals.try_send(IncomingCall::Enrol(petition)).is_ok();
             return enrol::answer(request, self.from, hand_on).await;
         }
         if request.uri().path() != PATH {
@@ -254,7 +258,7 @@ impl CallHandler {
             return self.refuse(status, "unknown_method");
         }
         let (parts, incoming) = request.into_parts();
-        let caller = match Caller::from_request(&parts.headers, self.certificate == Certificate::Pod) {
+        let caller = match Caller::from_request(&parts.headers, self.certificate == Certificate::Peer) {
             Ok(caller) => caller,
             Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
                 return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
@@ -269,10 +273,10 @@ impl CallHandler {
             agent,
             incoming,
             answer,
-            ends: Ends { version: program(&parts.headers), ..self.ends.clone() },
+            ends: LinkEndpoints { version: user_agent(&parts.headers), ..self.ends.clone() },
             shared: self.shared.clone(),
         };
-        if self.arrivals.try_send(Arrival::Call(Box::new(call))).is_err() {
+        if self.arrivals.try_send(IncomingCall::Call(Box::new(call))).is_err() {
             return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
         }
         match answered.await {
@@ -282,10 +286,10 @@ impl CallHandler {
     }
 
     fn refuse(&self, status: Status, cause: &'static str) -> Response<CallBody> {
-        self.shared.ground.metrics.calls_refused.count(cause);
+        self.shared.link_context.metrics.calls_refused.count(cause);
         self.shared.connection.cancel();
         let mut response = status.into_http();
-        response.headers_mut().extend(Hello::response(self.shared.ground.table.instance()));
+        response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
         response
     }
 }

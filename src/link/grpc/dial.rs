@@ -17,18 +17,18 @@ use crate::link::grpc::{
     CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
     SEND_BUFFER, WINDOW, ends, puller,
 };
-use crate::link::link::{Far, Link, OutboundStream};
-use crate::link::sender::signals::Ends;
+use crate::link::link::{Link, OutboundStream, RemoteInfo};
+use crate::link::sender::signals::LinkEndpoints;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::proto::codec::encode;
 use crate::proto::frame::Remote;
-use crate::proto::hello::{Caller, Dialect, Hello, program};
+use crate::proto::hello::{Caller, Dialect, Hello, user_agent};
 use crate::proto::superedge::heartbeat;
 
 /// Why a cloud could not be made a link to.
 #[derive(Debug, thiserror::Error)]
-pub enum DialError {
+pub enum LinkDialError {
     /// HTTP/2 could not be agreed, or the connection broke.
     #[error("the connection broke before the cloud answered: {0}")]
     Broken(String),
@@ -54,7 +54,7 @@ pub enum DialError {
     Timeout,
 }
 
-impl DialError {
+impl LinkDialError {
     /// Whether our token is not the one that the cloud knows.
     pub fn is_token_refused(&self) -> bool {
         matches!(self, Self::Refused { code: Code::Unauthenticated, .. })
@@ -72,44 +72,44 @@ pub async fn dial<IO>(
     authority: &str,
     node: &NodeName,
     said: HeaderMap,
-    ground: &LinkContext,
-) -> Result<Link, DialError>
+    link_context: &LinkContext,
+) -> Result<Link, LinkDialError>
 where
     IO: Connection + 'static,
 {
-    let answered = call(io, authority, said, node, ground).await?;
+    let answered = call(io, authority, said, node, link_context).await?;
     answered.refusal()?;
-    Ok(answered.link(Remote::Cloud(node.clone()), ground))
+    Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 
 /// Makes an encrypted connection to another pod a link, `beside` an older one. The connection has shown our certificate.
-pub async fn dial_pod<IO>(
+pub async fn dial_peer<IO>(
     io: IO,
     authority: &str,
     beside: bool,
-    ground: &LinkContext,
-) -> Result<Link, DialError>
+    link_context: &LinkContext,
+) -> Result<Link, LinkDialError>
 where
     IO: Connection + 'static,
 {
-    let own = ground.table.instance();
-    let said = if beside { Caller::pod_beside_request(own) } else { Caller::pod_request(own) };
-    let answered = call(io, authority, said, &NodeName::none(), ground).await?;
+    let own = link_context.table.instance();
+    let said = if beside { Caller::peer_backup_request(own) } else { Caller::peer_request(own) };
+    let answered = call(io, authority, said, &NodeName::none(), link_context).await?;
     match (answered.instance, answered.refusal()) {
-        (Some(instance), _) if instance == own => Err(DialError::Itself),
-        (Some(_), refusal) => refusal.map(|()| answered.link(Remote::Pod, ground)),
-        (None, Err(refusal)) => Err(DialError::Plain(refusal.to_string())),
-        (None, Ok(())) => Err(DialError::Plain("it answered without naming its process".into())),
+        (Some(instance), _) if instance == own => Err(LinkDialError::Itself),
+        (Some(_), refusal) => refusal.map(|()| answered.link(Remote::Peer, link_context)),
+        (None, Err(refusal)) => Err(LinkDialError::Plain(refusal.to_string())),
+        (None, Ok(())) => Err(LinkDialError::Plain("it answered without naming its process".into())),
     }
 }
 
 /// What came back on a call.
-struct Answered {
+struct CallResponse {
     headers: http::response::Parts,
     incoming: Incoming,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
-    ends: Ends,
+    ends: LinkEndpoints,
     dialect: Dialect,
     instance: Option<Instance>,
     agree: oneshot::Sender<OutboundStream>,
@@ -117,27 +117,27 @@ struct Answered {
     connection: DropGuard,
 }
 
-impl Answered {
-    fn refusal(&self) -> Result<(), DialError> {
+impl CallResponse {
+    fn refusal(&self) -> Result<(), LinkDialError> {
         if let Some(status) = Status::from_header_map(&self.headers.headers) {
-            return Err(DialError::Refused { code: status.code(), message: printable(status.message()) });
+            return Err(LinkDialError::Refused { code: status.code(), message: printable(status.message()) });
         }
         if !self.headers.status.is_success() {
             let message = format!("HTTP status {}; is this the port of a tunnel cloud?", self.headers.status);
-            return Err(DialError::Refused { code: Code::Unknown, message });
+            return Err(LinkDialError::Refused { code: Code::Unknown, message });
         }
         Ok(())
     }
 
-    fn link(self, peer: Remote, ground: &LinkContext) -> Link {
-        let puller = puller(peer, self.instance, self.dialect, &ground.table, &self.alarm);
+    fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
+        let puller = puller(peer, self.instance, self.dialect, &link_context.table, &self.alarm);
         puller.sender.reads_tcp_info(self.tcp_info);
-        puller.sender.stands_between(self.ends);
+        puller.sender.set_endpoints(self.ends);
         // Fails only if the body is gone with its connection; then the link's first read fails too.
         let _ = self.agree.send(puller.clone());
         let connection = self.connection.disarm();
-        let far = Far { answers: false, incoming: self.incoming, ahead: self.ahead, connection };
-        Link::new(&puller, far, ground.metrics.clone())
+        let far = RemoteInfo { answers: false, incoming: self.incoming, ahead: self.ahead, connection };
+        Link::new(&puller, far, link_context.metrics.clone())
     }
 }
 
@@ -147,14 +147,14 @@ async fn call<IO>(
     authority: &str,
     said: HeaderMap,
     node: &NodeName,
-    ground: &LinkContext,
-) -> Result<Answered, DialError>
+    link_context: &LinkContext,
+) -> Result<CallResponse, LinkDialError>
 where
     IO: Connection + 'static,
 {
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
-    let broken = |e: hyper::Error| DialError::Broken(cause(&e));
+    let broken = |e: hyper::Error| LinkDialError::Broken(cause(&e));
     let (crew, alarm) = (ConnectionExecutor::default(), PingTimer::new());
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(crew.clone())
         .timer(alarm.clone())
@@ -163,7 +163,7 @@ where
         .max_frame_size(FRAME)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(METADATA)
-        .keep_alive_interval(Some(PING_POD_AFTER))
+        .keep_alive_interval(Some(PING_PEER_AFTER))
         .keep_alive_timeout(PING_TIMEOUT)
         .handshake::<_, CallBody>(TokioIo::new(Bounded { io, hook: ahead.clone() }))
         .await
@@ -176,24 +176,24 @@ where
             () = over.cancelled() => {}
         }
     });
-    ground.drain.spawn(Span::current(), crew.run(lead));
+    link_context.drain.spawn(Span::current(), crew.run(lead));
     let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
     let request = request(authority, said, body)?;
     let response = tokio::time::timeout(ANSWER_TIMEOUT, sender.send_request(request))
         .await
-        .map_err(|_| DialError::Timeout)?
+        .map_err(|_| LinkDialError::Timeout)?
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
-    let ends = Ends { version: program(&headers.headers), dialled: true, ..ends };
-    Ok(Answered { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, alarm, connection })
+    let ends = LinkEndpoints { version: user_agent(&headers.headers), dialled: true, ..ends };
+    Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, alarm, connection })
 }
 
-fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {
+fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {
     let uri = Uri::builder().scheme("https").authority(authority).path_and_query(PATH).build();
-    let uri = uri.map_err(|e| DialError::Broken(format!("{authority} cannot be an authority: {e}")))?;
+    let uri = uri.map_err(|e| LinkDialError::Broken(format!("{authority} cannot be an authority: {e}")))?;
     let mut request = Request::new(body);
     *request.method_mut() = http::Method::POST;
     *request.uri_mut() = uri;
@@ -215,6 +215,6 @@ fn remedy(code: Code) -> &'static str {
 }
 
 /// A Go pod counts pings that come oftener than every 15 s as an attack.
-const PING_POD_AFTER: Duration = Duration::from_secs(20);
+const PING_PEER_AFTER: Duration = Duration::from_secs(20);
 /// How long a pod may take to answer the call.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

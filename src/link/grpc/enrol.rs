@@ -18,7 +18,7 @@ use crate::link::grpc::enrol::wire::enrol_client::EnrolClient;
 use crate::link::grpc::enrol::wire::enrol_server::{Enrol, EnrolServer};
 use crate::link::grpc::enrol::wire::{AuthorityReply, AuthorityRequest, JoinRequest};
 use crate::net::socket::Connection;
-use crate::proto::frame::{Code, SessionError};
+use crate::proto::frame::{ErrorCode, SessionError};
 
 /// The messages of `proto/enrol.proto`, compiled.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
@@ -29,19 +29,19 @@ pub(crate) mod wire {
 /// What somebody who is no node yet asks of a pod. Dropping it refuses it.
 #[derive(Debug)]
 #[must_use = "dropping a petition refuses it"]
-pub struct Petition {
+pub struct EnrolRequest {
     /// Where it comes from.
     pub from: SocketAddr,
     /// What is asked for.
-    pub wish: Wish,
+    pub wish: EnrolMethod,
     answer: oneshot::Sender<Result<String, SessionError>>,
 }
 
 /// What is asked for. All of it is a stranger's.
 #[derive(Debug)]
-pub enum Wish {
+pub enum EnrolMethod {
     /// The authority that signs the cloud's certificates.
-    Authority,
+    Ca,
     /// To become a node.
     Join(JoinParams),
 }
@@ -73,9 +73,9 @@ pub enum EnrolCallError {
     Unserved,
 }
 
-impl Petition {
+impl EnrolRequest {
     /// Grants it, with the certificates (PEM) by which the cloud is to be believed.
-    pub fn grant(self, certificates: String) {
+    pub fn accept(self, certificates: String) {
         // Who does not wait for the answer asks again.
         let _ = self.answer.send(Ok(certificates));
     }
@@ -104,34 +104,36 @@ pub(crate) async fn answer<F>(
     hand_on: F,
 ) -> HttpResponse<CallBody>
 where
-    F: Fn(Petition) -> bool + Send + Sync + 'static,
+    F: Fn(EnrolRequest) -> bool + Send + Sync + 'static,
 {
-    let mut desk = EnrolServer::new(Desk { from, hand_on }).max_decoding_message_size(MOST_BYTES);
+    let mut desk = EnrolServer::new(EnrolHandler { from, hand_on }).max_decoding_message_size(MAX_BYTES);
     match desk.call(request).await {
-        Ok(answer) => answer.map(CallBody::Whole),
+        Ok(answer) => answer.map(CallBody::Full),
         Err(never) => match never {},
     }
 }
 
 /// Hands petitions on.
-struct Desk<F> {
+struct EnrolHandler<F> {
     from: SocketAddr,
     hand_on: F,
 }
 
-impl<F: Fn(Petition) -> bool> Desk<F> {
-    async fn ask(&self, wish: Wish) -> Result<Response<AuthorityReply>, Status> {
+impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
+    async fn ask(&self, wish: EnrolMethod) -> Result<Response<AuthorityReply>, Status> {
         let (answer, answered) = oneshot::channel();
-        let petition = Petition { from: self.from, wish, answer };
+        let petition = EnrolRequest { from: self.from, wish, answer };
         if !(self.hand_on)(petition) {
             return Err(Status::unavailable("stopping, or too many calls at once"));
         }
         match answered.await {
             Ok(Ok(certificates)) => Ok(Response::new(AuthorityReply { certificates })),
-            Ok(Err(SessionError { code: Code::NotAllowed, reason })) => {
+            Ok(Err(SessionError { code: ErrorCode::NotAllowed, reason })) => {
                 Err(Status::permission_denied(reason))
             }
-            Ok(Err(SessionError { code: Code::NotHere, reason })) => Err(Status::unimplemented(reason)),
+            Ok(Err(SessionError { code: ErrorCode::NodeNotConnected, reason })) => {
+                Err(Status::unimplemented(reason))
+            }
             Ok(Err(SessionError { reason, .. })) => Err(Status::unavailable(reason)),
             Err(_) => Err(Status::unavailable("stopping")),
         }
@@ -139,17 +141,17 @@ impl<F: Fn(Petition) -> bool> Desk<F> {
 }
 
 #[tonic::async_trait]
-impl<F: Fn(Petition) -> bool + Send + Sync + 'static> Enrol for Desk<F> {
+impl<F: Fn(EnrolRequest) -> bool + Send + Sync + 'static> Enrol for EnrolHandler<F> {
     async fn authority(
         &self,
         _: tonic::Request<AuthorityRequest>,
     ) -> Result<Response<AuthorityReply>, Status> {
-        self.ask(Wish::Authority).await
+        self.ask(EnrolMethod::Ca).await
     }
 
     async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<AuthorityReply>, Status> {
         let JoinRequest { secret, node, token } = request.into_inner();
-        self.ask(Wish::Join(JoinParams { secret, node, token })).await
+        self.ask(EnrolMethod::Join(JoinParams { secret, node, token })).await
     }
 }
 
@@ -158,15 +160,15 @@ impl<F: Fn(Petition) -> bool + Send + Sync + 'static> Enrol for Desk<F> {
 /// # Errors
 ///
 /// There is no answer, or it is no.
-pub async fn petition<IO>(io: IO, authority: &str, wish: Wish) -> Result<String, EnrolCallError>
+pub async fn call_enrol<IO>(io: IO, authority: &str, wish: EnrolMethod) -> Result<String, EnrolCallError>
 where
     IO: Connection + 'static,
 {
     let channel = channel(io, authority).await?;
-    let mut client = EnrolClient::new(channel).max_decoding_message_size(MOST_BYTES);
+    let mut client = EnrolClient::new(channel).max_decoding_message_size(MAX_BYTES);
     let answer = match wish {
-        Wish::Authority => client.authority(AuthorityRequest {}).await,
-        Wish::Join(JoinParams { secret, node, token }) => {
+        EnrolMethod::Ca => client.authority(AuthorityRequest {}).await,
+        EnrolMethod::Join(JoinParams { secret, node, token }) => {
             client.join(JoinRequest { secret, node, token }).await
         }
     };
@@ -200,7 +202,7 @@ where
 const SERVICE: &str = "/enrol.Enrol/";
 
 /// A message: a few certificates, or a few short texts.
-const MOST_BYTES: usize = 64 * 1024;
+const MAX_BYTES: usize = 64 * 1024;
 
 /// How long a pod may take: it asks its store.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

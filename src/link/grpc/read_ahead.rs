@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use crate::base::logging::printable;
 use crate::net::listen::tune_interactive;
 use crate::net::socket::{Connection, Hooked, ReadHook};
-use crate::proto::hello::Older;
+use crate::proto::hello::LinkPurpose;
 
 /// What was read from one connection and not yet taken by its link, shared by both. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -40,21 +40,21 @@ struct Shared {
 
 /// While it lives, a link is left unread.
 #[derive(Debug)]
-pub(crate) struct Stalled(ReadAhead);
+pub(crate) struct ReadPauseGuard(ReadAhead);
 
-/// An encrypted connection that is read no further ahead of its link than [`MOST_AHEAD`].
+/// An encrypted connection that is read no further ahead of its link than [`MAX_READ_AHEAD`].
 pub(crate) type Bounded<IO> = Hooked<IO, ReadAhead>;
 
 impl ReadAhead {
     /// Marks the link as left unread.
-    pub(crate) fn stall(&self) -> Stalled {
+    pub(crate) fn stall(&self) -> ReadPauseGuard {
         self.0.stalled.fetch_add(1, SeqCst);
-        Stalled(self.clone())
+        ReadPauseGuard(self.clone())
     }
 
     /// Where the link stands, which only its hello has told. The next read of the connection sets its socket for that.
-    pub(crate) fn stands_beside(&self, older: Older) {
-        self.0.interactive.store(older == Older::Busy, SeqCst);
+    pub(crate) fn stands_beside(&self, older: LinkPurpose) {
+        self.0.interactive.store(older == LinkPurpose::Interactive, SeqCst);
     }
 
     /// The next bytes for the link, see [`next_piece`]. Cancel safe.
@@ -77,7 +77,7 @@ impl ReadAhead {
         let less = |unread: usize| Some(unread.saturating_sub(len + FRAME_HEAD));
         let before = self.0.unread.fetch_update(SeqCst, SeqCst, less).unwrap_or_default();
         // Not for each frame, or both would run by turns.
-        if before.saturating_sub(len + FRAME_HEAD) <= MOST_AHEAD / 2 {
+        if before.saturating_sub(len + FRAME_HEAD) <= MAX_READ_AHEAD / 2 {
             self.0.connection.wake();
         }
     }
@@ -93,7 +93,7 @@ impl ReadAhead {
     }
 
     fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
-        let has_room = || self.0.unread.load(SeqCst) < MOST_AHEAD;
+        let has_room = || self.0.unread.load(SeqCst) < MAX_READ_AHEAD;
         if has_room() {
             return Poll::Ready(());
         }
@@ -103,7 +103,7 @@ impl ReadAhead {
     }
 }
 
-impl Drop for Stalled {
+impl Drop for ReadPauseGuard {
     fn drop(&mut self) {
         self.0.0.stalled.fetch_sub(1, SeqCst);
     }
@@ -132,7 +132,7 @@ impl<T: Connection> ReadHook<T> for ReadAhead {
 
 /// Bytes that a connection may be read ahead of its link; the last read may go beyond it. Twice this keeps a link that
 /// takes as fast as it can busy between two turns of the connection.
-const MOST_AHEAD: usize = 1 << 20;
+const MAX_READ_AHEAD: usize = 1 << 20;
 /// The head of an HTTP/2 frame.
 const FRAME_HEAD: usize = 9;
 
@@ -172,17 +172,17 @@ pub(crate) fn cause(error: &dyn std::error::Error) -> String {
     while let Some(source) = at {
         // The end of a process or of a line: the libraries' text is only about TLS.
         if source.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::UnexpectedEof) {
-            return BROKEN_OFF.into();
+            return CONNECTION_ABORTED.into();
         }
         text = format!("{text}: {source}");
         at = source.source();
     }
     // h2 gives the socket's error as text only, not as a source.
-    if text.contains(NO_CLOSE_NOTIFY) { BROKEN_OFF.into() } else { printable(&text) }
+    if text.contains(NO_CLOSE_NOTIFY) { CONNECTION_ABORTED.into() } else { printable(&text) }
 }
 
 /// The text for the end of a process or of a line.
-const BROKEN_OFF: &str = "the connection was broken off";
+const CONNECTION_ABORTED: &str = "the connection was broken off";
 /// The beginning of rustls' text for it, which goes on with a URL.
 const NO_CLOSE_NOTIFY: &str = "without sending TLS close_notify";
 const END: &str = "end of stream";
@@ -224,12 +224,12 @@ mod tests {
     async fn a_connection_is_read_a_bound_ahead_and_goes_on_as_its_link_takes() {
         let ahead = ReadAhead::default();
         let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
-        assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
+        assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
         assert_eq!(reads(&mut bounded).await, 0);
         ahead.took(16 * 1024 - FRAME_HEAD);
         assert_eq!(reads(&mut bounded).await, 16 * 1024);
         catches_up(&ahead);
-        assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
+        assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
     }
 
     #[tokio::test]
@@ -237,12 +237,12 @@ mod tests {
         let ahead = ReadAhead::default();
         let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
         let stalled = ahead.stall();
-        assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
+        assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
         catches_up(&ahead);
         assert_eq!(reads(&mut bounded).await, 0);
         drop(stalled);
         catches_up(&ahead);
-        assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
+        assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
     }
 
     #[tokio::test]
@@ -251,16 +251,16 @@ mod tests {
         let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
         let (link, connection) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
         ahead.caught_up(&Context::from_waker(&link.clone().into()));
-        assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
+        assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
         assert_eq!(link.0.load(SeqCst), 1);
         let mut buf = [0; 1];
         let waker = connection.clone().into();
         let polled =
             Pin::new(&mut bounded).poll_read(&mut Context::from_waker(&waker), &mut ReadBuf::new(&mut buf));
         assert!(polled.is_pending());
-        ahead.took(MOST_AHEAD / 4);
+        ahead.took(MAX_READ_AHEAD / 4);
         assert_eq!(connection.0.load(SeqCst), 0);
-        ahead.took(MOST_AHEAD / 4);
+        ahead.took(MAX_READ_AHEAD / 4);
         assert_eq!(connection.0.load(SeqCst), 1);
     }
 

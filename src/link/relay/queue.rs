@@ -14,11 +14,11 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::link::lock;
-use crate::link::schedule::{FrameSource, RelayFrameSource, SendIntent, SendOutcome, Standing, Turn};
+use crate::link::schedule::{FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome, SendRequest};
 use crate::proto::budget::Reservation;
 use crate::proto::frame::{SessionFrame, SessionKey};
 use crate::proto::halves::joined;
-use crate::proto::state::{Control, LinkId};
+use crate::proto::state::{ControlPriority, LinkId};
 
 /// One direction of a session that passes through, on the link that it leaves by.
 #[derive(Debug)]
@@ -52,8 +52,8 @@ struct Queue {
     sealed: bool,
     /// Bytes of data that have come so far.
     passed: u64,
-    standing: Standing,
-    in_control: Option<Control>,
+    standing: FlowState,
+    in_control: Option<ControlPriority>,
     in_turns: bool,
 }
 
@@ -70,7 +70,7 @@ impl RelayQueue {
             most,
             sealed: false,
             passed: 0,
-            standing: Standing::default(),
+            standing: FlowState::default(),
             in_control: None,
             in_turns: false,
         };
@@ -78,10 +78,10 @@ impl RelayQueue {
     }
 
     /// Adds a frame. What comes after the last frame is dropped.
-    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendIntent, QueueFull> {
+    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendRequest, QueueFull> {
         let mut queue = lock(&self.queue);
         if queue.sealed {
-            return Ok(SendIntent::default());
+            return Ok(SendRequest::default());
         }
         match frame {
             SessionFrame::Open { .. }
@@ -98,8 +98,8 @@ impl RelayQueue {
             }
             SessionFrame::Credit { .. } => queue.credit = Some(frame),
             SessionFrame::Data(bytes) => queue.data(bytes)?,
-            SessionFrame::Finish { .. } | SessionFrame::Broken { .. } => queue.finish(frame)?,
-            SessionFrame::Reset { .. } | SessionFrame::Lost { .. } => {
+            SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } => queue.finish(frame)?,
+            SessionFrame::Reset { .. } | SessionFrame::PathLost { .. } => {
                 queue.credit = None;
                 queue.sealed = true;
                 queue.ordered.push_back(frame);
@@ -114,10 +114,10 @@ impl RelayQueue {
     }
 
     /// Replaces all that waits by this last frame; an answer that waits is still sent before it.
-    pub(crate) fn cut(&self, frame: SessionFrame) -> SendIntent {
+    pub(crate) fn cut(&self, frame: SessionFrame) -> SendRequest {
         let mut queue = lock(&self.queue);
         if queue.sealed {
-            return SendIntent::default();
+            return SendRequest::default();
         }
         let answer = queue.answer.take();
         queue.empty();
@@ -141,8 +141,8 @@ impl RelayFrameSource for RelayQueue {
     fn retire(&self, epoch: u64) {
         let mut queue = lock(&self.queue);
         let lost = match queue.ordered.pop_back() {
-            Some(SessionFrame::Lost { epoch: newer }) if newer > epoch => {
-                Some(SessionFrame::Lost { epoch: newer })
+            Some(SessionFrame::PathLost { epoch: newer }) if newer > epoch => {
+                Some(SessionFrame::PathLost { epoch: newer })
             }
             _ => None,
         };
@@ -175,7 +175,7 @@ impl FrameSource for RelayQueue {
     fn next_turn(
         self: Arc<Self>,
         _link: LinkId,
-        turn: &Turn<Arc<dyn FrameSource>>,
+        turn: &QueuedFlow<Arc<dyn FrameSource>>,
         longest: usize,
         most: usize,
         _now: Instant,
@@ -213,11 +213,11 @@ impl Queue {
     }
 
     fn grow(&mut self, cost: usize) -> Result<(), QueueFull> {
-        if self.taken.0.held() + cost > self.most || !self.taken.0.grow(cost) {
+        if self.taken.0.size() + cost > self.most || !self.taken.0.try_grow(cost) {
             return Err(QueueFull);
         }
-        if !self.taken.1.grow(cost) {
-            self.taken.0.set(self.taken.0.held() - cost);
+        if !self.taken.1.try_grow(cost) {
+            self.taken.0.resize(self.taken.0.size() - cost);
             return Err(QueueFull);
         }
         Ok(())
@@ -225,9 +225,9 @@ impl Queue {
 
     fn give_back(&mut self, cost: usize) {
         let (all, of_link) = &mut self.taken;
-        let left = all.held().saturating_sub(cost);
-        all.set(left);
-        of_link.set(left);
+        let left = all.size().saturating_sub(cost);
+        all.resize(left);
+        of_link.resize(left);
     }
 
     fn data(&mut self, bytes: Bytes) -> Result<(), QueueFull> {
@@ -246,7 +246,7 @@ impl Queue {
     fn take(&mut self, longest: usize) -> Option<SessionFrame> {
         let frame = self.ordered.pop_front()?;
         let SessionFrame::Data(mut bytes) = frame else {
-            if let SessionFrame::Finish { .. } | SessionFrame::Broken { .. } = frame {
+            if let SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } = frame {
                 self.give_back(OVERHEAD);
             }
             return Some(frame);
@@ -269,24 +269,24 @@ impl Queue {
     }
 
     /// What overtakes data. A credit is needed once half of what the last one let come has come.
-    fn control(&self) -> Option<Control> {
+    fn control(&self) -> Option<ControlPriority> {
         let credit = self.credit.as_ref().map(|credit| match credit {
             SessionFrame::Credit { received, limit }
                 if self.limit.saturating_sub(*received) > limit.saturating_sub(*received) / 2 =>
             {
-                Control::Credit
+                ControlPriority::Credit
             }
-            _ => Control::Needed,
+            _ => ControlPriority::Needed,
         });
-        self.answer.as_ref().map(|_| Control::Answer).or(credit)
+        self.answer.as_ref().map(|_| ControlPriority::Answer).or(credit)
     }
 
-    fn intent(&mut self) -> SendIntent {
+    fn intent(&mut self) -> SendRequest {
         let control = self.control().filter(|control| self.in_control < Some(*control));
         let data = if self.in_turns { None } else { self.backlog() };
         self.in_control = control.or(self.in_control);
         self.in_turns |= data.is_some();
-        SendIntent { control, data: data.map(|backlog| (self.standing, backlog)) }
+        SendRequest { control, data: data.map(|backlog| (self.standing, backlog)) }
     }
 }
 
@@ -307,17 +307,17 @@ mod tests {
     fn a_credit_that_waits_is_needed_once_half_of_the_room_is_used_and_keeps_back_no_answer() {
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
         let budget = Budget::new(1 << 20);
-        let queue = RelayQueue::new(key, 1 << 20, (budget.share(), budget.share()));
+        let queue = RelayQueue::new(key, 1 << 20, (budget.reservation(), budget.reservation()));
         let push = |frame| queue.push(frame).unwrap().control;
         let credit = |received, limit| SessionFrame::Credit { received, limit };
         // Of the first one it is not known.
-        assert_eq!(push(credit(0, 1000)), Some(Control::Needed));
+        assert_eq!(push(credit(0, 1000)), Some(ControlPriority::Needed));
         assert_eq!(queue.clone().next_control(LinkId(1), Instant::now()), (Some(credit(0, 1000)), false));
-        assert_eq!(push(credit(400, 1400)), Some(Control::Credit));
+        assert_eq!(push(credit(400, 1400)), Some(ControlPriority::Credit));
         assert_eq!(push(credit(499, 1499)), None);
-        assert_eq!(push(credit(500, 1500)), Some(Control::Needed));
+        assert_eq!(push(credit(500, 1500)), Some(ControlPriority::Needed));
         assert_eq!(push(credit(900, 1900)), None);
         let resumed = SessionFrame::Resumed { received: 0, limit: 9, epoch: 1 };
-        assert_eq!(push(resumed), Some(Control::Answer));
+        assert_eq!(push(resumed), Some(ControlPriority::Answer));
     }
 }

@@ -12,8 +12,8 @@ use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
 use crate::link::schedule::{FrameSource as _, RelayFrameSource as _};
 use crate::link::table::{Event, RelayRequest, SessionLimits, SessionTable};
-use crate::proto::frame::{Category, Code, FrameKind, Remote, SessionError, SessionKey};
-use crate::proto::halves::Windows;
+use crate::proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionKey};
+use crate::proto::halves::WindowLimits;
 use crate::proto::hello::Dialect;
 
 use super::*;
@@ -48,10 +48,10 @@ impl Relay {
     }
 
     fn with(memory: usize) -> Self {
-        let windows = Windows { start: 1000, max: 1000 };
+        let windows = WindowLimits { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory, sessions: 2000, grace: Duration::from_secs(60) };
-        let table = SessionTable::new(Instance::from_bits(99), limits, Metrics::cloud("", ""));
-        Self { table, client: link(1, Remote::Pod), edge: link(2, Remote::Edge(node())) }
+        let table = SessionTable::new(Instance::from_bits(99), limits, Metrics::server("", ""));
+        Self { table, client: link(1, Remote::Peer), edge: link(2, Remote::Edge(node())) }
     }
 
     fn bound() -> Self {
@@ -73,11 +73,11 @@ impl Relay {
     }
 
     fn end(&self, link: &LinkSender) {
-        let _ = self.table.link_ended(link, &SessionError::new(Code::GivenUp, "gone"), Instant::now());
+        let _ = self.table.link_ended(link, &SessionError::new(ErrorCode::Cancelled, "gone"), Instant::now());
     }
 
     fn is_empty(&self) -> bool {
-        self.table.passing() == (0, 0) && self.client.sessions() == 0 && self.edge.sessions() == 0
+        self.table.relayed() == (0, 0) && self.client.sessions() == 0 && self.edge.sessions() == 0
     }
 }
 
@@ -128,18 +128,18 @@ fn data(text: &'static str) -> SessionFrame {
 }
 
 fn reset(epoch: u64) -> SessionFrame {
-    SessionFrame::Reset { epoch, refusal: SessionError::new(Code::GivenUp, "given up") }
+    SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::Cancelled, "given up") }
 }
 
 fn lost(epoch: u64) -> SessionFrame {
-    SessionFrame::Lost { epoch }
+    SessionFrame::PathLost { epoch }
 }
 
 /// Whether this is one refusal of that attempt, whose session the pod does not know.
 fn is_unknown(frames: &[SessionFrame], epoch: u64) -> bool {
     match frames {
         [SessionFrame::Reset { epoch: of, refusal } | SessionFrame::Refused { epoch: of, refusal }] => {
-            (*of, refusal.code) == (epoch, Code::Unknown)
+            (*of, refusal.code) == (epoch, ErrorCode::UnknownSession)
         }
         _ => false,
     }
@@ -152,7 +152,7 @@ fn opened_by(mut frame: SessionFrame, who: &str) -> SessionFrame {
 
 #[tokio::test]
 async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
-    let (pod, stranger) = (link(3, Remote::Pod), link(4, Remote::Edge("stranger".parse().unwrap())));
+    let (server, stranger) = (link(3, Remote::Peer), link(4, Remote::Edge("stranger".parse().unwrap())));
     let mut opener = link(5, Remote::Edge("opener".parse().unwrap()));
     let relay = Relay::new();
     relay.ask(&opener, open(1)).unwrap().pass(&relay.edge);
@@ -169,8 +169,8 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         (&stranger, opened_by(resume(7), "node/opener")),
         (&stranger, open(7)),
         (&relay.edge, resume(7)),
-        (&pod, opened_by(resume(7), "node/stranger")),
-        (&pod, opened_by(resume(7), "pod/00000000000000000000000000000003")),
+        (&server, opened_by(resume(7), "node/stranger")),
+        (&server, opened_by(resume(7), "pod/00000000000000000000000000000003")),
     ] {
         assert!(relay.ask(from, frame.clone()).is_none());
         let answer = frames(from);
@@ -180,8 +180,8 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     // Itself may, over another link or through another pod, be that as old as it likes.
     for (from, frame) in [
         (link(6, Remote::Edge("opener".parse().unwrap())), resume(8)),
-        (pod.clone(), opened_by(resume(9), "node/opener")),
-        (pod, resume(10)),
+        (server.clone(), opened_by(resume(9), "node/opener")),
+        (server, resume(10)),
     ] {
         relay.ask(&from, frame).unwrap().pass(&relay.edge);
         assert!(matches!(&frames(&relay.edge)[..], [SessionFrame::Resume { .. }]));
@@ -209,7 +209,7 @@ async fn frames_pass_between_the_two_links_and_from_no_third() {
     relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None });
     relay.on_frame(&relay.edge, data("from the edge"));
     relay.on_frame(&relay.client, data("from the client"));
-    relay.on_frame(&link(3, Remote::Pod), data("from a stranger"));
+    relay.on_frame(&link(3, Remote::Peer), data("from a stranger"));
     relay.on_frame(&relay.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
     assert_eq!(frames(&relay.edge), [data("from the client")]);
     let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None };
@@ -248,9 +248,9 @@ async fn lost_stays_behind_the_data_and_the_reset_before_it() {
 }
 
 #[tokio::test]
-async fn only_a_higher_epoch_binds_anew_and_what_the_old_link_says_is_dropped() {
+async fn only_a_higher_epoch_binds_again_and_what_the_old_link_says_is_dropped() {
     let relay = Relay::bound();
-    let other = link(3, Remote::Pod);
+    let other = link(3, Remote::Peer);
     assert!(relay.ask(&other, resume(1)).is_none(), "not higher");
     relay.on_frame(&relay.edge, data("for the old link"));
     relay.ask(&other, resume(3)).unwrap().pass(&relay.edge);
@@ -260,7 +260,7 @@ async fn only_a_higher_epoch_binds_anew_and_what_the_old_link_says_is_dropped() 
     assert_eq!(frames(&relay.edge), [resume(3)]);
     assert_eq!((frames(&relay.client), frames(&other)), (vec![], vec![resumed(3)]));
     relay.on_frame(&relay.edge, reset(1));
-    assert_eq!(relay.table.passing().0, 1, "the end of an older attempt takes nothing along");
+    assert_eq!(relay.table.relayed().0, 1, "the end of an older attempt takes nothing along");
     relay.on_frame(&relay.edge, reset(3));
     assert_eq!(frames(&other), [reset(3)]);
     assert!(relay.is_empty() && other.sessions() == 0);
@@ -298,11 +298,11 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
 }
 
 fn broken() -> SessionFrame {
-    SessionFrame::Broken { total: 5, refusal: SessionError::new(Code::GivenUp, "given up") }
+    SessionFrame::ResetAt { total: 5, refusal: SessionError::new(ErrorCode::Cancelled, "given up") }
 }
 
 fn over(epoch: u64) -> SessionFrame {
-    SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Over, "") }
+    SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NoError, "") }
 }
 
 #[tokio::test]
@@ -321,7 +321,7 @@ async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
 async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_here() {
     let mut relay = Relay::new();
     relay.client =
-        LinkSender::new(LinkId(1), Remote::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
+        LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::from_bits(1)), Dialect::Extended(1));
     relay.ask(&relay.client, open(1)).unwrap().pass(&relay.edge);
     assert_eq!(frames(&relay.edge), [open(1)]);
     relay.on_frame(&relay.client, data("of no use"));
@@ -333,13 +333,13 @@ async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_
 }
 
 #[tokio::test]
-async fn there_is_one_hop_between_pods_and_no_path_back() {
+async fn there_is_one_hop_between_servers_and_no_path_back() {
     let relay = Relay::new();
     let back = LinkSender::new(LinkId(5), Remote::Edge(node()), relay.client.instance, Dialect::NEWEST);
-    for to in [link(3, Remote::Pod), relay.client.clone(), back] {
+    for to in [link(3, Remote::Peer), relay.client.clone(), back] {
         relay.ask(&relay.client, open(1)).unwrap().pass(&to);
         assert!(
-            matches!(&frames(&relay.client)[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == Code::NotHere)
+            matches!(&frames(&relay.client)[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == ErrorCode::NodeNotConnected)
         );
         assert_eq!(frames(&to), []);
         assert!(relay.is_empty());
@@ -347,7 +347,7 @@ async fn there_is_one_hop_between_pods_and_no_path_back() {
 }
 
 #[tokio::test]
-async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
+async fn who_asks_is_told_even_if_nobody_looks_at_it() {
     let relay = Relay::new();
     drop(relay.ask(&relay.client, open(1)));
     drop(relay.ask(&relay.client, resume(2)));
@@ -358,7 +358,7 @@ async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
     );
     let request = relay.ask(&relay.client, open(3)).unwrap();
     relay.on_frame(&relay.client, reset(3));
-    assert!(request.unwanted().now_or_never().is_some());
+    assert!(request.wait_cancelled().now_or_never().is_some());
     request.pass(&relay.edge);
     assert_eq!((frames(&relay.client), frames(&relay.edge)), (vec![], vec![]));
     assert!(relay.is_empty());
@@ -421,20 +421,20 @@ async fn a_credit_stays_behind_the_answer_before_it() {
 async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
     let relay = Relay::new();
     // The edge's side is a pod too, through which an older attempt comes back late.
-    let pod = link(3, Remote::Pod);
+    let server = link(3, Remote::Peer);
     let edge = link(4, Remote::Edge(node()));
-    relay.ask(&edge, open(2)).unwrap().pass(&pod);
-    assert!(matches!(&frames(&pod)[..], [SessionFrame::Open { epoch: 2, .. }]));
+    relay.ask(&edge, open(2)).unwrap().pass(&server);
+    assert!(matches!(&frames(&server)[..], [SessionFrame::Open { epoch: 2, .. }]));
     relay.on_frame(&edge, lost(2));
-    let request = relay.ask(&pod, open(1)).unwrap();
-    assert_eq!(frames(&pod), [lost(2)]);
+    let request = relay.ask(&server, open(1)).unwrap();
+    assert_eq!(frames(&server), [lost(2)]);
     drop(request);
 }
 
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
-    let queue = RelayQueue::new(key(id()), 1000, (budget.share(), budget.share()));
+    let queue = RelayQueue::new(key(id()), 1000, (budget.reservation(), budget.reservation()));
     queue.push(lost(1)).unwrap();
     queue.push(data("late")).unwrap();
     queue.cut(reset(1));
@@ -455,15 +455,15 @@ async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_proc
 async fn ends_of_stream_without_end_cost_room_as_data_does() {
     let relay = Relay::bound();
     for _ in 0..20_000 {
-        relay.on_frame(&relay.client, SessionFrame::Finish { total: 1 });
+        relay.on_frame(&relay.client, SessionFrame::Fin { total: 1 });
     }
     assert_eq!((frames(&relay.client), frames(&relay.edge)), (vec![lost(1)], vec![lost(1)]));
     assert!(relay.is_empty());
     let relay = Relay::bound();
     relay.on_frame(&relay.client, data("tail"));
-    relay.on_frame(&relay.client, SessionFrame::Finish { total: 5 });
-    assert_eq!(frames(&relay.edge), [data("tail"), SessionFrame::Finish { total: 5 }]);
-    assert_eq!(relay.table.passing(), (1, 0), "nothing waits");
+    relay.on_frame(&relay.client, SessionFrame::Fin { total: 5 });
+    assert_eq!(frames(&relay.edge), [data("tail"), SessionFrame::Fin { total: 5 }]);
+    assert_eq!(relay.table.relayed(), (1, 0), "nothing waits");
 }
 
 #[tokio::test]
@@ -504,7 +504,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
         .sum::<usize>();
     assert_eq!(arrived, 4 << 20);
     relay.end(&bad);
-    assert_eq!(relay.table.passing(), (1, 0));
+    assert_eq!(relay.table.relayed(), (1, 0));
 }
 
 #[tokio::test]
@@ -514,7 +514,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
         let id = SessionId::from_bits(id);
         relay.table.on_frame(from, key(id), frame, Instant::now())
     };
-    let others = [link(5, Remote::Pod), link(6, Remote::Pod)];
+    let others = [link(5, Remote::Peer), link(6, Remote::Peer)];
     let mut first = None;
     for id in 0..3000 {
         if let Some(Event::RelayRequest(request)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
@@ -523,13 +523,11 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
             first.get_or_insert(id);
         }
     }
-    assert_eq!(relay.table.passing().0, 2000);
+    assert_eq!(relay.table.relayed().0, 2000);
     let refused = frames(&others[1]);
-    assert!(
-        refused
-            .iter()
-            .all(|w| matches!(w, SessionFrame::Refused { refusal, .. } if refusal.code == Code::Busy))
-    );
+    assert!(refused.iter().all(
+        |w| matches!(w, SessionFrame::Refused { refusal, .. } if refusal.code == ErrorCode::Overloaded)
+    ));
     assert_eq!(refused.len(), 1000);
     // One that passes already goes on another path.
     assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(Event::RelayRequest(_))));
@@ -538,31 +536,36 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 #[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Remote::Edge(node()));
-    let queue = RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
+    let queue =
+        RelayQueue::new(key(id()), 1000, (Budget::new(1000).reservation(), Budget::new(1000).reservation()));
     queue.close();
-    assert!(edge.pass(&queue, 1));
+    assert!(edge.attach_relay(&queue, 1));
     assert_eq!(edge.sessions(), 0);
 }
 
 #[tokio::test]
 async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     let edge = link(2, Remote::Edge(node()));
-    let queue = || RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
+    let queue = || {
+        RelayQueue::new(key(id()), 1000, (Budget::new(1000).reservation(), Budget::new(1000).reservation()))
+    };
     let (newer, late) = (queue(), queue());
-    assert!(edge.pass(&newer, 2));
-    assert!(edge.pass(&late, 1));
+    assert!(edge.attach_relay(&newer, 2));
+    assert!(edge.attach_relay(&late, 1));
     assert!(late.is_closed() && !newer.is_closed());
     assert!(newer.push(resume(2)).is_ok_and(|intent| intent.control.is_some()), "it still speaks");
-    edge.leave_relay(&*late);
+    edge.detach_relay(&*late);
     assert_eq!(edge.sessions(), 1);
 }
 
 #[tokio::test]
 async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     let relay = Relay::new();
-    let (asker, wrong) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Pod));
-    let not_here =
-        || SessionFrame::Refused { epoch: 1, refusal: SessionError::new(Code::NotHere, "it has gone") };
+    let (asker, wrong) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
+    let not_here = || SessionFrame::Refused {
+        epoch: 1,
+        refusal: SessionError::new(ErrorCode::NodeNotConnected, "it has gone"),
+    };
     let request = relay.ask(&asker, open(1)).unwrap();
     request.try_path(&wrong);
     assert!(request.path_failed().now_or_never().is_none());
@@ -587,7 +590,10 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     drop(request);
     relay.on_frame(
         &wrong,
-        SessionFrame::Reset { epoch: 2, refusal: SessionError::new(Code::NotHere, "not here either") },
+        SessionFrame::Reset {
+            epoch: 2,
+            refusal: SessionError::new(ErrorCode::NodeNotConnected, "not here either"),
+        },
     );
     assert!(matches!(frames(&asker)[..], [SessionFrame::Reset { epoch: 2, .. }]));
 }
@@ -595,14 +601,14 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
 #[tokio::test]
 async fn nobody_but_its_opener_moves_a_session_to_another_path() {
     let relay = Relay::new();
-    let (asker, silent) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Pod));
+    let (asker, silent) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
     let request = relay.ask(&asker, open(1)).unwrap();
     request.try_path(&silent);
     request.try_path(&relay.edge);
     assert_eq!(request.path_failed().now_or_never(), Some(false));
     assert_eq!((frames(&asker), frames(&relay.edge)), (vec![lost(1)], vec![]));
-    assert!(matches!(frames(&silent)[..], [SessionFrame::Open { .. }, SessionFrame::Lost { epoch: 1 }]));
-    assert!(request.unwanted().now_or_never().is_some());
+    assert!(matches!(frames(&silent)[..], [SessionFrame::Open { .. }, SessionFrame::PathLost { epoch: 1 }]));
+    assert!(request.wait_cancelled().now_or_never().is_some());
     drop(request);
     assert!(relay.is_empty() && frames(&asker).is_empty());
 }
@@ -628,7 +634,7 @@ proptest! {
             }
             assert_eq!(got.len(), sent.len());
             assert!(got == sent);
-            assert_eq!(relay.table.passing().1, 0, "nothing waits");
+            assert_eq!(relay.table.relayed().1, 0, "nothing waits");
         });
     }
 }

@@ -13,9 +13,9 @@ use tracing::{info, warn};
 
 use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName};
-use crate::link::sender::{FIRST_ROUND_TRIP_MICROS, LinkSender, MOST_REPLIES};
+use crate::link::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
 use crate::proto::frame::{
-    Code, Conflict, Found, Frame, FrameKind, Load, SessionError, SessionFrame, SessionKey,
+    Conflict, ErrorCode, Found, Frame, FrameKind, Load, SessionError, SessionFrame, SessionKey,
 };
 use crate::proto::hello::Dialect;
 
@@ -23,7 +23,7 @@ impl LinkSender {
     /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
     pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
         let mut waiting = self.lock();
-        if waiting.replies.len() < MOST_REPLIES {
+        if waiting.replies.len() < MAX_QUEUED_REPLIES {
             waiting.replies.push_back(self.frame(session, frame));
             waiting.wake();
         }
@@ -34,7 +34,7 @@ impl LinkSender {
     pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
         let mut waiting = self.lock();
         if !waiting.closed {
-            waiting.replies.push_back(self.frame(session, SessionFrame::Lost { epoch }));
+            waiting.replies.push_back(self.frame(session, SessionFrame::PathLost { epoch }));
             waiting.wake();
         }
     }
@@ -64,7 +64,7 @@ impl LinkSender {
 
     /// Tells another pod how many nodes are linked here. Says nothing to a peer of version 1, which does not know it.
     pub fn load(&self, load: Load) {
-        if self.dialect.has(Dialect::LOADS) {
+        if self.dialect.supports(Dialect::PEER_LOAD) {
             self.signal(&NodeName::none(), FrameKind::Load(load));
         }
     }
@@ -72,32 +72,32 @@ impl LinkSender {
     /// Sends an edge, or another pod, a Conflict: of two processes of that name, `keeps` keeps it. Sends nothing to a
     /// peer of version 1, which does not know the frame.
     pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
-        if self.dialect.has(Dialect::CONFLICTS) {
-            let reason = SessionError::new(Code::Busy, why).reason;
+        if self.dialect.supports(Dialect::CONFLICTS) {
+            let reason = SessionError::new(ErrorCode::Overloaded, why).reason;
             self.signal(node, FrameKind::Conflict(Conflict { instance: keeps, reason }));
         }
     }
 
     /// Closes the link of an edge whose name another process keeps, and sends it the cause.
-    pub fn dismiss(&self, why: String) {
+    pub fn close_name_taken(&self, why: String) {
         // The first reason is as good.
         let _ = self.dismissed.set(why);
         self.close();
     }
 
     /// Why it was closed, if [`Self::dismiss`] did it.
-    pub(crate) fn dismissed(&self) -> Option<&String> {
+    pub(crate) fn close_reason(&self) -> Option<&String> {
         self.dismissed.get()
     }
 
     /// Makes the puller look again, for what a dialect has to send by itself.
-    pub(crate) fn rouse(&self) {
+    pub(crate) fn wake_outbound(&self) {
         self.lock().wake();
     }
 
     fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
         let mut waiting = self.lock();
-        let room = waiting.replies.len() < MOST_REPLIES && !waiting.closed && self.resumes;
+        let room = waiting.replies.len() < MAX_QUEUED_REPLIES && !waiting.closed && self.resumes;
         if room {
             waiting.replies.push_back(Frame { node: node.clone(), body });
             waiting.wake();
@@ -115,7 +115,7 @@ impl LinkSender {
 
 /// The reply to a session that we do not know.
 pub(crate) fn unknown(epoch: u64) -> SessionFrame {
-    SessionFrame::Reset { epoch, refusal: SessionError::new(Code::Unknown, UNKNOWN) }
+    SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::UnknownSession, UNKNOWN) }
 }
 
 /// Why a session cannot be taken up.
@@ -125,7 +125,7 @@ pub(crate) const UNKNOWN: &str = "this process does not know the session";
 
 /// For how long the far end of a link that was dialled here is asked often.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct WatchWindow {
     /// In milliseconds since the link was made.
     until_millis: AtomicU64,
     /// Time of the peer's last answer to a ping, on the same clock; 0 before the first answer.
@@ -145,15 +145,15 @@ pub(crate) struct Liveness {
     pub(crate) ask_every: Option<Duration>,
     /// Since when a ping waits for its answer.
     pub(crate) unanswered: Option<Instant>,
-    /// How long it may; `None` before the first answer, which may take [`FIRST_PATIENCE`].
-    pub(crate) patience: Option<Duration>,
+    /// How long it may; `None` before the first answer, which may take [`INITIAL_TIMEOUT`].
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Liveness {
     /// When the link counts as silent, if no answer comes.
     pub(crate) fn silent_at(&self) -> Option<Instant> {
         self.ask_every?;
-        Some(self.unanswered? + self.patience.unwrap_or(FIRST_PATIENCE))
+        Some(self.unanswered? + self.timeout.unwrap_or(INITIAL_TIMEOUT))
     }
 }
 
@@ -170,7 +170,7 @@ impl LinkSender {
     pub fn probe(&self) {
         self.watch.until_millis.fetch_max(self.millis(Instant::now()) + millis(PROBED), Relaxed);
         self.ping();
-        self.stir();
+        self.wake_reader();
     }
 
     /// Returns true if the peer has answered a ping since then: the link has worked in both directions.
@@ -180,7 +180,7 @@ impl LinkSender {
     }
 
     /// Whether the peer answers a ping within so long. Cancel safe.
-    pub async fn answers_within(&self, patience: Duration) -> bool {
+    pub async fn ping_within(&self, patience: Duration) -> bool {
         let mut answered = std::pin::pin!(self.answered.notified());
         answered.as_mut().enable();
         self.ping();
@@ -198,9 +198,9 @@ impl LinkSender {
     pub fn ponged(&self, number: u64, now: Instant) -> Duration {
         let mut waiting = self.lock();
         let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
-        let before = pace.cap();
-        pace.pong(number, now);
-        let (trip, cap) = (pace.round_trip(), pace.cap());
+        let before = pace.congestion_window();
+        pace.on_ack(number, now);
+        let (trip, cap) = (pace.latest_rtt(), pace.congestion_window());
         waiting.trips.sample(trip);
         waiting.wake();
         drop(waiting);
@@ -211,11 +211,11 @@ impl LinkSender {
             tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
         }
         self.least_round_trip_micros.fetch_min(micros(trip), Relaxed);
-        self.is_as_far(trip);
+        self.set_rtt(trip);
         trip
     }
 
-    pub(crate) fn is_as_far(&self, trip: Duration) {
+    pub(crate) fn set_rtt(&self, trip: Duration) {
         self.round_trip_micros.store(micros(trip), Relaxed);
     }
 
@@ -225,26 +225,26 @@ impl LinkSender {
     }
 
     /// The least round trip so far; none before the first answer.
-    pub fn least_round_trip(&self) -> Option<Duration> {
+    pub fn min_rtt(&self) -> Option<Duration> {
         let micros = self.least_round_trip_micros.load(Relaxed);
         (micros != u64::MAX).then(|| Duration::from_micros(micros))
     }
 
     /// Waits until the peer of a link that was dialled here has not answered a ping for 1 s and four round trips. Never
     /// returns while no session has run there for ten minutes, nor on a plain link. For one task. Cancel safe.
-    pub async fn falls_silent(&self) {
+    pub async fn wait_unresponsive(&self) {
         loop {
             while !self.is_silent(Instant::now()) {
                 self.watch.silent.notified().await;
             }
-            if timeout(LOOK_AGAIN, self.answers()).await.is_err() {
+            if timeout(LOOK_RETRY_AFTER, self.wait_responsive()).await.is_err() {
                 return;
             }
         }
     }
 
     /// Waits until the peer of a link that has fallen silent answers. Cancel safe.
-    pub async fn answers(&self) {
+    pub async fn wait_responsive(&self) {
         loop {
             let mut answered = std::pin::pin!(self.answered.notified());
             answered.as_mut().enable();
@@ -261,20 +261,20 @@ impl LinkSender {
     }
 
     /// A frame of a session goes over the link.
-    pub(crate) fn moves(&self, now: Instant) {
+    pub(crate) fn mark_active(&self, now: Instant) {
         let until = self.millis(now) + millis(WATCHED);
         let before = self.watch.until_millis.load(Relaxed);
         if until > before {
             self.watch.until_millis.store(until, Relaxed);
         }
         if until >= before + millis(PAUSE) {
-            self.stir();
+            self.wake_reader();
             self.watch.moved.notify_waiters();
         }
     }
 
     /// Waits until frames of sessions come or go, or have within the last 2 s. Cancel safe.
-    pub async fn moving(&self) {
+    pub async fn wait_active(&self) {
         loop {
             let mut moved = std::pin::pin!(self.watch.moved.notified());
             moved.as_mut().enable();
@@ -296,21 +296,21 @@ impl LinkSender {
         let waiting = self.lock();
         let sent = waiting.pace.as_ref().and_then(|pace| pace.unanswered());
         let unanswered = sent.into_iter().chain(waiting.ping).min();
-        Liveness { ask_every, unanswered, patience: waiting.trips.patience() }
+        Liveness { ask_every, unanswered, timeout: waiting.trips.ping_timeout() }
     }
 
     /// Wakes who reads the link, for a look.
-    pub(crate) fn stir(&self) {
+    pub(crate) fn wake_reader(&self) {
         self.watch.stirred.notify_one();
     }
 
     /// Waits until sessions move after a pause, or the link is probed or closed. For one task. Cancel safe.
-    pub(crate) async fn stirred(&self) {
+    pub(crate) async fn wait_woken(&self) {
         self.watch.stirred.notified().await;
     }
 
     /// Wakes whoever waits for the link to fall silent, for a look.
-    pub(crate) fn fell_silent(&self) {
+    pub(crate) fn wake_unresponsive(&self) {
         self.watch.silent.notify_one();
     }
 
@@ -332,10 +332,10 @@ fn micros(trip: Duration) -> u64 {
 }
 
 /// How long the first answer may take, as the round trip is not known yet: that of a line of 1 s.
-const FIRST_PATIENCE: Duration = Duration::from_secs(5);
+const INITIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Enough for a process that stood still to read the answer that came meanwhile: its clock runs on, and its link seems to
 /// have been silent for as long.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOK_RETRY_AFTER: Duration = Duration::from_millis(20);
 /// For so long behind a frame of a session its link is watched.
 const WATCHED: Duration = Duration::from_secs(600);
 /// The same behind a probe.
@@ -353,13 +353,13 @@ const ASK_WATCHED: Duration = Duration::from_secs(1);
 
 /// The smoothed round trip of pings, and how much it varies. Pure.
 #[derive(Debug, Default)]
-pub(crate) struct Trips {
+pub(crate) struct RttEstimator {
     /// `None` before the first answer.
     smoothed: Option<Duration>,
     variation: Duration,
 }
 
-impl Trips {
+impl RttEstimator {
     /// A ping was answered after so long.
     pub(crate) fn sample(&mut self, trip: Duration) {
         let Some(smoothed) = self.smoothed else {
@@ -372,19 +372,19 @@ impl Trips {
 
     /// After how long without an answer a link counts as silent: 1 s and four round trips. A packet that is lost is sent
     /// again after little more than two of them, and a second time a second later. `None` before the first answer.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        self.smoothed.map(|smoothed| LEAST_PATIENCE + (smoothed + self.variation) * TRIPS)
+    pub(crate) fn ping_timeout(&self) -> Option<Duration> {
+        self.smoothed.map(|smoothed| MIN_PING_TIMEOUT + (smoothed + self.variation) * RTTS_PER_TIMEOUT)
     }
 }
 
-const LEAST_PATIENCE: Duration = Duration::from_secs(1);
-const TRIPS: u32 = 4;
+const MIN_PING_TIMEOUT: Duration = Duration::from_secs(1);
+const RTTS_PER_TIMEOUT: u32 = 4;
 
 // When a link's peer last sent anything, and when to ping it.
 
 /// Time of the peer's last frame, and the ping or end that follows silence.
 #[derive(Debug)]
-pub(crate) struct Alive {
+pub(crate) struct Keepalive {
     pub(crate) last_received: Instant,
     pub(crate) last_ping: Instant,
     pub(crate) looked: Instant,
@@ -400,37 +400,38 @@ pub(crate) struct Alive {
 
 /// What a look at a link of the extended dialect has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum KeepaliveAction {
     /// All is well, or an answer is on its way.
-    Fine,
+    None,
     /// Its far end is to be asked.
-    Ask,
+    SendPing,
     /// Its far end has not answered for too long.
-    Silent,
+    TimedOut,
 }
 
-impl Alive {
+impl Keepalive {
     /// Looks at a link of the extended dialect. One that is watched is asked in turn, whatever comes from it, as only an
     /// answer shows that both directions work; and not again while an answer is awaited.
-    pub(crate) fn look(&mut self, life: Liveness, now: Instant) -> Look {
+    pub(crate) fn poll(&mut self, life: Liveness, now: Instant) -> KeepaliveAction {
         let unasked = now - self.last_ping;
         let look = match (life.silent_at(), life.ask_every) {
-            (Some(at), _) if at <= now => Look::Silent,
+            (Some(at), _) if at <= now => KeepaliveAction::TimedOut,
             // The round trip has to be known, so the first question comes at once.
-            (_, Some(every))
-                if life.unanswered.is_none() && (unasked >= every || life.patience.is_none()) =>
-            {
-                Look::Ask
+            (_, Some(every)) if life.unanswered.is_none() && (unasked >= every || life.timeout.is_none()) => {
+                KeepaliveAction::SendPing
             }
-            _ if now - self.last_received >= self.ask_after && unasked >= self.ask_after => Look::Ask,
-            _ => Look::Fine,
+            _ if now - self.last_received >= self.ask_after && unasked >= self.ask_after => {
+                KeepaliveAction::SendPing
+            }
+            _ => KeepaliveAction::None,
         };
-        if look == Look::Ask {
+        if look == KeepaliveAction::SendPing {
             self.last_ping = now;
         }
         let next = life.ask_every.map(|every| now + every / 2);
         let soon = life.silent_at().filter(|at| *at > now);
-        self.watched = next.map(|next| soon.map_or(next, |at| at.min(next)).max(now + SOON));
+        self.watched =
+            next.map(|next| soon.map_or(next, |at| at.min(next)).max(now + WATCHED_CHECK_INTERVAL));
         look
     }
 
@@ -444,7 +445,7 @@ impl Alive {
 
     /// Notes that something was received: whether it is time for a look as well, which waits for silence else. So a link
     /// that is pinged in time is never woken for its looks.
-    pub(crate) fn receives(&mut self, now: Instant) -> bool {
+    pub(crate) fn on_receive(&mut self, now: Instant) -> bool {
         self.last_received = now;
         now - self.looked >= PING_AFTER * 2
     }
@@ -455,21 +456,21 @@ pub(crate) const PING_AFTER: Duration = Duration::from_secs(6);
 /// The same at the end that was dialled: later, so that an idle link has one ping at a time and not two that cross.
 pub(crate) const PING_CALLER_AFTER: Duration = Duration::from_millis(7500);
 /// A link on which nothing at all came in for this long is given up.
-pub(crate) const SILENT: Duration = Duration::from_secs(15);
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The least time between two looks, so that clocks that stand still do not make us spin.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The same on a link that is watched.
-const SOON: Duration = Duration::from_millis(10);
+const WATCHED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// SuperEdge's heartbeat, which a plain pod answers.
-pub(crate) const HEARTBEAT_EVERY: Duration = Duration::from_secs(60);
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
 /// A plain edge sends a heartbeat each 60 s; HTTP/2's own pings notice a dead one much sooner.
-pub(crate) const SILENT_PLAIN_EDGE: Duration = Duration::from_secs(150);
+pub(crate) const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
 // What can be seen of a link from outside: who is at its other end, and what has gone over it.
 
 /// The connection under a link, and the program at its other end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ends {
+pub struct LinkEndpoints {
     /// This end's address.
     pub local: Option<SocketAddr>,
     /// The other end's address, a proxy's where one was dialled through.
@@ -495,8 +496,8 @@ pub struct Traffic {
 
 /// What a link counts while it works.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    ends: OnceLock<Ends>,
+pub(crate) struct LinkStats {
+    ends: OnceLock<LinkEndpoints>,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
     received_messages: AtomicU64,
@@ -505,12 +506,12 @@ pub(crate) struct Seen {
 
 impl LinkSender {
     /// Notes who is at its ends; the first one who says so is believed.
-    pub(crate) fn stands_between(&self, ends: Ends) {
+    pub(crate) fn set_endpoints(&self, ends: LinkEndpoints) {
         let _ = self.seen.ends.set(ends);
     }
 
     /// Who is at its ends, if that is known.
-    pub fn ends(&self) -> Option<&Ends> {
+    pub fn ends(&self) -> Option<&LinkEndpoints> {
         self.seen.ends.get()
     }
 
@@ -528,7 +529,7 @@ impl LinkSender {
 
     /// What has gone over it so far.
     pub fn traffic(&self) -> Traffic {
-        let Seen { sent_messages, sent_bytes, received_messages, received_bytes, .. } = &self.seen;
+        let LinkStats { sent_messages, sent_bytes, received_messages, received_bytes, .. } = &self.seen;
         Traffic {
             sent_messages: sent_messages.load(Relaxed),
             sent_bytes: sent_bytes.load(Relaxed),
@@ -540,11 +541,11 @@ impl LinkSender {
     /// The latest round trip, of a link that has measured one.
     pub fn measured_round_trip(&self) -> Option<Duration> {
         let micros = self.round_trip_micros.load(Relaxed);
-        (micros != FIRST_ROUND_TRIP_MICROS).then(|| Duration::from_micros(micros))
+        (micros != INITIAL_RTT_MICROS).then(|| Duration::from_micros(micros))
     }
 
     /// When it was made.
-    pub fn made(&self) -> Instant {
+    pub fn created_at(&self) -> Instant {
         self.made
     }
 
@@ -554,7 +555,7 @@ impl LinkSender {
     }
 
     /// How long ago the peer last sent anything.
-    pub fn silence(&self) -> Duration {
+    pub fn idle_for(&self) -> Duration {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.last_received_millis.load(Relaxed)))
     }
 }
@@ -566,7 +567,7 @@ impl LinkSender {
 pub struct BackupLink {
     metrics: Metrics,
     /// Dialled in vain since one was of use, and when the last of them was.
-    vain: u32,
+    unneeded: u32,
     last: Option<Instant>,
     /// No other one is dialled until then.
     next: Instant,
@@ -575,30 +576,30 @@ pub struct BackupLink {
 impl BackupLink {
     /// None was dialled yet.
     pub fn new(metrics: Metrics) -> Self {
-        Self { metrics, vain: 0, last: None, next: Instant::now() }
+        Self { metrics, unneeded: 0, last: None, next: Instant::now() }
     }
 
     /// Waits until a link that was dialled here falls silent, and has another one dialled beside it. Returns that one if
     /// it is there before the silent link answers; otherwise the dial is dropped, and behind a pause that doubles with
     /// each dial that was of no use, all begins anew. Never returns if the far end would close the older link for the
     /// newer one. Cancel safe, if `dial` is.
-    pub async fn beside<T, E, F>(&mut self, link: &LinkSender, dial: impl Fn() -> F) -> T
+    pub async fn race<T, E, F>(&mut self, link: &LinkSender, dial: impl Fn() -> F) -> T
     where
         F: Future<Output = Result<T, E>>,
         E: fmt::Display,
     {
-        if !link.dialect.has(Dialect::BESIDE) {
+        if !link.dialect.supports(Dialect::BACKUP_LINKS) {
             std::future::pending::<()>().await;
         }
         loop {
             sleep_until(self.next).await;
-            link.falls_silent().await;
+            link.wait_unresponsive().await;
             self.begins(link);
             let made = tokio::select! {
                 biased;
-                () = link.answers() => {
+                () = link.wait_responsive() => {
                     info!(link = %link.id, "the link answers again: the second one is not needed");
-                    self.was_vain("lost", AFTER_LOST);
+                    self.record_unneeded("lost", AFTER_LOST);
                     continue;
                 }
                 made = dial() => made,
@@ -607,12 +608,12 @@ impl BackupLink {
                 Ok(made) => {
                     info!(link = %link.id, "the second link answers first: sessions go on there, and the silent one is closed");
                     self.metrics.second_links.count("won");
-                    self.vain = 0;
+                    self.unneeded = 0;
                     return made;
                 }
                 Err(why) => {
                     warn!(link = %link.id, error = %format_args!("{why:#}"), "a second link could not be made");
-                    self.was_vain("failed", AFTER_FAILED);
+                    self.record_unneeded("failed", AFTER_FAILED);
                 }
             }
         }
@@ -621,7 +622,7 @@ impl BackupLink {
     fn begins(&mut self, link: &LinkSender) {
         let now = Instant::now();
         if self.last.replace(now).is_some_and(|last| now - last >= FORGOTTEN) {
-            self.vain = 0;
+            self.unneeded = 0;
         }
         let (unanswered, round_trip) = (link.unanswered().unwrap_or_default(), link.round_trip());
         warn!(
@@ -631,10 +632,10 @@ impl BackupLink {
         self.metrics.second_links.count("dialled");
     }
 
-    fn was_vain(&mut self, outcome: &'static str, pause: Duration) {
+    fn record_unneeded(&mut self, outcome: &'static str, pause: Duration) {
         self.metrics.second_links.count(outcome);
-        self.next = Instant::now() + pause.saturating_mul(1 << self.vain.min(10)).min(LONGEST_PAUSE);
-        self.vain += 1;
+        self.next = Instant::now() + pause.saturating_mul(1 << self.unneeded.min(10)).min(MAX_PAUSE);
+        self.unneeded += 1;
     }
 }
 
@@ -642,7 +643,7 @@ impl BackupLink {
 /// line is not burdened with handshakes for ever.
 const AFTER_LOST: Duration = Duration::from_secs(5);
 const AFTER_FAILED: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+const MAX_PAUSE: Duration = Duration::from_secs(300);
 /// After so long without one the pauses begin anew.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 
@@ -652,14 +653,14 @@ mod tests {
 
     #[test]
     fn a_steady_line_is_given_a_second_and_four_round_trips_and_one_that_varies_more() {
-        let mut trips = Trips::default();
-        assert_eq!(trips.patience(), None);
+        let mut trips = RttEstimator::default();
+        assert_eq!(trips.ping_timeout(), None);
         for _ in 0..20 {
             trips.sample(Duration::from_millis(100));
         }
-        assert_eq!(trips.patience(), Some(Duration::from_millis(1400)));
+        assert_eq!(trips.ping_timeout(), Some(Duration::from_millis(1400)));
         trips.sample(Duration::from_millis(500));
-        let patience = trips.patience().unwrap();
+        let patience = trips.ping_timeout().unwrap();
         assert_eq!(patience, Duration::from_millis(1000 + 4 * (150 + 100)));
     }
 }
@@ -668,7 +669,7 @@ mod tests {
 mod alive_tests {
     use std::collections::VecDeque;
 
-    use crate::link::sender::signals::Trips;
+    use crate::link::sender::signals::RttEstimator;
 
     use super::*;
 
@@ -720,39 +721,41 @@ mod alive_tests {
 
     /// A link that is watched over that line: how often in so long it seems silent, and how long after the line's death it does.
     fn watched(line: &mut Line, ask_every: Duration, time: Duration) -> (usize, Option<Duration>) {
-        let begun = line.last[0];
-        let mut now = begun;
-        let mut alive = Alive {
+        let started = line.last[0];
+        let mut now = started;
+        let mut alive = Keepalive {
             last_received: now,
             last_ping: now,
             looked: now,
-            silence_limit: SILENT,
+            silence_limit: IDLE_TIMEOUT,
             ask_after: PING_AFTER,
             watches: true,
             watched: None,
         };
-        let (mut trips, mut pings) = (Trips::default(), VecDeque::<(Instant, Instant)>::new());
+        let (mut trips, mut pings) = (RttEstimator::default(), VecDeque::<(Instant, Instant)>::new());
         let (mut silent, mut was) = (0, false);
-        while now < begun + time {
+        while now < started + time {
             while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at))
             {
                 trips.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent));
                 alive.last_received = now;
             }
             let unanswered = pings.front().map(|(sent, _)| *sent);
-            let life = Liveness { ask_every: Some(ask_every), unanswered, patience: trips.patience() };
+            let life = Liveness { ask_every: Some(ask_every), unanswered, timeout: trips.ping_timeout() };
             alive.looked = now;
-            let look = alive.look(life, now);
+            let look = alive.poll(life, now);
             match look {
-                Look::Ask => {
+                KeepaliveAction::SendPing => {
                     let answered = line.answers(now);
                     pings.push_back((now, answered));
                 }
-                Look::Silent if !line.lives(now) => return (silent, line.dies.map(|dies| now - dies)),
-                Look::Silent => silent += usize::from(!was),
-                Look::Fine => {}
+                KeepaliveAction::TimedOut if !line.lives(now) => {
+                    return (silent, line.dies.map(|dies| now - dies));
+                }
+                KeepaliveAction::TimedOut => silent += usize::from(!was),
+                KeepaliveAction::None => {}
             }
-            was = look == Look::Silent;
+            was = look == KeepaliveAction::TimedOut;
             now = alive.next();
         }
         (silent, None)
@@ -802,7 +805,7 @@ mod seen_tests {
 
     #[tokio::test]
     async fn a_link_tells_what_went_over_it_and_no_round_trip_before_the_first() {
-        let link = LinkSender::new(LinkId(1), Remote::Pod, None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Peer, None, Dialect::NEWEST);
         assert_eq!((link.measured_round_trip(), link.ends()), (None, None));
         link.count_sent(5);
         link.count_sent(0);
@@ -810,9 +813,9 @@ mod seen_tests {
         let seen = link.traffic();
         assert_eq!((seen.sent_messages, seen.sent_bytes), (2, 5));
         assert_eq!((seen.received_messages, seen.received_bytes), (1, 7));
-        let ends = Ends { version: Some("0.1.0".into()), ..Ends::default() };
-        link.stands_between(ends.clone());
-        link.stands_between(Ends::default());
+        let ends = LinkEndpoints { version: Some("0.1.0".into()), ..LinkEndpoints::default() };
+        link.set_endpoints(ends.clone());
+        link.set_endpoints(LinkEndpoints::default());
         assert_eq!(link.ends(), Some(&ends));
     }
 }
@@ -832,7 +835,7 @@ mod second_tests {
 
     /// A link that has asked its far end, and the number of that ping.
     fn asked() -> (Arc<LinkSender>, u64) {
-        let link = LinkSender::new(LinkId(1), Remote::Cloud(NodeName::none()), None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
         link.probe();
         let pulled = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
         let Poll::Ready(Some(frame)) = pulled else { panic!("no ping") };
@@ -852,7 +855,7 @@ mod second_tests {
         };
         let reader = async {
             tokio::time::advance(Duration::from_secs(10)).await;
-            link.fell_silent();
+            link.wake_unresponsive();
             if let Some(after) = after {
                 tokio::time::sleep(after).await;
                 link.ponged(ping, Instant::now());
@@ -860,7 +863,7 @@ mod second_tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
         };
         tokio::select! {
-            () = second.beside(&link, dial) => {}
+            () = second.race(&link, dial) => {}
             () = reader => {}
         }
         dials.load(Relaxed)

@@ -13,8 +13,8 @@ use crate::base::names::{Instance, NodeName, SessionId, Target};
 use crate::link::sender::LinkSender;
 use crate::link::session::SessionCore;
 use crate::net::ByteStream;
-use crate::proto::frame::{Category, Code, SessionError};
-use crate::proto::state::{Effects, Phase, SessionState};
+use crate::proto::frame::{Category, ErrorCode, SessionError};
+use crate::proto::state::{Actions, Phase, SessionState};
 
 /// One proxied TCP conversation, seen as a byte stream without copies.
 ///
@@ -64,7 +64,7 @@ impl Session {
     /// end are dropped.
     pub fn break_off(mut self, why: SessionError) {
         if let Some(shared) = self.0.shared.take() {
-            shared.break_off(why);
+            shared.abort(why);
         }
     }
 }
@@ -73,12 +73,12 @@ impl ByteStream for Session {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
         let mut inner = shared.lock();
-        let way = shared.way(&inner);
+        let way = shared.path_rtt(&inner);
         if let Some(bytes) = inner.state.recv.take(Instant::now(), way) {
             if let Some(sender) = inner.sender.as_ref().filter(|o| !o.resumes) {
                 sender.read.notify_one();
             }
-            shared.settle(inner, Effects::default());
+            shared.apply_actions(inner, Actions::default());
             return Poll::Ready(Ok(bytes));
         }
         if inner.state.recv.is_ended() && !inner.state.is_cut() {
@@ -102,15 +102,15 @@ impl ByteStream for Session {
             return Poll::Pending;
         }
         inner.state.send.write(std::mem::take(bytes));
-        shared.settle(inner, Effects::default());
+        shared.apply_actions(inner, Actions::default());
         Poll::Ready(Ok(()))
     }
 
     fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.with(|shared| {
-            shared.act(|inner| {
+            shared.with_state(|inner| {
                 inner.state.send.finish();
-                Effects::default()
+                Actions::default()
             });
         });
         Poll::Ready(Ok(()))
@@ -129,11 +129,11 @@ impl ByteStream for Session {
 
 /// The error of an end that is over, for its owner.
 fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
-    let over = matches!(end.phase(), Phase::Leaving | Phase::Gone) || end.ended().is_some();
+    let over = matches!(end.phase(), Phase::Closing | Phase::Closed) || end.ended().is_some();
     over.then(|| {
         io::Error::new(
             kind,
-            end.ended().cloned().unwrap_or_else(|| SessionError::new(Code::Over, "session is over")),
+            end.ended().cloned().unwrap_or_else(|| SessionError::new(ErrorCode::NoError, "session is over")),
         )
     })
 }
@@ -149,7 +149,7 @@ pub struct PendingOpen(ResetOnDrop);
 
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum OpenOutcome {
     /// The target answered: [`PendingOpen::into_session`].
     Open,
     /// The far end refused, and no other path would help.
@@ -163,11 +163,11 @@ pub enum Answer {
 /// Dropping an offer refuses it, so no opener is ever left waiting.
 #[derive(Debug)]
 #[must_use = "dropping an offer refuses it"]
-pub struct Offer {
+pub struct IncomingSession {
     owned: ResetOnDrop,
     target: Target,
     client: String,
-    patience: Duration,
+    dial_timeout: Duration,
 }
 
 /// The right to look for a path of an opener's session. There is at most one for each session, so that two tasks never
@@ -195,23 +195,23 @@ impl PendingOpen {
     }
 
     /// Waits until the request over the link it was last sent on is answered. Cancel safe.
-    pub async fn answer(&self) -> Answer {
+    pub async fn answer(&self) -> OpenOutcome {
         poll_fn(|cx| {
             self.0.watch(cx, |end| match end.phase() {
                 // Nobody is to have it any more, and its acceptor, if there is one, is still to hear that.
                 _ if end.departed_since().is_some() => {
-                    Some(Answer::Refused(end.ended().cloned().unwrap_or_else(given_up)))
+                    Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
                 }
-                Phase::Asking if end.path().is_some() => None,
-                Phase::Asking => Some(Answer::NoPath),
+                Phase::Opening if end.path().is_some() => None,
+                Phase::Opening => Some(OpenOutcome::NoPath),
                 // The answer may have come, and all of the session behind it, before its owner looked: then it was
                 // open.
-                Phase::Leaving | Phase::Gone
+                Phase::Closing | Phase::Closed
                     if end.ended().is_some() && end.recv.is_untouched() && !end.recv.is_ended() =>
                 {
-                    Some(Answer::Refused(end.ended().cloned().unwrap_or_else(given_up)))
+                    Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
                 }
-                _ => Some(Answer::Open),
+                _ => Some(OpenOutcome::Open),
             })
         })
         .await
@@ -223,9 +223,14 @@ impl PendingOpen {
     }
 }
 
-impl Offer {
-    pub(crate) fn new(shared: Arc<SessionCore>, target: Target, client: String, patience: Duration) -> Self {
-        Self { owned: ResetOnDrop::new(shared), target, client, patience }
+impl IncomingSession {
+    pub(crate) fn new(
+        shared: Arc<SessionCore>,
+        target: Target,
+        client: String,
+        dial_timeout: Duration,
+    ) -> Self {
+        Self { owned: ResetOnDrop::new(shared), target, client, dial_timeout }
     }
 
     /// The session's id.
@@ -255,17 +260,17 @@ impl Offer {
 
     /// How long the dial may take, so that the opener gets the answer in time.
     pub fn patience(&self) -> Duration {
-        self.patience
+        self.dial_timeout
     }
 
     /// Waits until the opener has given up. Cancel safe.
     pub async fn withdrawn(&self) {
-        poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Gone).then_some(()))).await;
+        poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Closed).then_some(()))).await;
     }
 
     /// Sends Opened, and returns the byte stream.
     pub fn accept(mut self) -> Session {
-        self.owned.with(|shared| shared.act(|inner| inner.state.accept(Instant::now())));
+        self.owned.with(|shared| shared.with_state(|inner| inner.state.accept(Instant::now())));
         Session(ResetOnDrop { shared: self.owned.shared.take() })
     }
 
@@ -283,7 +288,7 @@ impl Parked {
     }
 
     /// How often in a row its path was lost before this without that a byte moved.
-    pub fn again(&self) -> u32 {
+    pub fn consecutive_losses(&self) -> u32 {
         self.again
     }
 
@@ -303,7 +308,7 @@ impl Parked {
     }
 
     /// Whether the session still needs a path. Once it returns false, the next loss makes another [`Parked`].
-    pub fn seeks(&self) -> bool {
+    pub fn needs_path(&self) -> bool {
         let mut inner = self.shared.lock();
         let mine = inner.seeker == Some(self.seeker);
         let seeks = mine && inner.state.needs_path();
@@ -315,7 +320,7 @@ impl Parked {
 
     /// Sends Resume over a link, or the one beside it if the session is to run there.
     pub fn resume(&self, link: &Arc<LinkSender>) {
-        self.shared.ask(&link.carrier(self.id()), None, true);
+        self.shared.ask(&link.link_for(self.id()), None, true);
     }
 
     /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.
@@ -325,7 +330,7 @@ impl Parked {
 
     /// Ends the session, because no path was found.
     pub fn give_up(self, why: SessionError) {
-        self.shared.act(|inner| inner.state.give_up(why));
+        self.shared.with_state(|inner| inner.state.give_up(why));
     }
 }
 
@@ -406,5 +411,5 @@ pub(crate) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
 
 /// The refusal of a session whose owner dropped it without a reason.
 pub(crate) fn given_up() -> SessionError {
-    SessionError::new(Code::GivenUp, "given up by its owner")
+    SessionError::new(ErrorCode::Cancelled, "given up by its owner")
 }

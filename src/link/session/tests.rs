@@ -11,16 +11,18 @@ use crate::base::metrics::Metrics;
 use crate::base::names::{Instance, NodeName, SessionId};
 use crate::link::schedule::FrameSource as _;
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::{Answer, PendingOpen};
+use crate::link::session::stream::{OpenOutcome, PendingOpen};
 use crate::link::session::{Inner, SessionCore};
 use crate::link::table::{Event, SessionLimits, SessionTable};
 use crate::net::ByteStream as _;
 use crate::proto::budget::Budget;
-use crate::proto::frame::{Category, Code, Frame, FrameKind, Remote, SessionError, SessionFrame, SessionKey};
-use crate::proto::halves::{RecvHalf, SendHalf, Windows};
+use crate::proto::frame::{
+    Category, ErrorCode, Frame, FrameKind, Remote, SessionError, SessionFrame, SessionKey,
+};
+use crate::proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use crate::proto::hello::Dialect;
 use crate::proto::state::SessionState;
-use crate::proto::state::{Control, LinkId};
+use crate::proto::state::{ControlPriority, LinkId};
 
 fn table() -> Arc<SessionTable> {
     let limits =
@@ -34,7 +36,8 @@ fn link(id: u64) -> Arc<LinkSender> {
 
 fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
     let budget = Budget::new(1 << 20);
-    let halves = (SendHalf::new(budget.share()), RecvHalf::new(WINDOWS, budget.claim(1000).unwrap()));
+    let halves =
+        (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
     let host: Weak<SessionTable> = Arc::downgrade(table);
     let session = SessionCore::new(key(SessionId::random()), host, end, None);
@@ -60,14 +63,13 @@ async fn a_session_that_is_over_before_its_opener_looks_was_open() {
         let opening = PendingOpen::new(session.clone());
         opening.ask(&link, None);
         let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
-        let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(Code::Over, "closed") };
+        let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "closed") };
         let said = data.map(|data| SessionFrame::Data(data.into()));
-        for frame in
-            [Some(opened), said, Some(SessionFrame::Finish { total }), Some(over)].into_iter().flatten()
+        for frame in [Some(opened), said, Some(SessionFrame::Fin { total }), Some(over)].into_iter().flatten()
         {
             assert!(session.on_frame(&link, frame, now));
         }
-        assert_eq!(opening.answer().await, Answer::Open);
+        assert_eq!(opening.answer().await, OpenOutcome::Open);
         let mut owned = opening.into_session();
         for want in data.into_iter().chain([""]) {
             assert_eq!(poll_fn(|cx| owned.poll_read_chunk(cx)).await.unwrap(), want);
@@ -81,17 +83,17 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
     let node = NodeName::none;
     for (peer, end, known) in [
         (Remote::Edge(node()), None, true),
-        (Remote::Pod, Some(near), true),
-        (Remote::Pod, Some(behind), false),
-        (Remote::Pod, None, false),
-        (Remote::Cloud(node()), Some(near), true),
-        (Remote::Cloud(node()), Some(behind), false),
+        (Remote::Peer, Some(near), true),
+        (Remote::Peer, Some(behind), false),
+        (Remote::Peer, None, false),
+        (Remote::Server(node()), Some(near), true),
+        (Remote::Server(node()), Some(behind), false),
     ] {
         let link = LinkSender::new(LinkId(1), peer, Some(near), Dialect::NEWEST);
         let session = opener(&table);
         session.ask(&link, end, false);
         session.on_frame(&link, SessionFrame::Opened { limit: 9, epoch: 1, instance: end }, Instant::now());
-        let least = || session.way(&session.lock()).least;
+        let least = || session.path_rtt(&session.lock()).least;
         assert_eq!(least(), None, "no ping was answered yet");
         link.ping();
         let sent = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await.unwrap().body;
@@ -103,7 +105,7 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
 
 #[tokio::test]
 async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
-    let (now, why) = (Instant::now(), SessionError::new(Code::Busy, "no room for it any more"));
+    let (now, why) = (Instant::now(), SessionError::new(ErrorCode::Overloaded, "no room for it any more"));
     for (table_ends_it, finishes) in [(true, false), (true, true), (false, false), (false, true)] {
         let (table, link) = (table(), link(1));
         let session = opener(&table);
@@ -112,14 +114,14 @@ async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
         for frame in [
             SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
             SessionFrame::Data("unread".into()),
-            SessionFrame::Finish { total: 7 },
+            SessionFrame::Fin { total: 7 },
         ] {
             assert!(session.on_frame(&link, frame, now));
         }
         let mut owned = opening.into_session();
         if finishes {
             poll_fn(|cx| owned.poll_finish(cx)).await.unwrap();
-            assert!(said(&link).iter().any(|word| matches!(word, SessionFrame::Finish { .. })));
+            assert!(said(&link).iter().any(|word| matches!(word, SessionFrame::Fin { .. })));
             assert!(session.on_frame(&link, SessionFrame::Credit { received: 1, limit: 9 }, now));
         }
         match table_ends_it {
@@ -135,7 +137,7 @@ async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
 }
 
 #[tokio::test]
-async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
+async fn who_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
     let (table, links) = (table(), [link(1), link(2)]);
     let session = opener(&table);
     session.ask(&links[0], None, false);
@@ -143,7 +145,7 @@ async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open()
     let now = Instant::now();
     assert!(
         session.on_frame(&links[0], opened, now)
-            && session.on_frame(&links[0], SessionFrame::Lost { epoch: 1 }, now)
+            && session.on_frame(&links[0], SessionFrame::PathLost { epoch: 1 }, now)
     );
     session.ask(&links[1], None, false);
     assert!(session.lock().state.path().is_none());
@@ -155,7 +157,7 @@ async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open()
 async fn a_session_that_is_over_joins_no_link() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
-    session.reset(SessionError::new(Code::GivenUp, "enough"));
+    session.reset(SessionError::new(ErrorCode::Cancelled, "enough"));
     ask(&session, &link);
     assert_eq!(link.sessions(), 0);
 }
@@ -163,7 +165,7 @@ async fn a_session_that_is_over_joins_no_link() {
 #[tokio::test]
 async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let (table, alive, dead) = (table(), link(1), link(2));
-    let gone = SessionError::new(Code::GivenUp, "gone");
+    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
     assert!(table.link_ended(&dead, &gone, Instant::now()).is_empty());
     let session = opener(&table);
     ask(&session, &alive);
@@ -180,16 +182,16 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = SessionError::new(Code::GivenUp, "gone");
+    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
     let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
     first.resume(&links[1]);
     assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
-    assert!(first.seeks());
+    assert!(first.needs_path());
     first.resume(&links[2]);
     assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
-    assert!(!first.seeks());
+    assert!(!first.needs_path());
     assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
-    assert!(!first.seeks(), "and leaves the rest to the second");
+    assert!(!first.needs_path(), "and leaves the rest to the second");
 }
 
 #[tokio::test]
@@ -198,7 +200,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = SessionError::new(Code::GivenUp, "gone");
+    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
     drop(table.link_ended(&links[0], &gone, now));
     ask(&session, &links[1]);
     assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
@@ -226,9 +228,9 @@ async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
     let opening = table.open(node, target, Category::Ssh, "c".into()).unwrap();
     opening.ask(&link, None);
     assert_eq!(said(&link).len(), 1);
-    let why = SessionError::new(Code::NotAllowed, "its token is revoked");
+    let why = SessionError::new(ErrorCode::NotAllowed, "its token is revoked");
     table.reset_on(&link, &why);
-    assert_eq!(opening.answer().await, Answer::Refused(why));
+    assert_eq!(opening.answer().await, OpenOutcome::Refused(why));
 }
 
 /// What the session says on that link by now.
@@ -252,7 +254,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         let (here, there) = (table(), table());
         let links = [link(1), link(2)];
         let far = [1, 2].map(|id| {
-            LinkSender::new(LinkId(id), Remote::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST)
+            LinkSender::new(LinkId(id), Remote::Server("node1".parse().unwrap()), None, Dialect::NEWEST)
         });
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
         let opening = here.open(node, target, Category::Ssh, "c".into()).unwrap();
@@ -264,19 +266,19 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         let older = said(&links[0]).pop().unwrap();
         opening.ask(&links[1], None);
         assert!(matches!(said(&links[1])[..], [SessionFrame::Open { epoch: 2, .. }]));
-        let busy = SessionError::new(Code::Busy, "no room");
+        let busy = SessionError::new(ErrorCode::Overloaded, "no room");
         hears(&here, &links[1], &SessionFrame::Refused { epoch: 2, refusal: busy.clone() });
-        assert_eq!(opening.answer().await, Answer::Refused(busy));
+        assert_eq!(opening.answer().await, OpenOutcome::Refused(busy));
         drop(opening);
         let resume = said(&links[1]).pop().unwrap();
         let offer = if late { None } else { hears(&there, &far[0], &older) };
-        assert!(late || matches!(offer, Some(Event::Offer(_))));
+        assert!(late || matches!(offer, Some(Event::Incoming(_))));
         hears(&there, &far[1], &resume);
         if late {
             assert!(hears(&there, &far[0], &older).is_none(), "it opens nothing any more");
         }
         let answer = said(&far[1]).pop().unwrap();
-        let expected = if late { Code::Unknown } else { Code::GivenUp };
+        let expected = if late { ErrorCode::UnknownSession } else { ErrorCode::Cancelled };
         assert!(
             matches!(&answer, SessionFrame::Reset { epoch: 3, refusal } if refusal.code == expected),
             "{answer:?}"
@@ -288,10 +290,10 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
 
 #[tokio::test]
 async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
-    let windows = Windows { start: 16, max: 16 };
+    let windows = WindowLimits { start: 16, max: 16 };
     let limits = SessionLimits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
     let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
-    let link = LinkSender::new(LinkId(1), Remote::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(1), Remote::Server("node1".parse().unwrap()), None, Dialect::NEWEST);
     let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
     let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),
@@ -303,20 +305,20 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let mut cx = Context::from_waker(Waker::noop());
     let mut sessions = Vec::new();
     for _ in 0..1001 {
-        let Some(Event::Offer(offer)) = on_frame(SessionId::random(), open()) else { panic!("refused") };
+        let Some(Event::Incoming(offer)) = on_frame(SessionId::random(), open()) else { panic!("refused") };
         sessions.push(offer.accept());
         while link.poll_pull(&mut cx, now).is_ready() {}
     }
     // Each has an end of stream to acknowledge, and the link takes nothing any more.
     for session in &sessions {
-        let _ = on_frame(session.id(), SessionFrame::Finish { total: 1 });
+        let _ = on_frame(session.id(), SessionFrame::Fin { total: 1 });
     }
     assert!(link.waiting() > 1000);
     let offered = on_frame(SessionId::random(), open());
-    assert!(matches!(offered, Some(Event::Offer(_))), "{offered:?}");
+    assert!(matches!(offered, Some(Event::Incoming(_))), "{offered:?}");
 }
 
-const WINDOWS: Windows = Windows { start: 1000, max: 4000 };
+const WINDOWS: WindowLimits = WindowLimits { start: 1000, max: 4000 };
 
 #[tokio::test]
 async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
@@ -332,9 +334,9 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();
     // What nobody reads is needed by nobody.
     inner.state.recv.discard();
-    assert_eq!(intent(&mut inner), Some(Control::Credit));
+    assert_eq!(intent(&mut inner), Some(ControlPriority::Credit));
     assert_eq!(intent(&mut inner), None);
     inner.state.recv.finish(501).unwrap();
-    assert_eq!(intent(&mut inner), Some(Control::Needed));
+    assert_eq!(intent(&mut inner), Some(ControlPriority::Needed));
     assert_eq!(intent(&mut inner), None);
 }

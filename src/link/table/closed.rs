@@ -17,7 +17,7 @@ use crate::link::table::SessionTable;
 use crate::net::limiter::FairMap;
 use crate::net::pool::Pool;
 use crate::proto::budget::Budget;
-use crate::proto::frame::{Code, Opener, SessionError};
+use crate::proto::frame::{ErrorCode, Opener, SessionError};
 
 /// The sessions that were opened from elsewhere, by client.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl Clients {
     }
 
     /// The sessions of the client that has most, if that is more than `newcomer` would have with one more.
-    fn of_fullest(&self, newcomer: &str) -> Vec<SessionId> {
+    fn largest(&self, newcomer: &str) -> Vec<SessionId> {
         let own = self.counts.get(newcomer).map_or(0, |count| *count);
         let Some((fullest, most)) = self.counts.iter().max_by_key(|(_, count)| **count) else {
             return Vec::new();
@@ -62,16 +62,16 @@ impl Clients {
 impl SessionTable {
     /// Of the client that has more sessions than `newcomer`, the one that was silent for longest is reset. False if
     /// nobody has more.
-    pub(crate) fn give_way(&self, newcomer: &str) -> bool {
-        let theirs = lock(&self.clients).of_fullest(newcomer);
+    pub(crate) fn evict_idle_session(&self, newcomer: &str) -> bool {
+        let theirs = lock(&self.clients).largest(newcomer);
         let sessions = theirs.into_iter().filter_map(|id| self.session(id));
         let Some(session): Option<Arc<SessionCore>> = sessions.min_by_key(|session| session.last_frame())
         else {
             return false;
         };
-        self.add_ended(session.key.id, Some(Code::Busy));
+        self.add_ended(session.key.id, Some(ErrorCode::Overloaded));
         session.reset_unread(SessionError::new(
-            Code::Busy,
+            ErrorCode::Overloaded,
             "it made room for another client: its own has most sessions there, and it was silent for longest",
         ));
         true
@@ -95,18 +95,18 @@ pub(crate) fn source(client: &str) -> String {
 impl SessionTable {
     /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
     /// send, or to send again on another path. Cancel safe.
-    pub async fn delivered(&self) {
+    pub async fn wait_delivered(&self) {
         let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            sessions.iter().any(|session| session.owes())
+            sessions.iter().any(|session| session.is_active())
         };
         while self.shards.iter().any(owes) {
-            sleep(LOOK_EVERY).await;
+            sleep(LOOK_INTERVAL).await;
         }
     }
 
     /// Waits until the last frame of each session that is reset has left on its path; 2 s at most. Cancel safe.
-    pub async fn last_frames_sent(&self) {
+    pub async fn wait_closed(&self) {
         let until = Instant::now() + LAST_FRAMES_TIMEOUT;
         while Instant::now() < until && self.all().iter().any(|session| session.owes_last_frame()) {
             sleep(LAST_FRAMES_POLL).await;
@@ -118,7 +118,7 @@ impl SessionTable {
     pub async fn given_up(&self) -> Parked {
         loop {
             let came = self.came.notified();
-            if let Some(parked) = lock(&self.unsought).pop_front() {
+            if let Some(parked) = lock(&self.unsearched).pop_front() {
                 return parked;
             }
             came.await;
@@ -129,33 +129,33 @@ impl SessionTable {
     pub(crate) fn add_departed(&self, id: SessionId) {
         // What has lost its path while it was open has a seeker already.
         if let Some(parked) = self.session(id).and_then(|session| session.parked()) {
-            lock(&self.unsought).push_back(parked);
+            lock(&self.unsearched).push_back(parked);
             self.came.notify_one();
         }
         let many = {
             let mut departed = lock(&self.departed);
             departed.push_back(id);
-            departed.len() > MOST_DEPARTED
+            departed.len() > MAX_ORPHANS
         };
         if many {
-            self.oldest_gives_way("sessions");
+            self.evict_oldest_orphan("sessions");
         }
-        while self.kept.is_spent() && self.oldest_gives_way("memory") {}
+        while self.unacked.is_exhausted() && self.evict_oldest_orphan("memory") {}
     }
 
     /// Whether there may be one more session. The oldest that is only to be delivered gives way to it; but its last
     /// word may have to wait on a slow link, and there is an end to that.
     pub(crate) fn has_place(&self) -> bool {
         let (len, most) = (self.len(), self.limits.sessions);
-        len < most || len < most + most / LAST_WORDS && self.oldest_gives_way("sessions")
+        len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
     }
 
     /// Forgets the session that has waited longest to be delivered, for want of what `cause` names. False if none
     /// waits.
-    pub(crate) fn oldest_gives_way(&self, cause: &'static str) -> bool {
+    pub(crate) fn evict_oldest_orphan(&self, cause: &'static str) -> bool {
         loop {
             let Some(id) = lock(&self.departed).pop_front() else { return false };
-            if self.session(id).is_some_and(|session| session.give_way()) {
+            if self.session(id).is_some_and(|session| session.evict()) {
                 self.metrics.undelivered.count(cause);
                 return true;
             }
@@ -173,14 +173,14 @@ impl SessionTable {
 }
 
 /// One in so many sessions may be above the most, while its last word waits.
-const LAST_WORDS: usize = 8;
+const CLOSE_FRAME_DIVISOR: usize = 8;
 /// Ids of sessions that may still be delivered, at the most: 16 bytes each.
-const MOST_DEPARTED: usize = 20_000;
+const MAX_ORPHANS: usize = 20_000;
 /// How long last words are waited for, and between two looks.
 const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(2);
 const LAST_FRAMES_POLL: Duration = Duration::from_millis(10);
 /// Between two looks whether all is delivered.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 // Ids of sessions that are over, kept so that a late Open does not dial again, but learns why.
 
@@ -191,12 +191,12 @@ pub(crate) struct Tombstones(FairMap<Arc<str>, SessionId, Ended>);
 #[derive(Debug)]
 struct Ended {
     at: Instant,
-    why: Code,
+    why: ErrorCode,
 }
 
 impl Default for Tombstones {
     fn default() -> Self {
-        Self(FairMap::new(MOST_ENDED))
+        Self(FairMap::new(MAX_TOMBSTONES))
     }
 }
 
@@ -207,9 +207,11 @@ impl Tombstones {
     }
 
     /// A session of a client that has ended, for the given reason if it did not end by itself.
-    fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<Code>, now: Instant) {
+    fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<ErrorCode>, now: Instant) {
         // These two would send the opener on, or look to it like success.
-        let why = why.filter(|code| !matches!(code, Code::NotHere | Code::Over)).unwrap_or(Code::Unknown);
+        let why = why
+            .filter(|code| !matches!(code, ErrorCode::NodeNotConnected | ErrorCode::NoError))
+            .unwrap_or(ErrorCode::UnknownSession);
         self.0.insert(client, id, Ended { at: now, why }, now);
     }
 
@@ -220,7 +222,7 @@ impl Tombstones {
 
 impl SessionTable {
     /// A session has ended here, or is to. Only what another process has opened can be asked for again.
-    pub(crate) fn add_ended(&self, id: SessionId, why: Option<Code>) {
+    pub(crate) fn add_ended(&self, id: SessionId, why: Option<ErrorCode>) {
         let Some(client) = lock(&self.clients).remove(id) else { return };
         lock(&self.ended).add(&client, id, why, Instant::now());
     }
@@ -233,7 +235,7 @@ impl SessionTable {
             // As the client of an edge's sessions is called, so that both count as one source.
             let client = match opener {
                 Some(Opener::Node(node)) => format!("node {node}"),
-                Some(Opener::Pod(_)) | None => String::new(),
+                Some(Opener::Server(_)) | None => String::new(),
             };
             ended.add(&client.into(), id, None, Instant::now());
         }
@@ -241,21 +243,21 @@ impl SessionTable {
 }
 
 /// Ids of ended sessions kept at the most.
-const MOST_ENDED: usize = 8192;
+const MAX_TOMBSTONES: usize = 8192;
 
 // Work of every few seconds: gives old sessions up, and sets metrics.
 
 impl SessionTable {
     /// Gives up what waited for a path, or to be delivered, longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
-        self.metrics.passing.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
+        self.metrics.sessions_relayed.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             lock(&self.ended).forget_before(long_ago, now);
         }
         self.forget_delivered();
         let Some(before) = now.checked_sub(self.limits.grace) else { return };
-        let why = SessionError::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
+        let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {:?}", self.limits.grace));
         for shard in &self.shards {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
             for session in sessions {
@@ -278,7 +280,7 @@ impl SessionTable {
                 _ = ticks.tick() => {
                     self.tick(Instant::now());
                     pool.trim();
-                    if trimmed.elapsed() >= TRIM_EVERY && self.freed.swap(false, Relaxed) {
+                    if trimmed.elapsed() >= TRIM_INTERVAL && self.freed.swap(false, Relaxed) {
                         trimmed = Instant::now();
                         give_back();
                     }
@@ -290,8 +292,8 @@ impl SessionTable {
     /// Shows each budget and its bound.
     pub(crate) fn show_memory(&self) {
         let budgets: [(_, &Budget); 4] = [
-            ("promised", &self.promised),
-            ("kept", &self.kept),
+            ("promised", &self.reserved),
+            ("kept", &self.unacked),
             ("passing", self.relays.budget()),
             ("unpromised", &self.unpromised),
         ];
@@ -304,7 +306,7 @@ impl SessionTable {
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Between two times that memory is given back. One takes some milliseconds in a process of hundreds of MiB.
-const TRIM_EVERY: Duration = Duration::from_secs(20);
+const TRIM_INTERVAL: Duration = Duration::from_secs(20);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);
 
@@ -333,9 +335,9 @@ mod tests {
         for id in 0..3 {
             clients.add(SessionId::from_bits(id), "ann");
         }
-        assert!(clients.of_fullest("ann").is_empty(), "alone it may have all");
+        assert!(clients.largest("ann").is_empty(), "alone it may have all");
         for id in 3..6 {
-            assert_eq!(clients.of_fullest("bob").len(), [3, 3, 0][id as usize - 3], "{id}");
+            assert_eq!(clients.largest("bob").len(), [3, 3, 0][id as usize - 3], "{id}");
             clients.add(SessionId::from_bits(id), "bob");
         }
         for id in 0..6 {
@@ -356,8 +358,8 @@ mod departed_tests {
     use crate::link::sender::LinkSender;
     use crate::link::table::SessionLimits;
     use crate::net::ByteStream as _;
-    use crate::proto::frame::{Category, Code, Remote, SessionError, SessionFrame, SessionKey};
-    use crate::proto::halves::Windows;
+    use crate::proto::frame::{Category, ErrorCode, Remote, SessionError, SessionFrame, SessionKey};
+    use crate::proto::halves::WindowLimits;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
@@ -366,7 +368,7 @@ mod departed_tests {
     const SESSIONS: usize = 8;
 
     fn table(memory: usize) -> (Arc<SessionTable>, Arc<LinkSender>) {
-        let windows = Windows { start: 1000, max: 1000 };
+        let windows = WindowLimits { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
         (table, LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
@@ -383,12 +385,12 @@ mod departed_tests {
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);
         poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
-        session.break_off(SessionError::new(Code::GivenUp, "broken"));
+        session.break_off(SessionError::new(ErrorCode::Cancelled, "broken"));
         id
     }
 
     fn knows(table: &SessionTable, id: SessionId) -> bool {
-        table.shard(id).get(&id).is_some_and(|session| session.owes())
+        table.shard(id).get(&id).is_some_and(|session| session.is_active())
     }
 
     #[tokio::test]
@@ -438,11 +440,11 @@ mod ended_tests {
         let (mut ended, id, now) = (Tombstones::default(), SessionId::from_bits(1), Instant::now());
         assert_eq!(ended.refusal(id), None);
         for (why, told) in [
-            (Some(Code::Busy), Code::Busy),
-            (Some(Code::TargetRefused), Code::TargetRefused),
-            (Some(Code::NotHere), Code::Unknown),
-            (Some(Code::Over), Code::Unknown),
-            (None, Code::Unknown),
+            (Some(ErrorCode::Overloaded), ErrorCode::Overloaded),
+            (Some(ErrorCode::TargetRefused), ErrorCode::TargetRefused),
+            (Some(ErrorCode::NodeNotConnected), ErrorCode::UnknownSession),
+            (Some(ErrorCode::NoError), ErrorCode::UnknownSession),
+            (None, ErrorCode::UnknownSession),
         ] {
             ended.add(&"ann".into(), id, why, now);
             assert_eq!(ended.refusal(id).map(|refusal| refusal.code), Some(told), "{why:?}");
@@ -454,8 +456,8 @@ mod ended_tests {
     #[test]
     fn who_ends_many_sessions_drives_out_none_of_another() {
         let (mut ended, now) = (Tombstones::default(), Instant::now());
-        ended.add(&"ann".into(), SessionId::from_bits(0), Some(Code::Busy), now);
-        for id in 1..=2 * MOST_ENDED as u128 {
+        ended.add(&"ann".into(), SessionId::from_bits(0), Some(ErrorCode::Overloaded), now);
+        for id in 1..=2 * MAX_TOMBSTONES as u128 {
             ended.add(&"node mallory".into(), SessionId::from_bits(id), None, now);
         }
         assert!(ended.refusal(SessionId::from_bits(0)).is_some());

@@ -15,7 +15,7 @@ use crate::link::table::SessionTable;
 /// What is known of the sessions of a link, and of the one beside it, from one look to the next.
 #[derive(Debug, Default)]
 pub struct TrafficClassifier {
-    sessions: HashMap<SessionId, Weight>,
+    sessions: HashMap<SessionId, SessionTraffic>,
     /// Bytes that all of them have moved so far in this look.
     here: u64,
     /// The most that they have moved in a look of late.
@@ -37,7 +37,7 @@ pub struct Classification {
 
 /// How much one session moves.
 #[derive(Debug, Default)]
-struct Weight {
+struct SessionTraffic {
     /// Bytes in both directions, at the last look.
     moved: u64,
     bulk: bool,
@@ -51,7 +51,7 @@ struct Weight {
     unseen: u32,
 }
 
-impl Weight {
+impl SessionTraffic {
     /// The session has moved so many bytes in all, and counts as busy if it moves more than so many in a look. How many
     /// these were in this one.
     fn look(&mut self, moved: u64, busy_from: u64) -> u64 {
@@ -74,16 +74,16 @@ impl Weight {
     /// Whether it is interactive, on a way with that round trip: what will be bulk has begun after another one of these, and
     /// what has begun may yet become bulk.
     fn is_interactive(&self, trip: Duration) -> bool {
-        let begins = trip.as_millis() / TrafficClassifier::EVERY.as_millis();
+        let begins = trip.as_millis() / TrafficClassifier::SAMPLE_INTERVAL.as_millis();
         !self.bulk && self.ahead == 0 && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
     }
 }
 
 impl TrafficClassifier {
     /// Between two looks.
-    pub const EVERY: Duration = Duration::from_millis(250);
+    pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 
-    fn look(&mut self, id: SessionId, moved: u64) -> &Weight {
+    fn sample(&mut self, id: SessionId, moved: u64) -> &SessionTraffic {
         let busy_from = self.busy_from();
         let weight = self.sessions.entry(id).or_default();
         self.here = self.here.saturating_add(weight.look(moved, busy_from));
@@ -102,7 +102,7 @@ impl TrafficClassifier {
             weight.unseen += 1;
             let stays = weight.unseen <= FORGOTTEN_AFTER;
             if !stays {
-                busy.divert(*id, false);
+                busy.set_link_for(*id, false);
             }
             stays
         });
@@ -114,18 +114,18 @@ impl SessionTable {
     /// it, interactive sessions that run here are moved there, and bulk that runs there is moved here: what was opened here
     /// leaves its path, and what is relayed to that link is released, so that its opener comes again. What was opened at
     /// the other end, that one sorts.
-    pub fn sort(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> Classification {
+    pub fn classify(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> Classification {
         let mut sorted = Classification::default();
-        let beside = busy.beside().filter(|beside| !beside.is_closed());
+        let beside = busy.interactive().filter(|beside| !beside.is_closed());
         // Once the busy link has ended, and until there is the next one, the one beside it is all that there is.
-        let mut moves = if beside.is_some() && !busy.is_closed() { MOST_MOVES } else { 0 };
+        let mut moves = if beside.is_some() && !busy.is_closed() { MAX_MOVES_PER_SAMPLE } else { 0 };
         let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
-        let trip = busy.least_round_trip().unwrap_or_default();
+        let trip = busy.min_rtt().unwrap_or_default();
         let before = sorting.looked.replace(Instant::now());
         for (link, is_beside) in links.into_iter().flatten() {
             let to = if is_beside { Some(busy) } else { beside.as_ref() };
             let mut belongs_there = |id, moved| {
-                let weight = sorting.look(id, moved);
+                let weight = sorting.sample(id, moved);
                 sorted.bulk += usize::from(weight.bulk);
                 sorted.interactive += usize::from(weight.is_interactive(trip));
                 if is_beside { weight.bulk } else { weight.is_interactive(trip) }
@@ -134,7 +134,7 @@ impl SessionTable {
                 let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
                 if belongs_there(session.key.id, moved) && is_opener && moves > 0 && may_enter(to, before) {
                     moves -= 1;
-                    busy.divert(session.key.id, !is_beside);
+                    busy.set_link_for(session.key.id, !is_beside);
                     session.leave(link);
                     sorted.parked.extend(session.parked());
                 }
@@ -143,8 +143,8 @@ impl SessionTable {
                 let Some(moved) = self.relays.passed(session.id, link.id) else { continue };
                 if belongs_there(session.id, moved) && moves > 0 && may_enter(to, before) {
                     moves -= 1;
-                    busy.divert(session.id, !is_beside);
-                    self.relays.lose(session.id, None);
+                    busy.set_link_for(session.id, !is_beside);
+                    self.relays.path_lost(session.id, None);
                 }
             }
         }
@@ -176,7 +176,7 @@ const KNOWN_AFTER: u32 = 4;
 /// Looks after which a session that is not seen is forgotten.
 const FORGOTTEN_AFTER: u32 = 40;
 /// Sessions that are moved at one look.
-const MOST_MOVES: usize = 100;
+const MAX_MOVES_PER_SAMPLE: usize = 100;
 
 #[cfg(test)]
 mod tests {
@@ -188,7 +188,7 @@ mod tests {
     use crate::base::names::{Instance, NodeName};
     use crate::link::table::SessionLimits;
     use crate::proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
-    use crate::proto::halves::Windows;
+    use crate::proto::halves::WindowLimits;
     use crate::proto::hello::Dialect;
     use crate::proto::state::LinkId;
 
@@ -208,9 +208,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_is_moved_only_to_a_link_that_has_answered_since_the_last_look() {
-        let windows = Windows { start: 1000, max: 1000 };
+        let windows = WindowLimits { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
-        let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::cloud("", ""));
+        let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::server("", ""));
         let node: NodeName = "node1".parse().unwrap();
         let [busy, beside] = [1, 2]
             .map(|number| LinkSender::new(LinkId(number), Remote::Edge(node.clone()), None, Dialect::NEWEST));
@@ -221,15 +221,15 @@ mod tests {
         let opened = SessionFrame::Opened { limit: 1000, epoch: 1, instance: None };
         table.on_frame(&busy, key, opened, Instant::now());
         let _session = opening.into_session();
-        busy.stand_beside(Some(beside.clone()));
+        busy.set_interactive(Some(beside.clone()));
         beside.ping();
         assert!(answers(&beside));
         let mut sorting = TrafficClassifier::default();
         let mut moves = async |looks: u32| {
             let mut moved = 0;
             for _ in 0..looks {
-                moved += table.sort(&busy, &mut sorting).parked.len();
-                advance(TrafficClassifier::EVERY).await;
+                moved += table.classify(&busy, &mut sorting).parked.len();
+                advance(TrafficClassifier::SAMPLE_INTERVAL).await;
             }
             moved
         };
@@ -239,7 +239,7 @@ mod tests {
     }
 
     /// Looks at a session that moves so much from one look to the next.
-    fn after(weight: &mut Weight, looks: u32, each: u64) -> (bool, bool) {
+    fn after(weight: &mut SessionTraffic, looks: u32, each: u64) -> (bool, bool) {
         for _ in 0..looks {
             let moved = weight.moved + each;
             weight.look(moved, BUSY);
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_session_is_bulk_once_it_stays_busy_and_interactive_once_it_stays_quiet() {
-        let mut weight = Weight { moved: 1 << 40, ..Weight::default() };
+        let mut weight = SessionTraffic { moved: 1 << 40, ..SessionTraffic::default() };
         assert_eq!(after(&mut weight, KNOWN_AFTER, 100), (false, false), "not known yet");
         assert_eq!(after(&mut weight, 1, 100), (false, true));
         assert_eq!(
@@ -267,13 +267,13 @@ mod tests {
     #[test]
     fn bulk_that_comes_in_bursts_is_bulk_and_what_is_drawn_on_a_screen_now_and_then_is_not() {
         let bursts = |bytes: u64, every: u32| {
-            let mut weight = Weight::default();
+            let mut weight = SessionTraffic::default();
             (0..400).position(|look| after(&mut weight, 1, if look % every == 0 { bytes } else { 0 }).0)
         };
         // A window of 64 KiB on a way of 600 ms.
         assert!(bursts(64 << 10, 3).is_some_and(|looks| looks < 10));
         // One of 32 KiB, which has begun late, is not taken for interactive before.
-        let mut weight = Weight::default();
+        let mut weight = SessionTraffic::default();
         let interactive = (0..100u32).any(|look| {
             let came = if look >= 5 && look % 3 == 2 { 32 << 10 } else { 0 };
             !after(&mut weight, 1, came).0 && weight.is_interactive(Duration::from_millis(600))
@@ -285,12 +285,12 @@ mod tests {
 
     #[test]
     fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
-        let busy = LinkSender::new(LinkId(1), Remote::Pod, None, Dialect::NEWEST);
+        let busy = LinkSender::new(LinkId(1), Remote::Peer, None, Dialect::NEWEST);
         let bulk = |sessions: u128, each: u64, every: u64| {
             let mut sorting = TrafficClassifier::default();
             for look in 0..16 {
                 for n in 0..sessions {
-                    sorting.look(SessionId::from_bits(n), (look + n as u64) / every * each);
+                    sorting.sample(SessionId::from_bits(n), (look + n as u64) / every * each);
                 }
                 sorting.end_look(&busy);
             }
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn the_longer_the_way_the_longer_bulk_has_to_begin() {
         let looks = |millis| {
-            let mut weight = Weight::default();
+            let mut weight = SessionTraffic::default();
             let known = |_: &u32| {
                 weight.look(0, BUSY);
                 weight.is_interactive(Duration::from_millis(millis))
@@ -316,8 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_before_the_first_look_counts_for_nothing_and_a_new_path_counts_anew() {
-        let mut weight = Weight::default();
+    fn what_moved_before_the_first_look_counts_for_nothing_and_a_new_path_counts_again() {
+        let mut weight = SessionTraffic::default();
         assert_eq!(
             [1 << 30, 1 << 30, 100].map(|moved| weight.look(moved, BUSY)),
             [0, 0, 100],

@@ -1,7 +1,7 @@
 //! Where a client's target is: at a node, or dialled by this process itself; and how it is opened there.
 
 use crate::acceptor::{DirectDialer, TargetDialError};
-use crate::base::access_log::Access;
+use crate::base::access_log::AccessLogEntry;
 use crate::base::addresses::Location;
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::Glob;
@@ -9,9 +9,9 @@ use crate::base::policy::targets::{is_number, is_off_limits};
 use crate::listener::Denial;
 use crate::listener::admission::ListenerContext;
 use crate::listener::auth::AccessPolicy;
-use crate::proto::frame::{Category, Code, SessionError};
-use crate::registry::NotFound;
-use crate::route::{OpenError, Request, RouteError};
+use crate::proto::frame::{Category, ErrorCode, SessionError};
+use crate::registry::NodeNotFound;
+use crate::route::{OpenError, RouteError, SessionRequest};
 use crate::session_io::TargetStream;
 
 /// Where a client's target is.
@@ -45,7 +45,7 @@ impl AccessPolicy {
         context: &ListenerContext,
         all: bool,
     ) -> Result<Destination, Denial> {
-        if let Some(own_node) = &context.own_node {
+        if let Some(own_node) = &context.edge_routing {
             return own_node.locate(target);
         }
         if let Some(node) = node {
@@ -61,14 +61,14 @@ impl AccessPolicy {
         };
         match context.addresses.locate(&asked, rand::random())? {
             Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
-            Location::Nobody(direct) => {
+            Location::Direct(direct) => {
                 if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) {
                     return Err(Denial::OffLimits(target));
                 }
                 if context.direct_dialer(direct.port, all).is_none() {
                     return Err(Denial::NoNode(target));
                 }
-                let node = NodeName::outside();
+                let node = NodeName::direct();
                 Ok(Destination { node, target: direct.clone(), direct: Some(direct), all })
             }
         }
@@ -83,7 +83,7 @@ impl Destination {
 
     /// Forgets what this process would dial, unless `may` returns that the client may have that port dialled.
     pub(crate) fn narrow(&mut self, may: impl FnOnce(&NodeName, u16) -> bool) {
-        self.direct = self.direct.take().filter(|direct| may(&NodeName::outside(), direct.port));
+        self.direct = self.direct.take().filter(|direct| may(&NodeName::direct(), direct.port));
     }
 
     /// Opens it. `as_whom` is the front end, and the client in words. What is known of the session is noted in
@@ -92,20 +92,20 @@ impl Destination {
         self,
         context: &ListenerContext,
         as_whom: (Category, String),
-        access: &mut Access,
+        access: &mut AccessLogEntry,
     ) -> Result<TargetStream, Denial> {
         let Self { node, target, direct, all } = self;
-        if let Some(own_node) = &context.own_node {
+        if let Some(own_node) = &context.edge_routing {
             return own_node.open((node, target), context, as_whom, access).await;
         }
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
-        if node == NodeName::outside() {
+        if node == NodeName::direct() {
             let Some((dialer, direct)) = direct else { return Err(Denial::NoNode(target)) };
             let connected = connect(dialer, &direct, all, context).await;
             return connected.map_err(|why| not_dialled(why, target));
         }
         let (category, client) = as_whom;
-        let request = Request { node: node.clone(), target: target.clone(), category, client };
+        let request = SessionRequest { node: node.clone(), target: target.clone(), category, client };
         let why = match context.route.open(request).await {
             Ok(session) => return Ok(session.into()),
             Err(OpenError { session, why }) => {
@@ -114,24 +114,24 @@ impl Destination {
             }
         };
         match (why, direct) {
-            (RouteError::Refused { refusal, .. }, _) if refusal.code == Code::NotAllowed => {
+            (RouteError::Refused { refusal, .. }, _) if refusal.code == ErrorCode::NotAllowed => {
                 let refusal = with_remedy(refusal, &node, &target, context);
                 Err(RouteError::Refused { node, refusal }.into())
             }
             // The node may have no edge at all.
-            (RouteError::Offline { missing, .. }, Some((dialer, direct))) if missing.is_of_a_stranger() => {
+            (RouteError::Offline { missing, .. }, Some((dialer, direct))) if missing.is_unknown_node() => {
                 match connect(dialer, &direct, all, context).await {
                     Ok(connection) => {
-                        access.node = Some(NodeName::outside());
+                        access.node = Some(NodeName::direct());
                         Ok(connection)
                     }
                     Err(why) if why.off_limits || is_literal(&direct) => Err(not_dialled(why, target)),
                     // Neither way is open, and the node is what was asked for.
-                    Err(TargetDialError { refusal, .. }) if refusal.code == Code::NotAllowed => {
+                    Err(TargetDialError { refusal, .. }) if refusal.code == ErrorCode::NotAllowed => {
                         Err(RouteError::Offline { node, missing }.into())
                     }
-                    Err(TargetDialError { refusal, .. }) if refusal.code == Code::TargetUnreachable => {
-                        let missing = NotFound { dns: Some(refusal.reason), ..missing };
+                    Err(TargetDialError { refusal, .. }) if refusal.code == ErrorCode::TargetUnreachable => {
+                        let missing = NodeNotFound { dns: Some(refusal.reason), ..missing };
                         Err(RouteError::Offline { node, missing }.into())
                     }
                     Err(why) => Err(not_dialled(why, target)),
@@ -185,14 +185,14 @@ fn with_remedy(
 
 /// The node at which a front end stands.
 #[derive(Debug, Clone)]
-pub struct OwnNode {
+pub struct EdgeRouting {
     /// Its name.
     pub node: NodeName,
     /// Which hosts are nodes; `None`: names without a dot.
     pub nodes: Option<Vec<Glob>>,
 }
 
-impl OwnNode {
+impl EdgeRouting {
     /// Where a target is: at the node that its host names, or in the cloud.
     pub(crate) fn locate(&self, target: Target) -> Result<Destination, Denial> {
         let Host::Name(name) = &target.host else { return cloud(target) };
@@ -213,12 +213,12 @@ impl OwnNode {
         (node, target): (NodeName, Target),
         context: &ListenerContext,
         (category, client): (Category, String),
-        access: &mut Access,
+        access: &mut AccessLogEntry,
     ) -> Result<TargetStream, Denial> {
-        let in_cloud = node == NodeName::outside();
+        let in_cloud = node == NodeName::direct();
         // An edge serves its own node itself, so that name means the cloud.
         let node = if in_cloud { self.node.clone() } else { node };
-        let why = match context.route.open(Request { node, target, category, client }).await {
+        let why = match context.route.open(SessionRequest { node, target, category, client }).await {
             Ok(session) => return Ok(session.into()),
             Err(OpenError { session, why }) => {
                 access.id = session;
@@ -226,11 +226,11 @@ impl OwnNode {
             }
         };
         Err(match why {
-            RouteError::Offline { .. } => Denial::Unlinked,
-            RouteError::Refused { refusal, .. } if in_cloud => Denial::Cloud(refusal),
-            RouteError::Timeout { patience, .. } if in_cloud => {
+            RouteError::Offline { .. } => Denial::EdgeOffline,
+            RouteError::Refused { refusal, .. } if in_cloud => Denial::DirectDenied(refusal),
+            RouteError::Timeout { timeout: patience, .. } if in_cloud => {
                 let late = format!("the cloud did not answer within {patience:?}");
-                Denial::Cloud(SessionError::new(Code::TargetTimeout, late))
+                Denial::DirectDenied(SessionError::new(ErrorCode::TargetTimeout, late))
             }
             why => why.into(),
         })
@@ -243,7 +243,7 @@ fn cloud(target: Target) -> Result<Destination, Denial> {
         Host::Ip(ip) => is_off_limits(*ip),
         Host::Name(name) => is_number(name),
     };
-    if off_limits { Err(Denial::OffLimits(target)) } else { Ok(Destination::at(NodeName::outside(), target)) }
+    if off_limits { Err(Denial::OffLimits(target)) } else { Ok(Destination::at(NodeName::direct(), target)) }
 }
 
 #[cfg(test)]
@@ -252,7 +252,7 @@ mod tests {
 
     fn located(nodes: Option<&[&str]>, target: &str) -> Result<String, u16> {
         let nodes = nodes.map(|globs| globs.iter().map(|glob| glob.parse().unwrap()).collect());
-        let own_node = OwnNode { node: "Edge-1".parse().unwrap(), nodes };
+        let own_node = EdgeRouting { node: "Edge-1".parse().unwrap(), nodes };
         let found = own_node.locate(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
         Ok(format!("{} {}", found.node, found.target))
     }

@@ -7,26 +7,26 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
-use crate::acceptor::{Place, TargetDialer};
+use crate::acceptor::{DialerRole, TargetDialer};
 use crate::base::names::{NameError, NodeName, Target};
 use crate::base::policy::targets::OwnListeners;
 use crate::base::policy::zone::Zone;
 use crate::base::policy::{Rule, Rules};
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::Offer;
+use crate::link::session::stream::IncomingSession;
 use crate::link::table::SessionTable;
 use crate::listener::admission::destination::Destination;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::forward::Router;
-use crate::listener::requests::Requests;
+use crate::listener::requests::RequestRouter;
 use crate::listener::{self, admission};
 use crate::net::ByteStream;
 use crate::net::interfaces::{Addresses, LocalAddresses};
 use crate::net::limiter::Source;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::route::{Request, RouteError, Uplinks};
+use crate::route::{RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
 
 use super::*;
@@ -34,7 +34,7 @@ use super::*;
 /// A pod's front end of lines, and what is asked of the one link behind it.
 struct Served {
     context: ListenerContext,
-    offered: mpsc::Receiver<Offer>,
+    offered: mpsc::Receiver<IncomingSession>,
     at: tempfile::TempDir,
 }
 
@@ -80,10 +80,10 @@ pub(crate) fn context(
         gate: Arc::new(ArcSwap::from_pointee(gate)),
         sessions: admission::sessions(9, 9),
         pool: Pool::new(),
-        route: Route::from_edge(uplinks, table, time, time),
+        route: SessionRouter::from_edge(uplinks, table, time, time),
         addresses: Arc::default(),
         direct: None,
-        own_node: None,
+        edge_routing: None,
         metrics: Metrics::edge(),
         drain,
     }
@@ -120,7 +120,7 @@ async fn a_front_end_is_a_parser_and_an_answer() {
 }
 
 #[tokio::test]
-async fn whoever_gets_nothing_is_told_why_and_counted() {
+async fn who_gets_nothing_is_told_why_and_counted() {
     let served = Served::new(AccessPolicy::default());
     assert_eq!(served.answer("10.0.0.1:22\n").await, "no: the node of 10.0.0.1:22 cannot be told\n");
     let metrics = &served.context.metrics;
@@ -134,9 +134,9 @@ async fn whoever_gets_nothing_is_told_why_and_counted() {
 #[tokio::test(start_paused = true)]
 async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
     let served = Served::new(AccessPolicy::default());
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     assert_eq!(served.answer("node1:").await, "");
-    assert_eq!(begun.elapsed().as_secs(), HEAD_TIME.as_secs());
+    assert_eq!(started.elapsed().as_secs(), HEAD_TIME.as_secs());
     assert_eq!(served.context.metrics.connections_refused.counted("slow_head"), 1);
 }
 
@@ -173,17 +173,17 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
     let door = FairLimiter::new(Limits::slots(1));
     let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
-        let slot = door.try_enter(&here).unwrap();
+        let slot = door.try_acquire(&here).unwrap();
         let mut visit = Admission::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
         let open = async {
             match keeps {
-                true => visit.judge(asks("node1:22"), listener::new()).await.unwrap().open().await,
+                true => visit.authorize(asks("node1:22"), listener::new()).await.unwrap().open().await,
                 false => visit.open(asks("node1:22"), listener::new()).await,
             }
         };
         let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });
         granted.unwrap();
-        assert_eq!(door.try_enter(&elsewhere).is_err(), keeps);
+        assert_eq!(door.try_acquire(&elsewhere).is_err(), keeps);
     }
 }
 
@@ -194,14 +194,14 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let door = FairLimiter::new(Limits::slots(2));
     let here = Source::of(STRANGER.ip());
-    let (slot, _other) = (door.try_enter(&here).unwrap(), door.try_enter(&here).unwrap());
-    let lost = slot.lost();
+    let (slot, _other) = (door.try_acquire(&here).unwrap(), door.try_acquire(&here).unwrap());
+    let lost = slot.revoked();
     let mut visit = Admission::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
-    let mut requests = Requests::new(&mut visit, |_: &_| asks("node1:22"));
+    let mut requests = RequestRouter::new(&mut visit, |_: &_| asks("node1:22"));
     let head = http::Request::new(()).into_parts().0;
-    let newcomer = |n| door.try_enter(&Source::of([10, 0, 0, n].into())).unwrap();
+    let newcomer = |n| door.try_acquire(&Source::of([10, 0, 0, n].into())).unwrap();
     for _ in 0..2 {
-        requests.judge(Ok(&head)).await.unwrap();
+        requests.route(Ok(&head)).await.unwrap();
         let _newcomers: Vec<_> = (0..9).map(newcomer).collect();
         assert!(!lost.is_cancelled(), "its request is at work");
         requests.answered();
@@ -217,27 +217,27 @@ async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let door = FairLimiter::new(Limits::slots(1));
-    let slot = door.try_enter(&Source::of(STRANGER.ip())).unwrap();
+    let slot = door.try_acquire(&Source::of(STRANGER.ip())).unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
-    let front = Arc::new(Front { front_end: Switch, context });
+    let front = Arc::new(ProtocolHandler { front_end: Switch, context });
     drain.spawn(Span::none(), front.serve(Accepted { socket, from: STRANGER, slot }));
     client.write_all(b"node1:22\n").await.unwrap();
     let mut far = offered.recv().await.unwrap().accept();
     client.write_all(b"carried").await.unwrap();
     assert_eq!(take(&mut far).await.unwrap(), "carried");
-    assert!(door.try_enter(&Source::of([198, 51, 100, 1].into())).is_ok());
+    assert!(door.try_acquire(&Source::of([198, 51, 100, 1].into())).is_ok());
 }
 
 /// What becomes of a request, and its line in the access log.
 async fn check(
     context: &Arc<ListenerContext>,
-    proof: Proof,
+    proof: ClientIdentity,
     request: Result<OpenRequest, Denial>,
-) -> (Result<Destination, Denial>, Access) {
-    let slot = FairLimiter::new(Limits::slots(1)).try_enter(&Source::of(STRANGER.ip())).unwrap();
+) -> (Result<Destination, Denial>, AccessLogEntry) {
+    let slot = FairLimiter::new(Limits::slots(1)).try_acquire(&Source::of(STRANGER.ip())).unwrap();
     let mut visit = Admission::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
     visit.proof = proof;
-    let mut access = Access::begin("line", "test".into());
+    let mut access = AccessLogEntry::start("line", "test".into());
     (visit.check(request, &mut access).await, access)
 }
 
@@ -253,7 +253,8 @@ fn unlinked(gate: AccessPolicy) -> Arc<ListenerContext> {
 
 #[tokio::test]
 async fn the_node_is_the_targets_host() {
-    let (checked, access) = check(&unlinked(AccessPolicy::default()), Proof::None, asks("Node1.:22")).await;
+    let (checked, access) =
+        check(&unlinked(AccessPolicy::default()), ClientIdentity::None, asks("Node1.:22")).await;
     let Destination { node, target, .. } = checked.unwrap();
     assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "node1:22"));
     assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
@@ -262,7 +263,8 @@ async fn the_node_is_the_targets_host() {
 #[tokio::test]
 async fn of_an_address_the_node_cannot_be_told() {
     for target in ["10.0.0.1:22", "[fd00::1]:22"] {
-        let (checked, _) = check(&unlinked(AccessPolicy::default()), Proof::None, asks(target)).await;
+        let (checked, _) =
+            check(&unlinked(AccessPolicy::default()), ClientIdentity::None, asks(target)).await;
         assert_eq!(checked.unwrap_err().status(), 421, "{target}");
     }
 }
@@ -271,16 +273,16 @@ async fn of_an_address_the_node_cannot_be_told() {
 async fn one_who_may_not_come_in_learns_nothing_else() {
     let context = unlinked(AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() });
     for request in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
-        assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 403);
+        assert_eq!(check(&context, ClientIdentity::None, request).await.0.unwrap_err().status(), 403);
     }
 }
 
 #[tokio::test]
-async fn a_pod_that_stops_takes_nobody_in() {
+async fn a_server_that_stops_takes_nobody_in() {
     let context = unlinked(AccessPolicy::default());
-    context.drain.begin();
+    context.drain.start();
     for request in [Err(Denial::Method), asks("node1:22")] {
-        assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 503);
+        assert_eq!(check(&context, ClientIdentity::None, request).await.0.unwrap_err().status(), 503);
     }
 }
 
@@ -294,11 +296,11 @@ async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_ru
         ..AccessPolicy::default()
     };
     let context = unlinked(gate);
-    let certificate = |name: &str| Proof::Certificate(vec![name.to_owned()]);
+    let certificate = |name: &str| ClientIdentity::Certificate(vec![name.to_owned()]);
     for (proof, user, status) in [
-        (Proof::None, None, Some(407)),
-        (Proof::User("dev".into()), Some("dev"), Some(403)),
-        (Proof::User("ops".into()), Some("ops"), None),
+        (ClientIdentity::None, None, Some(407)),
+        (ClientIdentity::User("dev".into()), Some("dev"), Some(403)),
+        (ClientIdentity::User("ops".into()), Some("ops"), None),
         (certificate("dev"), Some("dev"), Some(403)),
         (certificate("ops"), Some("ops"), None),
     ] {
@@ -315,7 +317,7 @@ async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
     for (names, user) in
         [(&["dev", "A.example.org", "ops"][..], Some("A.example.org")), (&["dev"], None), (&[], None)]
     {
-        let proof = Proof::Certificate(names.iter().map(ToString::to_string).collect());
+        let proof = ClientIdentity::Certificate(names.iter().map(ToString::to_string).collect());
         let (checked, access) = check(&context, proof, asks("node1:22")).await;
         assert_eq!((checked.is_ok(), access.user.as_deref()), (user.is_some(), user), "{names:?}");
     }
@@ -325,7 +327,7 @@ async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
 fn knowing(gate: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
-        place: Place::ForClients,
+        place: DialerRole::ForClients,
         own: LocalAddresses::new(Addresses::default),
         targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
         listening: OwnListeners::default(),
@@ -340,14 +342,15 @@ fn knowing(gate: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
 #[tokio::test]
 async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target() {
     for dress in ["10.0.0.7:80", "[::ffff:10.0.0.7]:80"] {
-        let (checked, access) = check(&knowing(AccessPolicy::default(), &[]), Proof::None, asks(dress)).await;
+        let (checked, access) =
+            check(&knowing(AccessPolicy::default(), &[]), ClientIdentity::None, asks(dress)).await;
         let Destination { node, target, .. } = checked.unwrap();
         assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "10.0.0.7:80"));
         assert_eq!(access.node, Some(node));
     }
     let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
     let gate = AccessPolicy { rules: Rules::from_iter([rule]), ..AccessPolicy::default() };
-    let (checked, _) = check(&knowing(gate, &[]), Proof::None, asks("10.0.0.7:80")).await;
+    let (checked, _) = check(&knowing(gate, &[]), ClientIdentity::None, asks("10.0.0.7:80")).await;
     assert_eq!(checked.unwrap_err().status(), 403, "the rules are about the node, whatever it was called");
 }
 
@@ -355,14 +358,17 @@ async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target
 async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_nobody() {
     let listed = knowing(AccessPolicy::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
     let nothing = knowing(AccessPolicy::default(), &[]);
-    let status =
-        async |context: &Arc<ListenerContext>, asked: &str| match check(context, Proof::None, asks(asked))
-            .await
-            .0
-        {
-            Ok(destination) => destination.node.to_string(),
-            Err(denial) => denial.status().as_u16().to_string(),
-        };
+    let status = async |context: &Arc<ListenerContext>, asked: &str| match check(
+        context,
+        ClientIdentity::None,
+        asks(asked),
+    )
+    .await
+    .0
+    {
+        Ok(destination) => destination.node.to_string(),
+        Err(denial) => denial.status().as_u16().to_string(),
+    };
     for asked in ["192.0.2.1:80", "[2001:db8::1]:80"] {
         assert_eq!(status(&listed, asked).await, "-", "{asked}");
         assert_eq!(status(&nothing, asked).await, "421", "{asked}: by default nothing is");
@@ -386,10 +392,10 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let (uplinks, time) = (Uplinks::new("edge-1".parse().unwrap()), Duration::from_secs(9));
-    let route = Route::from_edge(uplinks.clone(), table, time, time);
+    let route = SessionRouter::from_edge(uplinks.clone(), table, time, time);
     let (node, target): (NodeName, Target) = ("node2".parse().unwrap(), "node2:22".parse().unwrap());
-    let request = Request { node, target, category: Category::HttpProxy, client: "test".into() };
-    let begun = tokio::time::Instant::now();
+    let request = SessionRequest { node, target, category: Category::HttpProxy, client: "test".into() };
+    let started = tokio::time::Instant::now();
     assert!(matches!(route.open(request.clone()).await.unwrap_err().why, RouteError::Offline { .. }));
     uplinks.add(link.clone());
     uplinks.remove(&link);
@@ -400,12 +406,12 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
     };
     let (opened, _far) = tokio::join!(route.open(request.clone()), comes);
     opened.unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     uplinks.remove(&link);
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     assert!(matches!(route.open(request).await.unwrap_err().why, RouteError::Offline { .. }));
-    assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits for a link that has been gone for long");
+    assert_eq!(started.elapsed(), Duration::ZERO, "nobody waits for a link that has been gone for long");
 }
 
 #[tokio::test]
@@ -414,7 +420,7 @@ async fn a_front_end_may_know_the_node_itself() {
     let context = unlinked(AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() });
     for node in ["node1", "node1.nodes.test"] {
         let request = OpenRequest { node: node.parse().ok(), ..asks("127.0.0.1:6443").unwrap() };
-        let (checked, access) = check(&context, Proof::None, Ok(request)).await;
+        let (checked, access) = check(&context, ClientIdentity::None, Ok(request)).await;
         let Destination { node, target, .. } = checked.unwrap();
         assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "127.0.0.1:6443"));
         assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
@@ -425,7 +431,11 @@ const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4
 
 #[test]
 fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
-    for (at_edge, memory) in [(true, EDGE_MEMORY), (false, POD_MEMORY)] {
-        assert!(slots(at_edge) > 64 && slots(at_edge) * HEAD_BYTES <= memory / 4, "{}", slots(at_edge));
+    for (at_edge, memory) in [(true, EDGE_MEMORY), (false, SERVER_MEMORY)] {
+        assert!(
+            max_pending(at_edge) > 64 && max_pending(at_edge) * HEAD_BYTES <= memory / 4,
+            "{}",
+            max_pending(at_edge)
+        );
     }
 }

@@ -54,7 +54,7 @@ async fn whom_it_let_in_it_knows_for_a_minute() {
     let logins = logins(&format!("ops:{}", hashed("pw")));
     check(&logins, "ops:pw").await.unwrap();
     // With no turns left only somebody remembered can come in.
-    let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(&here()).unwrap()).collect();
+    let _turns: Vec<_> = (0..max_concurrent()).map(|_| logins.turns.try_acquire(&here()).unwrap()).collect();
     assert_eq!(check(&logins, "ops:pw").await.unwrap(), "ops");
     assert!(matches!(check(&logins, "ops:other").await, Err(Denial::Busy(_))));
     tokio::time::advance(LOGIN_TTL).await;
@@ -84,20 +84,20 @@ async fn wrong_passwords_from_one_source_make_no_other_wait() {
         done.load(Relaxed) - before
     });
     let meanwhile = right.join_next().await.unwrap().unwrap();
-    assert!(meanwhile <= 3 * at_work(), "{meanwhile} wrong ones were looked at meanwhile");
+    assert!(meanwhile <= 3 * max_concurrent(), "{meanwhile} wrong ones were looked at meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_fails_ten_times_in_a_minute_waits_and_nobody_else() {
     let logins = logins(&format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw")));
-    let begun = Instant::now();
+    let started = Instant::now();
     for _ in 0..10 {
         assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Password(_))));
     }
     assert!(
         matches!(check(&logins, "ops:pw").await, Err(Denial::WrongPasswords)),
         "after {:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     check(&logins, "root:pw").await.unwrap();
     logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
@@ -157,16 +157,16 @@ async fn the_gate_keeps_networks_and_rules() {
     let outside: IpAddr = "192.0.2.1".parse().unwrap();
     let node = "edge-1".parse().unwrap();
     let open = AccessPolicy::default();
-    assert!(open.admit(outside).is_ok() && open.permit(None, outside, &node, 22).is_ok());
-    assert_eq!(open.identify(&HeaderMap::new(), outside).await.unwrap(), None);
+    assert!(open.check_source(outside).is_ok() && open.authorize(None, outside, &node, 22).is_ok());
+    assert_eq!(open.authenticate(&HeaderMap::new(), outside).await.unwrap(), None);
     let gate = AccessPolicy {
         allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         ..AccessPolicy::default()
     };
-    assert!(gate.admit(inside).is_ok());
-    assert_eq!(gate.admit(outside).unwrap_err().status(), 403);
-    assert!(gate.permit(Some("ops"), inside, &node, 22).is_ok());
-    let denied = gate.permit(Some("dev"), inside, &node, 22).unwrap_err();
+    assert!(gate.check_source(inside).is_ok());
+    assert_eq!(gate.check_source(outside).unwrap_err().status(), 403);
+    assert!(gate.authorize(Some("ops"), inside, &node, 22).is_ok());
+    let denied = gate.authorize(Some("dev"), inside, &node, 22).unwrap_err();
     assert_eq!(denied.to_string(), "no rule lets dev reach port 22 of node edge-1");
 }

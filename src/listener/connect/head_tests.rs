@@ -50,8 +50,10 @@ async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
         "CONNECT node1:22 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n",
     ] {
         let (done, mut client, target) = serve(head.as_bytes(), Ok(7)).await;
-        let HandshakeOutcome::Opened { session: 7, socket, early } = done else { panic!("{head}: {done:?}") };
-        assert_eq!((target.as_deref(), early.len()), (Some("node1:22"), 0), "{head}");
+        let HandshakeOutcome::Opened { session: 7, socket, buffered } = done else {
+            panic!("{head}: {done:?}")
+        };
+        assert_eq!((target.as_deref(), buffered.len()), (Some("node1:22"), 0), "{head}");
         let mut one_read = [0; 4096];
         let n = client.read(&mut one_read).await.unwrap();
         let version = if head.contains("1.0") { "1.0" } else { "1.1" };
@@ -75,8 +77,8 @@ async fn an_ipv6_target_stands_in_brackets() {
 #[tokio::test]
 async fn bytes_sent_early_are_kept() {
     let (done, _client, _) = serve(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n", Ok(0)).await;
-    let HandshakeOutcome::Opened { early, .. } = done else { panic!("{done:?}") };
-    assert_eq!(early, "SSH-2.0-early\r\n");
+    let HandshakeOutcome::Opened { buffered, .. } = done else { panic!("{done:?}") };
+    assert_eq!(buffered, "SSH-2.0-early\r\n");
 }
 
 #[tokio::test]
@@ -147,12 +149,14 @@ where
     };
     let done = handshake(served, open).await;
     wait.await.unwrap();
-    let HandshakeOutcome::Opened { session: 1, mut socket, mut early } = done else { panic!("not opened") };
+    let HandshakeOutcome::Opened { session: 1, mut socket, mut buffered } = done else {
+        panic!("not opened")
+    };
     let mut space = [0; 9];
     while let n @ 1.. = socket.read(&mut space).await.unwrap() {
-        early = [&early, &space[..n]].concat().into();
+        buffered = [&buffered, &space[..n]].concat().into();
     }
-    assert_eq!(early, "early");
+    assert_eq!(buffered, "early");
     socket.write_all(b"SSH-2.0").await.unwrap();
     socket.shutdown().await.unwrap();
     drop(socket);

@@ -18,34 +18,34 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
-use crate::base::metrics::UnderWay;
+use crate::base::metrics::InFlightGuard;
 use crate::listener::Denial;
-use crate::listener::forward::Clock;
+use crate::listener::forward::IdleTimer;
 
 /// A request's body on its way to the target.
 ///
 /// hyper sends the client 100 (go on) once the body is first polled. If the client waits for that, the body is not
 /// polled before the target has sent a 100, or nothing for [`CONTINUE_TIME`].
-pub(crate) struct Upload {
+pub(crate) struct RequestBody {
     /// `None`: it is empty.
     body: Option<Incoming>,
     awaited: Option<Awaited>,
-    clock: Arc<Clock>,
+    clock: Arc<IdleTimer>,
 }
 
 /// The wait for the target's 100 before the body is polled.
 struct Awaited {
-    wanted: Arc<Wanted>,
+    wanted: Arc<ContinueGate>,
     /// Ends [`CONTINUE_TIME`] after hyper has first asked for the body.
     silence: Option<Pin<Box<Sleep>>>,
 }
 
 /// Whether the target wants the body of a request whose client waits for a 100.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted(Mutex<(Verdict, Option<Waker>)>);
+pub(crate) struct ContinueGate(Mutex<(ContinueState, Option<Waker>)>);
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum ContinueState {
     #[default]
     Unknown,
     Yes,
@@ -61,47 +61,47 @@ pub(crate) struct BodyNotWanted;
 
 /// An answer's body on its way to the client: a target's, or one of ours.
 pub(crate) struct ResponseBody {
-    body: Content,
-    clock: Arc<Clock>,
-    wanted: Option<Arc<Wanted>>,
+    body: ResponseSource,
+    clock: Arc<IdleTimer>,
+    wanted: Option<Arc<ContinueGate>>,
     /// Its request, if that ends with it.
-    _request: Option<UnderWay>,
+    _request: Option<InFlightGuard>,
 }
 
-pub(crate) enum Content {
+pub(crate) enum ResponseSource {
     Target(Incoming),
     Own(Full<Bytes>),
 }
 
-impl Upload {
+impl RequestBody {
     /// `wanted` resolves when the body may be polled, if its client waits for a 100.
-    pub(crate) fn new(body: Incoming, clock: Arc<Clock>, wanted: Option<Arc<Wanted>>) -> Self {
+    pub(crate) fn new(body: Incoming, clock: Arc<IdleTimer>, wanted: Option<Arc<ContinueGate>>) -> Self {
         Self { body: Some(body), awaited: wanted.map(|wanted| Awaited { wanted, silence: None }), clock }
     }
 
     /// The body of a request that has none.
-    pub(crate) fn empty(clock: Arc<Clock>) -> Self {
+    pub(crate) fn empty(clock: Arc<IdleTimer>) -> Self {
         Self { body: None, awaited: None, clock }
     }
 
     fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotWanted>> {
         let Some(Awaited { wanted, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
         let verdict = wanted.poll(cx);
-        if verdict == Verdict::Unknown {
+        if verdict == ContinueState::Unknown {
             let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
             ready!(silence.as_mut().poll(cx));
-            wanted.become_so(Verdict::Yes);
+            wanted.become_so(ContinueState::Yes);
         }
         match verdict {
-            Verdict::Held => return Poll::Pending,
-            Verdict::No => return Poll::Ready(Err(BodyNotWanted)),
-            Verdict::Unknown | Verdict::Yes => self.awaited = None,
+            ContinueState::Held => return Poll::Pending,
+            ContinueState::No => return Poll::Ready(Err(BodyNotWanted)),
+            ContinueState::Unknown | ContinueState::Yes => self.awaited = None,
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl Body for Upload {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = Box<dyn Error + Send + Sync>;
 
@@ -127,37 +127,37 @@ impl Body for Upload {
     }
 }
 
-impl Drop for Upload {
+impl Drop for RequestBody {
     fn drop(&mut self) {
-        self.clock.has_asked();
+        self.clock.on_body_end();
     }
 }
 
-impl Wanted {
+impl ContinueGate {
     /// The target has sent a 100: go on.
     pub(crate) fn go_on(&self) {
-        self.become_so(Verdict::Yes);
+        self.become_so(ContinueState::Yes);
     }
 
     /// The target has answered. Returns whether the body ends here, as the target had not asked for it before; the
     /// answer is then the last on its connection.
     pub(crate) fn answered(&self, success: bool) -> bool {
-        self.become_so(if success { Verdict::Yes } else { Verdict::Held });
-        self.lock().0 == Verdict::Held
+        self.become_so(if success { ContinueState::Yes } else { ContinueState::Held });
+        self.lock().0 == ContinueState::Held
     }
 
-    fn poll(&self, cx: &Context<'_>) -> Verdict {
+    fn poll(&self, cx: &Context<'_>) -> ContinueState {
         let mut inner = self.lock();
         inner.1 = Some(cx.waker().clone());
         inner.0
     }
 
     /// What was decided once stays so; only what is held back is given up at last.
-    fn become_so(&self, verdict: Verdict) {
+    fn become_so(&self, verdict: ContinueState) {
         let waker = {
             let mut inner = self.lock();
-            let given_up = (inner.0, verdict) == (Verdict::Held, Verdict::No);
-            if inner.0 != Verdict::Unknown && !given_up {
+            let given_up = (inner.0, verdict) == (ContinueState::Held, ContinueState::No);
+            if inner.0 != ContinueState::Unknown && !given_up {
                 return;
             }
             inner.0 = verdict;
@@ -168,14 +168,14 @@ impl Wanted {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Verdict, Option<Waker>)> {
+    fn lock(&self) -> MutexGuard<'_, (ContinueState, Option<Waker>)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ResponseBody {
     /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
-    pub(crate) fn new(body: Content, clock: Arc<Clock>) -> Self {
+    pub(crate) fn new(body: ResponseSource, clock: Arc<IdleTimer>) -> Self {
         Self { body, clock, wanted: None, _request: None }
     }
 
@@ -183,11 +183,11 @@ impl ResponseBody {
     /// the answer is gone.
     pub(crate) fn of_target(
         body: Incoming,
-        clock: Arc<Clock>,
-        wanted: Option<Arc<Wanted>>,
-        request: UnderWay,
+        clock: Arc<IdleTimer>,
+        wanted: Option<Arc<ContinueGate>>,
+        request: InFlightGuard,
     ) -> Self {
-        Self { body: Content::Target(body), clock, wanted, _request: Some(request) }
+        Self { body: ResponseSource::Target(body), clock, wanted, _request: Some(request) }
     }
 }
 
@@ -200,26 +200,26 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match &mut self.body {
-            Content::Target(body) => {
+            ResponseSource::Target(body) => {
                 let frame = ready!(Pin::new(body).poll_frame(cx));
                 self.clock.passed();
                 Poll::Ready(frame)
             }
-            Content::Own(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            ResponseSource::Own(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.body {
-            Content::Target(body) => body.is_end_stream(),
-            Content::Own(body) => body.is_end_stream(),
+            ResponseSource::Target(body) => body.is_end_stream(),
+            ResponseSource::Own(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
-            Content::Target(body) => body.size_hint(),
-            Content::Own(body) => body.size_hint(),
+            ResponseSource::Target(body) => body.size_hint(),
+            ResponseSource::Own(body) => body.size_hint(),
         }
     }
 }
@@ -228,7 +228,7 @@ impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.clock.idle();
         if let Some(wanted) = &self.wanted {
-            wanted.become_so(Verdict::No);
+            wanted.become_so(ContinueState::No);
         }
     }
 }
@@ -284,7 +284,7 @@ pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool 
     let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     let host = head.headers.get(HOST).cloned().unwrap_or_else(|| HeaderValue::from_static(""));
     head.version = Version::HTTP_11;
-    let kept = Kept { upgrade: upgrades, trailers };
+    let kept = PreservedHeaders { upgrade: upgrades, trailers };
     kept.leave(&mut head.headers);
     for name in [PROXY_AUTHORIZATION, TUNNEL_HOST, TUNNEL_DEST] {
         head.headers.remove(name);
@@ -318,7 +318,7 @@ pub(crate) fn pass_answer(
     let other_protocol =
         matches!(head.status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED);
     head.version = Version::HTTP_11;
-    let kept = Kept { upgrade: other_protocol, trailers: false };
+    let kept = PreservedHeaders { upgrade: other_protocol, trailers: false };
     kept.leave(&mut head.headers);
     match body.size_hint().exact() {
         _ if chunked => drop(head.headers.remove(CONTENT_LENGTH)),
@@ -338,12 +338,12 @@ pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
 }
 
 /// What of a connection's own headers is passed on.
-struct Kept {
+struct PreservedHeaders {
     upgrade: bool,
     trailers: bool,
 }
 
-impl Kept {
+impl PreservedHeaders {
     fn leave(&self, headers: &mut HeaderMap) {
         let named: Vec<_> = tokens(headers, &CONNECTION)
             .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::listener::forward::tests::site::{Site, Target};
-use crate::proto::frame::{Code, SessionError};
+use crate::proto::frame::{ErrorCode, SessionError};
 
 use super::*;
 
@@ -115,7 +115,7 @@ async fn what_may_be_done_twice_is_asked_again_when_a_session_that_was_kept_ends
         let head = target.head().await;
         match method {
             "GET" => target.finish().await,
-            _ => target.session.break_off(SessionError::new(Code::GivenUp, "reset")),
+            _ => target.session.break_off(SessionError::new(ErrorCode::Cancelled, "reset")),
         }
         let mut again = site.target().await;
         assert_eq!(again.head().await, head);
@@ -166,7 +166,7 @@ async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
 #[tokio::test]
 async fn why_a_session_was_reset_is_told_to_the_client() {
     let (mut site, target, _) = asked(GET).await;
-    let why = SessionError::new(Code::GivenUp, "the target's connection failed: reset");
+    let why = SessionError::new(ErrorCode::Cancelled, "the target's connection failed: reset");
     target.session.break_off(why);
     let head = site.head().await;
     assert!(head.starts_with(
@@ -316,7 +316,7 @@ async fn an_answer_that_comes_before_the_body_is_not_lost_though_the_target_goes
     let answer = "HTTP/1.1 413 Too Long\r\nContent-Length: 2\r\n\r\nno";
     target.say(answer).await;
     target.finish().await;
-    let why = SessionError::new(Code::GivenUp, "gone");
+    let why = SessionError::new(ErrorCode::Cancelled, "gone");
     target.session.break_off(why);
     site.say("more").await;
     let head = site.head().await;
@@ -374,7 +374,7 @@ const CONTINUE: &str = "HTTP/1.1 100 Continue\r\n\r\n";
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_waits_is_told_to_go_on_when_the_target_says_so() {
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let (mut site, mut target, head) = asked(EXPECT).await;
     assert_eq!(head, EXPECT);
     target.say(CONTINUE).await;
@@ -383,15 +383,15 @@ async fn a_client_that_waits_is_told_to_go_on_when_the_target_says_so() {
     target.hears("body").await;
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
-    assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(100), "{:?}", started.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_waits_for_a_silent_target_is_told_to_go_on_after_a_second() {
     let (mut site, mut target, _) = asked(EXPECT).await;
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     site.hears(CONTINUE).await;
-    assert_eq!(begun.elapsed().as_millis() / 10, 100);
+    assert_eq!(started.elapsed().as_millis() / 10, 100);
     site.say("body").await;
     target.hears("body").await;
 }
@@ -422,14 +422,14 @@ async fn a_client_may_be_idle_for_90_seconds_and_write_at_a_head_for_10() {
     site.hears(EMPTY).await;
     tokio::time::advance(Duration::from_secs(89)).await;
     site.say("GET").await;
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     assert_eq!(site.rest().await, "");
-    assert_eq!((begun.elapsed().as_secs(), site.over().await), (10, "slow_head"));
+    assert_eq!((started.elapsed().as_secs(), site.over().await), (10, "slow_head"));
     let (mut site, mut target, _) = asked(GET).await;
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
-    let begun = tokio::time::Instant::now();
-    assert_eq!((site.rest().await, begun.elapsed().as_secs()), (String::new(), 90));
+    let started = tokio::time::Instant::now();
+    assert_eq!((site.rest().await, started.elapsed().as_secs()), (String::new(), 90));
     assert_eq!(site.over().await, "over");
 }
 
@@ -453,11 +453,11 @@ async fn a_client_that_has_finished_its_direction_and_gets_nothing_counts_as_gon
     const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
     for request in [GET, PUT] {
         let (mut site, mut target, _) = asked(request).await;
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         sleep(Duration::from_secs(100)).await;
         site.finish().await;
         assert!(!target.rest().await.1, "broken off, not finished");
-        assert_eq!((begun.elapsed().as_secs(), site.over().await), (130, "reset"));
+        assert_eq!((started.elapsed().as_secs(), site.over().await), (130, "reset"));
         assert_eq!(Site::ended(&site.context, "client_failed").await, 1);
     }
 }
@@ -487,23 +487,23 @@ async fn who_never_takes_the_last_bytes_of_an_answer_is_given_up_after_ten_minut
     let (mut site, mut target, _) = asked(GET).await;
     let body = "x".repeat(site::ROOM + 30_000);
     target.say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let over = tokio::time::timeout(Duration::from_secs(3600), site.over()).await;
-    assert_eq!((over, begun.elapsed().as_secs()), (Ok("reset"), 600));
+    assert_eq!((over, started.elapsed().as_secs()), (Ok("reset"), 600));
 }
 
 #[tokio::test]
-async fn a_pod_that_drains_finishes_answers_and_closes_idle_connections() {
+async fn a_server_that_drains_finishes_answers_and_closes_idle_connections() {
     let (mut site, mut target, _) = asked(GET).await;
     target.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n").await;
     site.head().await;
-    site.context.drain.begin();
+    site.context.drain.start();
     target.say("ok").await;
     assert_eq!(site.rest().await, "ok");
     let (mut idle, mut target, _) = asked(GET).await;
     target.say(EMPTY).await;
     idle.hears(EMPTY).await;
-    idle.context.drain.begin();
+    idle.context.drain.start();
     assert_eq!(idle.rest().await, "");
     assert_eq!((site.over().await, idle.over().await), ("over", "over"));
 }

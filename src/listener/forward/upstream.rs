@@ -17,11 +17,11 @@ use tracing::Span;
 
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
-use crate::listener::admission::{Granted, HEAD_BYTES};
-use crate::listener::forward::message::{BodyNotWanted, Upload};
+use crate::listener::admission::{GrantedSession, HEAD_BYTES};
+use crate::listener::forward::message::{BodyNotWanted, RequestBody};
 use crate::net::ByteStream;
-use crate::session_io::copy::linger;
-use crate::session_io::copy::{ByteCounter, Counted, EndKind, Ended, Side};
+use crate::session_io::copy::close_gracefully;
+use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side};
 use crate::session_io::{LocalPeer, TargetStream};
 
 /// One client's session, if it has one. It is polled by the task that serves the client, beside hyper's server.
@@ -47,28 +47,28 @@ struct Inner<W> {
 struct Idle<W> {
     /// For which requests it may be used again, if for any.
     way: Option<W>,
-    sender: SendRequest<Upload>,
+    sender: SendRequest<RequestBody>,
 }
 
 #[derive(Debug)]
 enum State {
     None,
-    Running(Box<Connection<HyperSession, Upload>>),
-    Ended(Box<Over>),
+    Running(Box<Connection<HyperSession, RequestBody>>),
+    Ended(Box<FinishedSession>),
 }
 
 /// A session that hyper does not use any more.
 #[derive(Debug)]
-struct Over {
+struct FinishedSession {
     pipe: HyperSession,
     unused: Bytes,
     error: Option<hyper::Error>,
 }
 
 /// Why a request got no answer.
-pub(crate) enum Unanswered {
+pub(crate) enum UpstreamError {
     /// The session had ended before anything was sent: the request may be sent over another one.
-    Unsent(Box<Request<Upload>>),
+    Unsent(Box<Request<RequestBody>>),
     /// The client's own body did not come, or not as it should.
     Body,
     /// The session has ended without a byte of an answer; the target may have seen the request.
@@ -97,7 +97,7 @@ impl<W: PartialEq> Upstream<W> {
 
     /// What sends a request that goes this way, if the session that there is will do. One that goes another way is
     /// closed.
-    pub(crate) async fn reuse(&self, way: &W) -> Option<SendRequest<Upload>> {
+    pub(crate) async fn reuse(&self, way: &W) -> Option<SendRequest<RequestBody>> {
         let idle = self.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
         if let Some(Idle { mut sender, .. }) = idle
             && sender.ready().await.is_ok()
@@ -109,7 +109,10 @@ impl<W: PartialEq> Upstream<W> {
     }
 
     /// Begins HTTP over a session that was just opened.
-    pub(crate) async fn start(&self, opened: Granted) -> Result<SendRequest<Upload>, hyper::Error> {
+    pub(crate) async fn start(
+        &self,
+        opened: GrantedSession,
+    ) -> Result<SendRequest<RequestBody>, hyper::Error> {
         let pipe = HyperSession::new(opened, &self.metrics);
         let (sender, connection) = client().handshake(pipe).await?;
         let mut inner = self.lock();
@@ -120,9 +123,9 @@ impl<W: PartialEq> Upstream<W> {
     /// Sends a request, and waits for the answer's head. Not cancel safe: a dropped call ends the session.
     pub(crate) async fn send(
         &self,
-        sender: &mut SendRequest<Upload>,
-        request: Request<Upload>,
-    ) -> Result<Response<Incoming>, Unanswered> {
+        sender: &mut SendRequest<RequestBody>,
+        request: Request<RequestBody>,
+    ) -> Result<Response<Incoming>, UpstreamError> {
         self.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
         let answered = {
@@ -144,23 +147,23 @@ impl<W: PartialEq> Upstream<W> {
             over.pipe.answers(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
         }
         let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
-        let why = over.and_then(|over| self.leave(Over { error: Some(error), ..over }, cut));
+        let why = over.and_then(|over| self.leave(FinishedSession { error: Some(error), ..over }, cut));
         let why = why.unwrap_or(seen);
         Err(match unsent {
-            Some(request) => Unanswered::Unsent(Box::new(request)),
-            None if body => Unanswered::Body,
-            None if silence => Unanswered::Silence(why),
-            None => Unanswered::Target(why),
+            Some(request) => UpstreamError::Unsent(Box::new(request)),
+            None if body => UpstreamError::Body,
+            None if silence => UpstreamError::Silence(why),
+            None => UpstreamError::Target(why),
         })
     }
 
     /// Keeps the session for what goes this way, once its answer is complete; `None` keeps it for no further request.
-    pub(crate) fn keep(&self, way: Option<W>, sender: SendRequest<Upload>) {
+    pub(crate) fn keep(&self, way: Option<W>, sender: SendRequest<RequestBody>) {
         self.lock().idle = Some(Idle { way, sender });
     }
 
     /// The session itself, once the target has agreed to another protocol.
-    pub(crate) async fn switch(&self) -> Option<Granted> {
+    pub(crate) async fn switch(&self) -> Option<GrantedSession> {
         let over = poll_fn(|cx| {
             let mut inner = self.lock();
             inner.poll(cx);
@@ -169,7 +172,7 @@ impl<W: PartialEq> Upstream<W> {
                 (over, _) => Poll::Ready(over),
             }
         });
-        let Over { pipe, unused, .. } = over.await?;
+        let FinishedSession { pipe, unused, .. } = over.await?;
         Some(pipe.into_opened(unused))
     }
 
@@ -182,15 +185,15 @@ impl<W: PartialEq> Upstream<W> {
     }
 
     /// Takes the session, and whether a request is being answered.
-    fn take(&self) -> (Option<Over>, bool) {
+    fn take(&self) -> (Option<FinishedSession>, bool) {
         let mut inner = self.lock();
         let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
         (inner.take_over().or_else(|| inner.stop()), cut)
     }
 
     /// Ends a session. Returns why its request has no answer, if the target's end gave a reason.
-    fn leave(&self, over: Over, cut: bool) -> Option<String> {
-        let Over { pipe, error, unused } = over;
+    fn leave(&self, over: FinishedSession, cut: bool) -> Option<String> {
+        let FinishedSession { pipe, error, unused } = over;
         let ended = pipe.ended();
         let opened = pipe.into_opened(unused);
         let reset = opened.session.ended().map(|refusal| refusal.reason);
@@ -207,7 +210,7 @@ impl<W: PartialEq> Upstream<W> {
             (None, _) => FINISHED,
         };
         if let Some(mut session) = opened.end(ended, LocalPeer::Client) {
-            self.drain.spawn(Span::current(), async move { linger(&mut session).await });
+            self.drain.spawn(Span::current(), async move { close_gracefully(&mut session).await });
         }
         let finished = (ended.how == EndKind::Finished).then(|| "it has ended the connection".to_owned());
         reset.or(finished)
@@ -224,16 +227,16 @@ impl<W> Inner<W> {
             && let Poll::Ready(ended) = connection.poll_without_shutdown(cx)
             && let Some(over) = self.stop()
         {
-            self.state = State::Ended(Box::new(Over { error: ended.err(), ..over }));
+            self.state = State::Ended(Box::new(FinishedSession { error: ended.err(), ..over }));
         }
     }
 
     /// Takes the session from hyper.
-    fn stop(&mut self) -> Option<Over> {
+    fn stop(&mut self) -> Option<FinishedSession> {
         match std::mem::replace(&mut self.state, State::None) {
             State::Running(connection) => {
                 let parts = connection.into_parts();
-                Some(Over { pipe: parts.io, unused: parts.read_buf, error: None })
+                Some(FinishedSession { pipe: parts.io, unused: parts.read_buf, error: None })
             }
             state => {
                 self.state = state;
@@ -242,7 +245,7 @@ impl<W> Inner<W> {
         }
     }
 
-    fn take_over(&mut self) -> Option<Over> {
+    fn take_over(&mut self) -> Option<FinishedSession> {
         match std::mem::replace(&mut self.state, State::None) {
             State::Ended(over) => Some(*over),
             state => {
@@ -260,26 +263,27 @@ fn client() -> Builder {
 }
 
 /// Nothing more is to be asked.
-const FINISHED: Ended = Ended { by: Side::A, how: EndKind::Finished };
+const FINISHED: CopyEnd = CopyEnd { by: Side::A, how: EndKind::Finished };
 
 /// The client is gone, and with it who wanted the answer.
-const ABORTED: Ended = Ended { by: Side::A, how: EndKind::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
+const ABORTED: CopyEnd =
+    CopyEnd { by: Side::A, how: EndKind::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
 
 // A session as hyper wants a connection to be.
 
 /// An open session that hyper reads and writes; what passes is counted.
 #[derive(Debug)]
 pub(crate) struct HyperSession {
-    opened: Granted,
+    opened: GrantedSession,
     up: Counter,
     down: Counter,
     /// Taken from hyper, and not yet by the session, which has no room.
     unsent: Bytes,
-    ended: Option<Ended>,
+    ended: Option<CopyEnd>,
 }
 
 impl HyperSession {
-    pub(crate) fn new(opened: Granted, metrics: &Metrics) -> Self {
+    pub(crate) fn new(opened: GrantedSession, metrics: &Metrics) -> Self {
         Self {
             opened,
             up: metrics.bytes_up.clone(),
@@ -290,7 +294,7 @@ impl HyperSession {
     }
 
     /// What the target's end did first, if it did anything.
-    pub(crate) fn ended(&self) -> Option<Ended> {
+    pub(crate) fn ended(&self) -> Option<CopyEnd> {
         self.ended
     }
 
@@ -300,23 +304,23 @@ impl HyperSession {
     }
 
     /// The session again; `unused` is what hyper has read and made no use of.
-    pub(crate) fn into_opened(self, unused: Bytes) -> Granted {
+    pub(crate) fn into_opened(self, unused: Bytes) -> GrantedSession {
         let mut opened = self.opened;
-        if opened.early.is_empty() {
-            opened.early = unused;
+        if opened.buffered.is_empty() {
+            opened.buffered = unused;
         } else if !unused.is_empty() {
-            opened.early = [unused, opened.early].concat().into();
+            opened.buffered = [unused, opened.buffered].concat().into();
         }
         opened
     }
 
     fn counted(&mut self) -> Counted<'_, TargetStream> {
-        let Granted { session, access, .. } = &mut self.opened;
+        let GrantedSession { session, access, .. } = &mut self.opened;
         let (given, taken) = (
             ByteCounter { one: &mut access.up, all: &self.up },
             ByteCounter { one: &mut access.down, all: &self.down },
         );
-        Counted { stream: session, early: Bytes::new(), taken, given }
+        Counted { stream: session, buffered: Bytes::new(), taken, given }
     }
 
     /// Gives the session what waits for it to have room.
@@ -339,7 +343,7 @@ impl HyperSession {
     }
 
     fn note(&mut self, how: EndKind) {
-        self.ended.get_or_insert(Ended { by: Side::B, how });
+        self.ended.get_or_insert(CopyEnd { by: Side::B, how });
     }
 }
 
@@ -349,18 +353,18 @@ impl Read for HyperSession {
         cx: &mut Context<'_>,
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.opened.early.is_empty() {
+        if self.opened.buffered.is_empty() {
             match ready!(self.counted().poll_read_chunk(cx)) {
                 Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
-                Ok(bytes) => self.opened.early = bytes,
+                Ok(bytes) => self.opened.buffered = bytes,
                 Err(cause) => {
                     self.note(EndKind::ReadFailed(cause.kind()));
                     return Poll::Ready(Err(cause));
                 }
             }
         }
-        let fits = self.opened.early.len().min(buf.remaining());
-        buf.put_slice(&self.opened.early.split_to(fits));
+        let fits = self.opened.buffered.len().min(buf.remaining());
+        buf.put_slice(&self.opened.buffered.split_to(fits));
         Poll::Ready(Ok(()))
     }
 }

@@ -7,19 +7,19 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use crate::base::addresses::{AddressBook, NotLocated};
+use crate::base::addresses::{AddressBook, LocateError};
 use crate::base::names::{Host, NodeName, Target};
 use crate::base::policy::plain;
 use crate::base::policy::ports::{KUBELET, PortTarget};
 use crate::base::policy::targets::is_off_limits;
 use crate::listener::Denial;
-use crate::listener::admission::Proof;
+use crate::listener::admission::ClientIdentity;
 use crate::listener::auth::AccessPolicy;
 use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::https::NodePort;
 
 /// Who asks, and what is known where it is asked.
-pub(crate) struct Asker<'a> {
+pub(crate) struct RoutingContext<'a> {
     /// The server name of its TLS.
     pub(crate) server_name: Option<&'a str>,
     /// Whether it may say by headers where its requests go.
@@ -31,7 +31,7 @@ pub(crate) struct Asker<'a> {
 }
 
 /// A host, with or without a port, as a request names it.
-struct Named {
+struct HostHeader {
     host: Host,
     port: Option<u16>,
     /// Whether that very host is to be dialled: a header says so.
@@ -40,14 +40,14 @@ struct Named {
 
 impl AccessPolicy {
     /// Returns true if the settings name this client: by its certificate, or by a network, and not as one of all clients.
-    pub(crate) fn trusts(&self, proof: &Proof, from: IpAddr) -> bool {
+    pub(crate) fn is_trusted_proxy(&self, proof: &ClientIdentity, from: IpAddr) -> bool {
         let by_name = |names: &[String]| {
             let mut globs = self.names.iter().filter(|glob| !glob.is_everyone());
             globs.any(|glob| names.iter().any(|name| glob.matches(name)))
         };
         let by_address =
             self.allow_from.as_ref().is_some_and(|all| !all.holds_everyone() && all.contains(from));
-        by_address || matches!(proof, Proof::Certificate(names) if by_name(names))
+        by_address || matches!(proof, ClientIdentity::Certificate(names) if by_name(names))
     }
 }
 
@@ -61,7 +61,7 @@ impl NodePort {
     pub(crate) fn place(
         &self,
         head: &Parts,
-        asker: &Asker<'_>,
+        asker: &RoutingContext<'_>,
     ) -> Result<Option<(NodeName, Target)>, Denial> {
         let (told, dest) = (one(&head.headers, &TUNNEL_HOST)?, one(&head.headers, &TUNNEL_DEST)?);
         if (told.is_some() || dest.is_some()) && !asker.trusted {
@@ -70,8 +70,8 @@ impl NodePort {
         if dest.is_some() && self.stands_for != PortTarget::Host {
             return Err(Denial::Forbidden(FIXED.to_owned()));
         }
-        let told_node = told.map(|told| asker.told(&told)).transpose()?;
-        let named = dest.map(|dest| Named { exact: true, ..dest }).or_else(|| host(&head.headers));
+        let told_node = told.map(|told| asker.node_of_header(&told)).transpose()?;
+        let named = dest.map(|dest| HostHeader { exact: true, ..dest }).or_else(|| host(&head.headers));
         let found = match told_node {
             Some(node) => Some((node, true)),
             None => self.node(head.uri.path(), named.as_ref(), asker)?,
@@ -89,24 +89,24 @@ impl NodePort {
     fn node(
         &self,
         path: &str,
-        named: Option<&Named>,
-        asker: &Asker<'_>,
+        named: Option<&HostHeader>,
+        asker: &RoutingContext<'_>,
     ) -> Result<Option<(NodeName, bool)>, Denial> {
         let of_host = match named.map(|named| &named.host) {
             Some(Host::Ip(ip)) => asker.addresses.node_at(*ip)?.map(|(node, _)| node),
             Some(Host::Name(name)) => asker.named(name),
             None => None,
         };
-        let is_name = matches!(named, Some(Named { host: Host::Name(_), .. }));
+        let is_name = matches!(named, Some(HostHeader { host: Host::Name(_), .. }));
         if let Some(node) = of_host.as_ref().filter(|node| is_name && self.finder.knows(node)) {
             return Ok(Some((node.clone(), true)));
         }
-        let of_pod = || {
-            let (namespace, pod) = pod(path)?;
-            asker.addresses.node_of_pod(namespace, pod)
+        let of_server = || {
+            let (namespace, server) = server(path)?;
+            asker.addresses.node_of_pod(namespace, server)
         };
-        let other = asker.server_name.and_then(|name| asker.named(name)).or_else(of_pod);
-        if let Some(Named { exact: true, .. }) = named {
+        let other = asker.server_name.and_then(|name| asker.named(name)).or_else(of_server);
+        if let Some(HostHeader { exact: true, .. }) = named {
             return Ok(of_host.or(other).map(|node| (node, true)));
         }
         let is_named = other.is_none() || other == of_host;
@@ -115,7 +115,12 @@ impl NodePort {
 
     /// The port of the node that a request names: at its loopback if that is listed, else at the node's own address, or
     /// at the one behind the node that is asked for. `None`: a request to its kubelet that names something else.
-    fn of_node(&self, node: &NodeName, named: Option<&Named>, asker: &Asker<'_>) -> Result<Target, Denial> {
+    fn of_node(
+        &self,
+        node: &NodeName,
+        named: Option<&HostHeader>,
+        asker: &RoutingContext<'_>,
+    ) -> Result<Target, Denial> {
         let [kubelet, _] = KUBELET;
         let port = named.map_or(kubelet, |named| named.port.unwrap_or(asker.default_port));
         let on_loopback = self.ports.borrow().is_on_loopback(port);
@@ -128,7 +133,7 @@ impl NodePort {
             None if on_loopback => Ipv4Addr::LOCALHOST.into(),
             None => {
                 let known = asker.addresses.address_of(node);
-                known.ok_or_else(|| NotLocated::NoAddress(node.clone()))?
+                known.ok_or_else(|| LocateError::NoAddress(node.clone()))?
             }
         };
         // A node's programs listen there for the node alone, and often need no credential: a proxy there may lend the node's own.
@@ -139,14 +144,14 @@ impl NodePort {
     }
 }
 
-impl Asker<'_> {
+impl RoutingContext<'_> {
     /// The node of that name in the zone; an address is none.
     fn named(&self, host: &str) -> Option<NodeName> {
         named(host).map(|name| self.gate.own_name(name))
     }
 
     /// The node that a header names, by its name or its address.
-    fn told(&self, told: &Named) -> Result<NodeName, Denial> {
+    fn node_of_header(&self, told: &HostHeader) -> Result<NodeName, Denial> {
         let Host::Ip(ip) = told.host else { return Ok(self.gate.own_name(told.host.to_string().parse()?)) };
         let found = self.addresses.node_at(ip)?.map(|(node, _)| node);
         found.ok_or_else(|| {
@@ -155,14 +160,14 @@ impl Asker<'_> {
     }
 
     /// The address that is to be dialled at the node, and whether it is the node's own; `None`: whichever it has.
-    fn asked(&self, node: &NodeName, named: Option<&Named>) -> Result<Option<(IpAddr, bool)>, Denial> {
+    fn asked(&self, node: &NodeName, named: Option<&HostHeader>) -> Result<Option<(IpAddr, bool)>, Denial> {
         match named {
-            Some(Named { host: Host::Ip(ip), exact, .. }) => {
+            Some(HostHeader { host: Host::Ip(ip), exact, .. }) => {
                 let ip = plain(*ip);
                 let behind = self.addresses.node_at(ip)?.filter(|(of, _)| of == node);
                 Ok(behind.map(|(_, is_own)| (ip, is_own)).or(exact.then_some((ip, false))))
             }
-            Some(Named { host: Host::Name(name), exact: true, .. })
+            Some(HostHeader { host: Host::Name(name), exact: true, .. })
                 if self.named(name).as_ref() != Some(node) =>
             {
                 Err(Denial::Request(OTHER_NAME))
@@ -180,20 +185,20 @@ fn named(host: &str) -> Option<NodeName> {
 }
 
 /// What Host names, as the client spells it.
-fn host(headers: &HeaderMap) -> Option<Named> {
+fn host(headers: &HeaderMap) -> Option<HostHeader> {
     let authority = Authority::try_from(headers.get(HOST)?.as_bytes()).ok()?;
     let port = authority.port_u16().filter(|port| *port > 0);
-    Some(Named { host: authority.host().parse().ok()?, port, exact: false })
+    Some(HostHeader { host: authority.host().parse().ok()?, port, exact: false })
 }
 
 /// The value of a header that says where a request goes.
-fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Named>, Denial> {
+fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHeader>, Denial> {
     let mut all = headers.get_all(name).iter();
     let Some(first) = all.next() else { return Ok(None) };
     let text = first.to_str().unwrap_or_default().trim();
     let named = match text.parse::<Target>() {
-        Ok(Target { host, port }) => Some(Named { host, port: Some(port), exact: false }),
-        Err(_) => text.parse().ok().map(|host| Named { host, port: None, exact: false }),
+        Ok(Target { host, port }) => Some(HostHeader { host, port: Some(port), exact: false }),
+        Err(_) => text.parse().ok().map(|host| HostHeader { host, port: None, exact: false }),
     };
     match named {
         Some(named) if all.next().is_none() => Ok(Some(named)),
@@ -202,11 +207,11 @@ fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Named>, Denial> 
 }
 
 /// Namespace and name of the pod that a request to a kubelet is about.
-fn pod(path: &str) -> Option<(&str, &str)> {
+fn server(path: &str) -> Option<(&str, &str)> {
     let mut parts = path.strip_prefix('/')?.split('/');
     let about_a_pod = POD_PATHS.contains(&parts.next()?);
-    let (namespace, pod) = (parts.next()?, parts.next()?);
-    (about_a_pod && !namespace.is_empty() && !pod.is_empty()).then_some((namespace, pod))
+    let (namespace, server) = (parts.next()?, parts.next()?);
+    (about_a_pod && !namespace.is_empty() && !server.is_empty()).then_some((namespace, server))
 }
 
 /// A kubelet's paths that go on with a pod's namespace and name.

@@ -5,8 +5,8 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(5);
 
-fn proxy(url: &str) -> Proxy {
-    Proxy::new(url, "").unwrap().unwrap()
+fn proxy(url: &str) -> HttpProxyClient {
+    HttpProxyClient::new(url, "").unwrap().unwrap()
 }
 
 /// Plays a proxy that answers once with `answer`; gives what it was asked, and how the asking ended.
@@ -65,7 +65,7 @@ async fn each_failure_says_that_it_was_the_proxy() {
 
 #[tokio::test]
 async fn a_head_without_an_end_is_not_read_for_ever() {
-    let (_, way) = asked("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * LONGEST_HEAD))).await;
+    let (_, way) = asked("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * MAX_HEAD))).await;
     assert!(matches!(way, Err(ProxyError::Broken { .. })));
 }
 
@@ -80,10 +80,10 @@ fn settings_are_read_as_they_are_written_elsewhere() {
     ] {
         assert_eq!(proxy(url).at().to_string(), at);
     }
-    assert!(Proxy::new(" ", "*").unwrap().is_none());
-    assert!(matches!(Proxy::new("socks5://p:1", ""), Err(ProxyError::Scheme(s)) if s == "socks5"));
+    assert!(HttpProxyClient::new(" ", "*").unwrap().is_none());
+    assert!(matches!(HttpProxyClient::new("socks5://p:1", ""), Err(ProxyError::Scheme(s)) if s == "socks5"));
     assert_eq!(proxy("me:pa://ss@p:1").at().to_string(), "p:1");
-    let exempting = Proxy::new("http://p:1", "a.b").unwrap().unwrap();
+    let exempting = HttpProxyClient::new("http://p:1", "a.b").unwrap().unwrap();
     assert!(
         !exempting.applies_to(&"a.b:1".parse().unwrap()) && exempting.applies_to(&"b.c:1".parse().unwrap())
     );
@@ -94,7 +94,7 @@ fn credentials_are_never_shown() {
     let shown = format!(
         "{:?} {:?}",
         proxy("http://me:secret@p:1"),
-        Proxy::new("http://me:secret@p p:1", "").unwrap_err()
+        HttpProxyClient::new("http://me:secret@p p:1", "").unwrap_err()
     );
     assert!(!shown.contains("secret") && !shown.contains("me"), "{shown}");
 }
@@ -102,7 +102,7 @@ fn credentials_are_never_shown() {
 proptest! {
     #[test]
     fn no_setting_makes_the_parser_panic(url in ".{0,60}", list in ".{0,60}") {
-        if let Ok(Some(proxy)) = Proxy::new(&url, &list) {
+        if let Ok(Some(proxy)) = HttpProxyClient::new(&url, &list) {
             proxy.applies_to(&"a.b:1".parse().unwrap());
         }
     }

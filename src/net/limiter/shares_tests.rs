@@ -62,7 +62,7 @@ impl Model {
     }
 
     /// Checks what happened against what should, and follows it.
-    fn follow(&mut self, effects: Effects, limits: Limits, now: Instant) {
+    fn follow(&mut self, effects: Changes, limits: Limits, now: Instant) {
         if let Some(lost) = effects.lost {
             let (_, of, state) = *self.0.iter().find(|entrant| entrant.0 == lost).unwrap();
             match state {
@@ -76,7 +76,7 @@ impl Model {
                     assert_eq!(self.first(of), lost, "another one of it has been silent for longer");
                     let granted = effects.granted.expect("only for somebody else");
                     let gets = self.0.iter().find(|entrant| entrant.0 == granted).unwrap().1;
-                    let silent = !busy && now - since >= limits.patience.expect("somebody may give way");
+                    let silent = !busy && now - since >= limits.idle_timeout.expect("somebody may give way");
                     assert!(self.held(gets) + 1 < most || silent, "it was no more than the newcomer's share");
                 }
                 State::Aside => panic!("it held no slot"),
@@ -108,18 +108,21 @@ fn live(limits: Limits, steps: &[Step]) {
                 let neediest = model.0.iter().all(|g| g.2 != State::Waits || model.held(g.1) > held);
                 match shares.enter(&who, now) {
                     Err(why) => {
-                        assert_eq!(why, AcquireError::ForOne);
-                        assert!(held + model.waiting(who) >= limits.for_one && limits.for_one < limits.slots);
+                        assert_eq!(why, AcquireError::PerSource);
+                        assert!(
+                            held + model.waiting(who) >= limits.per_source
+                                && limits.per_source < limits.permits
+                        );
                         continue;
                     }
                     Ok((id, effects)) => {
                         let alone = (0..5).all(|of| of == who || model.held(of) + model.waiting(of) == 0);
-                        let free = model.all_held() < limits.slots;
+                        let free = model.all_held() < limits.permits;
                         model.0.push((id, who, State::Waits));
                         model.follow(effects, limits, now);
                         let got = effects.granted == Some(id);
                         assert!(!(alone && free) || got, "alone, one may have everything");
-                        if limits.patience.is_some() && held + 1 < most && neediest {
+                        if limits.idle_timeout.is_some() && held + 1 < most && neediest {
                             assert!(got, "a source with {most} keeps one with {held} out");
                         }
                     }
@@ -150,7 +153,7 @@ fn live(limits: Limits, steps: &[Step]) {
             Step::Waits(n) => {
                 let Some(id) = nth(n) else { continue };
                 let effects = shares.waits(id, now);
-                let full = model.state(id) == Some(State::Aside) && model.all_held() == limits.slots;
+                let full = model.state(id) == Some(State::Aside) && model.all_held() == limits.permits;
                 assert_eq!((effects.granted, effects.lost.is_some()), (None, full));
                 if let Some(lost) = effects.lost {
                     let of = model.0.iter().find(|entrant| entrant.0 == lost).unwrap().1;
@@ -164,13 +167,13 @@ fn live(limits: Limits, steps: &[Step]) {
             }
             Step::Later(millis) => {
                 now += Duration::from_millis(millis);
-                let effects = shares.settle(now);
+                let effects = shares.grant_next(now);
                 model.follow(effects, limits, now);
             }
         }
         let waiting: usize = (0..5).map(|who| model.waiting(who)).sum();
-        assert!(model.all_held() <= limits.slots && waiting <= limits.waiting);
-        assert!(waiting == 0 || model.all_held() == limits.slots, "a slot is free and somebody waits");
+        assert!(model.all_held() <= limits.permits && waiting <= limits.waiting);
+        assert!(waiting == 0 || model.all_held() == limits.permits, "a slot is free and somebody waits");
         assert_eq!(
             (shares.held, shares.waiting, shares.entrants.len()),
             (model.all_held(), waiting, model.0.len())
@@ -188,14 +191,14 @@ proptest! {
 
     #[test]
     fn every_life_keeps_the_rules(
-        slots in 1_usize..8,
-        for_one in 1_usize..9,
+        permits in 1_usize..8,
+        per_source in 1_usize..9,
         waiting in 0_usize..5,
-        patience in proptest::option::of(0_u64..2000),
+        idle_timeout in proptest::option::of(0_u64..2000),
         steps in proptest::collection::vec(step(), 1..120),
     ) {
-        let patience = patience.map(Duration::from_millis);
-        live(Limits { slots, for_one, waiting, patience }, &steps);
+        let idle_timeout = idle_timeout.map(Duration::from_millis);
+        live(Limits { permits, per_source, waiting, idle_timeout }, &steps);
     }
 }
 
@@ -205,7 +208,7 @@ fn one_source_has_everything_until_another_comes() {
     let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", now).unwrap().0).collect();
     for lost in first.into_iter().take(50) {
         let (id, effects) = shares.enter(&"few", now).unwrap();
-        assert_eq!(effects, Effects { granted: Some(id), lost: Some(lost) });
+        assert_eq!(effects, Changes { granted: Some(id), lost: Some(lost) });
     }
     // From here on each has its half, and only one of its own gives way to a newcomer of the first.
     let (id, effects) = shares.enter(&"many", now).unwrap();
@@ -221,9 +224,9 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
     shares.mark(3, true, now);
     let (newcomer, effects) = shares.enter(&"one", now).unwrap();
-    assert_eq!(effects, Effects { granted: None, lost: Some(newcomer) }, "all of its own are at work");
+    assert_eq!(effects, Changes { granted: None, lost: Some(newcomer) }, "all of its own are at work");
     let (newcomer, effects) = shares.enter(&"other", now).unwrap();
-    let given = Effects { granted: Some(newcomer), lost: Some(ids[0]) };
+    let given = Changes { granted: Some(newcomer), lost: Some(ids[0]) };
     assert_eq!(effects, given, "one that is at work gives way to a source that has nothing");
 }
 
@@ -231,11 +234,11 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
 fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back() {
     let (mut shares, now) = (FairShares::new(Limits::slots(2)), Instant::now());
     let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, now).unwrap().0);
-    assert_eq!(shares.step_aside(works, now), Effects::default());
+    assert_eq!(shares.step_aside(works, now), Changes::default());
     let first = shares.enter(&"a", now).unwrap();
-    assert_eq!(first.1, Effects { granted: Some(first.0), lost: None }, "its slot is free");
+    assert_eq!(first.1, Changes { granted: Some(first.0), lost: None }, "its slot is free");
     let second = shares.enter(&"b", now).unwrap();
-    assert_eq!(second.1, Effects { granted: Some(second.0), lost: Some(idle) });
+    assert_eq!(second.1, Changes { granted: Some(second.0), lost: Some(idle) });
     for n in 0..100 {
         let later = now + Duration::from_secs(n);
         let stranger: &str = format!("stranger {n}").leak();
@@ -248,7 +251,7 @@ fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back
 
 #[test]
 fn turns_go_round_among_those_who_wait() {
-    let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 100, patience: None };
+    let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 100, idle_timeout: None };
     let (mut shares, now) = (FairShares::new(limits), Instant::now());
     let mut of = HashMap::new();
     let mut at_work = 0;
@@ -268,7 +271,7 @@ fn turns_go_round_among_those_who_wait() {
 
 #[test]
 fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
-    let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 100, patience: None };
+    let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 100, idle_timeout: None };
     let (mut shares, now) = (FairShares::new(limits), Instant::now());
     let mut at_work = shares.enter(&"flood", now).unwrap().0;
     for _ in 0..50 {
@@ -284,7 +287,7 @@ fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
 
 #[test]
 fn who_floods_a_queue_loses_its_own() {
-    let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 10, patience: None };
+    let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 10, idle_timeout: None };
     let (mut shares, now) = (FairShares::new(limits), Instant::now());
     let honest: Vec<u64> = (0..3).map(|_| shares.enter(&"honest", now).unwrap().0).collect();
     for _ in 0..1000 {

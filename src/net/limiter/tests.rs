@@ -15,22 +15,22 @@ fn a_source_is_an_ipv4_address_or_an_ipv6_network() {
 
 #[tokio::test]
 async fn a_place_comes_back_when_it_is_dropped() {
-    let door = FairLimiter::new(Limits { patience: None, ..Limits::slots(1) });
-    let slot = door.try_enter(&"a").unwrap();
-    assert_eq!(door.try_enter(&"a").unwrap_err(), AcquireError::ForAll);
-    assert_eq!(door.try_enter(&"b").unwrap_err(), AcquireError::ForAll);
+    let door = FairLimiter::new(Limits { idle_timeout: None, ..Limits::slots(1) });
+    let slot = door.try_acquire(&"a").unwrap();
+    assert_eq!(door.try_acquire(&"a").unwrap_err(), AcquireError::Total);
+    assert_eq!(door.try_acquire(&"b").unwrap_err(), AcquireError::Total);
     drop(slot);
-    drop(door.try_enter(&"b").unwrap());
+    drop(door.try_acquire(&"b").unwrap());
     assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
 #[tokio::test]
 async fn who_loses_its_place_is_told() {
     let door = FairLimiter::new(Limits::slots(2));
-    let (one, two) = (door.try_enter(&"a").unwrap(), door.try_enter(&"a").unwrap());
-    one.busy();
-    let three = door.try_enter(&"b").unwrap();
-    assert!(two.lost().is_cancelled() && !one.lost().is_cancelled() && !three.lost().is_cancelled());
+    let (one, two) = (door.try_acquire(&"a").unwrap(), door.try_acquire(&"a").unwrap());
+    one.mark_active();
+    let three = door.try_acquire(&"b").unwrap();
+    assert!(two.revoked().is_cancelled() && !one.revoked().is_cancelled() && !three.revoked().is_cancelled());
     drop((one, two, three));
     assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
@@ -38,25 +38,25 @@ async fn who_loses_its_place_is_told() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
     let patience = Duration::from_secs(3);
-    let door = FairLimiter::new(Limits { waiting: 9, patience: Some(patience), ..Limits::slots(2) });
-    let (one, two) = (door.try_enter(&"a").unwrap(), door.try_enter(&"a").unwrap());
-    let begun = Instant::now();
-    let three = door.enter(&"a").await.unwrap();
-    let waited = begun.elapsed();
-    assert!(waited >= patience && waited <= patience + SETTLE_EVERY, "{waited:?}");
-    assert!(one.lost().is_cancelled() && !two.lost().is_cancelled());
-    let four = door.enter(&"b").await.unwrap();
-    assert!(begun.elapsed() < patience + 2 * SETTLE_EVERY, "{:?}", begun.elapsed());
+    let door = FairLimiter::new(Limits { waiting: 9, idle_timeout: Some(patience), ..Limits::slots(2) });
+    let (one, two) = (door.try_acquire(&"a").unwrap(), door.try_acquire(&"a").unwrap());
+    let started = Instant::now();
+    let three = door.acquire(&"a").await.unwrap();
+    let waited = started.elapsed();
+    assert!(waited >= patience && waited <= patience + GRANT_INTERVAL, "{waited:?}");
+    assert!(one.revoked().is_cancelled() && !two.revoked().is_cancelled());
+    let four = door.acquire(&"b").await.unwrap();
+    assert!(started.elapsed() < patience + 2 * GRANT_INTERVAL, "{:?}", started.elapsed());
     drop((one, two, three, four));
     assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_no_longer_waits_takes_no_turn() {
-    let door = FairLimiter::new(Limits { waiting: 9, patience: None, ..Limits::slots(1) });
-    let slot = door.try_enter(&"a").unwrap();
-    assert!(timeout(Duration::from_secs(1), door.enter(&"a")).await.is_err());
-    let (_, entered) = tokio::join!(async { drop(slot) }, door.enter(&"b"));
+    let door = FairLimiter::new(Limits { waiting: 9, idle_timeout: None, ..Limits::slots(1) });
+    let slot = door.try_acquire(&"a").unwrap();
+    assert!(timeout(Duration::from_secs(1), door.acquire(&"a")).await.is_err());
+    let (_, entered) = tokio::join!(async { drop(slot) }, door.acquire(&"b"));
     drop(entered.unwrap());
     assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
@@ -67,17 +67,17 @@ async fn who_no_longer_waits_takes_no_turn() {
 async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     let patience = Duration::from_secs(3);
-    let door = FairLimiter::new(Limits { waiting: 9, patience: Some(patience), ..Limits::slots(1) });
-    let slot = door.try_enter(&"a").unwrap();
+    let door = FairLimiter::new(Limits { waiting: 9, idle_timeout: Some(patience), ..Limits::slots(1) });
+    let slot = door.try_acquire(&"a").unwrap();
     let (mut far, near) = duplex(64);
-    let mut near = slot.attend(near);
+    let mut near = slot.track_activity(near);
     far.write_all(b"hello").await.unwrap();
     let mut taken = [0; 5];
     near.read_exact(&mut taken).await.unwrap();
-    assert!(timeout(10 * patience, door.enter(&"a")).await.is_err(), "it is we who are slow");
+    assert!(timeout(10 * patience, door.acquire(&"a")).await.is_err(), "it is we who are slow");
     assert!(timeout(Duration::ZERO, near.read_exact(&mut taken)).await.is_err());
-    assert!(timeout(2 * patience, door.enter(&"a")).await.is_ok(), "now it is silent");
-    assert!(slot.lost().is_cancelled());
+    assert!(timeout(2 * patience, door.acquire(&"a")).await.is_ok(), "now it is silent");
+    assert!(slot.revoked().is_cancelled());
     far.write_all(b"hello").await.unwrap();
     near.read_exact(&mut taken).await.unwrap();
     assert!(near.hook.slot.is_none(), "what was lost is looked after no more");

@@ -118,7 +118,7 @@ pub struct Summary {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateWarning {
     /// What it concerns.
-    pub about: About,
+    pub about: CertWarningKind,
     /// What was found.
     pub found: String,
     /// What to do.
@@ -127,7 +127,7 @@ pub struct CertificateWarning {
 
 /// What an [`CertificateWarning`] concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About {
+pub enum CertWarningKind {
     /// What it was issued for.
     Kind,
     /// It is over.
@@ -175,14 +175,14 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
         |about, found: &str, remedy| odd.push(CertificateWarning { about, found: found.to_owned(), remedy });
     if cert.is_ca() {
         is(
-            About::Kind,
+            CertWarningKind::Kind,
             "is a CA's certificate, which edges of this program refuse as a server's",
             "issue one for the server from it: `tunnel init` makes one",
         );
     }
     if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
         is(
-            About::Kind,
+            CertWarningKind::Kind,
             "has no subject alternative names, without which no client accepts it",
             "issue it anew with the names and addresses that clients use",
         );
@@ -191,19 +191,19 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
         && !(uses.value.any || uses.value.server_auth)
     {
         let found = "may not be used by a server (extended key usage), so clients refuse it";
-        is(About::Kind, found, "issue one with serverAuth");
+        is(CertWarningKind::Kind, found, "issue one with serverAuth");
     }
     let (from, to) = (cert.validity().not_before, cert.validity().not_after);
     if now < from {
         is(
-            About::Clock,
+            CertWarningKind::Clock,
             &format!("is not valid before {}", day(from)),
             "check this machine's clock, or wait",
         );
     }
     if now > to {
         let remedy = "issue it anew, it is read again without a restart";
-        is(About::Dates, &format!("expired on {}", day(to)), remedy);
+        is(CertWarningKind::Dates, &format!("expired on {}", day(to)), remedy);
     }
     Ok(odd)
 }
@@ -217,14 +217,14 @@ fn day(time: ASN1Time) -> String {
 
 /// Seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ends {
+pub struct NotAfter {
     /// The first end of all.
     pub first: u64,
     /// The last.
     pub last: u64,
 }
 
-impl Ends {
+impl NotAfter {
     /// Of a PEM text; `None`: it holds no certificate that can be read.
     pub fn of(pem: &[u8]) -> Option<Self> {
         let certificates = rustls_pemfile::certs(&mut &*pem).filter_map(Result::ok).collect::<Vec<_>>();
@@ -244,13 +244,13 @@ pub fn date(seconds: u64) -> String {
 
 /// Shows one certificate to all.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct SingleCertResolver {
     certified: Arc<CertifiedKey>,
     file: PathBuf,
     warned: Mutex<Option<Instant>>,
 }
 
-impl Shown {
+impl SingleCertResolver {
     /// Shows what was read from `file`.
     pub(crate) fn new(certified: CertifiedKey, file: PathBuf) -> Self {
         Self { certified: Arc::new(certified), file, warned: Mutex::default() }
@@ -276,7 +276,7 @@ impl Shown {
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for SingleCertResolver {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         if let Some(name) = hello.server_name()
             && !self.is_for(name)
@@ -405,7 +405,7 @@ mod shown_tests {
         let read = |file: &PathBuf| std::fs::read(file).unwrap();
         let (cert, key) = (read(&identity.cert), read(&identity.key));
         let certified = identity.certified(&cert, &key, &TlsParams::default().provider()).unwrap();
-        let shown = Shown::new(certified, identity.cert);
+        let shown = SingleCertResolver::new(certified, identity.cert);
         assert!(
             shown.is_for("node1.edge.example") && !shown.is_for("node1") && !shown.is_for("a.b.edge.example")
         );

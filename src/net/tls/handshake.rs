@@ -14,7 +14,7 @@ use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::ASN1Time;
 
 use crate::base::logging::printable;
-use crate::net::limiter::{Attended, FairLimiter, Limits, Permit, Source};
+use crate::net::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
@@ -22,17 +22,17 @@ use crate::net::tls::certificate;
 
 /// Does the handshakes of a port. Cheap to clone; clones share the turns.
 #[derive(Debug, Clone)]
-pub struct Acceptor {
+pub struct TlsHandshaker {
     tls: Reload<ServerConfig>,
-    turns: FairLimiter,
+    limiter: FairLimiter,
     pool: Pool,
 }
 
 /// A connection under TLS.
-pub type TlsSocket = TlsStream<Encrypted>;
+pub type TlsSocket = TlsStream<TlsIo>;
 
 /// What TLS sits on.
-pub type Encrypted = Buffered<Attended<TcpStream>>;
+pub type TlsIo = Buffered<ActivityTracked<TcpStream>>;
 
 /// A connection whose handshake is done.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct TlsAccepted {
     /// The connection. While the turn is held it is watched for silence.
     pub stream: TlsSocket,
     /// Its turn: dropped to let the next one in.
-    pub turn: Permit,
+    pub permit: Permit,
     /// When the turn should be over.
     pub until: Instant,
 }
@@ -48,23 +48,23 @@ pub struct TlsAccepted {
 /// Why there was no handshake.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub struct Unshaken {
+pub struct TlsAcceptError {
     /// A fixed label for metrics.
     pub cause: &'static str,
     /// The sentence.
     pub why: String,
     /// What was wrong with the handshake, where the client is to blame.
-    pub fault: Option<Fault>,
+    pub fault: Option<HandshakeError>,
     /// The connection, if an alert was written to it. It must be closed with care, so that the alert arrives.
-    pub socket: Option<Encrypted>,
+    pub socket: Option<TlsIo>,
 }
 
-impl Acceptor {
+impl TlsHandshaker {
     /// For a port at which at most so many connections wait.
     pub fn new(tls: Reload<ServerConfig>, pool: Pool, waiting: usize) -> Self {
-        let patience = Some(PATIENCE);
-        let limits = Limits { slots: HANDSHAKES, for_one: usize::MAX, waiting, patience };
-        Self { tls, turns: FairLimiter::new(limits), pool }
+        let patience = Some(HANDSHAKE_IDLE_TIMEOUT);
+        let limits = Limits { permits: HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout: patience };
+        Self { tls, limiter: FairLimiter::new(limits), pool }
     }
 
     /// Waits for the first byte, then for the turn, then does the handshake. `slot` is the connection's place at its
@@ -78,41 +78,42 @@ impl Acceptor {
         socket: TcpStream,
         from: SocketAddr,
         slot: &Permit,
-    ) -> Result<TlsAccepted, Unshaken> {
+    ) -> Result<TlsAccepted, TlsAcceptError> {
         // A peek, because the socket may be reported readable before a byte is there.
         if timeout(FIRST_BYTE, socket.peek(&mut [0])).await.is_err() {
-            return Err(Unshaken::new("silent", format!("nothing came within {FIRST_BYTE:?}")));
+            return Err(TlsAcceptError::new("silent", format!("nothing came within {FIRST_BYTE:?}")));
         }
-        slot.busy();
-        let Ok(turn) = self.turns.enter(&Source::of(from.ip())).await else {
-            return Err(Unshaken::new("too_many", "too many wait for their TLS handshake"));
+        slot.mark_active();
+        let Ok(turn) = self.limiter.acquire(&Source::of(from.ip())).await else {
+            return Err(TlsAcceptError::new("too_many", "too many wait for their TLS handshake"));
         };
         if socket.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
-            return Err(Unshaken::new("gone", "the client left before its turn"));
+            return Err(TlsAcceptError::new("gone", "the client left before its turn"));
         }
         // Boxed, so that those who wait above do not take its room, nor a link that comes of it.
         Box::pin(self.shake(socket, turn)).await
     }
 
-    async fn shake(&self, socket: TcpStream, turn: Permit) -> Result<TlsAccepted, Unshaken> {
-        let until = Instant::now() + TURN;
+    async fn shake(&self, socket: TcpStream, turn: Permit) -> Result<TlsAccepted, TlsAcceptError> {
+        let until = Instant::now() + HANDSHAKE_TIMEOUT;
         // The turn counts as silent only while this side waits for the client: one that waits for us keeps it.
-        let socket = Buffered::new(turn.attend(socket), self.pool.clone());
+        let socket = Buffered::new(turn.track_activity(socket), self.pool.clone());
         let handshake = TlsAcceptor::from(self.tls.load()).accept(socket).into_fallible();
-        let lost = turn.lost();
+        let lost = turn.revoked();
         let shaken = tokio::select! {
             biased;
-            () = lost.cancelled() => return Err(Unshaken::new("gave_way", "gave way in its TLS handshake")),
+            () = lost.cancelled() => return Err(TlsAcceptError::new("gave_way", "gave way in its TLS handshake")),
             shaken = timeout_at(until, handshake) => shaken,
         };
         match shaken {
-            Ok(Ok(stream)) => Ok(TlsAccepted { stream, turn, until }),
+            Ok(Ok(stream)) => Ok(TlsAccepted { stream, permit: turn, until }),
             Ok(Err((error, socket))) => {
-                let fault = Fault::of(&error);
-                let failed = Unshaken::new("tls", format!("the client's TLS handshake failed: {fault}"));
-                Err(Unshaken { socket: Some(socket), fault: Some(fault), ..failed })
+                let fault = HandshakeError::of(&error);
+                let failed =
+                    TlsAcceptError::new("tls", format!("the client's TLS handshake failed: {fault}"));
+                Err(TlsAcceptError { socket: Some(socket), fault: Some(fault), ..failed })
             }
-            Err(_) => Err(Unshaken::new("tls_too_slow", "TLS handshake took too long")),
+            Err(_) => Err(TlsAcceptError::new("tls_too_slow", "TLS handshake took too long")),
         }
     }
 }
@@ -125,7 +126,7 @@ impl TlsAccepted {
     }
 }
 
-impl Unshaken {
+impl TlsAcceptError {
     fn new(cause: &'static str, why: impl Into<String>) -> Self {
         Self { cause, why: why.into(), fault: None, socket: None }
     }
@@ -135,39 +136,39 @@ impl Unshaken {
 pub const HANDSHAKES: usize = 1000;
 
 /// Who has its turn loses it to a waiting one only after this silence.
-const PATIENCE: Duration = Duration::from_secs(3);
+const HANDSHAKE_IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Time from the connection to the first byte of its handshake. A crowd's may come late; who is silent gives way to others
 /// much sooner.
 const FIRST_BYTE: Duration = Duration::from_secs(10);
 
 /// Time that a turn lasts.
-const TURN: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 // What was wrong in a TLS handshake, in words that need no knowledge of the library's.
 
 /// What was wrong. Displays as what was found, about the far end ("it"), without a remedy: that depends on whose
 /// settings are concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum HandshakeError {
     /// Its certificate was signed by an authority that is not among those that are believed.
-    Authority,
+    UnknownIssuer,
     /// Its certificate is for these names, and not for the one that was wanted.
     Name(Vec<String>),
     /// Its certificate has expired: when, and what this machine's clock says.
     Expired(String, String),
     /// Its certificate is not valid yet: from when on it is, and what this machine's clock says.
-    TooEarly(String, String),
+    NotValidYet(String, String),
     /// Its certificate is an authority's own.
-    IsAuthority,
+    CaUsedAsEndEntity,
     /// Its certificate may not be used by a server, or not by a client.
     Purpose,
     /// It does not speak TLS.
-    NoTls,
+    NotTls,
     /// It speaks TLS, but not the protocol that is wanted over it.
     Protocol,
     /// It does not believe this end's certificate, or wants one.
-    Disbelieves(AlertDescription),
+    AlertReceived(AlertDescription),
     /// It closed the connection in the middle.
     Closed,
     /// Its certificate will not do for another reason, in the library's words.
@@ -176,7 +177,7 @@ pub enum Fault {
     Other(String),
 }
 
-impl Fault {
+impl HandshakeError {
     /// What made a handshake fail.
     pub fn of(error: &io::Error) -> Self {
         let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
@@ -189,10 +190,10 @@ impl Fault {
         };
         match tls {
             rustls::Error::InvalidCertificate(cause) => Self::of_certificate(cause),
-            rustls::Error::InvalidMessage(_) => Self::NoTls,
+            rustls::Error::InvalidMessage(_) => Self::NotTls,
             rustls::Error::NoApplicationProtocol
             | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Self::Protocol,
-            rustls::Error::AlertReceived(alert) if is_of_a_certificate(*alert) => Self::Disbelieves(*alert),
+            rustls::Error::AlertReceived(alert) if is_of_a_certificate(*alert) => Self::AlertReceived(*alert),
             other => Self::Other(printable(&other.to_string())),
         }
     }
@@ -200,20 +201,20 @@ impl Fault {
     fn of_certificate(cause: &CertificateError) -> Self {
         use CertificateError as E;
         match cause {
-            E::UnknownIssuer | E::BadSignature => Self::Authority,
+            E::UnknownIssuer | E::BadSignature => Self::UnknownIssuer,
             E::NotValidForNameContext { presented, .. } => {
-                Self::Name(presented.iter().take(MOST_NAMES).map(|name| bare(name)).collect())
+                Self::Name(presented.iter().take(MAX_NAMES).map(|name| bare(name)).collect())
             }
             E::NotValidForName => Self::Name(Vec::new()),
             E::ExpiredContext { time, not_after } => Self::Expired(moment(*not_after), date(*time)),
-            E::NotValidYetContext { time, not_before } => Self::TooEarly(moment(*not_before), date(*time)),
+            E::NotValidYetContext { time, not_before } => Self::NotValidYet(moment(*not_before), date(*time)),
             E::InvalidPurpose | E::InvalidPurposeContext { .. } => Self::Purpose,
             // No verifier but the one of clients says so.
             E::ApplicationVerificationFailure => Self::OtherCertificate(
                 "its certificate was made for an edge, and an edge is no client".into(),
             ),
             // The library has no variant of its own for it.
-            E::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => Self::IsAuthority,
+            E::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => Self::CaUsedAsEndEntity,
             other => Self::OtherCertificate(printable(
                 &rustls::Error::InvalidCertificate(other.clone()).to_string(),
             )),
@@ -224,11 +225,11 @@ impl Fault {
     pub fn is_of_the_certificate(&self) -> bool {
         matches!(
             self,
-            Self::Authority
+            Self::UnknownIssuer
                 | Self::Name(_)
                 | Self::Expired(..)
-                | Self::TooEarly(..)
-                | Self::IsAuthority
+                | Self::NotValidYet(..)
+                | Self::CaUsedAsEndEntity
                 | Self::Purpose
                 | Self::OtherCertificate(_)
         )
@@ -237,15 +238,15 @@ impl Fault {
     /// A fixed word, for what is counted or summed up.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Authority => "authority",
+            Self::UnknownIssuer => "authority",
             Self::Name(_) => "name",
             Self::Expired(..) => "expired",
-            Self::TooEarly(..) => "too_early",
-            Self::IsAuthority => "is_authority",
+            Self::NotValidYet(..) => "too_early",
+            Self::CaUsedAsEndEntity => "is_authority",
             Self::Purpose => "purpose",
-            Self::NoTls => "no_tls",
+            Self::NotTls => "no_tls",
             Self::Protocol => "protocol",
-            Self::Disbelieves(_) => "disbelieves",
+            Self::AlertReceived(_) => "disbelieves",
             Self::Closed => "closed",
             Self::OtherCertificate(_) => "certificate",
             Self::Other(_) => "other",
@@ -253,10 +254,12 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Authority => f.write_str("its certificate was signed by an authority that is not believed"),
+            Self::UnknownIssuer => {
+                f.write_str("its certificate was signed by an authority that is not believed")
+            }
             Self::Name(names) if names.is_empty() => f.write_str("its certificate is not for that name"),
             Self::Name(names) => {
                 write!(f, "its certificate is for {}, and not for that name", names.join(", "))
@@ -264,18 +267,18 @@ impl fmt::Display for Fault {
             Self::Expired(on, now) => {
                 write!(f, "its certificate has expired on {on}, and this machine's clock says {now}")
             }
-            Self::TooEarly(from, now) => {
+            Self::NotValidYet(from, now) => {
                 write!(f, "its certificate is valid from {from} on, and this machine's clock says {now}")
             }
-            Self::IsAuthority => {
+            Self::CaUsedAsEndEntity => {
                 f.write_str("its certificate is an authority's own, which no server and no client may show")
             }
             Self::Purpose => {
                 f.write_str("its certificate is not made for this end of a connection (extended key usage)")
             }
-            Self::NoTls => f.write_str("it does not speak TLS"),
+            Self::NotTls => f.write_str("it does not speak TLS"),
             Self::Protocol => f.write_str("it speaks TLS, but another protocol than this one over it"),
-            Self::Disbelieves(alert) => {
+            Self::AlertReceived(alert) => {
                 write!(f, "it does not take the certificate, or wants one (TLS alert {alert:?})")
             }
             Self::Closed => f.write_str("it closed the connection in the middle of the handshake"),
@@ -321,7 +324,7 @@ fn date(at: UnixTime) -> String {
 const DAY: u64 = 24 * 60 * 60;
 
 /// Names of a certificate that are told; it may have hundreds.
-const MOST_NAMES: usize = 5;
+const MAX_NAMES: usize = 5;
 
 #[cfg(test)]
 mod tests {
@@ -335,7 +338,7 @@ mod tests {
     use tokio_rustls::rustls::HandshakeKind;
 
     use crate::net::tls::tests::{Authority, SetTime, client, server, server_at};
-    use crate::net::tls::{ClientCertificates, Trust, server_name};
+    use crate::net::tls::{ClientAuth, Trust, server_name};
 
     use super::*;
 
@@ -346,15 +349,15 @@ mod tests {
     }
 
     fn slot(from: SocketAddr) -> Permit {
-        FairLimiter::new(Limits::slots(1)).try_enter(&Source::of(from.ip())).unwrap()
+        FairLimiter::new(Limits::slots(1)).try_acquire(&Source::of(from.ip())).unwrap()
     }
 
     #[tokio::test]
     async fn a_session_is_resumed_for_as_long_as_the_clients_own_certificate_is_valid() {
         let (ca, clock) = (Authority::new("ca"), SetTime(Arc::new(AtomicU64::new(YEAR_2029))));
-        let clients = ClientCertificates::Required(ca.ca());
+        let clients = ClientAuth::Required(ca.ca());
         let config = server_at(ca.issue("s", "a.b"), clients, &clock);
-        let acceptor = Acceptor::new(Reload::fixed(config), Pool::new(), 9);
+        let acceptor = TlsHandshaker::new(Reload::fixed(config), Pool::new(), 9);
         let shows = ca.issue_for("c", "pod", 2020..2030);
         // What stands behind its own may be over: an authority's of before, say.
         let others = [&shows, &ca.issue_for("o", "other", 2020..2021)];
@@ -374,10 +377,10 @@ mod tests {
             let accept = async {
                 let mut shaken = acceptor.accept(served, from, &slot).await?;
                 shaken.stream.write_all(b"x").await.unwrap();
-                Ok::<_, Unshaken>(shaken.names())
+                Ok::<_, TlsAcceptError>(shaken.names())
             };
             let (accepted, kind) = tokio::join!(accept, connect);
-            (accepted.map_err(|unshaken| unshaken.to_string()), kind)
+            (accepted.map_err(|handshake_failures| handshake_failures.to_string()), kind)
         };
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed, HandshakeKind::Resumed] {
             let (accepted, kind) = handshake().await;
@@ -398,14 +401,14 @@ mod tests {
     #[tokio::test]
     async fn who_has_left_while_it_waited_costs_no_handshake() {
         let ca = Authority::new("ca");
-        let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: None };
-        let acceptor = Acceptor {
-            tls: server(ca.issue("s", "a.b"), ClientCertificates::Anonymous),
-            turns: FairLimiter::new(limits),
+        let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 9, idle_timeout: None };
+        let acceptor = TlsHandshaker {
+            tls: server(ca.issue("s", "a.b"), ClientAuth::Anonymous),
+            limiter: FairLimiter::new(limits),
             pool: Pool::new(),
         };
         let from: SocketAddr = "192.0.2.1:1".parse().unwrap();
-        let turn = acceptor.turns.try_enter(&Source::of(from.ip())).unwrap();
+        let turn = acceptor.limiter.try_acquire(&Source::of(from.ip())).unwrap();
         let (mut leaves, served) = pair().await;
         leaves.write_all(&[22]).await.unwrap();
         let slot = slot(from);
@@ -422,10 +425,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_handshake_gives_way_to_another_source_and_silence_ends_by_itself() {
         let ca = Authority::new("ca");
-        let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: Some(PATIENCE) };
-        let acceptor = Acceptor {
-            tls: server(ca.issue("s", "a.b"), ClientCertificates::Anonymous),
-            turns: FairLimiter::new(limits),
+        let limits = Limits {
+            permits: 1,
+            per_source: usize::MAX,
+            waiting: 9,
+            idle_timeout: Some(HANDSHAKE_IDLE_TIMEOUT),
+        };
+        let acceptor = TlsHandshaker {
+            tls: server(ca.issue("s", "a.b"), ClientAuth::Anonymous),
+            limiter: FairLimiter::new(limits),
             pool: Pool::new(),
         };
         let (slow, other) = ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
@@ -446,9 +454,9 @@ mod tests {
         assert_eq!((first.unwrap_err().cause, second.unwrap()), ("gave_way", None));
 
         let (_silent, served) = pair().await;
-        let begun = Instant::now();
+        let started = Instant::now();
         assert_eq!(acceptor.accept(served, slow, &slow_slot).await.unwrap_err().cause, "silent");
-        assert_eq!(begun.elapsed().as_secs(), FIRST_BYTE.as_secs());
+        assert_eq!(started.elapsed().as_secs(), FIRST_BYTE.as_secs());
     }
 }
 
@@ -458,18 +466,18 @@ mod fault_tests {
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use crate::net::tls::tests::{Authority, client, server};
-    use crate::net::tls::{ClientCertificates, Identity, Trust, server_name};
+    use crate::net::tls::{ClientAuth, Identity, Trust, server_name};
 
     use super::*;
 
     /// What each end finds when a client that believes `trusted` wants `a.b`.
-    async fn met(shown: Identity, trusted: &Authority) -> (Option<Fault>, Option<Fault>) {
+    async fn met(shown: Identity, trusted: &Authority) -> (Option<HandshakeError>, Option<HandshakeError>) {
         let (near, far) = duplex(1 << 16);
-        let accept = TlsAcceptor::from(server(shown, ClientCertificates::Anonymous).load());
+        let accept = TlsAcceptor::from(server(shown, ClientAuth::Anonymous).load());
         let connect = TlsConnector::from(client(Trust::Ca(trusted.ca()), None).load());
         let (ours, theirs) =
             tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));
-        (ours.err().map(|e| Fault::of(&e)), theirs.err().map(|e| Fault::of(&e)))
+        (ours.err().map(|e| HandshakeError::of(&e)), theirs.err().map(|e| HandshakeError::of(&e)))
     }
 
     #[tokio::test]
@@ -479,10 +487,13 @@ mod fault_tests {
         let (ours, theirs) = met(ca.issue("s", "a.b"), &other).await;
         assert_eq!(
             (ours, theirs),
-            (Some(Fault::Authority), Some(Fault::Disbelieves(AlertDescription::UnknownCA)))
+            (
+                Some(HandshakeError::UnknownIssuer),
+                Some(HandshakeError::AlertReceived(AlertDescription::UnknownCA))
+            )
         );
         let (ours, _) = met(ca.issue("s", "c.d"), &ca).await;
-        assert_eq!(ours, Some(Fault::Name(vec!["c.d".into()])));
+        assert_eq!(ours, Some(HandshakeError::Name(vec!["c.d".into()])));
         let (ours, _) = met(ca.issue_for("s", "a.b", 1990..2001), &ca).await;
         let told = ours.unwrap().to_string();
         assert!(
@@ -497,8 +508,10 @@ mod fault_tests {
     #[tokio::test]
     async fn a_far_end_without_tls_is_told_from_one_that_goes_away() {
         let ca = Authority::new("ca");
-        for (says, fault) in [(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], Fault::NoTls), (b"", Fault::Closed)]
-        {
+        for (says, fault) in [
+            (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], HandshakeError::NotTls),
+            (b"", HandshakeError::Closed),
+        ] {
             let (near, mut far) = duplex(1 << 16);
             let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
             let plain = async {
@@ -508,7 +521,7 @@ mod fault_tests {
                 far
             };
             let (shaken, _far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), plain);
-            assert_eq!(Fault::of(&shaken.unwrap_err()), fault);
+            assert_eq!(HandshakeError::of(&shaken.unwrap_err()), fault);
         }
     }
 

@@ -83,20 +83,20 @@ where
 {
     let ca = Authority::new("ca");
     let (serves, dials) =
-        (server(ca.issue("s", "a.b"), ClientCertificates::Anonymous), client(Trust::Ca(ca.ca()), None));
+        (server(ca.issue("s", "a.b"), ClientAuth::Anonymous), client(Trust::Ca(ca.ca()), None));
     let (connect, accept) = (TlsConnector::from(dials.load()), TlsAcceptor::from(serves.load()));
     let (near, far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));
     (near.unwrap(), far.unwrap())
 }
 
-pub(crate) fn server(identity: Identity, clients: ClientCertificates) -> Reload<ServerConfig> {
+pub(crate) fn server(identity: Identity, clients: ClientAuth) -> Reload<ServerConfig> {
     TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
         .load()
         .unwrap()
 }
 
 /// As [`server`], now, with a clock that the test sets.
-pub(crate) fn server_at(identity: Identity, clients: ClientCertificates, clock: &SetTime) -> ServerConfig {
+pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime) -> ServerConfig {
     let read = |file: &PathBuf| std::fs::read(file).unwrap();
     let (cert, key) = (read(&identity.cert), read(&identity.key));
     let cas: Vec<_> = clients.files().iter().map(read).collect();
@@ -132,13 +132,13 @@ async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name
 async fn names_and_addresses_are_checked_against_the_certificate() {
     let ca = Authority::new("one");
     let trust = client(Trust::Ca(ca.ca()), None);
-    let by_name = server(ca.issue("name", "tunnel.cloud.io"), ClientCertificates::Anonymous);
-    let by_address = server(ca.issue("address", "127.0.0.1"), ClientCertificates::Anonymous);
+    let by_name = server(ca.issue("name", "tunnel.cloud.io"), ClientAuth::Anonymous);
+    let by_address = server(ca.issue("address", "127.0.0.1"), ClientAuth::Anonymous);
     meet(&by_name, &trust, "tunnel.cloud.io").await.unwrap();
     meet(&by_address, &trust, "127.0.0.1").await.unwrap();
     assert!(meet(&by_name, &trust, "127.0.0.1").await.is_err());
     assert!(meet(&by_address, &trust, "tunnel.cloud.io").await.is_err());
-    meet(&by_name, &client(Trust::Anyone, None), "127.0.0.1").await.unwrap();
+    meet(&by_name, &client(Trust::NoVerify, None), "127.0.0.1").await.unwrap();
     assert!(matches!(server_name("no name"), Err(TlsError::Name(_))));
     assert!(server_name("[::1]").is_ok());
 }
@@ -146,7 +146,7 @@ async fn names_and_addresses_are_checked_against_the_certificate() {
 #[tokio::test]
 async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
-    let served = server(two.issue("s", "a.b"), ClientCertificates::Anonymous);
+    let served = server(two.issue("s", "a.b"), ClientAuth::Anonymous);
     assert!(meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
     let both = [std::fs::read(one.ca()).unwrap(), std::fs::read(two.ca()).unwrap()].concat();
     std::fs::write(one.ca(), both).unwrap();
@@ -156,7 +156,7 @@ async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
 #[tokio::test]
 async fn a_client_without_a_certificate_of_that_authority_is_refused() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let required = server(ours.issue("s", "a.b"), ClientCertificates::Required(ours.ca()));
+    let required = server(ours.issue("s", "a.b"), ClientAuth::Required(ours.ca()));
     let nobody = client(Trust::Ca(ours.ca()), None);
     let known = client(Trust::Ca(ours.ca()), Some(ours.issue("c", "pod")));
     let stranger = client(Trust::Ca(ours.ca()), Some(theirs.issue("c", "pod")));
@@ -170,7 +170,7 @@ async fn a_client_without_a_certificate_of_that_authority_is_refused() {
 async fn changed_files_are_used_for_the_next_handshake() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let identity = old.issue("s", "a.b");
-    let served = server(identity.clone(), ClientCertificates::Anonymous);
+    let served = server(identity.clone(), ClientAuth::Anonymous);
     let trust = client(Trust::Ca(old.ca()), None);
     meet(&served, &trust, "a.b").await.unwrap();
 
@@ -196,7 +196,7 @@ fn a_key_of_another_certificate_is_said_so() {
     let mixed = Identity { cert: one.cert, key: two.key };
     let failed = TlsServerConfig {
         identity: mixed,
-        clients: ClientCertificates::Anonymous,
+        clients: ClientAuth::Anonymous,
         offer: TlsParams::default(),
         alpn: vec![],
     }
@@ -206,9 +206,13 @@ fn a_key_of_another_certificate_is_said_so() {
 }
 
 /// What a pod serves with, and what it dials with.
-fn pod(ca: &Authority, identity: Identity, name: Option<&str>) -> (Reload<ServerConfig>, PeerTlsConfig) {
+fn peer_server(
+    ca: &Authority,
+    identity: Identity,
+    name: Option<&str>,
+) -> (Reload<ServerConfig>, PeerTlsConfig) {
     let name = name.map(|name| server_name(name).unwrap());
-    let served = server(identity.clone(), ClientCertificates::Siblings(ca.ca(), name.clone()));
+    let served = server(identity.clone(), ClientAuth::Peers(ca.ca(), name.clone()));
     (served, PeerTlsConfig { identity, ca: ca.ca(), name })
 }
 
@@ -238,10 +242,10 @@ async fn meet_as(
 }
 
 #[tokio::test]
-async fn pods_know_each_other_by_what_they_show_to_edges() {
+async fn servers_know_each_other_by_what_they_show_to_edges() {
     let ca = Authority::new("ours");
-    let (first, _) = pod(&ca, ca.issue("1", "cloud.test"), None);
-    let (_, second) = pod(&ca, ca.issue("2", "cloud.test"), None);
+    let (first, _) = peer_server(&ca, ca.issue("1", "cloud.test"), None);
+    let (_, second) = peer_server(&ca, ca.issue("2", "cloud.test"), None);
     let (second, name) = dialer(second);
     assert!(meet_as(&first, &second, &name).await.unwrap());
     let edge = client(Trust::Ca(ca.ca()), None);
@@ -249,9 +253,9 @@ async fn pods_know_each_other_by_what_they_show_to_edges() {
 }
 
 #[tokio::test]
-async fn who_is_of_another_ca_or_has_another_name_is_no_pod() {
+async fn who_is_of_another_ca_or_has_another_name_is_no_server() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let (served, _) = pod(&ours, ours.issue("s", "cloud.test"), None);
+    let (served, _) = peer_server(&ours, ours.issue("s", "cloud.test"), None);
     let of_theirs = theirs.issue("c", "cloud.test");
     let of_another_name = ours.issue("c", "edge.test");
     for impostor in [of_theirs, of_another_name] {
@@ -261,9 +265,9 @@ async fn who_is_of_another_ca_or_has_another_name_is_no_pod() {
 }
 
 #[tokio::test]
-async fn a_client_only_certificate_is_no_pods() {
+async fn a_client_only_certificate_is_no_servers() {
     let ca = Authority::new("ours");
-    let (served, _) = pod(&ca, ca.issue("s", "cloud.test"), None);
+    let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["cloud.test".to_owned()]).unwrap();
     params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
@@ -278,7 +282,7 @@ async fn a_client_only_certificate_is_no_pods() {
 fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let why = |ca: &Authority, identity: Identity, name: Option<&str>| {
-        pod(ca, identity, name).1.load().unwrap_err().to_string()
+        peer_server(ca, identity, name).1.load().unwrap_err().to_string()
     };
     let missing = why(&ours, ours.issue("1", "cloud.test"), Some("tunnel.test"));
     assert!(missing.contains("\"tunnel.test\"") && missing.contains("issue it anew"), "{missing}");
@@ -289,16 +293,16 @@ fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
 }
 
 #[tokio::test]
-async fn a_pod_that_no_other_would_believe_still_serves_its_edges() {
+async fn a_server_that_no_other_would_believe_still_serves_its_edges() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let (served, _) = pod(&ours, theirs.issue("s", "cloud.test"), None);
+    let (served, _) = peer_server(&ours, theirs.issue("s", "cloud.test"), None);
     assert!(!meet_as(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap());
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_not_valid_now_is_no_pods() {
+async fn a_certificate_that_is_not_valid_now_is_no_servers() {
     let ca = Authority::new("ours");
-    let (served, _) = pod(&ca, ca.issue("s", "cloud.test"), None);
+    let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
     for (from, to) in [(2000, 2001), (2090, 2091)] {
         let late = client(Trust::Ca(ca.ca()), Some(ca.issue_for("c", "cloud.test", from..to)));
         assert!(meet_as(&served, &late, "cloud.test").await.is_err());

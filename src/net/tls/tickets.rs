@@ -17,7 +17,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::ProducesTickets;
 use tokio_rustls::rustls::time_provider::TimeProvider;
 
-use crate::net::tls::{self, ClientCertificates, TlsServerConfig, certificate, text};
+use crate::net::tls::{self, ClientAuth, TlsServerConfig, certificate, text};
 
 /// What a server's sessions stand on. Only servers that agree on all of it take each other's tickets.
 struct TicketScope<'a> {
@@ -41,7 +41,7 @@ pub(crate) struct Tickets {
 /// The keys of all servers on the same ground.
 struct Shared {
     root: Prk,
-    ground: Digest,
+    link_context: Digest,
     keys: ArcSwap<Keys>,
 }
 
@@ -85,14 +85,14 @@ impl TlsServerConfig {
     }
 }
 
-impl ClientCertificates {
+impl ClientAuth {
     /// Whether any client may come to a name by its certificate. Pods prove themselves by the very key of which shared tickets are
     /// made, and edges are below pods.
     fn are_named(&self) -> bool {
         match self {
             Self::Required(_) => true,
-            Self::Anonymous | Self::Siblings(..) => false,
-            Self::Agents(_, others) => others.are_named(),
+            Self::Anonymous | Self::Peers(..) => false,
+            Self::Edges(_, others) => others.are_named(),
         }
     }
 
@@ -101,10 +101,10 @@ impl ClientCertificates {
         match self {
             Self::Anonymous => "anonymous".into(),
             Self::Required(_) => "required".into(),
-            Self::Siblings(_, name) => {
+            Self::Peers(_, name) => {
                 format!("siblings {}", name.as_ref().map(ServerName::to_str).unwrap_or_default())
             }
-            Self::Agents(_, others) => format!("agents, {}", others.rule()),
+            Self::Edges(_, others) => format!("agents, {}", others.rule()),
         }
     }
 }
@@ -115,16 +115,16 @@ impl Shared {
     /// # Errors
     ///
     /// The library makes no keys.
-    fn new(ground: &TicketScope<'_>, now: u64) -> Result<Self, Unspecified> {
-        let root = Salt::new(HKDF_SHA256, LABEL).extract(ground.key);
+    fn new(link_context: &TicketScope<'_>, now: u64) -> Result<Self, Unspecified> {
+        let root = Salt::new(HKDF_SHA256, LABEL).extract(link_context.key);
         let mut parts = Context::new(&SHA256);
-        for part in &ground.parts {
+        for part in &link_context.parts {
             parts.update(&(part.len() as u64).to_be_bytes());
             parts.update(part);
         }
-        let ground = parts.finish();
-        let keys = ArcSwap::from_pointee(Keys::new(&root, ground.as_ref(), now / DAY)?);
-        Ok(Self { root, ground, keys })
+        let link_context = parts.finish();
+        let keys = ArcSwap::from_pointee(Keys::new(&root, link_context.as_ref(), now / DAY)?);
+        Ok(Self { root, link_context, keys })
     }
 
     fn keys(&self, now: u64) -> Option<Arc<Keys>> {
@@ -132,7 +132,7 @@ impl Shared {
         if keys.today == now / DAY {
             return Some(keys);
         }
-        let keys = Arc::new(Keys::new(&self.root, self.ground.as_ref(), now / DAY).ok()?);
+        let keys = Arc::new(Keys::new(&self.root, self.link_context.as_ref(), now / DAY).ok()?);
         self.keys.store(Arc::clone(&keys));
         Some(keys)
     }
@@ -157,17 +157,17 @@ impl Shared {
 
 impl Tickets {
     /// Whether the certificates of both sides are valid. If not, a whole handshake judges, and lets in who has a new one.
-    fn may_go_on(&self, session: &Session<'_>, now: u64) -> bool {
+    fn may_resume(&self, session: &TicketSession<'_>, now: u64) -> bool {
         let is_valid = |leaf| certificate::validity(leaf).is_ok_and(|dates| dates.contains(&now));
         now < self.until && session.leaf.is_none_or(is_valid)
     }
 }
 
 impl Keys {
-    fn new(root: &Prk, ground: &[u8], today: u64) -> Result<Self, Unspecified> {
+    fn new(root: &Prk, link_context: &[u8], today: u64) -> Result<Self, Unspecified> {
         let of_day = |day: u64| {
             let (mut key, day) = ([0; 32], day.to_be_bytes());
-            root.expand(&[ground, &day], HKDF_SHA256)?.fill(&mut key)?;
+            root.expand(&[link_context, &day], HKDF_SHA256)?.fill(&mut key)?;
             RandomizedNonceKey::new(&AES_256_GCM, &key)
         };
         let days = today.saturating_sub(DAYS)..=today + 1;
@@ -193,7 +193,7 @@ impl ProducesTickets for Tickets {
 
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
         let now = now(&*self.clock);
-        let session = Session::read(plain).filter(|session| self.may_go_on(session, now))?;
+        let session = TicketSession::read(plain).filter(|session| self.may_resume(session, now))?;
         match &self.shared {
             Some(shared) if session.version == ProtocolVersion::TLSv1_3 => shared.seal(plain, now),
             _ => self.own.encrypt(plain),
@@ -204,7 +204,7 @@ impl ProducesTickets for Tickets {
         let now = now(&*self.clock);
         let opened = self.shared.as_ref().and_then(|shared| shared.open(ticket, now));
         let plain = opened.or_else(|| self.own.decrypt(ticket))?;
-        Session::read(&plain).is_some_and(|session| self.may_go_on(&session, now)).then_some(plain)
+        TicketSession::read(&plain).is_some_and(|session| self.may_resume(&session, now)).then_some(plain)
     }
 }
 
@@ -216,13 +216,13 @@ impl fmt::Debug for Tickets {
 
 /// What a ticket says of its session.
 #[derive(Debug, PartialEq)]
-struct Session<'a> {
+struct TicketSession<'a> {
     version: ProtocolVersion,
     /// The certificate that the client has shown, without those behind it, if it has shown one.
     leaf: Option<&'a [u8]>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> TicketSession<'a> {
     /// From the text that the library writes into a ticket. That is the library's own affair: of a text that is not as known
     /// here there is no ticket, and a whole handshake instead.
     fn read(text: &'a [u8]) -> Option<Self> {

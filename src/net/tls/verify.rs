@@ -135,9 +135,9 @@ pub fn issuer(
 
 /// Trusts every certificate, but still checks that the server has its key.
 #[derive(Debug)]
-pub(crate) struct Anyone(pub(crate) Arc<CryptoProvider>);
+pub(crate) struct NoVerifier(pub(crate) Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for NoVerifier {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -200,12 +200,12 @@ const NO_NAME: &str = "our own certificate carries no DNS name by which pods cou
 
 /// What edges' certificates are: issued by a CA of this file, with exactly the subject `EDGE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Agents {
+pub struct EdgeCerts {
     /// The file of CAs.
     pub ca: PathBuf,
 }
 
-impl Agents {
+impl EdgeCerts {
     /// The node whose certificate this is: its one DNS name; `None`: it is not an edge's, inner `None`: it has none, or several.
     /// Whether it is to be believed was settled by the handshake.
     pub fn node(der: &[u8]) -> Option<Option<String>> {
@@ -217,7 +217,7 @@ impl Agents {
 
     /// An error if one of the CAs of edges' certificates is one of that file, too, in whichever certificate: a cluster's
     /// signs for others as well, and must not make pods.
-    pub(crate) fn are_apart(
+    pub(crate) fn check_disjoint(
         &self,
         issuers: &RootCertStore,
         path: &Path,
@@ -362,7 +362,7 @@ mod tests {
 
     use crate::net::tls::tests::{Authority, client, server};
     use crate::net::tls::tickets::tests::meet;
-    use crate::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig, Trust, server_name};
+    use crate::net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig, Trust, server_name};
 
     use super::*;
 
@@ -397,12 +397,12 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_of_edges_certificates_is_never_the_pods() {
+    fn the_authority_of_edges_certificates_is_never_the_servers() {
         let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
         let load = |ca: PathBuf| {
-            let agents = Agents { ca };
-            let siblings = ClientCertificates::Siblings(cloud.ca(), None);
-            let clients = ClientCertificates::Agents(agents, Box::new(siblings));
+            let agents = EdgeCerts { ca };
+            let peers = ClientAuth::Peers(cloud.ca(), None);
+            let clients = ClientAuth::Edges(agents, Box::new(peers));
             let offer = TlsParams::default();
             let identity = cloud.issue("pod", "a.b");
             TlsServerConfig { identity, clients, offer, alpn: Vec::new() }.load()
@@ -418,12 +418,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_edge_with_a_certificate_resumes_at_any_pod() {
+    async fn an_edge_with_a_certificate_resumes_at_any_server() {
         let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
-        let agents = Agents { ca: cluster.dir.path().join("ca.crt") };
-        let siblings = ClientCertificates::Siblings(cloud.ca(), None);
-        let (identity, clients) =
-            (cloud.issue("pod", "a.b"), ClientCertificates::Agents(agents, Box::new(siblings)));
+        let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
+        let peers = ClientAuth::Peers(cloud.ca(), None);
+        let (identity, clients) = (cloud.issue("pod", "a.b"), ClientAuth::Edges(agents, Box::new(peers)));
         let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
             assert_eq!(meet(&edge, &server(identity.clone(), clients.clone()).load()).await, expected);
@@ -431,12 +430,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_edges_certificate_is_of_the_clusters_authority_and_a_pods_of_the_clouds() {
+    async fn an_edges_certificate_is_of_the_clusters_authority_and_a_servers_of_the_clouds() {
         let (cloud, cluster, other) = (Authority::new("cloud"), Cluster::new(), Cluster::new());
-        let agents = Agents { ca: cluster.dir.path().join("ca.crt") };
-        let siblings = ClientCertificates::Siblings(cloud.ca(), None);
-        let pod = cloud.issue("pod", "a.b");
-        let tls = server(pod.clone(), ClientCertificates::Agents(agents.clone(), Box::new(siblings)));
+        let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
+        let peers = ClientAuth::Peers(cloud.ca(), None);
+        let peer_server = cloud.issue("pod", "a.b");
+        let tls = server(peer_server.clone(), ClientAuth::Edges(agents.clone(), Box::new(peers)));
         let shows = async |shown: Option<Identity>| {
             let connector = TlsConnector::from(client(Trust::Ca(cloud.ca()), shown).load());
             let (near, far) = duplex(1 << 16);
@@ -448,13 +447,13 @@ mod tests {
                 let mut stream = TlsAcceptor::from(tls.load()).accept(far).await?;
                 stream.write_all(b"x").await?;
                 let leaf = stream.get_ref().1.peer_certificates().map(|shown| shown[0].clone());
-                Ok::<_, std::io::Error>(leaf.map(|leaf| Agents::node(&leaf)))
+                Ok::<_, std::io::Error>(leaf.map(|leaf| EdgeCerts::node(&leaf)))
             };
             let (accepted, _) = tokio::join!(accept, connect);
             accepted.map_err(|cause| cause.to_string())
         };
         assert_eq!(shows(None).await, Ok(None));
-        assert_eq!(shows(Some(pod)).await, Ok(Some(None)), "it is no edge's");
+        assert_eq!(shows(Some(peer_server)).await, Ok(Some(None)), "it is no edge's");
         let node = Some(Some(Some("node1".to_owned())));
         assert_eq!(shows(Some(cluster.issue(EDGE.0, &["node1"]))).await, Ok(node));
         let several = shows(Some(cluster.issue(EDGE.0, &["node1", "node2"]))).await;

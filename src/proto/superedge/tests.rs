@@ -1,11 +1,11 @@
 //! Conversations with a plain peer, written by hand from docs/superedge.md#session-messages.
 
-use crate::proto::superedge::LONGEST_TOPIC;
+use crate::proto::superedge::MAX_TOPIC;
 
 use super::*;
 
-fn plain() -> Plain {
-    Plain::new("edge-1".parse().unwrap())
+fn plain() -> PlainCodec {
+    PlainCodec::new("edge-1".parse().unwrap())
 }
 
 fn id() -> SessionId {
@@ -13,7 +13,11 @@ fn id() -> SessionId {
 }
 
 /// The message that is sent, and the frames that our session gets.
-fn say_to(plain: &mut Plain, id: SessionId, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
+fn say_to(
+    plain: &mut PlainCodec,
+    id: SessionId,
+    word: SessionFrame,
+) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     let node = plain.node.clone();
     let decoded =
         plain.send_frame(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) }, Instant::now());
@@ -22,17 +26,17 @@ fn say_to(plain: &mut Plain, id: SessionId, word: SessionFrame) -> (Option<Strea
     (message, decoded.map(|h| h.frames).unwrap_or_default())
 }
 
-fn send_frame(plain: &mut Plain, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
+fn send_frame(plain: &mut PlainCodec, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     say_to(plain, id(), word)
 }
 
 /// The type of the message with which the peer is answered.
-fn answer(plain: &mut Plain, meaning: &PlainEvent) -> String {
+fn answer(plain: &mut PlainCodec, meaning: &PlainEvent) -> String {
     assert_eq!(*meaning, PlainEvent::Answered);
     plain.next_message().unwrap().r#type
 }
 
-fn on_message(plain: &mut Plain, kind: &str, topic: &str, data: &str) -> PlainEvent {
+fn on_message(plain: &mut PlainCodec, kind: &str, topic: &str, data: &str) -> PlainEvent {
     let message = StreamMsg {
         node: "edge-1".into(),
         category: "ssh".into(),
@@ -67,7 +71,7 @@ fn a_tcp_port_is_called_what_the_peer_knows() {
     assert_eq!((decoded.id, decoded.category), (id(), Category::Tcp));
 }
 
-fn opened(plain: &mut Plain) -> String {
+fn opened(plain: &mut PlainCodec) -> String {
     let open = SessionFrame::Open {
         target: "edge-1:22".parse().unwrap(),
         limit: 9,
@@ -115,13 +119,9 @@ async fn a_session_that_the_edge_closes() {
     );
     let end = frames(on_message(&mut plain, "closed", &topic, "EOF"));
     assert!(
-        matches!(&end[..], [SessionFrame::Finish { total: 4 }, SessionFrame::Reset { epoch: 3, refusal }] if refusal.code == Code::Over)
+        matches!(&end[..], [SessionFrame::Fin { total: 4 }, SessionFrame::Reset { epoch: 3, refusal }] if refusal.code == ErrorCode::NoError)
     );
-    assert_eq!(
-        send_frame(&mut plain, SessionFrame::Finish { total: 4 }),
-        (None, vec![]),
-        "closed is said once"
-    );
+    assert_eq!(send_frame(&mut plain, SessionFrame::Fin { total: 4 }), (None, vec![]), "closed is said once");
     assert!(plain.sessions.is_empty() && plain.by_topic.is_empty());
 }
 
@@ -129,14 +129,14 @@ async fn a_session_that_the_edge_closes() {
 async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let said = send_frame(&mut plain, SessionFrame::Finish { total: 1 });
+    let said = send_frame(&mut plain, SessionFrame::Fin { total: 1 });
     assert!(said.0.is_none());
     assert_eq!(said.1, [SessionFrame::Credit { received: 1, limit: u64::MAX }]);
     assert_eq!(frames(on_message(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
     assert!(plain.tick(Instant::now() + Duration::from_secs(29)).is_empty());
     let ended = plain.tick(Instant::now() + Duration::from_secs(30));
     assert_eq!(plain.next_message().unwrap().r#type, "closed");
-    assert!(matches!(ended[0].frames[..], [SessionFrame::Finish { total: 12 }, SessionFrame::Reset { .. }]));
+    assert!(matches!(ended[0].frames[..], [SessionFrame::Fin { total: 12 }, SessionFrame::Reset { .. }]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,7 +149,7 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
         frames(on_message(&mut plain, "tcp-forward", "t", "question"));
         say_to(&mut plain, asked.id, SessionFrame::Data("answer".into()));
         assert_eq!(plain.next_end(), None);
-        assert_eq!(say_to(&mut plain, asked.id, SessionFrame::Finish { total: 7 }).0, None);
+        assert_eq!(say_to(&mut plain, asked.id, SessionFrame::Fin { total: 7 }).0, None);
         assert_eq!(plain.next_end(), Some(now + AFTER_TARGET));
         if goes_on {
             frames(on_message(&mut plain, "tcp-forward", "t", "more"));
@@ -158,12 +158,12 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
         assert_eq!(ended, if goes_on { vec![] } else { vec![asked.id] });
         for id in ended {
             // What has come is not taken yet.
-            plain.put_off(id, now + AFTER_TARGET);
+            plain.postpone_close(id, now + AFTER_TARGET);
             assert_eq!(plain.ended(now + AFTER_TARGET), []);
             assert_eq!(plain.ended(now + AFTER_TARGET * 2), [id]);
             let decoded = plain.close(id).unwrap();
             assert!(
-                matches!(decoded.frames[..], [SessionFrame::Finish { total: 9 }, SessionFrame::Reset { .. }]),
+                matches!(decoded.frames[..], [SessionFrame::Fin { total: 9 }, SessionFrame::Reset { .. }]),
                 "{decoded:?}"
             );
             assert_eq!(plain.next_message().unwrap().r#type, "closed");
@@ -187,7 +187,7 @@ async fn a_failed_dial_says_why() {
     let text = "dial tcp 10.0.0.9:22: connect: connection refused";
     let decoded = frames(on_message(&mut plain, "connect-failed", &topic, text));
     assert!(
-        matches!(&decoded[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == Code::TargetRefused && refusal.reason == text)
+        matches!(&decoded[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == ErrorCode::TargetRefused && refusal.reason == text)
     );
     assert!(plain.sessions.is_empty());
 }
@@ -196,7 +196,8 @@ async fn a_failed_dial_says_why() {
 async fn a_late_answer_to_a_session_given_up_is_closed() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let left = SessionFrame::Reset { epoch: 3, refusal: SessionError::new(Code::GivenUp, "client left") };
+    let left =
+        SessionFrame::Reset { epoch: 3, refusal: SessionError::new(ErrorCode::Cancelled, "client left") };
     assert_eq!(send_frame(&mut plain, left).0.unwrap().r#type, "closed");
     let meaning = on_message(&mut plain, "tcp-forward", &topic, "x");
     assert_eq!(answer(&mut plain, &meaning), "closed");
@@ -205,7 +206,7 @@ async fn a_late_answer_to_a_session_given_up_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plain_pod_opens_with_any_topic() {
+async fn a_plain_server_opens_with_any_topic() {
     let mut plain = plain();
     let PlainEvent::Session(decoded) = on_message(&mut plain, "connecting", "any text at all", "CONNECT")
     else {
@@ -236,10 +237,10 @@ async fn heartbeats_and_nonsense() {
 #[tokio::test]
 async fn what_is_said_of_a_topic_that_nobody_could_have_is_not_repeated() {
     let mut plain = plain();
-    let long = "x".repeat(LONGEST_TOPIC + 1);
+    let long = "x".repeat(MAX_TOPIC + 1);
     for kind in ["tcp-forward", "connected", "connecting"] {
         let meaning = on_message(&mut plain, kind, &long, "");
         let said = plain.next_message().map_or(0, |message| message.topic.len());
-        assert!(said <= LONGEST_TOPIC, "{kind}: {meaning:?} and {said} bytes");
+        assert!(said <= MAX_TOPIC, "{kind}: {meaning:?} and {said} bytes");
     }
 }

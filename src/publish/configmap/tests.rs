@@ -117,7 +117,7 @@ fn pod(
     let settings = ConfigMapParams {
         cluster,
         name: "tunnel-nodes".to_owned(),
-        pod: ip(1),
+        server: ip(1),
         endpoints,
         lives: nobody_lives(),
     };
@@ -141,7 +141,7 @@ async fn a_conflict_is_tried_again_at_once_on_what_the_other_has_written() {
 }
 
 #[tokio::test]
-async fn the_map_is_made_if_there_is_none_and_whoever_makes_it_first_is_no_fault() {
+async fn the_map_is_made_if_there_is_none_and_who_makes_it_first_is_no_fault() {
     let (mut map, server) = pod(None, None);
     map.withdraw().await.unwrap();
     assert_eq!(server.lock().unwrap().object, None, "not for nothing to say");
@@ -172,7 +172,7 @@ async fn what_else_the_map_holds_stays_and_nothing_is_written_for_nothing() {
 
 #[tokio::test]
 async fn a_map_that_would_be_too_large_is_told_with_the_remedy_and_not_sent() {
-    let full = format!("{}\n", "#".repeat(MOST_BYTES - 20));
+    let full = format!("{}\n", "#".repeat(MAX_BYTES - 20));
     let (mut map, server) = pod(Some(object(&full)), None);
     map.write(&names(&["a"])).await.unwrap();
     let told = map.write(&names(&["a", "one-more"])).await.unwrap_err().to_string();
@@ -196,7 +196,7 @@ async fn an_apiserver_that_says_nothing_is_given_up() {
     let settings = ConfigMapParams {
         cluster,
         name: "tunnel-nodes".to_owned(),
-        pod: ip(1),
+        server: ip(1),
         endpoints: None,
         lives: nobody_lives(),
     };
@@ -218,12 +218,12 @@ async fn one_who_writes_without_a_pause_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lines_of_a_pod_that_stays_away_go_and_those_of_one_that_comes_back_stay() {
+async fn lines_of_a_server_that_stays_away_go_and_those_of_one_that_comes_back_stay() {
     let text = "10.0.0.2    b\n10.0.0.3    c\n127.0.0.1    localhost\n192.0.2.1 by-hand\n";
     let (told, known) = watch::channel(None);
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let hosts = || server.lock().unwrap().hosts();
-    let (wait, none) = (ABSENCE + SPREAD, BTreeSet::new());
+    let (wait, none) = (STALE_AFTER + SPREAD, BTreeSet::new());
 
     for unfit in [None, pods(&[], &[]), pods(&[9], &[8])] {
         told.send_replace(unfit);
@@ -234,11 +234,11 @@ async fn lines_of_a_pod_that_stays_away_go_and_those_of_one_that_comes_back_stay
     }
     told.send_replace(pods(&[1, 2], &[3]));
     map.write(&none).await.unwrap();
-    tokio::time::advance(ABSENCE / 2).await;
+    tokio::time::advance(STALE_AFTER / 2).await;
     told.send_replace(pods(&[1, 3], &[2]));
     map.write(&none).await.unwrap();
     assert!(map.due() <= Instant::now() + REWRITE_INTERVAL);
-    tokio::time::advance(ABSENCE - Duration::from_millis(1)).await;
+    tokio::time::advance(STALE_AFTER - Duration::from_millis(1)).await;
     map.write(&none).await.unwrap();
     assert_eq!(hosts(), text, "3 came back, 2 is not away for long");
     tokio::time::advance(SPREAD + Duration::from_millis(1)).await;
@@ -249,13 +249,13 @@ async fn lines_of_a_pod_that_stays_away_go_and_those_of_one_that_comes_back_stay
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_not_ready_keeps_its_lines_while_it_answers() {
+async fn a_server_that_is_not_ready_keeps_its_lines_while_it_answers() {
     let text = "10.0.0.2    b\n10.0.0.3    c\n";
     // We are not ready either, as it would be if probes could not reach anybody.
     let (told, known) = watch::channel(pods(&[], &[1, 2]));
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let living = Arc::new(Mutex::new(BTreeSet::from([ip(2), ip(3)])));
-    let (asked, wait) = (living.clone(), ABSENCE + SPREAD);
+    let (asked, wait) = (living.clone(), STALE_AFTER + SPREAD);
     map.settings.lives = LivenessProbe::new(move |pod| {
         let lives = asked.lock().unwrap().contains(&pod);
         Box::pin(std::future::ready(lives))
@@ -291,7 +291,7 @@ async fn who_was_quicker_than_a_sweep_is_not_swept() {
 }
 
 #[tokio::test]
-async fn a_pod_that_leaves_takes_its_lines_along_and_asks_nobody() {
+async fn a_server_that_leaves_takes_its_lines_along_and_asks_nobody() {
     let (_told, known) = watch::channel(pods(&[1], &[2]));
     let (mut map, server) = pod(Some(object("10.0.0.1    a\n10.0.0.2    b\n")), Some(known));
     map.settings.lives = LivenessProbe::new(|_| Box::pin(std::future::pending()));
@@ -301,7 +301,7 @@ async fn a_pod_that_leaves_takes_its_lines_along_and_asks_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_sweep_at_different_times() {
+async fn servers_sweep_at_different_times() {
     let mut times = BTreeSet::new();
     for _ in 0..8 {
         let (_told, known) = watch::channel(pods(&[1], &[]));
@@ -311,6 +311,6 @@ async fn pods_sweep_at_different_times() {
     }
     assert!(
         times.len() > 4
-            && times.iter().all(|at| (ABSENCE..=ABSENCE + SPREAD).contains(&(*at - Instant::now())))
+            && times.iter().all(|at| (STALE_AFTER..=STALE_AFTER + SPREAD).contains(&(*at - Instant::now())))
     );
 }

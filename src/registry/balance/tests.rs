@@ -4,44 +4,44 @@ use super::*;
 
 /// Pods of a cloud, one step a second, whose edges come anywhere when they dial.
 struct Cloud {
-    pods: Vec<(Balance, u64)>,
+    servers: Vec<(Balance, u64)>,
     /// Pods that nobody comes to, whatever happens.
     shut: usize,
     told: Vec<u64>,
     second: u32,
-    begun: Instant,
+    started: Instant,
     moved: u64,
 }
 
 impl Cloud {
     fn new(nodes: &[u64]) -> Self {
-        let pods = nodes.iter().map(|nodes| (Balance::default(), *nodes)).collect();
-        Self { pods, shut: 0, told: nodes.to_vec(), second: 0, begun: Instant::now(), moved: 0 }
+        let servers = nodes.iter().map(|nodes| (Balance::default(), *nodes)).collect();
+        Self { servers, shut: 0, told: nodes.to_vec(), second: 0, started: Instant::now(), moved: 0 }
     }
 
     fn nodes(&self) -> Vec<u64> {
-        self.pods.iter().map(|(_, nodes)| *nodes).collect()
+        self.servers.iter().map(|(_, nodes)| *nodes).collect()
     }
 
     /// A second passes; where each edge that was asked comes to is up to `chance`. How many were asked.
     fn step(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u64 {
-        let now = self.begun + Duration::from_secs(self.second.into());
+        let now = self.started + Duration::from_secs(self.second.into());
         if self.second.is_multiple_of(5) {
             self.told = self.nodes();
         }
         self.second += 1;
-        let (mut asked, open) = (0, self.pods.len() - self.shut);
-        for n in 0..self.pods.len() {
+        let (mut asked, open) = (0, self.servers.len() - self.shut);
+        for n in 0..self.servers.len() {
             let mut others = self.told.clone();
             others.remove(n);
-            let (balance, here) = &mut self.pods[n];
+            let (balance, here) = &mut self.servers[n];
             let here = usize::try_from(*here).unwrap();
-            let most = balance.step(Some(Weights { here, others: &others }), now);
+            let most = balance.next_batch(Some(NodeCounts { here, others: &others }), now);
             assert!(most <= (here / 100).max(1), "{most} of {here} in a second");
             balance.asked(most);
             for _ in 0..most {
-                self.pods[n].1 -= 1;
-                self.pods[chance(open)].1 += 1;
+                self.servers[n].1 -= 1;
+                self.servers[chance(open)].1 += 1;
             }
             asked += most as u64;
         }
@@ -71,7 +71,7 @@ fn dice(mut seed: u64) -> impl FnMut(usize) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_third_pod_that_comes_late_gets_its_share_of_five_thousand_edges() {
+async fn a_third_server_that_comes_late_gets_its_share_of_five_thousand_edges() {
     let mut cloud = Cloud::new(&[2500, 2500, 0]);
     let took = cloud.settles(&mut dice(1));
     let nodes = cloud.nodes();
@@ -80,7 +80,7 @@ async fn a_third_pod_that_comes_late_gets_its_share_of_five_thousand_edges() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_pod_among_many_gets_some_although_no_other_has_far_too_many() {
+async fn a_new_server_among_many_gets_some_although_no_other_has_far_too_many() {
     let mut nodes = vec![1000; 20];
     nodes.push(0);
     let mut cloud = Cloud::new(&nodes);
@@ -89,7 +89,7 @@ async fn a_new_pod_among_many_gets_some_although_no_other_has_far_too_many() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn edges_that_never_come_to_the_emptier_pod_are_left_in_peace() {
+async fn edges_that_never_come_to_the_emptier_server_are_left_in_peace() {
     let mut cloud = Cloud::new(&[4000, 4000, 500]);
     cloud.shut = 1;
     cloud.settles(&mut dice(3));
@@ -102,20 +102,20 @@ async fn edges_that_never_come_to_the_emptier_pod_are_left_in_peace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_asked_while_a_pod_is_unknown_nor_before_it_has_lasted() {
+async fn nobody_is_asked_while_a_server_is_unknown_nor_before_it_has_lasted() {
     let (mut balance, now) = (Balance::default(), Instant::now());
     let after = |seconds| now + Duration::from_secs(seconds);
-    let weights = Weights { here: 1000, others: &[0] };
+    let weights = NodeCounts { here: 1000, others: &[0] };
     for second in 0..10 {
-        assert_eq!(balance.step(Some(weights), after(second)), 0);
+        assert_eq!(balance.next_batch(Some(weights), after(second)), 0);
     }
-    assert_eq!(balance.step(None, after(10)), 0);
+    assert_eq!(balance.next_batch(None, after(10)), 0);
     for second in 11..21 {
-        assert_eq!(balance.step(Some(weights), after(second)), 0, "it begins anew");
+        assert_eq!(balance.next_batch(Some(weights), after(second)), 0, "it begins anew");
     }
-    assert_eq!(balance.step(Some(weights), after(21)), 10, "1 % of them");
-    assert_eq!(balance.step(None, after(22)), 0);
-    assert_eq!(balance.step(Some(Weights { here: 1000, others: &[] }), after(40)), 0, "it is alone");
+    assert_eq!(balance.next_batch(Some(weights), after(21)), 10, "1 % of them");
+    assert_eq!(balance.next_batch(None, after(22)), 0);
+    assert_eq!(balance.next_batch(Some(NodeCounts { here: 1000, others: &[] }), after(40)), 0, "it is alone");
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,8 +124,8 @@ async fn nobody_falls_below_the_mean_and_a_few_edges_are_no_matter() {
     {
         let (mut balance, now) = (Balance::default(), Instant::now());
         for second in 0..60 {
-            let asked =
-                balance.step(Some(Weights { here, others: &others }), now + Duration::from_secs(second));
+            let asked = balance
+                .next_batch(Some(NodeCounts { here, others: &others }), now + Duration::from_secs(second));
             assert_eq!(asked, 0, "{here} beside {others:?}");
         }
     }
@@ -147,6 +147,6 @@ proptest! {
 
 #[test]
 fn a_load_beyond_all_bounds_is_a_number_like_others() {
-    let mean = Weights { here: 10, others: &[u64::MAX, u64::MAX, 2] }.mean();
+    let mean = NodeCounts { here: 10, others: &[u64::MAX, u64::MAX, 2] }.mean();
     assert!(mean > 1e18, "so nobody here is asked to leave: {mean}");
 }

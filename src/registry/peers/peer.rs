@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::base::drain::Drain;
 use crate::base::names::{Instance, NodeName};
 use crate::link::grpc::LinkContext;
-use crate::link::grpc::dial::{DialError, dial_pod};
+use crate::link::grpc::dial::{LinkDialError, dial_peer};
 use crate::link::link::Link;
 use crate::link::sender::LinkSender;
 use crate::link::sender::signals::BackupLink;
@@ -31,7 +31,7 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::net::tls::PeerTls;
-use crate::net::tls::handshake::Fault;
+use crate::net::tls::handshake::HandshakeError;
 use crate::proto::frame::{Found, Load};
 use crate::proto::hello::Dialect;
 use crate::proto::state::LinkId;
@@ -44,7 +44,7 @@ use crate::registry::peers::rendezvous::Member;
 /// comes during a dial is kept by the `Notify` and taken back after it, as its link is there. A waiter for a link
 /// subscribes to the state before it looks, so no change between the two is missed.
 #[derive(Debug)]
-pub(crate) struct Sibling {
+pub(crate) struct Peer {
     /// Where its gRPC port is.
     pub(crate) at: SocketAddr,
     /// Whether it is in the list of pods, which are asked for every node; else DNS named it once.
@@ -56,58 +56,58 @@ pub(crate) struct Sibling {
     dismissed: CancellationToken,
     /// When its link was last used.
     used: Mutex<Instant>,
-    state: watch::Sender<State>,
+    state: watch::Sender<PeerState>,
     /// The number of the link of that state, so that who looks for the pod behind a link locks nothing of each pod.
     link: AtomicU64,
     /// Why the last try to link to it failed; none once one succeeds.
-    trouble: Mutex<Option<Unreachable>>,
+    trouble: Mutex<Option<PeerError>>,
     process: KnownProcess,
 }
 
-impl Sibling {
+impl Peer {
     /// One at that address, without a link.
     pub(crate) fn new(at: SocketAddr, listed: bool) -> Arc<Self> {
-        let sibling = Self {
+        let peer = Self {
             at,
             listed: AtomicBool::new(listed),
             news: Announcements::default(),
             wanted: Notify::new(),
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
-            state: watch::Sender::new(State::Away),
-            link: AtomicU64::new(NO_LINK),
+            state: watch::Sender::new(PeerState::Unlinked),
+            link: AtomicU64::new(NO_LINK_ID),
             trouble: Mutex::default(),
             process: KnownProcess::default(),
         };
         if listed {
             // It is dialled at once, so that the first client need not wait for the link.
-            sibling.wanted.notify_one();
+            peer.wanted.notify_one();
         }
-        Arc::new(sibling)
+        Arc::new(peer)
     }
 
     /// The link, if there is one.
     pub(crate) fn up(&self) -> Option<Arc<LinkSender>> {
         let state = self.state.borrow().clone();
         match state {
-            State::Up(sender) if !sender.is_closed() => Some(sender),
+            PeerState::Linked(sender) if !sender.is_closed() => Some(sender),
             _ => None,
         }
     }
 
     /// Why the last try to link to it failed; none once one succeeds.
-    pub(crate) fn trouble(&self) -> Option<Unreachable> {
+    pub(crate) fn last_error(&self) -> Option<PeerError> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether its keeper has ended for good.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Never(Unreachable::NoLink { .. }))
+        matches!(&*self.state.borrow(), PeerState::Stopped(PeerError::NoLink { .. }))
     }
 
     /// Whether the address is this pod's own.
-    pub(crate) fn is_ourselves(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Never(Unreachable::Itself(_)))
+    pub(crate) fn is_self(&self) -> bool {
+        matches!(&*self.state.borrow(), PeerState::Stopped(PeerError::SelfDial(_)))
     }
 
     /// Whether that link is the one that leads to it.
@@ -116,12 +116,12 @@ impl Sibling {
     }
 
     /// Whether it is that process, as far as is known.
-    pub(crate) fn may_be(&self, pod: Instance) -> bool {
-        self.process.may_be(pod)
+    pub(crate) fn may_be(&self, server: Instance) -> bool {
+        self.process.may_be(server)
     }
 
-    fn becomes(&self, state: State) {
-        let link = if let State::Up(link) = &state { link.id.0 } else { NO_LINK };
+    fn becomes(&self, state: PeerState) {
+        let link = if let PeerState::Linked(link) = &state { link.id.0 } else { NO_LINK_ID };
         self.link.store(link, Relaxed);
         self.state.send_replace(state);
     }
@@ -129,11 +129,11 @@ impl Sibling {
     /// Announces a node to it, as [`Announcements::add`] does, and makes a link for that if there is none.
     pub(crate) fn announce(&self, node: &NodeName, forwarded: Option<Found>) {
         self.news.add(node, forwarded);
-        self.want();
+        self.request_link();
     }
 
     /// Has a link made if there is none.
-    pub(crate) fn want(&self) {
+    pub(crate) fn request_link(&self) {
         self.wanted.notify_one();
     }
 
@@ -143,14 +143,14 @@ impl Sibling {
     }
 
     /// Notes which process it is by its link, or that nobody knows.
-    fn is_process(&self, link: Option<&LinkSender>, means: &DialContext) {
+    fn set_process(&self, link: Option<&LinkSender>, means: &DialContext) {
         if self.process.is(link) {
             means.members_changed.notify_one();
         }
     }
 
     /// Notes that its link has just been used.
-    pub(crate) fn touch(&self) {
+    pub(crate) fn mark_used(&self) {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
@@ -166,23 +166,23 @@ impl Sibling {
     }
 
     /// Makes links whenever one is wanted, until draining begins or it is dismissed; for one that DNS named, once.
-    pub(crate) async fn keep(self: Arc<Self>, means: DialContext) {
+    pub(crate) async fn run(self: Arc<Self>, means: DialContext) {
         let drain = means.drain.clone();
         loop {
             self.keep_linked(&means).await;
-            if self.is_ourselves() {
+            if self.is_self() {
                 return;
             }
             let why = "it is not one of our pods any more".into();
-            self.becomes(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
+            self.becomes(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
-            self.is_process(None, &means);
+            self.set_process(None, &means);
             // This look comes after the state was set, as another thread may have put it back into the list: before the
             // look, the keeper goes on; after it, the list finds the state over, and replaces it.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }
-            self.becomes(State::Away);
+            self.becomes(PeerState::Unlinked);
         }
     }
 
@@ -199,20 +199,20 @@ impl Sibling {
                 // DNS named it, and nobody waited for the answer.
                 () = sleep(IDLE), if !self.listed.load(Relaxed) => break,
                 // A pod that failed is tried again from time to time, so that its trouble does not outlast it.
-                () = sleep(UNASKED_AGAIN), if failures > 0 => {}
+                () = sleep(UNASKED_RETRY_AFTER), if failures > 0 => {}
             }
-            self.becomes(State::Dialling(Instant::now()));
+            self.becomes(PeerState::Dialling(Instant::now()));
             let pause = match means.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
                     self.serve(link, &mut second, means).await;
                     Duration::ZERO
                 }
-                Err(why @ Unreachable::Itself(_)) => {
+                Err(why @ PeerError::SelfDial(_)) => {
                     tracing::debug!(at = %self.at, "this address is our own");
                     self.news.clear();
-                    self.is_process(None, means);
-                    self.becomes(State::Never(why));
+                    self.set_process(None, means);
+                    self.becomes(PeerState::Stopped(why));
                     return;
                 }
                 Err(why) => {
@@ -233,23 +233,23 @@ impl Sibling {
     }
 
     /// Logs the failure, and returns the time until the next try.
-    fn failed(&self, failures: u32, why: Unreachable, means: &DialContext) -> Duration {
+    fn failed(&self, failures: u32, why: PeerError, means: &DialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
         // Pods that start together find each other not there yet.
-        if listed && (failures == LOUD_AFTER || failures == 1 && why.is_strange()) {
+        if listed && (failures == WARN_AFTER_FAILURES || failures == 1 && why.is_strange()) {
             tracing::warn!(%why, "no link to another pod; trying again");
         } else {
             tracing::debug!(%why, "no link to another pod");
         }
         self.news.clear();
-        self.is_process(None, means);
+        self.set_process(None, means);
         let pause = why.pause(failures, listed);
-        self.becomes(State::Failed(Instant::now() + pause, why.clone()));
+        self.becomes(PeerState::Failed(Instant::now() + pause, why.clone()));
         self.note(Some(why), means);
         pause
     }
 
-    fn note(&self, trouble: Option<Unreachable>, means: &DialContext) {
+    fn note(&self, trouble: Option<PeerError>, means: &DialContext) {
         let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = *known != trouble;
         *known = trouble;
@@ -262,13 +262,13 @@ impl Sibling {
     /// As if it had just been linked.
     #[cfg(test)]
     pub(crate) fn is_linked(&self, link: &Arc<LinkSender>) {
-        self.becomes(State::Up(link.clone()));
+        self.becomes(PeerState::Linked(link.clone()));
     }
 
     /// Until when nobody tries again, if the last try failed.
     #[cfg(test)]
     pub(crate) fn failed_until(&self) -> Option<Instant> {
-        if let State::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
+        if let PeerState::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
     }
 
     fn unused(&self) -> Duration {
@@ -277,17 +277,17 @@ impl Sibling {
 }
 
 /// The number of no link.
-const NO_LINK: u64 = u64::MAX;
+const NO_LINK_ID: u64 = u64::MAX;
 /// Between two tries of one that is listed and does not answer, while nobody wants it.
-const UNASKED_AGAIN: Duration = Duration::from_secs(10);
+const UNASKED_RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Failures in a row after which one is logged as a warning.
-const LOUD_AFTER: u32 = 3;
+const WARN_AFTER_FAILURES: u32 = 3;
 /// A link that nobody used for so long is dropped.
 const IDLE: Duration = Duration::from_secs(60);
 
 // The link to another pod while it is up.
 
-impl Sibling {
+impl Peer {
     /// A link is up: kept until it ends, or has had nothing to do for a minute. Where it falls silent, another one takes
     /// its place.
     pub(crate) async fn serve(
@@ -298,64 +298,69 @@ impl Sibling {
     ) {
         let end = loop {
             match self.serve_one(&link, second, means).await {
-                End::Outrun(next) => {
-                    self.becomes(State::Up(next.clone()));
+                LinkEndReason::Outrun(next) => {
+                    self.becomes(PeerState::Linked(next.clone()));
                     link.close();
                     link = next;
                     // What was announced over the silent one may be lost.
-                    self.is_process(None, means);
+                    self.set_process(None, means);
                 }
                 end => break end,
             }
         };
-        self.becomes(State::Away);
-        if let End::Lost = end {
-            self.is_process(None, means);
+        self.becomes(PeerState::Unlinked);
+        if let LinkEndReason::Lost = end {
+            self.set_process(None, means);
             if self.listed.load(Relaxed) {
                 // Whether it lives is known by the next link.
-                self.want();
+                self.request_link();
             }
         }
     }
 
-    async fn serve_one(&self, link: &Arc<LinkSender>, second: &mut BackupLink, means: &DialContext) -> End {
-        let pod = link.instance.map(tracing::field::debug);
-        tracing::info!(link = %link.id, at = %self.at, pod, "linked to another pod");
-        self.becomes(State::Up(link.clone()));
+    async fn serve_one(
+        &self,
+        link: &Arc<LinkSender>,
+        second: &mut BackupLink,
+        means: &DialContext,
+    ) -> LinkEndReason {
+        let server = link.instance.map(tracing::field::debug);
+        tracing::info!(link = %link.id, at = %self.at, server, "linked to another pod");
+        self.becomes(PeerState::Linked(link.clone()));
         self.note(None, means);
-        self.is_process(Some(link), means);
-        means.registry.told_of_a_pod();
-        means.greet(link, &self.news);
+        self.set_process(Some(link), means);
+        means.registry.wake_all_waiters();
+        means.send_greeting(link, &self.news);
         self.news.send(link, &means.registry, means.own).await;
         // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
-        self.touch();
-        let mut outrun = pin!(second.beside(link, || means.dialer.dial(self.at, true)));
+        self.mark_used();
+        let mut outrun = pin!(second.race(link, || means.dialer.dial(self.at, true)));
         while !link.is_closed() {
             tokio::select! {
                 () = link.closed() => {}
-                () = self.news.come() => {
-                    self.touch();
+                () = self.news.wait_added() => {
+                    self.mark_used();
                     self.news.send(link, &means.registry, means.own).await;
                 }
                 () = sleep(IDLE / 4) => {
                     if link.sessions() > 0 {
-                        self.touch();
+                        self.mark_used();
                     } else if self.unused() >= IDLE {
                         tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
                         link.close();
-                        return End::Idle;
+                        return LinkEndReason::Idle;
                     }
                 }
-                next = &mut outrun => return End::Outrun(next),
+                next = &mut outrun => return LinkEndReason::Outrun(next),
             }
         }
-        End::Lost
+        LinkEndReason::Lost
     }
 }
 
 /// Why a link is not served any more.
-enum End {
+enum LinkEndReason {
     /// Nobody needs it.
     Idle,
     Lost,
@@ -365,31 +370,31 @@ enum End {
 
 // Waiting for a link to another pod.
 
-impl Sibling {
+impl Peer {
     /// The link, made if there is none. Waits at most 1 s for one; a later call waits only what is left of it, and for
     /// a while after a failure nobody waits at all. Cancel safe.
-    pub(crate) async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
+    pub(crate) async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
         let mut state = self.state.subscribe();
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let known = state.borrow_and_update().clone();
             let since = match known {
-                State::Up(sender) if !sender.is_closed() => {
-                    self.touch();
+                PeerState::Linked(sender) if !sender.is_closed() => {
+                    self.mark_used();
                     return Ok(sender);
                 }
-                State::Never(why) => return Err(why),
-                State::Failed(until, why) if Instant::now() < until => return Err(why),
-                State::Dialling(since) => since,
-                State::Up(_) | State::Away | State::Failed(..) => {
+                PeerState::Stopped(why) => return Err(why),
+                PeerState::Failed(until, why) if Instant::now() < until => return Err(why),
+                PeerState::Dialling(since) => since,
+                PeerState::Linked(_) | PeerState::Unlinked | PeerState::Failed(..) => {
                     self.wanted.notify_one();
-                    begun
+                    started
                 }
             };
             let left = LOOK_UP.saturating_sub(since.elapsed());
             if !matches!(timeout(left, state.changed()).await, Ok(Ok(()))) {
                 let cause = format!("no link within {LOOK_UP:?}");
-                return Err(Unreachable::NoLink { at: self.at, cause });
+                return Err(PeerError::NoLink { at: self.at, cause });
             }
         }
     }
@@ -401,46 +406,46 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 // What is known of one other pod: whether it is linked, and which process it is.
 
 #[derive(Debug, Clone)]
-pub(crate) enum State {
+pub(crate) enum PeerState {
     /// No link, and none is wanted.
-    Away,
+    Unlinked,
     /// A link is being made since then.
     Dialling(Instant),
     /// The last try failed; the next one begins no earlier than that time.
-    Failed(Instant, Unreachable),
-    Up(Arc<LinkSender>),
+    Failed(Instant, PeerError),
+    Linked(Arc<LinkSender>),
     /// Its keeper has ended, or the address is this pod's own.
-    Never(Unreachable),
+    Stopped(PeerError),
 }
 
 /// The process that a pod was when it was linked last, if it may be a home; none once nobody can say whether it lives.
 #[derive(Debug, Default)]
 pub(crate) struct KnownProcess {
-    pod: ArcSwapOption<Instance>,
+    server: ArcSwapOption<Instance>,
     /// How often a link to it has failed, so that announcements that were under way may be lost.
     losses: AtomicU64,
 }
 
 impl KnownProcess {
     pub(crate) fn get(&self) -> Option<Member> {
-        let pod = **self.pod.load().as_ref()?;
-        Some(Member { pod, generation: self.losses.load(Relaxed), catches: false })
+        let server = **self.server.load().as_ref()?;
+        Some(Member { server, generation: self.losses.load(Relaxed), catches: false })
     }
 
     /// Whether it is that process, as far as anybody knows.
-    pub(crate) fn may_be(&self, pod: Instance) -> bool {
-        self.pod.load().as_deref() == Some(&pod)
+    pub(crate) fn may_be(&self, server: Instance) -> bool {
+        self.server.load().as_deref() == Some(&server)
     }
 
     /// Takes the process at the end of a link, or that nobody knows it any more. True if that changes anything. For one
     /// task only.
     pub(crate) fn is(&self, link: Option<&LinkSender>) -> bool {
-        let (new, old) = (link.and_then(process), self.get().map(|member| member.pod));
+        let (new, old) = (link.and_then(process), self.get().map(|member| member.server));
         if old.is_some() && new.is_none() {
             self.losses.fetch_add(1, Relaxed);
         }
         if new != old {
-            self.pod.store(new.map(Arc::new));
+            self.server.store(new.map(Arc::new));
         }
         new != old
     }
@@ -448,14 +453,14 @@ impl KnownProcess {
 
 /// The pod at a link's other end, if it may be a home.
 pub(crate) fn process(link: &LinkSender) -> Option<Instance> {
-    link.instance.filter(|_| link.dialect.has(Dialect::HOMES))
+    link.instance.filter(|_| link.dialect.supports(Dialect::LOCATION_REPLICAS))
 }
 
 // Making a link to another pod, and why there is none.
 
 /// Why another pod could not be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreachable {
+pub enum PeerError {
     /// No link could be made. The cause has the remedy.
     #[error("pod {at} cannot be reached: {cause}")]
     NoLink {
@@ -466,7 +471,7 @@ pub enum Unreachable {
     },
     /// Its certificate is not one of our pods'. The cause has what is wrong with it.
     #[error("pod {at} cannot be reached: {cause}")]
-    Stranger {
+    NotAPeer {
         /// Where.
         at: SocketAddr,
         /// Why.
@@ -477,25 +482,25 @@ pub enum Unreachable {
     Silent(String),
     /// It is this pod.
     #[error("{0} is this pod")]
-    Itself(SocketAddr),
+    SelfDial(SocketAddr),
 }
 
-impl Unreachable {
+impl PeerError {
     /// Whether what is there is not one of our pods.
     pub(crate) fn is_strange(&self) -> bool {
-        matches!(self, Self::Stranger { .. })
+        matches!(self, Self::NotAPeer { .. })
     }
 
     /// For how long nobody tries again, after so many failures in a row of one that is listed, or that DNS named.
     pub(crate) fn pause(&self, failures: u32, listed: bool) -> Duration {
         match (self.is_strange(), listed) {
-            (true, _) => STRANGE_FOR,
+            (true, _) => NOT_A_PEER_BACKOFF,
             (false, true) => {
                 let again = REDIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(3));
                 again.mul_f64(0.75 + rand::random::<f64>() / 2.0)
             }
             // A client that asks for a name chooses what DNS answers, and must not cause a dial for each answer.
-            (false, false) => NAMED_AGAIN,
+            (false, false) => NAMED_RETRY_AFTER,
         }
     }
 }
@@ -504,13 +509,13 @@ impl Unreachable {
 pub trait PeerDialer: fmt::Debug + Send + Sync {
     /// Makes a link to the pod at an address, `beside` an older one, and has it driven until it ends. Returns its sending
     /// side. Cancel safe: a dropped call leaves no link.
-    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>>;
+    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>>;
 }
 
 /// Makes links over TLS. The links come out of a channel, for their driver.
 #[derive(Debug)]
 pub struct TlsPeerDialer {
-    ground: LinkContext,
+    link_context: LinkContext,
     tls: Reload<PeerTls>,
     pool: Pool,
     /// Where new links go, to be driven.
@@ -535,49 +540,57 @@ pub(crate) struct DialContext {
 
 impl DialContext {
     /// Says first over a new link to another pod, at whichever side it was made, what that has to know.
-    pub(crate) fn greet(&self, link: &LinkSender, news: &Announcements) {
+    pub(crate) fn send_greeting(&self, link: &LinkSender, news: &Announcements) {
         if self.catches.load(Relaxed) {
-            link.load(Load { nodes: self.registry.held().0 as u64, stopping: false, catches: true });
+            link.load(Load {
+                nodes: self.registry.node_counts().0 as u64,
+                stopping: false,
+                intercepts: true,
+            });
         }
-        news.greet(&self.registry);
+        news.add_initial(&self.registry);
     }
 }
 
 impl TlsPeerDialer {
     /// The links that it makes come out of the second value; the caller drives them.
-    pub fn new(tls: Reload<PeerTls>, pool: Pool, ground: LinkContext) -> (Arc<Self>, mpsc::Receiver<Link>) {
-        let (links, made) = mpsc::channel(MOST_MADE);
-        (Arc::new(Self { ground, tls, pool, links }), made)
+    pub fn new(
+        tls: Reload<PeerTls>,
+        pool: Pool,
+        link_context: LinkContext,
+    ) -> (Arc<Self>, mpsc::Receiver<Link>) {
+        let (links, made) = mpsc::channel(MAX_DIALLED);
+        (Arc::new(Self { link_context, tls, pool, links }), made)
     }
 
     /// A link to the pod at an address. Nothing is sent there before TLS has proved that it is one of ours.
-    async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, Unreachable> {
-        let no = |cause: String| Unreachable::NoLink { at, cause };
+    async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, PeerError> {
+        let no = |cause: String| PeerError::NoLink { at, cause };
         let socket = dial(&[at], CONNECT).await.map_err(|e| no(e.to_string()))?;
-        tune_link(&socket, self.ground.congestion.as_deref()).map_err(|e| no(e.to_string()))?;
+        tune_link(&socket, self.link_context.congestion.as_deref()).map_err(|e| no(e.to_string()))?;
         let tls = self.tls.load();
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
         let io = io.map_err(|e| {
-            let (fault, name) = (Fault::of(&e), tls.name.to_str());
+            let (fault, name) = (HandshakeError::of(&e), tls.name.to_str());
             let cause = format!("TLS as {name:?} failed: {fault}{}", remedy(&fault));
-            if fault.is_of_the_certificate() { Unreachable::Stranger { at, cause } } else { no(cause) }
+            if fault.is_of_the_certificate() { PeerError::NotAPeer { at, cause } } else { no(cause) }
         })?;
         let authority = match &tls.name {
             ServerName::DnsName(name) => name.as_ref().to_owned(),
             _ => at.to_string(),
         };
-        dial_pod(io, &authority, beside, &self.ground).await.map_err(|e| match e {
-            DialError::Itself => Unreachable::Itself(at),
+        dial_peer(io, &authority, beside, &self.link_context).await.map_err(|e| match e {
+            LinkDialError::Itself => PeerError::SelfDial(at),
             e => no(e.to_string()),
         })
     }
 }
 
 impl PeerDialer for TlsPeerDialer {
-    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         async move {
-            let no = |cause: String| Unreachable::NoLink { at, cause };
+            let no = |cause: String| PeerError::NoLink { at, cause };
             let made = timeout(CONNECT, self.connect(at, beside)).await;
             let link = made.unwrap_or_else(|_| Err(no(format!("no link within {CONNECT:?}"))))?;
             let sender = link.sender.clone();
@@ -589,18 +602,18 @@ impl PeerDialer for TlsPeerDialer {
 }
 
 /// Which key of the pods mends it.
-fn remedy(fault: &Fault) -> &'static str {
+fn remedy(fault: &HandshakeError) -> &'static str {
     match fault {
-        Fault::Authority | Fault::Disbelieves(_) => {
+        HandshakeError::UnknownIssuer | HandshakeError::AlertReceived(_) => {
             "; all pods need certificates of one authority, and its file as mode.cloud.stream.server.ca"
         }
-        Fault::Name(_) => "; all pods need one name in common, mode.cloud.registry.name",
+        HandshakeError::Name(_) => "; all pods need one name in common, mode.cloud.registry.name",
         _ => "",
     }
 }
 
 /// Links that may wait to be driven.
-const MOST_MADE: usize = 16;
+const MAX_DIALLED: usize = 16;
 /// How long making one may take: on a far line, or one that loses a packet, more than a look-up waits, and the next one
 /// finds it.
 const CONNECT: Duration = Duration::from_secs(4);
@@ -608,9 +621,9 @@ const CONNECT: Duration = Duration::from_secs(4);
 /// soon dialled again (and, once it has a node, dials by itself).
 pub(crate) const REDIAL_DELAY: Duration = Duration::from_millis(250);
 /// After a failure of one that DNS named.
-const NAMED_AGAIN: Duration = Duration::from_secs(1);
+const NAMED_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// After one that is not a pod of ours: its certificate, or ours, has to change first.
-const STRANGE_FOR: Duration = Duration::from_secs(60);
+const NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(60);
 
 // Announcements to one other pod: nodes that were linked here or moved, gathered while it has no link or a full one.
 
@@ -636,8 +649,8 @@ impl Announcements {
 
     /// Adds two of the nodes that were linked before the other pod was: enough for what leads to any node, and to know
     /// that there are several. It finds the rest by asking.
-    pub(crate) fn greet(&self, registry: &Registry) {
-        registry.oldest(GREETED).iter().for_each(|node| self.add(node, None));
+    pub(crate) fn add_initial(&self, registry: &Registry) {
+        registry.oldest(INITIAL_ANNOUNCEMENTS).iter().for_each(|node| self.add(node, None));
     }
 
     /// Forgets all of them, as the link has ended.
@@ -646,7 +659,7 @@ impl Announcements {
     }
 
     /// Waits until a node was added; it may have been sent already. Cancel safe.
-    pub(crate) async fn come(&self) {
+    pub(crate) async fn wait_added(&self) {
         self.more.notified().await;
     }
 
@@ -658,7 +671,7 @@ impl Announcements {
         let nodes = std::mem::take(&mut *self.lock());
         for (node, forwarded) in nodes {
             // Looked up again now: the node may have gone since it was added, and then there is nothing to announce.
-            let here = || registry.here(&node).map(|linked| linked.found(UNASKED, own));
+            let here = || registry.link_of(&node).map(|linked| linked.found(UNSOLICITED, own));
             let Some(found) = forwarded.or_else(here) else { continue };
             while !to.found(&node, found.clone()) {
                 if to.is_closed() {
@@ -675,9 +688,9 @@ impl Announcements {
 }
 
 /// The number that marks an announcement: no question has it.
-pub(crate) const UNASKED: u64 = 0;
+pub(crate) const UNSOLICITED: u64 = 0;
 /// Nodes that another pod is told of when it is linked.
-const GREETED: usize = 2;
+const INITIAL_ANNOUNCEMENTS: usize = 2;
 /// Nodes that may wait to be announced to one pod: more than a pod has.
 const MAX_ANNOUNCED: usize = 50_000;
 /// The pause before another try when too much waits on the link.

@@ -12,7 +12,7 @@ pub(crate) struct Members(Vec<Member>);
 /// One pod that may be a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
-    pub(crate) pod: Instance,
+    pub(crate) server: Instance,
     /// Another number after each time that announcements to it may have been lost.
     pub(crate) generation: u64,
     /// Whether it is told of every node, as it catches what is sent to their addresses.
@@ -21,27 +21,27 @@ pub(crate) struct Member {
 
 impl Members {
     /// Those of the pods; of one that is there twice the first counts.
-    pub(crate) fn new(mut pods: Vec<Member>) -> Self {
-        pods.sort_by_key(|member| member.pod.to_bytes());
-        pods.dedup_by_key(|member| member.pod);
-        Self(pods)
+    pub(crate) fn new(mut servers: Vec<Member>) -> Self {
+        servers.sort_by_key(|member| member.server.to_bytes());
+        servers.dedup_by_key(|member| member.server);
+        Self(servers)
     }
 
-    pub(crate) fn contains(&self, pod: Instance) -> bool {
-        self.0.iter().any(|member| member.pod == pod)
+    pub(crate) fn contains(&self, server: Instance) -> bool {
+        self.0.iter().any(|member| member.server == server)
     }
 
     /// How many of them are other pods than this one.
     pub(crate) fn others(&self, own: Instance) -> usize {
-        self.0.iter().filter(|member| member.pod != own).count()
+        self.0.iter().filter(|member| member.server != own).count()
     }
 
-    /// The homes of the node: the [`HOMES`] pods of the highest weight for its name, or all pods if there are no more.
+    /// The homes of the node: the [`LOCATION_REPLICAS`] pods of the highest weight for its name, or all pods if there are no more.
     pub(crate) fn homes(&self, node: &NodeName) -> impl Iterator<Item = Member> + use<> {
         let name = name_hash(node);
-        let mut highest: [Option<(u64, Member)>; HOMES] = [None; HOMES];
+        let mut highest: [Option<(u64, Member)>; LOCATION_REPLICAS] = [None; LOCATION_REPLICAS];
         for member in &self.0 {
-            let mut next = Some((weight(name, member.pod), *member));
+            let mut next = Some((weight(name, member.server), *member));
             for ranked in &mut highest {
                 if next.map(|(weight, _)| weight) > ranked.map(|(weight, _)| weight) {
                     std::mem::swap(ranked, &mut next);
@@ -52,41 +52,42 @@ impl Members {
     }
 
     /// The pods that are told where the node is: its homes, and those that catch.
-    pub(crate) fn told(&self, node: &NodeName) -> Vec<Member> {
-        let mut told: Vec<_> = self.catching().collect();
+    pub(crate) fn announcement_targets(&self, node: &NodeName) -> Vec<Member> {
+        let mut told: Vec<_> = self.intercepting().collect();
         told.extend(self.homes(node).filter(|home| !home.catches));
         told
     }
 
     /// The pods that catch.
-    pub(crate) fn catching(&self) -> impl Iterator<Item = Member> {
+    pub(crate) fn intercepting(&self) -> impl Iterator<Item = Member> {
         self.0.iter().filter(|member| member.catches).copied()
     }
 
     /// Whether the pod is one of the node's homes. Mostly a few of the members are weighed until that shows.
-    pub(crate) fn is_home(&self, pod: Instance, node: &NodeName) -> bool {
-        let Ok(own) = self.0.binary_search_by_key(&pod.to_bytes(), |member| member.pod.to_bytes()) else {
+    pub(crate) fn is_home(&self, server: Instance, node: &NodeName) -> bool {
+        let Ok(own) = self.0.binary_search_by_key(&server.to_bytes(), |member| member.server.to_bytes())
+        else {
             return false;
         };
         let name = name_hash(node);
-        let weight_of = |member: &Member| weight(name, member.pod);
+        let weight_of = |member: &Member| weight(name, member.server);
         let least = weight_of(&self.0[own]);
         // As in `homes`, the first of two of one weight is before the other.
         let before = |(n, member): &(usize, &Member)| (weight_of(member), own) > (least, *n);
-        self.0.iter().enumerate().filter(before).take(HOMES).count() < HOMES
+        self.0.iter().enumerate().filter(before).take(LOCATION_REPLICAS).count() < LOCATION_REPLICAS
     }
 }
 
 /// What a change of the members means for nodes.
 #[derive(Debug)]
-pub(crate) struct Change<'a> {
+pub(crate) struct MembershipChange<'a> {
     old: &'a Members,
     new: &'a Members,
     /// Those that are in one of the two only, `None` for so many that each node is looked at.
     gone_and_come: Option<[Vec<Member>; 2]>,
 }
 
-impl<'a> Change<'a> {
+impl<'a> MembershipChange<'a> {
     pub(crate) fn new(old: &'a Members, new: &'a Members) -> Self {
         let only = |one: &Members, other: &Members| -> Vec<_> {
             one.0.iter().filter(|member| !other.0.contains(member)).copied().collect()
@@ -100,12 +101,12 @@ impl<'a> Change<'a> {
     pub(crate) fn newly_told(&self, node: &NodeName) -> Vec<Member> {
         // A pod takes the place of a home that has gone, or is new itself: else all is as it was.
         if let Some([gone, come]) = &self.gone_and_come
-            && !gone.iter().any(|member| self.old.is_home(member.pod, node))
-            && !come.iter().any(|member| member.catches || self.new.is_home(member.pod, node))
+            && !gone.iter().any(|member| self.old.is_home(member.server, node))
+            && !come.iter().any(|member| member.catches || self.new.is_home(member.server, node))
         {
             return Vec::new();
         }
-        let (before, mut told) = (self.old.told(node), self.new.told(node));
+        let (before, mut told) = (self.old.announcement_targets(node), self.new.announcement_targets(node));
         told.retain(|told| !before.contains(told));
         told
     }
@@ -118,10 +119,10 @@ fn name_hash(node: &NodeName) -> u64 {
 }
 
 /// The pod's weight for that name: the two mixed as SplitMix64 does it.
-fn weight(name: u64, pod: Instance) -> u64 {
+fn weight(name: u64, server: Instance) -> u64 {
     let [high, low] = [0, 8].map(|at| {
         let mut half = [0; 8];
-        half.copy_from_slice(&pod.to_bytes()[at..at + 8]);
+        half.copy_from_slice(&server.to_bytes()[at..at + 8]);
         u64::from_be_bytes(half)
     });
     let mixed = name ^ high ^ low.rotate_left(32);
@@ -133,7 +134,7 @@ fn weight(name: u64, pod: Instance) -> u64 {
 /// So many changes of members are looked at one by one for each node.
 const FEW: usize = 4;
 /// How many homes a node has: with three, two may go at once and it is still known where the node is.
-const HOMES: usize = 3;
+const LOCATION_REPLICAS: usize = 3;
 
 #[cfg(test)]
 mod tests {
@@ -141,10 +142,11 @@ mod tests {
 
     use super::*;
 
-    fn members(pods: impl Iterator<Item = u128>) -> Members {
+    fn members(servers: impl Iterator<Item = u128>) -> Members {
         let random = |n: u128| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         Members::new(
-            pods.map(|n| Member { pod: Instance::from_bits(random(n)), generation: 0, catches: false })
+            servers
+                .map(|n| Member { server: Instance::from_bits(random(n)), generation: 0, catches: false })
                 .collect(),
         )
     }
@@ -154,29 +156,31 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_three_homes_whatever_the_case_of_its_name_and_few_pods_are_all_homes() {
+    fn a_node_has_three_homes_whatever_the_case_of_its_name_and_few_servers_are_all_homes() {
         let (few, many) = (members(0..3), members(0..100));
         for n in 0..100 {
             assert_eq!(few.homes(&node(n)).count(), 3);
-            let homes: Vec<_> = many.homes(&node(n)).map(|home| home.pod).collect();
+            let homes: Vec<_> = many.homes(&node(n)).map(|home| home.server).collect();
             assert_eq!(homes.len(), 3);
             assert!(
-                many.0.iter().all(|member| many.is_home(member.pod, &node(n)) == homes.contains(&member.pod))
+                many.0
+                    .iter()
+                    .all(|member| many.is_home(member.server, &node(n)) == homes.contains(&member.server))
             );
             assert!(homes[0] != homes[1] && homes[1] != homes[2] && homes[0] != homes[2]);
-            assert!(many.homes(&format!("NODE-{n}").parse().unwrap()).map(|home| home.pod).eq(homes));
+            assert!(many.homes(&format!("NODE-{n}").parse().unwrap()).map(|home| home.server).eq(homes));
         }
         assert_eq!(members(0..1).homes(&node(1)).count(), 1);
     }
 
     #[test]
-    fn each_pod_is_a_home_of_as_many_nodes_and_one_that_goes_changes_only_its_own() {
+    fn each_server_is_a_home_of_as_many_nodes_and_one_that_goes_changes_only_its_own() {
         let (all, fewer) = (members(0..20), members(0..19));
         let mut kept: HashMap<_, usize> = HashMap::new();
-        let gone = members(19..20).0[0].pod;
+        let gone = members(19..20).0[0].server;
         for n in 0..20_000 {
-            let before: Vec<_> = all.homes(&node(n)).map(|home| home.pod).collect();
-            let after: Vec<_> = fewer.homes(&node(n)).map(|home| home.pod).collect();
+            let before: Vec<_> = all.homes(&node(n)).map(|home| home.server).collect();
+            let after: Vec<_> = fewer.homes(&node(n)).map(|home| home.server).collect();
             assert!(before.iter().all(|home| *home == gone || after.contains(home)), "{n}");
             before.into_iter().for_each(|home| *kept.entry(home).or_default() += 1);
         }
@@ -184,15 +188,15 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_newly_told_when_members_change_is_found_without_looking_at_all() {
-        let pods = |of: std::ops::Range<u128>| members(of).0;
+    fn who_is_newly_told_when_members_change_is_found_without_looking_at_all() {
+        let servers = |of: std::ops::Range<u128>| members(of).0;
         let catching = |n: usize| {
-            let mut all = pods(0..30);
+            let mut all = servers(0..30);
             all[n].catches = true;
             Members::new(all)
         };
         let lost = |n: usize| {
-            let mut all = pods(0..30);
+            let mut all = servers(0..30);
             all[n].generation += 1;
             Members::new(all)
         };
@@ -207,12 +211,15 @@ mod tests {
             (&members(0..2), &members(0..3)),
             (&members(0..1), &all),
         ] {
-            let change = Change::new(old, new);
+            let change = MembershipChange::new(old, new);
             let mut seen = 0;
             for n in 0..500 {
-                let before = old.told(&node(n));
-                let wanted: Vec<_> =
-                    new.told(&node(n)).into_iter().filter(|told| !before.contains(told)).collect();
+                let before = old.announcement_targets(&node(n));
+                let wanted: Vec<_> = new
+                    .announcement_targets(&node(n))
+                    .into_iter()
+                    .filter(|told| !before.contains(told))
+                    .collect();
                 seen += wanted.len();
                 assert_eq!(change.newly_told(&node(n)), wanted, "{n}");
             }
@@ -222,9 +229,9 @@ mod tests {
 
     #[test]
     fn the_weights_are_what_the_protocol_says() {
-        let pod = Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+        let server = Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
         let name = name_hash(&"A".parse().unwrap());
         assert_eq!(name, 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(weight(name, pod), 0x5089_3235_db27_5820);
+        assert_eq!(weight(name, server), 0x5089_3235_db27_5820);
     }
 }

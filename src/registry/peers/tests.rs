@@ -9,37 +9,35 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::{self, PeerTls, TlsClientConfig, Trust};
 use crate::proto::frame::Remote;
-use crate::proto::halves::Windows;
+use crate::proto::halves::WindowLimits;
 use crate::proto::hello::Dialect;
-use crate::registry::peers::MOST_KNOWN;
+use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::peer::REDIAL_DELAY;
 use crate::registry::peers::peer::TlsPeerDialer;
 
 use super::*;
 
 /// A pod that has made a link to us.
-pub(crate) fn pod(number: u64) -> PeerHandle {
+pub(crate) fn server(number: u64) -> PeerHandle {
     let instance = Some(Instance::from_bits(number.into()));
-    PeerHandle(Which::Incoming(LinkSender::new(LinkId(number), Remote::Pod, instance, Dialect::NEWEST)))
+    PeerHandle(HandleKind::Incoming(LinkSender::new(LinkId(number), Remote::Peer, instance, Dialect::NEWEST)))
 }
 
 /// Those of a pod of which nobody listens at any address.
-pub(crate) fn siblings(
-    list: &[&str],
-) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
-    let client = TlsClientConfig { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
+pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
+    let client = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
     let tls = Reload::fixed(PeerTls { config: client.load().unwrap().load(), name });
-    let metrics = Metrics::cloud("", "");
-    let windows = Windows { start: 1000, max: 1000 };
+    let metrics = Metrics::server("", "");
+    let windows = WindowLimits { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
-    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
+    let link_context = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
-    let (own, drain) = (ground.table.instance(), ground.drain.clone());
-    let (dialer, made) = TlsPeerDialer::new(tls, Pool::new(), ground);
-    let siblings = Siblings::new(addresses, Registry::new(metrics), dialer, own, drain);
-    (siblings, tell, made)
+    let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
+    let (dialer, made) = TlsPeerDialer::new(tls, Pool::new(), link_context);
+    let peers = Peers::new(addresses, Registry::new(metrics), dialer, own, drain);
+    (peers, tell, made)
 }
 
 /// Waits until all have been told what they are to be told.
@@ -47,69 +45,67 @@ pub(crate) async fn settled() {
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
-fn names(pods: &[PeerHandle]) -> Vec<String> {
-    pods.iter().map(PeerHandle::to_string).collect()
+fn names(servers: &[PeerHandle]) -> Vec<String> {
+    servers.iter().map(PeerHandle::to_string).collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_is_off_the_list_is_asked_no_more() {
-    let (siblings, tell, _made) = siblings(&["127.0.0.1:1", "127.0.0.1:2"]);
-    let before = siblings.all();
+    let (peers, tell, _made) = peers(&["127.0.0.1:1", "127.0.0.1:2"]);
+    let before = peers.all();
     assert_eq!(names(&before), ["127.0.0.1:1", "127.0.0.1:2"]);
     tell.send_replace(vec!["127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap()]);
-    while names(&siblings.all()) != ["127.0.0.1:2", "127.0.0.1:3"] {
+    while names(&peers.all()) != ["127.0.0.1:2", "127.0.0.1:3"] {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let node = "node1".parse().unwrap();
-    let gone = siblings.ask(&before[0], &node).await.unwrap_err();
+    let gone = peers.ask(&before[0], &node).await.unwrap_err();
     assert!(gone.to_string().contains("not one of our pods"), "{gone}");
-    let dead = siblings.ask(&before[1], &node).await.unwrap_err();
+    let dead = peers.ask(&before[1], &node).await.unwrap_err();
     assert!(dead.to_string().contains("127.0.0.1:2") && dead.to_string().contains("refused"), "{dead}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_off_the_list_stays_a_pod_as_long_as_its_link_lives() {
-    let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
-    let PeerHandle(Which::Known(sibling)) = siblings.all().pop().unwrap() else {
-        panic!("it is on the list")
-    };
+async fn who_is_off_the_list_stays_a_server_as_long_as_its_link_lives() {
+    let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
+    let PeerHandle(HandleKind::Known(peer)) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     // It is tried at once, in vain.
-    siblings.changes().changed().await.unwrap();
-    let link = LinkSender::new(LinkId(7), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    sibling.is_linked(&link);
+    peers.changes().changed().await.unwrap();
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    peer.is_linked(&link);
     tell.send_replace(vec!["127.0.0.1:2".parse().unwrap()]);
-    while !names(&siblings.all()).contains(&"127.0.0.1:2".to_owned()) {
+    while !names(&peers.all()).contains(&"127.0.0.1:2".to_owned()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(names(&siblings.all()), ["127.0.0.1:1", "127.0.0.1:2"]);
-    assert_eq!(siblings.links().len(), 1);
+    assert_eq!(names(&peers.all()), ["127.0.0.1:1", "127.0.0.1:2"]);
+    assert_eq!(peers.links().len(), 1);
     link.close();
-    assert_eq!(names(&siblings.all()), ["127.0.0.1:2"]);
+    assert_eq!(names(&peers.all()), ["127.0.0.1:2"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_that_are_listed_are_tried_at_once_and_it_is_told_which_do_not_answer() {
-    let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
-    let mut changes = siblings.changes();
-    assert_eq!(siblings.check(), Ok(()), "not tried yet");
+    let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
+    let mut changes = peers.changes();
+    assert_eq!(peers.check(), Ok(()), "not tried yet");
     changes.changed().await.unwrap();
-    let why = siblings.check().unwrap_err();
+    let why = peers.check().unwrap_err();
     assert!(why.contains("pod 127.0.0.1:1 cannot be reached") && why.contains("refused"), "{why}");
     tell.send_replace(Vec::new());
-    while siblings.check().is_err() {
+    while peers.check().is_err() {
         changes.changed().await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_dns_names_is_not_dialled_for_each_client() {
-    let (siblings, _tell, _made) = siblings(&[]);
+    let (peers, _tell, _made) = peers(&[]);
     let mut dials = 0;
     let mut last = None;
     for _ in 0..300 {
-        let pod = siblings.at([127, 0, 0, 1].into(), 1).pop().unwrap();
-        assert!(pod.link().await.is_err());
-        let PeerHandle(Which::Known(dead)) = &pod else { panic!("it has an address") };
+        let server = peers.at([127, 0, 0, 1].into(), 1).pop().unwrap();
+        assert!(server.link().await.is_err());
+        let PeerHandle(HandleKind::Known(dead)) = &server else { panic!("it has an address") };
         let until = dead.failed_until();
         if until.is_some() && until != last {
             (dials, last) = (dials + 1, until);
@@ -120,21 +116,21 @@ async fn what_dns_names_is_not_dialled_for_each_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
+async fn a_dead_server_is_tried_again_after_pauses_that_cost_nobody_anything() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     listener.set_nonblocking(true).unwrap();
-    let (siblings, _tell, _made) = siblings(&[&at.to_string()]);
-    let dead = &siblings.all()[0];
+    let (peers, _tell, _made) = peers(&[&at.to_string()]);
+    let dead = &peers.all()[0];
     // It takes connections and sends nothing: the first search waits for a second, the next one for what is left of it.
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     assert!(dead.link().await.is_err());
-    assert_eq!(begun.elapsed().as_secs(), 1);
-    let begun = tokio::time::Instant::now();
+    assert_eq!(started.elapsed().as_secs(), 1);
+    let started = tokio::time::Instant::now();
     for _ in 0..100 {
         assert!(dead.link().await.is_err());
     }
-    assert!(begun.elapsed() < Duration::from_millis(10), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(10), "{:?}", started.elapsed());
     // Held, since who is sent away knows at once.
     let mut held = Vec::new();
     held.extend(std::iter::from_fn(|| listener.accept().ok()));
@@ -142,7 +138,7 @@ async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
     for _ in 0..60 {
         for n in 0..10 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            siblings.announce(&format!("node{n}").parse().unwrap());
+            peers.announce(&format!("node{n}").parse().unwrap());
         }
         let _ = dead.link().await;
         held.extend(std::iter::from_fn(|| listener.accept().ok()));
@@ -152,77 +148,79 @@ async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
 
 #[tokio::test(start_paused = true)]
 async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
-    let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
-    assert_eq!(names(&siblings.at([127, 0, 0, 1].into(), 9000)), ["127.0.0.1:1"], "the list knows the port");
-    for n in 0..2 * MOST_KNOWN {
+    let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
+    assert_eq!(names(&peers.at([127, 0, 0, 1].into(), 9000)), ["127.0.0.1:1"], "the list knows the port");
+    for n in 0..2 * MAX_KNOWN {
         let [.., high, low] = n.to_be_bytes();
-        siblings.at([10, 0, high, low].into(), 9000);
+        peers.at([10, 0, high, low].into(), 9000);
     }
-    assert_eq!(siblings.lock().known.len(), MOST_KNOWN);
-    assert_eq!(names(&siblings.all()), ["127.0.0.1:1"], "they are not asked for every node");
+    assert_eq!(peers.lock().known.len(), MAX_KNOWN);
+    assert_eq!(names(&peers.all()), ["127.0.0.1:1"], "they are not asked for every node");
     tokio::time::sleep(Duration::from_secs(61)).await;
-    assert_eq!(names(&siblings.at([10, 9, 9, 9].into(), 9000)), ["10.9.9.9:9000"]);
-    assert_eq!(siblings.lock().known.len(), 2);
+    assert_eq!(names(&peers.at([10, 9, 9, 9].into(), 9000)), ["10.9.9.9:9000"]);
+    assert_eq!(peers.lock().known.len(), 2);
 }
 
 #[tokio::test]
 async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
-    let (siblings, _tell, _made) = siblings(&[]);
-    let link = LinkSender::new(LinkId(7), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    siblings.joined(&link, false);
-    let pod = siblings.all().pop().unwrap();
+    let (peers, _tell, _made) = peers(&[]);
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    peers.add_incoming(&link, false);
+    let server = peers.all().pop().unwrap();
     let node = "node1".parse().unwrap();
-    let found = |question| Found { here: true, ..Found::away(question) };
-    let other = LinkSender::new(LinkId(8), Remote::Pod, None, Dialect::NEWEST);
+    let found = |question| Found { here: true, ..Found::not_here(question) };
+    let other = LinkSender::new(LinkId(8), Remote::Peer, None, Dialect::NEWEST);
     let answers = async {
-        while siblings.questions().is_empty() {
+        while peers.questions().is_empty() {
             tokio::task::yield_now().await;
         }
-        assert!(siblings.on_found(&other, found(1)).is_none(), "not asked over that link");
-        assert_eq!(siblings.questions().len(), 1);
-        assert!(siblings.on_found(&link, found(1)).is_none());
+        assert!(peers.on_found(&other, found(1)).is_none(), "not asked over that link");
+        assert_eq!(peers.questions().len(), 1);
+        assert!(peers.on_found(&link, found(1)).is_none());
     };
-    let (asked, ()) = tokio::join!(siblings.ask(&pod, &node), answers);
+    let (asked, ()) = tokio::join!(peers.ask(&server, &node), answers);
     assert_eq!(asked.unwrap().yes.unwrap().sender.id, link.id);
-    assert_eq!(siblings.on_found(&link, found(UNASKED)), Some(found(UNASKED)));
-    siblings.left(&link);
-    assert!(siblings.all().is_empty() && siblings.questions().is_empty());
+    assert_eq!(peers.on_found(&link, found(UNSOLICITED)), Some(found(UNSOLICITED)));
+    peers.remove(&link);
+    assert!(peers.all().is_empty() && peers.questions().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
-    let (siblings, _tell, _made) = siblings(&[]);
-    let link = |id| LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+async fn a_server_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
+    let (peers, _tell, _made) = peers(&[]);
+    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
     let (old, new) = (link(1), link(2));
-    siblings.joined(&old, false);
-    siblings.joined(&new, false);
-    let asked: Vec<_> = siblings.all().iter().filter_map(|pod| pod.up()).map(|up| up.id).collect();
+    peers.add_incoming(&old, false);
+    peers.add_incoming(&new, false);
+    let asked: Vec<_> = peers.all().iter().filter_map(|server| server.up()).map(|up| up.id).collect();
     assert_eq!(asked, [new.id]);
-    assert_eq!(siblings.links().len(), 2, "sessions may run on either");
+    assert_eq!(peers.links().len(), 2, "sessions may run on either");
     old.closed().await;
     assert!(!new.is_closed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_linked_both_ways_is_asked_once() {
-    let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
-    let PeerHandle(Which::Known(known)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+async fn a_server_that_is_linked_both_ways_is_asked_once() {
+    let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
+    let PeerHandle(HandleKind::Known(known)) = peers.all().pop().unwrap() else {
+        panic!("it is on the list")
+    };
     // It is tried at once, in vain.
-    siblings.changes().changed().await.unwrap();
-    let link = |id| LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    siblings.joined(&link(1), false);
-    assert_eq!(siblings.all().len(), 2, "nobody knows yet that they are one");
+    peers.changes().changed().await.unwrap();
+    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    peers.add_incoming(&link(1), false);
+    assert_eq!(peers.all().len(), 2, "nobody knows yet that they are one");
     known.is_linked(&link(2));
-    assert_eq!(names(&siblings.all()), ["127.0.0.1:1"]);
+    assert_eq!(names(&peers.all()), ["127.0.0.1:1"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
-    let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
-    let PeerHandle(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
+async fn a_server_that_refuses_is_not_dialled_for_each_node_that_comes() {
+    let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
+    let PeerHandle(HandleKind::Known(dead)) = &peers.all()[0] else { panic!("it is on the list") };
     let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
     for n in 0..10_000 {
-        siblings.announce(&format!("node{n}").parse().unwrap());
+        peers.announce(&format!("node{n}").parse().unwrap());
         tokio::time::sleep(Duration::from_millis(1)).await;
         if let Some(until) = dead.failed_until()
             && last != Some(until)
@@ -240,53 +238,55 @@ async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
-    let (siblings, _tell, _made) = siblings(&[]);
-    let registry = siblings.means.registry.clone();
+async fn who_waits_for_a_node_looks_again_once_another_server_is_linked() {
+    let (peers, _tell, _made) = peers(&[]);
+    let registry = peers.dial_context.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
-    let link = LinkSender::new(LinkId(7), Remote::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    siblings.joined(&link, false);
-    assert!(arrival.come().now_or_never().is_some());
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    peers.add_incoming(&link, false);
+    assert!(arrival.wait().now_or_never().is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
-    let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
-    let PeerHandle(Which::Known(listed)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
-    siblings.changes().changed().await.unwrap();
-    let link = |id: u64| {
-        LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
+    let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
+    let PeerHandle(HandleKind::Known(listed)) = peers.all().pop().unwrap() else {
+        panic!("it is on the list")
     };
-    let load = |nodes| Load { nodes, stopping: false, catches: false };
+    peers.changes().changed().await.unwrap();
+    let link = |id: u64| {
+        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+    };
+    let load = |nodes| Load { nodes, stopping: false, intercepts: false };
     let (dialled, incoming) = (link(7), link(8));
-    siblings.joined(&incoming, false);
-    siblings.on_load(&incoming, load(80));
-    assert_eq!(siblings.loads(), None, "the one that is listed has no link");
+    peers.add_incoming(&incoming, false);
+    peers.on_load(&incoming, load(80));
+    assert_eq!(peers.loads(), None, "the one that is listed has no link");
     listed.is_linked(&dialled);
-    assert_eq!(siblings.loads(), None, "it has said nothing yet");
-    siblings.on_load(&dialled, load(70));
+    assert_eq!(peers.loads(), None, "it has said nothing yet");
+    peers.on_load(&dialled, load(70));
     let known = PeerLoad { at: Some(listed.at), nodes: 70 };
-    assert_eq!(siblings.loads(), Some(vec![known, PeerLoad { at: None, nodes: 80 }]));
-    siblings.on_load(&incoming, Load { stopping: true, ..load(0) });
-    assert_eq!(siblings.loads(), None, "one is stopping");
-    siblings.left(&incoming);
-    assert_eq!(siblings.loads(), Some(vec![known]));
+    assert_eq!(peers.loads(), Some(vec![known, PeerLoad { at: None, nodes: 80 }]));
+    peers.on_load(&incoming, Load { stopping: true, ..load(0) });
+    assert_eq!(peers.loads(), None, "one is stopping");
+    peers.remove(&incoming);
+    assert_eq!(peers.loads(), Some(vec![known]));
     // The pod itself dials, too: it is the same one.
-    let same = LinkSender::new(LinkId(9), Remote::Pod, dialled.instance, Dialect::NEWEST);
-    siblings.joined(&same, false);
-    assert_eq!(siblings.loads(), Some(vec![known]));
+    let same = LinkSender::new(LinkId(9), Remote::Peer, dialled.instance, Dialect::NEWEST);
+    peers.add_incoming(&same, false);
+    assert_eq!(peers.loads(), Some(vec![known]));
     tokio::time::advance(Duration::from_secs(20)).await;
-    assert_eq!(siblings.loads(), None, "it has said nothing for a while");
+    assert_eq!(peers.loads(), None, "it has said nothing for a while");
     tell.send_replace(Vec::new());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_told_of_loads_under_many_names_keeps_a_bounded_number() {
-    let (siblings, _tell, _made) = siblings(&[]);
-    for id in 0..MOST_KNOWN as u64 + 10 {
+async fn a_server_that_is_told_of_loads_under_many_names_keeps_a_bounded_number() {
+    let (peers, _tell, _made) = peers(&[]);
+    for id in 0..MAX_KNOWN as u64 + 10 {
         let link =
-            LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST);
-        siblings.on_load(&link, Load { nodes: 1, stopping: false, catches: false });
+            LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST);
+        peers.on_load(&link, Load { nodes: 1, stopping: false, intercepts: false });
     }
-    assert_eq!(siblings.loads.lock().unwrap().len(), MOST_KNOWN);
+    assert_eq!(peers.loads.lock().unwrap().len(), MAX_KNOWN);
 }

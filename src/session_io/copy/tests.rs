@@ -12,7 +12,7 @@ use crate::net::pool::Pool;
 use crate::net::socket::Buffered;
 use crate::net::socket::{Connection, Socket};
 use crate::net::tls::tests::{self, Authority, client, server};
-use crate::net::tls::{ClientCertificates, Trust, server_name};
+use crate::net::tls::{ClientAuth, Trust, server_name};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
@@ -26,7 +26,7 @@ where
     let pool = Pool::new();
     let mut a = Socket::new(near_a, pool.clone());
     let mut b = Socket::new(near_b, pool);
-    tokio::join!(splice(&mut a, &mut b), work(far_a, far_b))
+    tokio::join!(copy_bidirectional(&mut a, &mut b), work(far_a, far_b))
 }
 
 async fn rest(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
@@ -56,7 +56,7 @@ async fn half_close_is_kept_both_ways() {
         })
         .await;
         let (by, to_a, to_b) = if a_first { (Side::A, 15, 8) } else { (Side::B, 8, 15) };
-        assert_eq!(outcome, Outcome { to_a, to_b, ended: Ended { by, how: EndKind::Finished } });
+        assert_eq!(outcome, Outcome { to_a, to_b, ended: CopyEnd { by, how: EndKind::Finished } });
     }
 }
 
@@ -73,8 +73,8 @@ async fn half_close_is_kept_on_real_sockets() {
         drop(target);
         assert_eq!(rest(&mut client).await, b"answer");
     };
-    let (outcome, ()) = tokio::join!(splice(&mut near, &mut far), ends);
-    assert_eq!(outcome.ended, Ended { by: Side::A, how: EndKind::Finished });
+    let (outcome, ()) = tokio::join!(copy_bidirectional(&mut near, &mut far), ends);
+    assert_eq!(outcome.ended, CopyEnd { by: Side::A, how: EndKind::Finished });
 }
 
 /// Counts the bytes that were taken from the stream inside.
@@ -108,11 +108,11 @@ async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_
         let (mut near, mut far) = (Socket::new(near, pool.clone()), Counted(Socket::new(far, pool), count));
         let (over, is_over) = oneshot::channel();
         let middle = async {
-            let outcome = splice(&mut near, &mut far).await;
+            let outcome = copy_bidirectional(&mut near, &mut far).await;
             assert_eq!((outcome.to_a, outcome.ended.by), (FILE as u64, Side::B));
             drop(far);
             over.send(()).unwrap();
-            linger(&mut near).await;
+            close_gracefully(&mut near).await;
             drop(near);
         };
         let server = async move {
@@ -205,10 +205,10 @@ async fn a_side_that_cannot_be_written_to_is_still_read_to_its_end() {
     let mut client = Scripted::new(vec![some("up"), some("load"), some("goes on")], Ok(vec![]));
     let mut target =
         Scripted::new(vec![some("too "), some("large"), some("")], Err(io::ErrorKind::BrokenPipe));
-    let outcome = splice(&mut client, &mut target).await;
+    let outcome = copy_bidirectional(&mut client, &mut target).await;
     assert_eq!((client.gives.unwrap(), client.finished), (b"too large".to_vec(), 1));
     assert!(client.takes.is_empty(), "thrown away, so that the client does not get stuck");
-    let ended = Ended { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
+    let ended = CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
     assert_eq!(outcome, Outcome { to_a: 9, to_b: 0, ended });
 }
 
@@ -217,11 +217,11 @@ async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
     let reset = Err(io::ErrorKind::ConnectionReset.into());
     let mut target = Scripted::new(vec![some("tail"), reset], Ok(vec![]));
     let mut client = Scripted::new(vec![], Ok(vec![]));
-    let outcome = splice(&mut client, &mut target).await;
+    let outcome = copy_bidirectional(&mut client, &mut target).await;
     assert_eq!((client.gives.unwrap(), client.finished), (b"tail".to_vec(), 0));
     assert_eq!(
         outcome.ended,
-        Ended { by: Side::B, how: EndKind::ReadFailed(io::ErrorKind::ConnectionReset) }
+        CopyEnd { by: Side::B, how: EndKind::ReadFailed(io::ErrorKind::ConnectionReset) }
     );
 }
 
@@ -248,7 +248,7 @@ impl ByteStream for Endless {
 async fn an_endless_copy_gives_way_and_neither_direction_starves() {
     let (mut a, mut b) = (Endless(0), Endless(0));
     {
-        let copy = splice(&mut a, &mut b);
+        let copy = copy_bidirectional(&mut a, &mut b);
         tokio::pin!(copy);
         for _ in 0..10 {
             assert!(futures_util::poll!(&mut copy).is_pending());
@@ -265,11 +265,11 @@ async fn an_endless_copy_gives_way_and_neither_direction_starves() {
 async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
     let mut target = Endless(0);
     let mut gone = Scripted::new(vec![some("")], Err(io::ErrorKind::BrokenPipe));
-    let copy = splice(&mut target, &mut gone);
+    let copy = copy_bidirectional(&mut target, &mut gone);
     tokio::pin!(copy);
     for _ in 0..10 {
         if let Poll::Ready(outcome) = futures_util::poll!(&mut copy) {
-            let ended = Ended { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
+            let ended = CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
             assert_eq!(outcome, Outcome { to_a: 0, to_b: 0, ended });
             return;
         }
@@ -301,14 +301,14 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
             }
             std::future::pending().await
         };
-        let begun = Instant::now();
+        let started = Instant::now();
         let outcome = tokio::select! {
-            outcome = splice(&mut near, &mut target) => outcome,
+            outcome = copy_bidirectional(&mut near, &mut target) => outcome,
             ((), ()) = async { tokio::join!(floods, slow) } => panic!("the client never ends"),
         };
         assert_eq!(
             outcome.ended,
-            Ended { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) }
+            CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) }
         );
         assert_eq!(
             outcome.to_a,
@@ -316,7 +316,7 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
             "the slow reader had what it took, and what its kernel keeps for it"
         );
         let last = (DELIVERY / 2 * 5).max(fails_after);
-        let took = begun.elapsed();
+        let took = started.elapsed();
         assert!(took >= last + DELIVERY && took < last + 2 * DELIVERY + Duration::from_secs(1), "{took:?}");
     }
 }
@@ -328,7 +328,7 @@ async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
         let mut socket = Socket::new(near, Pool::new());
         let start = tokio::time::Instant::now();
         tokio::select! {
-            () = linger(&mut socket) => {}
+            () = close_gracefully(&mut socket) => {}
             () = async { work(far).await; std::future::pending().await } => {}
         }
         start.elapsed()
@@ -351,7 +351,7 @@ async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
 #[tokio::test(start_paused = true)]
 async fn lingering_does_not_swallow_for_ever() {
     let mut endless = Endless(0);
-    linger(&mut endless).await;
+    close_gracefully(&mut endless).await;
     assert_eq!(endless.0, LINGER_MAX_BYTES / (64 * 1024));
 }
 
@@ -411,7 +411,7 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
     })
     .await;
     let closes = async {
-        deliver(&mut socket).await;
+        wait_acknowledged(&mut socket).await;
         drop(socket);
     };
     let mut got = Vec::new();
@@ -423,7 +423,7 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
 #[tokio::test]
 async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let ca = Authority::new("one");
-    let served = server(ca.issue("s", "a.b"), ClientCertificates::Anonymous);
+    let served = server(ca.issue("s", "a.b"), ClientAuth::Anonymous);
     let trust = client(Trust::Ca(ca.ca()), None);
     let (near, far) = duplex(1000);
     let (accepted, connected) = tokio::join!(
@@ -436,7 +436,7 @@ async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
     let mut got = vec![0; sent.len()];
     tokio::select! {
-        outcome = splice(&mut a, &mut b) => panic!("nobody finished: {outcome:?}"),
+        outcome = copy_bidirectional(&mut a, &mut b) => panic!("nobody finished: {outcome:?}"),
         () = tokio::time::sleep(Duration::from_secs(20)) => panic!("bytes are stuck"),
         (wrote, read) = async { tokio::join!(writer.write_all(&sent), reader.read_exact(&mut got)) } => {
             wrote.unwrap();

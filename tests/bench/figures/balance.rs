@@ -25,11 +25,11 @@ impl Bench {
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
         let place = Place::loopback(&dir)?;
         let targets = Targets::start(None, place.edge_address)?;
-        let pods = Tunnel::three(&place, &targets, binary)?;
-        let _two = [pods[0].pod()?, pods[1].pod()?];
+        let servers = Tunnel::three(&place, &targets, binary)?;
+        let _two = [servers[0].server()?, servers[1].server()?];
         let count = self.edges / 2;
         let edges = Edges {
-            pods: pods.each_ref().map(|pod| pod.grpc).to_vec(),
+            servers: servers.each_ref().map(|server| server.grpc).to_vec(),
             ca: place.certificates.ca(),
             first: 0,
             count,
@@ -39,7 +39,7 @@ impl Bench {
         thread::sleep(SETTLED);
         let before: State = edges[0].ask()?;
         eprintln!("nodes at each pod: {:?}", before.at);
-        let _third = pods[2].pod()?;
+        let _third = servers[2].server()?;
         let since = Instant::now();
         #[expect(
             clippy::cast_precision_loss,
@@ -52,7 +52,7 @@ impl Bench {
         let state = loop {
             thread::sleep(LOOK);
             let state: State = edges[0].ask()?;
-            ensure!(since.elapsed() < PATIENCE, "no rest within {PATIENCE:?}: {:?}", state.at);
+            ensure!(since.elapsed() < TIMEOUT, "no rest within {TIMEOUT:?}: {:?}", state.at);
             if even.is_none() && state.at.iter().all(|nodes| *nodes <= most) {
                 even = Some(since.elapsed());
             }
@@ -70,7 +70,7 @@ impl Bench {
         for (why, times) in state.failed.iter().chain(&state.ended) {
             eprintln!("{times} times: {why}");
         }
-        let even = even.unwrap_or(PATIENCE).as_secs_f64();
+        let even = even.unwrap_or(TIMEOUT).as_secs_f64();
         let rest = (last - since).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "thousands")]
         let share = state.at.get(2).copied().unwrap_or(0) as f64 * 3.0 / count as f64;
@@ -108,23 +108,23 @@ impl Bench {
         let place = Place::loopback(&dir)?;
         let targets = Targets::start(None, place.edge_address)?;
         let tunnel = Tunnel::configure(&place, &targets, binary)?;
-        let pod = tunnel.pod()?;
+        let server = tunnel.server()?;
         let tenth = self.edges / 10;
         let edges = |first, count| {
-            let edges = Edges { pods: vec![tunnel.grpc], ca: place.certificates.ca(), first, count };
+            let edges = Edges { servers: vec![tunnel.grpc], ca: place.certificates.ca(), first, count };
             Process::role(None, &Role::Edges(edges))
         };
         let mut all = vec![edges(0, tenth)?];
         until_linked(&mut all, tenth)?;
         thread::sleep(SETTLED);
-        let fresh = pod.rss()?;
+        let fresh = server.rss()?;
         all.push(edges(tenth, self.edges - tenth)?);
         until_linked(&mut all, self.edges)?;
         thread::sleep(SETTLED);
-        let full = pod.rss()?;
+        let full = server.rss()?;
         all.pop();
         thread::sleep(SETTLED);
-        let after = pod.rss()?;
+        let after = server.rss()?;
         #[expect(clippy::cast_precision_loss, reason = "bytes")]
         let value = after as f64 / fresh as f64;
         table.add(Row {
@@ -152,4 +152,4 @@ const TOLD: Duration = Duration::from_secs(10);
 /// Nobody is asked for so long: it is over.
 const REST: Duration = Duration::from_secs(30);
 /// What has not come to rest by now will not.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);

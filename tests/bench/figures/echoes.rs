@@ -93,7 +93,7 @@ impl Bench {
 
     fn one_beside(&self, proxy: &Proxy, kind: Kind) -> Result<(Echoes, Moved)> {
         let load = Load { way: proxy.ways.source.clone(), kind, clients: 4, time: None };
-        let mut load = load.begin(None)?;
+        let mut load = load.start(None)?;
         let echo = self.seldom(proxy, 4.0).measure(None)?;
         load.dismiss();
         Ok((echo, load.hear()?))
@@ -122,7 +122,7 @@ impl Bench {
             note(&mut idle, proxy, &alone);
             let before = proxy.rss()?;
             let way = proxy.ways.source.clone();
-            let load = Load { way, kind: Kind::Stalled, clients: STALLED, time: None }.begin(None)?;
+            let load = Load { way, kind: Kind::Stalled, clients: STALLED, time: None }.start(None)?;
             // The burst until all buffers are full is no standstill yet.
             thread::sleep(SETTLED);
             let found = self.seldom(proxy, 2.0).measure(None)?;

@@ -30,25 +30,25 @@ impl Bench {
         let place = Place::loopback(&dir)?;
         let targets = Targets::start(None, place.edge_address)?;
         let tunnel = Tunnel::configure(&place, &targets, binary)?;
-        let mut pod = tunnel.pod()?;
+        let mut server = tunnel.server()?;
         thread::sleep(SETTLE);
-        let empty = pod.rss()?;
+        let empty = server.rss()?;
         let half = self.edges / 2;
         let edges = |first, count| {
-            let edges = Edges { pods: vec![tunnel.grpc], ca: place.certificates.ca(), first, count };
+            let edges = Edges { servers: vec![tunnel.grpc], ca: place.certificates.ca(), first, count };
             Process::role(None, &Role::Edges(edges))
         };
         let mut halves = [edges(0, half)?, edges(half, self.edges - half)?];
         until_linked(&mut halves, self.edges)?;
-        self.weigh_idle(table, &pod, empty, &mut halves)?;
-        back(table, &tunnel, &mut pod, &mut halves, self.edges, 0)?;
+        self.weigh_idle(table, &server, empty, &mut halves)?;
+        back(table, &tunnel, &mut server, &mut halves, self.edges, 0)?;
         let [stay, gone] = halves;
         drop(gone);
         let mut half_of_them = [stay];
         for silent in [0, SILENT] {
             // Long enough for each to begin its pauses anew.
             thread::sleep(PINGED);
-            back(table, &tunnel, &mut pod, &mut half_of_them, half, silent)?;
+            back(table, &tunnel, &mut server, &mut half_of_them, half, silent)?;
         }
         Ok(())
     }
@@ -57,21 +57,21 @@ impl Bench {
     fn weigh_idle(
         &self,
         table: &mut Table,
-        pod: &Process,
+        server: &Process,
         empty: u64,
         halves: &mut [Process; 2],
     ) -> Result<()> {
         // Buffers of the handshakes go back meanwhile, and every link has been pinged.
         thread::sleep(PINGED);
-        let full = pod.rss()?;
+        let full = server.rss()?;
         let watched = self.time(60.0);
         let cpu = |of: &[Process; 2]| -> Result<Duration> { of.iter().map(Process::cpu).sum() };
-        let (before, theirs) = (pod.cpu()?, cpu(halves)?);
+        let (before, theirs) = (server.cpu()?, cpu(halves)?);
         thread::sleep(watched);
-        let busy = pod.cpu()?.saturating_sub(before).as_secs_f64() / watched.as_secs_f64() * 100.0;
+        let busy = server.cpu()?.saturating_sub(before).as_secs_f64() / watched.as_secs_f64() * 100.0;
         let theirs = cpu(halves)?.saturating_sub(theirs).as_secs_f64() / watched.as_secs_f64() * 100.0;
         until_linked(halves, self.edges).context("edges were lost while idle")?;
-        let after = pod.rss()?;
+        let after = server.rss()?;
         eprintln!(
             "pod RSS MiB: alone {:.1}, with {} edges {:.1}, {watched:?} later {:.1}",
             mib(empty),
@@ -105,23 +105,23 @@ impl Bench {
 fn back(
     table: &mut Table,
     tunnel: &Tunnel,
-    pod: &mut Process,
+    server: &mut Process,
     edges: &mut [Process],
     count: usize,
     silent: usize,
 ) -> Result<()> {
     let cpu = |of: &[Process]| -> Result<Duration> { of.iter().map(Process::cpu).sum() };
     let before = State::of_all(edges)?;
-    pod.kill();
+    server.kill();
     thread::sleep(AWAY);
     let away = State::of_all(edges)?;
     ensure!(away.linked == 0, "{} edges are linked to a pod that is away", away.linked);
     let theirs = cpu(edges)?;
-    *pod = tunnel.pod()?;
+    *server = tunnel.server()?;
     let _crowd = Crowd::start(tunnel.grpc, silent);
     let since = Instant::now();
     let (mut state, mut quarters) = (away.clone(), Vec::new());
-    while state.linked < count && since.elapsed() < PATIENCE {
+    while state.linked < count && since.elapsed() < TIMEOUT {
         thread::sleep(LOOK);
         let most = state.most;
         state = State::of_all(edges)?;
@@ -132,7 +132,7 @@ fn back(
     }
     let took = since.elapsed().as_secs_f64();
     ensure!(state.linked == count, "only {} of {count} edges came back: {:?}", state.linked, state.failed);
-    let (own, theirs) = (pod.cpu()?, cpu(edges)?.saturating_sub(theirs));
+    let (own, theirs) = (server.cpu()?, cpu(edges)?.saturating_sub(theirs));
     eprintln!(
         "quarters of the edges were back after, s: {quarters:.2?}; pod CPU {own:?}, all edges' {theirs:?}"
     );
@@ -156,22 +156,22 @@ fn back(
         bound: Some(Bound::Most(10.0, 10.0)),
     });
     #[expect(clippy::cast_precision_loss, reason = "thousands")]
-    let [early, each, meanwhile] = [
-        (state.early - before.early) as f64,
+    let [buffered, each, meanwhile] = [
+        (state.buffered - before.buffered) as f64,
         (state.dials - before.dials) as f64 / count as f64,
         (away.dials - before.dials) as f64 / count as f64,
     ];
     table.add(Row {
         figure: "their dials sooner than their backoff says".into(),
         tunnel: format!(
-            "{early}; dials of an edge {}, of them {} before the pod was started, at most {}",
+            "{buffered}; dials of an edge {}, of them {} before the pod was started, at most {}",
             short(each),
             short(meanwhile),
             state.most.max(away.most)
         ),
         reference: String::new(),
         others: String::new(),
-        value: early,
+        value: buffered,
         bound: Some(Bound::Most(0.0, 0.0)),
     });
     Ok(())
@@ -221,7 +221,7 @@ pub(crate) fn until_linked(halves: &mut [Process], count: usize) -> Result<()> {
             }
             return Ok(());
         }
-        ensure!(since.elapsed() < PATIENCE, "only {linked} of {count} edges are linked: {state:?}");
+        ensure!(since.elapsed() < TIMEOUT, "only {linked} of {count} edges are linked: {state:?}");
         thread::sleep(LOOK);
     }
 }
@@ -237,4 +237,4 @@ const SILENT: usize = 4500;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 /// What has not happened by now will not.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);

@@ -30,7 +30,7 @@ impl Bench {
         let [port] = free_ports()?;
         let egress = SocketAddr::from((place.cloud_address, port));
         let files = &place.certificates;
-        tunnel.pod_has(&format!(
+        tunnel.server_has(&format!(
             "\n[mode.cloud.egress]\nlisten = \"{egress}\"\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\nnames = [\"*\"]\n",
             files.cert(),
             files.key(),

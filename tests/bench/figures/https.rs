@@ -96,7 +96,7 @@ impl Bench {
         let Some(binary) = &self.binary else { return Ok(None) };
         let tunnel = Tunnel::configure(place, targets, binary)?;
         let [port] = free_ports()?;
-        tunnel.pod_has(&format!(
+        tunnel.server_has(&format!(
             "\n[mode.cloud.https]\nlisten_ip = \"{}\"\naddr = {{ \"{port}\" = \"{target}\" }}\ncert = {:?}\nkey = {:?}\n",
             place.cloud_address,
             place.certificates.cert(),

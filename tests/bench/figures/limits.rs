@@ -33,7 +33,7 @@ impl Bench {
                 let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time(40.0)) };
                 // It waits until the proxy is up, which under such limits takes seconds.
                 Echo::tight(&proxy.ways.echo, Duration::from_secs(1)).measure(Some(&stand.space))?;
-                let mut beside = echo.begin(Some(&stand.space))?;
+                let mut beside = echo.start(Some(&stand.space))?;
                 let moved: Moved = load.measure(Some(&stand.space))?;
                 rates.push((proxy.name, moved.rate() * 8.0 / 1e6));
                 let heard = beside.hear()?;
@@ -45,12 +45,12 @@ impl Bench {
                 continue;
             };
             ensure!(tunnel.processes.iter_mut().all(Process::alive), "a process has ended under its limits");
-            let [pod, edge] = &groups;
-            let (pod, edge) = (pod.seen()?, edge.seen()?);
+            let [server, edge] = &groups;
+            let (server, edge) = (server.seen()?, edge.seen()?);
             let rate =
                 |name: &str| rates.iter().find(|(of, _)| *of == name).map_or(f64::NAN, |(_, rate)| *rate);
             #[expect(clippy::cast_precision_loss, reason = "a few processes")]
-            let kills = (pod.kills + edge.kills) as f64;
+            let kills = (server.kills + edge.kills) as f64;
             table.add(Row {
                 figure: format!(
                     "edge 20m/20Mi, pod 50m/100Mi, 100 Mbit/s and 200 ms: one {what} beside {SESSIONS} sessions; killed"
@@ -61,7 +61,7 @@ impl Bench {
                     millis(echoes.p50()),
                     millis(echoes.max()),
                     told("edge", &edge),
-                    told("pod", &pod),
+                    told("pod", &server),
                 ),
                 reference: format!("direct {} Mbit/s", short(rate("direct"))),
                 others: String::new(),

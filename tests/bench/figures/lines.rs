@@ -144,7 +144,7 @@ impl Measured<'_> {
         let bound = Bound::Most(quarter.max(25.0), quarter.max(20.0));
         for (when, of, bound) in [
             ("once they are up", Mixed::after as fn(&Mixed) -> f64, Some(bound)),
-            ("as they begin", Mixed::begin, None),
+            ("as they begin", Mixed::start, None),
         ] {
             table.add(Row {
                 figure: format!("{}: echo p99 beside 4 downloads, {when}, ms above idle", self.name),
@@ -177,7 +177,7 @@ impl Measured<'_> {
         };
         let idle = echo.clone().measure(space)?;
         let load = Load { way: ways.source.clone(), kind: Kind::Download, clients: 4, time: None };
-        let mut load = load.begin(space)?;
+        let mut load = load.start(space)?;
         let begin = Echo { warm: WARM, time: COME_UP, ..echo.clone() }.measure(space)?;
         let after = echo.measure(space)?;
         load.dismiss();
@@ -242,7 +242,7 @@ struct Mixed {
 
 impl Mixed {
     /// Milliseconds above idle, 99th percentile.
-    fn begin(&self) -> f64 {
+    fn start(&self) -> f64 {
         (self.begin.p99() - self.idle.p99()) / 1000.0
     }
 

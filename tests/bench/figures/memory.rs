@@ -81,7 +81,7 @@ fn weigh(proxy: &Proxy, count: usize) -> Result<Weights> {
     let _: usize = hold.hear()?;
     let since = Instant::now();
     let mut after = proxy.edge_rss()?;
-    while after > idle + GIVEN_BACK && since.elapsed() < PATIENCE {
+    while after > idle + GIVEN_BACK && since.elapsed() < TIMEOUT {
         thread::sleep(Duration::from_millis(100));
         after = proxy.edge_rss()?;
     }
@@ -107,4 +107,4 @@ const IDLE: Duration = Duration::from_secs(30);
 /// Within this many bytes of idle, what sessions took counts as given back.
 const GIVEN_BACK: u64 = 4 << 20;
 /// What has not been given back by now stays.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);

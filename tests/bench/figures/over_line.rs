@@ -32,9 +32,9 @@ pub(crate) struct OverLine {
 }
 
 impl Bench {
-    /// Lays the line and starts all that stands on it; with `pods` a second pod, too.
-    pub(crate) fn over_line(&self, carry: Carry, congestion: &str, pods: bool) -> Result<OverLine> {
-        self.over_line_within(carry, congestion, pods, [const { Vec::new() }; 2])
+    /// Lays the line and starts all that stands on it; with `servers` a second pod, too.
+    pub(crate) fn over_line(&self, carry: Carry, congestion: &str, servers: bool) -> Result<OverLine> {
+        self.over_line_within(carry, congestion, servers, [const { Vec::new() }; 2])
     }
 
     /// As [`Self::over_line`], with pod and edge in the control groups with these doors.
@@ -42,7 +42,7 @@ impl Bench {
         &self,
         carry: Carry,
         congestion: &str,
-        pods: bool,
+        servers: bool,
         doors: [Vec<PathBuf>; 2],
     ) -> Result<OverLine> {
         let ends = Ends::lay(carry, congestion)?;
@@ -62,10 +62,10 @@ impl Bench {
         let (mut proxies, mut far, mut second) = (Vec::new(), None, None);
         if let Some(binary) = &self.binary {
             let near = Tunnel::configure(&place, &targets, binary)?.within(doors);
-            let sibling = if pods { Some(near.sibling(&place, &targets)?) } else { None };
+            let peer = if servers { Some(near.peer(&place, &targets)?) } else { None };
             proxies.push(near.reachable()?);
-            far = sibling.as_ref().map(Tunnel::ways);
-            second = sibling.map(|sibling| sibling.pod()).transpose()?;
+            far = peer.as_ref().map(Tunnel::ways);
+            second = peer.map(|peer| peer.server()).transpose()?;
         }
         proxies.push(Proxy { name: "direct", ways: over_line.straight(), processes: Vec::new() });
         Ok(OverLine {

@@ -34,10 +34,10 @@ impl Bench {
         let place = Place::loopback(&dir)?;
         let targets = Targets::start(None, place.edge_address)?;
         let near = Tunnel::configure(&place, &targets, binary)?;
-        let far = near.sibling(&place, &targets)?;
+        let far = near.peer(&place, &targets)?;
         let mut stand = near.reachable()?;
         // What a session costs is what all three processes spend, whichever pod it came in by.
-        stand.processes.push(far.pod()?);
+        stand.processes.push(far.server()?);
         let local = stand.ways.clone();
         let ways = [("local", local), ("relayed", far.ways())];
         let mut shown = [Shown::default(), Shown::default()];

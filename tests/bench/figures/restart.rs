@@ -27,8 +27,8 @@ impl Bench {
                     process.kill();
                     thread::sleep(absence);
                     let since = Instant::now();
-                    *process = if which == 0 { again.pod()? } else { again.edge()? };
-                    proxy.until_reachable(PATIENCE)?;
+                    *process = if which == 0 { again.server()? } else { again.edge()? };
+                    proxy.until_reachable(TIMEOUT)?;
                     took.push(since.elapsed().as_secs_f64());
                 }
                 eprintln!("{what}, started again after {absence:?}, s: {took:.3?}");
@@ -50,4 +50,4 @@ impl Bench {
 /// Long enough that the other end has tried in vain some times.
 const ABSENCE: Duration = Duration::from_secs(1);
 /// What is not reachable by now will not be.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);

@@ -85,7 +85,7 @@ impl Bench {
         let load =
             |clients, time| Load { way: proxy.ways.source.clone(), kind: Kind::Download, clients, time };
         let idle = Echo { clients: 1, ..echo.clone() }.measure(Some(space))?;
-        let mut four = load(4, None).begin(Some(space))?;
+        let mut four = load(4, None).start(Some(space))?;
         let beside = echo.measure(Some(space))?;
         four.dismiss();
         let downloads = four.hear::<crate::load::Moved>()?;
@@ -113,7 +113,7 @@ impl Bench {
         }
         let mut running = Vec::new();
         for (name, idle, echo) in watched {
-            running.push((name, idle, echo.begin(Some(&stand.space))?));
+            running.push((name, idle, echo.start(Some(&stand.space))?));
         }
         for (name, idle, mut process) in running {
             let found: Echoes = process.hear()?;

@@ -71,11 +71,11 @@ impl Client {
         let target = format!("{name}:{}", self.ways.target.port());
         self.world.running.fetch_add(1, Relaxed);
         let told = self.world.expect(id);
-        let begun = Instant::now();
+        let started = Instant::now();
         let opened = timeout(HANG, open(at, &target, &plan)).await;
         match opened.unwrap_or_else(|_| Err("no answer at all".to_owned())) {
             Ok(stream) => {
-                self.world.opened(id, begun.elapsed());
+                self.world.opened(id, started.elapsed());
                 self.world.note(&format!("{id} begins: door {near}, {name}, {plan:?}"));
                 let side = act(stream, &plan, &self.world, &mut self.rng).await;
                 let judge = Judge { world: self.world.clone(), plan, ends, client: side };
@@ -84,9 +84,9 @@ impl Client {
             Err(why) => {
                 self.world.note(&format!(
                     "{id} not opened after {:?}: door {near}, {name}: {why}",
-                    begun.elapsed()
+                    started.elapsed()
                 ));
-                self.world.refused(id, &why, name, begun.elapsed());
+                self.world.refused(id, &why, name, started.elapsed());
                 self.world.forget(id);
                 self.world.running.fetch_sub(1, Relaxed);
                 sleep(Duration::from_millis(self.rng.random_range(50..500))).await;
@@ -105,7 +105,7 @@ pub(crate) async fn unreachable(world: &World, ways: &Ways) -> Vec<String> {
         id += 1;
         let plan = Plan::short(id);
         let target = format!("{name}:{}", ways.target.port());
-        let begun = Instant::now();
+        let started = Instant::now();
         let trouble = loop {
             let tried = match timeout(HANG, open(at, &target, &plan)).await {
                 Ok(Ok(stream)) => match act(stream, &plan, world, &mut rng).await {
@@ -115,7 +115,7 @@ pub(crate) async fn unreachable(world: &World, ways: &Ways) -> Vec<String> {
                 Ok(Err(why)) => why,
                 Err(_) => "no answer at all".to_owned(),
             };
-            if begun.elapsed() > BACK {
+            if started.elapsed() > BACK {
                 break Some(tried);
             }
             sleep(Duration::from_millis(200)).await;
@@ -132,15 +132,15 @@ async fn open(at: SocketAddr, target: &str, plan: &Plan) -> Result<TcpStream, St
     stream.set_nodelay(true).map_err(told)?;
     let head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nTraceId: {}\r\n\r\n", plan.id);
     let first = serde_json::to_string(plan).map_err(|why| why.to_string())? + "\n";
-    let early = plan.id.is_multiple_of(4);
-    let request = if early { head + &first } else { head };
+    let buffered = plan.id.is_multiple_of(4);
+    let request = if buffered { head + &first } else { head };
     stream.write_all(request.as_bytes()).await.map_err(told)?;
     let status = String::from_utf8_lossy(&line(&mut stream).await.map_err(told)?).trim().to_owned();
     if status.split(' ').nth(1) != Some("200") {
         return Err(status);
     }
     while line(&mut stream).await.map_err(told)?.len() > 1 {}
-    if !early {
+    if !buffered {
         stream.write_all(first.as_bytes()).await.map_err(told)?;
     }
     Ok(stream)
@@ -205,9 +205,9 @@ async fn keys(
     rng: &mut StdRng,
 ) -> Result<(), String> {
     let plan = pulse.plan;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut sent = 0;
-    while sent < plan.up && begun.elapsed() < TYPED {
+    while sent < plan.up && started.elapsed() < TYPED {
         let piece = rng.random_range(1..=64).min(plan.up - sent);
         write(to, &up.bytes(sent, usize::try_from(piece).unwrap_or_default()), pulse).await?;
         sent += piece;

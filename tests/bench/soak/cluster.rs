@@ -25,7 +25,7 @@ pub(crate) struct Cluster {
     /// From each edge to what stands for the Service of the pods.
     pub(crate) edge_lines: Vec<Cutter>,
     /// From each pod to each other.
-    pub(crate) pod_lines: Vec<Cutter>,
+    pub(crate) server_lines: Vec<Cutter>,
     /// How sessions can be asked for.
     pub(crate) ways: Ways,
 }
@@ -58,7 +58,7 @@ impl Cluster {
         let connect = free_ports::<PODS>()?.map(loopback);
         let opening = free_ports::<OPENERS>()?.map(loopback);
         let admin = free_ports::<MEMBERS>()?.map(loopback);
-        let (mut members, mut edge_lines, mut pod_lines) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut members, mut edge_lines, mut server_lines) = (Vec::new(), Vec::new(), Vec::new());
         let mut ways = Ways { doors: connect.into_iter().enumerate().collect(), nodes: Vec::new(), target };
         for (number, admin) in admin.into_iter().enumerate() {
             let name = if number < PODS { format!("pod{}", number + 1) } else { node(number) };
@@ -68,9 +68,9 @@ impl Cluster {
             let text = if let (Some(grpc_at), Some(connect)) = (grpc.get(number), connect.get(number)) {
                 let others = grpc.iter().filter(|other| *other != grpc_at);
                 let lines = others.map(|other| Cutter::to(*other)).collect::<Result<Vec<_>>>()?;
-                let siblings: Vec<String> = lines.iter().map(|line| line.at.to_string()).collect();
-                pod_lines.extend(lines);
-                pod(&certificates, dir, [*grpc_at, *connect, admin], &siblings)
+                let peers: Vec<String> = lines.iter().map(|line| line.at.to_string()).collect();
+                server_lines.extend(lines);
+                server(&certificates, dir, [*grpc_at, *connect, admin], &peers)
             } else {
                 let line = Cutter::among(grpc.to_vec(), DELAY)?;
                 let text = edge(&certificates, &name, line.at, admin);
@@ -100,7 +100,7 @@ impl Cluster {
         for member in &mut members {
             member.start()?;
         }
-        Ok(Self { members, edge_lines, pod_lines, ways })
+        Ok(Self { members, edge_lines, server_lines, ways })
     }
 
     /// A member.
@@ -200,16 +200,16 @@ fn node(number: usize) -> String {
     format!("node{}", number + 1 - PODS)
 }
 
-fn pod(
+fn server(
     certificates: &Certificates,
     dir: &Path,
     [grpc, connect, admin]: [SocketAddr; 3],
-    siblings: &[String],
+    peers: &[String],
 ) -> String {
     format!(
         "[mode.cloud.stream.server]\nlisten = \"{grpc}\"\nlog_listen = \"{admin}\"\ncert = {:?}\nkey = {:?}\nca = {:?}\n\
          tokenfile = {:?}\n[mode.cloud.ssh]\nlisten = \"{connect}\"\n[mode.cloud.session]\ndrain = \"{DRAIN}s\"\n\
-         [mode.cloud.registry]\nname = \"localhost\"\nsiblings = {siblings:?}\n[mode.cloud.allow]\nnodes = [\"node*\"]\n",
+         [mode.cloud.registry]\nname = \"localhost\"\nsiblings = {peers:?}\n[mode.cloud.allow]\nnodes = [\"node*\"]\n",
         certificates.cert(),
         certificates.key(),
         certificates.ca(),

@@ -34,13 +34,13 @@ pub(crate) enum Fault {
     RefusingLine,
     CutAllEdges,
     RefuseAllEdges,
-    CutPods,
-    SilentPods,
-    FrozenPods,
-    RefusingPods,
-    KillPod,
-    StopPod,
-    FreezePod,
+    CutServers,
+    SilentServers,
+    FrozenServers,
+    RefusingServers,
+    KillServer,
+    StopServer,
+    FreezeServer,
     KillEdge,
     StopEdge,
     FreezeEdge,
@@ -52,7 +52,7 @@ enum Undo {
     Start(usize),
     Thaw(usize),
     AdmitEdge(usize),
-    AdmitPod(usize),
+    AdmitPeer(usize),
 }
 
 impl Conductor {
@@ -86,7 +86,7 @@ impl Conductor {
                 Undo::Start(member) => cluster.member(member)?.start()?,
                 Undo::Thaw(member) => signal(cluster, member, Signal::Continue)?,
                 Undo::AdmitEdge(line) => refuse(&cluster.edge_lines, line, false),
-                Undo::AdmitPod(line) => refuse(&cluster.pod_lines, line, false),
+                Undo::AdmitPeer(line) => refuse(&cluster.server_lines, line, false),
             }
         }
         self.see_off(cluster, world)?;
@@ -140,7 +140,7 @@ impl Conductor {
             drawn -= weight;
         }
         let line = self.rng.random_range(0..cluster.edge_lines.len());
-        let (edges, pods) = (&cluster.edge_lines, &cluster.pod_lines);
+        let (edges, servers) = (&cluster.edge_lines, &cluster.server_lines);
         let mut time = Duration::ZERO;
         match fault {
             Fault::CutLine => cut(edges, line, Cut::Reset),
@@ -165,19 +165,19 @@ impl Conductor {
                     self.later(time, Undo::AdmitEdge(line));
                 }
             }
-            Fault::CutPods => cut(pods, line, Cut::Reset),
-            Fault::SilentPods => cut(pods, line, Cut::Silent),
-            Fault::FrozenPods => {
+            Fault::CutServers => cut(servers, line, Cut::Reset),
+            Fault::SilentServers => cut(servers, line, Cut::Silent),
+            Fault::FrozenServers => {
                 time = self.between(500, 18_000);
-                cut(pods, line, Cut::Frozen(time));
+                cut(servers, line, Cut::Frozen(time));
             }
-            Fault::RefusingPods => {
-                cut(pods, line, Cut::Reset);
-                refuse(pods, line, true);
+            Fault::RefusingServers => {
+                cut(servers, line, Cut::Reset);
+                refuse(servers, line, true);
                 time = self.between(500, 6_000);
-                self.later(time, Undo::AdmitPod(line));
+                self.later(time, Undo::AdmitPeer(line));
             }
-            Fault::KillPod | Fault::StopPod | Fault::FreezePod => {
+            Fault::KillServer | Fault::StopServer | Fault::FreezeServer => {
                 return self.strike(fault, 0..PODS, cluster, world);
             }
             Fault::KillEdge | Fault::StopEdge | Fault::FreezeEdge => {
@@ -186,7 +186,7 @@ impl Conductor {
         }
         let whom = match fault {
             Fault::CutAllEdges | Fault::RefuseAllEdges => 0..edges.len(),
-            Fault::CutPods | Fault::SilentPods | Fault::FrozenPods | Fault::RefusingPods => {
+            Fault::CutServers | Fault::SilentServers | Fault::FrozenServers | Fault::RefusingServers => {
                 world.strikes(Struck::Servers, time);
                 0..0
             }
@@ -212,7 +212,7 @@ impl Conductor {
                     .iter()
                     .any(|(_, undo)| [Undo::Start(*number), Undo::Thaw(*number)].contains(undo))
         };
-        let freezes = matches!(fault, Fault::FreezePod | Fault::FreezeEdge);
+        let freezes = matches!(fault, Fault::FreezeServer | Fault::FreezeEdge);
         let able: Vec<usize> =
             among.clone().filter(|n| !suffers(n) && (freezes || !SURVIVORS.contains(n))).collect();
         if among.clone().filter(suffers).count() * 2 >= among.len() || able.is_empty() {
@@ -222,7 +222,7 @@ impl Conductor {
         cluster.member(number)?.look();
         self.count(fault, number, world);
         match fault {
-            Fault::KillPod | Fault::KillEdge => {
+            Fault::KillServer | Fault::KillEdge => {
                 world.dies(number, true);
                 let member = cluster.member(number)?;
                 member.process.iter_mut().for_each(crate::process::Process::kill);
@@ -232,7 +232,7 @@ impl Conductor {
                 let after = self.between(0, 6_000);
                 self.later(after, Undo::Start(number));
             }
-            Fault::StopPod | Fault::StopEdge => {
+            Fault::StopServer | Fault::StopEdge => {
                 world.dies(number, false);
                 signal(cluster, number, Signal::Terminate)?;
                 self.leaving.push((number, Instant::now() + LEAVES));
@@ -290,13 +290,13 @@ const FAULTS: [(Fault, u32); 17] = [
     (Fault::RefusingLine, 4),
     (Fault::CutAllEdges, 1),
     (Fault::RefuseAllEdges, 1),
-    (Fault::CutPods, 3),
-    (Fault::SilentPods, 2),
-    (Fault::FrozenPods, 2),
-    (Fault::RefusingPods, 2),
-    (Fault::KillPod, 3),
-    (Fault::StopPod, 3),
-    (Fault::FreezePod, 3),
+    (Fault::CutServers, 3),
+    (Fault::SilentServers, 2),
+    (Fault::FrozenServers, 2),
+    (Fault::RefusingServers, 2),
+    (Fault::KillServer, 3),
+    (Fault::StopServer, 3),
+    (Fault::FreezeServer, 3),
     (Fault::KillEdge, 3),
     (Fault::StopEdge, 2),
     (Fault::FreezeEdge, 3),

@@ -23,14 +23,14 @@ pub(crate) struct Judge {
 impl Judge {
     /// Hears the target, too, and judges.
     pub(crate) async fn hear(self, told: oneshot::Receiver<Side>) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let target = timeout(HANG + self.plan.doze, told).await.ok().and_then(Result::ok);
-        let over = if target.is_some() { Instant::now() } else { begun };
+        let over = if target.is_some() { Instant::now() } else { started };
         let died = self.world.died(&self.ends);
         let faults = self.faults(target.as_ref(), died, over);
         let fell = died.iter().any(|died| *died != Died::No);
         if !fell && matches!(self.plan.kind, Kind::ClientAborts | Kind::Vanish) {
-            self.world.lagged(self.plan.id, begun.elapsed().saturating_sub(self.plan.doze));
+            self.world.lagged(self.plan.id, started.elapsed().saturating_sub(self.plan.doze));
         }
         let how = if self.is_whole(target.as_ref()) { "whole" } else { "cut" };
         self.world.note(&format!(

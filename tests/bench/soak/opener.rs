@@ -19,9 +19,9 @@ use tunnel::edge::Edge;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::{Connection as _, Socket};
 use tunnel::proto::frame::Category;
-use tunnel::route::{Request, Route};
-use tunnel::session_io::copy::linger;
-use tunnel::session_io::copy::{EndKind, Side, splice};
+use tunnel::route::{SessionRequest, SessionRouter};
+use tunnel::session_io::copy::close_gracefully;
+use tunnel::session_io::copy::{EndKind, Side, copy_bidirectional};
 
 use crate::soak::target::line;
 
@@ -53,21 +53,25 @@ impl Opener {
             });
             terminate.recv().await;
             doors.abort();
-            edge.stop(std::future::pending()).await;
+            edge.shutdown(std::future::pending()).await;
             Ok(())
         })
     }
 }
 
 /// As the pod's front end does it.
-async fn open(mut client: TcpStream, route: Route, pool: Pool) -> Result<()> {
+async fn open(mut client: TcpStream, route: SessionRouter, pool: Pool) -> Result<()> {
     client.set_nodelay(true)?;
     let request = String::from_utf8_lossy(&line(&mut client).await?).into_owned();
     while line(&mut client).await?.len() > 1 {}
     let target: Target = request.split(' ').nth(1).context("no target")?.parse()?;
     let Host::Name(name) = &target.host else { return Ok(()) };
-    let request =
-        Request { node: name.parse()?, target, category: Category::HttpProxy, client: "soak".to_owned() };
+    let request = SessionRequest {
+        node: name.parse()?,
+        target,
+        category: Category::HttpProxy,
+        client: "soak".to_owned(),
+    };
     let mut session = match route.open(request).await {
         Ok(session) => session,
         Err(why) => return Ok(client.write_all(format!("HTTP/1.1 502 {why}\r\n\r\n").as_bytes()).await?),
@@ -75,10 +79,10 @@ async fn open(mut client: TcpStream, route: Route, pool: Pool) -> Result<()> {
     client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
     let mut client = Socket::with_early(client, pool, Bytes::new());
     client.io().breaks_off(true);
-    let ended = splice(&mut client, &mut session).await.ended;
+    let ended = copy_bidirectional(&mut client, &mut session).await.ended;
     if ended.by == Side::A || ended.how == EndKind::Finished {
         client.io().breaks_off(false);
-        linger(&mut client).await;
+        close_gracefully(&mut client).await;
     }
     Ok(())
 }

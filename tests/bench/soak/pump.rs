@@ -43,7 +43,7 @@ pub(crate) struct Pulse<'a> {
     /// What it is to do.
     pub(crate) plan: &'a Plan,
     world: &'a World,
-    begun: Instant,
+    started: Instant,
     /// Milliseconds after the begin.
     last: AtomicU64,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Pulse<'a> {
 impl<'a> Pulse<'a> {
     /// The view of one that begins now.
     pub(crate) fn new(plan: &'a Plan, world: &'a World) -> Self {
-        Self { plan, world, begun: Instant::now(), last: AtomicU64::new(0) }
+        Self { plan, world, started: Instant::now(), last: AtomicU64::new(0) }
     }
 
     /// It got somewhere, and by so many bytes taken.
@@ -59,13 +59,13 @@ impl<'a> Pulse<'a> {
         let idle = self.idle().saturating_sub(self.plan.pause + self.plan.doze + RHYTHM);
         self.world.stalled(self.plan.id, idle);
         self.world.moved(taken);
-        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or_default();
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or_default();
         self.last.store(now, Relaxed);
     }
 
     /// How long it has got nowhere.
     fn idle(&self) -> Duration {
-        self.begun.elapsed().saturating_sub(Duration::from_millis(self.last.load(Relaxed)))
+        self.started.elapsed().saturating_sub(Duration::from_millis(self.last.load(Relaxed)))
     }
 
     /// Something that must not hang.
@@ -122,13 +122,13 @@ pub(crate) async fn give(
     total: u64,
     pulse: &Pulse<'_>,
 ) -> Result<(), String> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut sent = 0;
     while sent < total {
         let length = usize::try_from((total - sent).min(BLOCK as u64)).unwrap_or_default();
         write(to, &pattern.bytes(sent, length), pulse).await?;
         sent += length as u64;
-        let due = begun + Duration::from_micros(sent * 1_000_000 / pulse.plan.rate);
+        let due = started + Duration::from_micros(sent * 1_000_000 / pulse.plan.rate);
         sleep(due.saturating_duration_since(Instant::now())).await;
     }
     Ok(())

@@ -87,8 +87,8 @@ impl Weight {
 
 /// What a process counts, by series.
 pub(crate) fn metrics(admin: SocketAddr) -> Result<BTreeMap<String, f64>> {
-    let mut stream = TcpStream::connect_timeout(&admin, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&admin, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
     let mut page = String::new();
     stream.read_to_string(&mut page).context("no metrics")?;
@@ -110,4 +110,4 @@ pub(crate) const TASKS: &str = "tunnel_tasks";
 /// Serving its connection and the call, and what watches over it.
 const TASKS_OF_A_LINK: f64 = 4.0;
 /// A process that stands still has none to tell.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);

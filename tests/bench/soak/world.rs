@@ -87,7 +87,7 @@ pub(crate) struct Ends {
     /// Which dials the target.
     pub(crate) far: usize,
     deaths: [(u64, u64); 2],
-    begun: Instant,
+    started: Instant,
 }
 
 /// How an end process has died since a session began.
@@ -229,14 +229,14 @@ impl World {
     /// How long after the last death of one of its processes a session was over; none if none died since it began.
     pub(crate) fn outlived(&self, ends: &Ends, over: Instant) -> Option<Duration> {
         let deaths = [ends.near, ends.far].into_iter().filter_map(|member| self.deaths.get(member));
-        let times = deaths.filter_map(|deaths| *held(&deaths.last)).filter(|time| *time > ends.begun);
+        let times = deaths.filter_map(|deaths| *held(&deaths.last)).filter(|time| *time > ends.started);
         times.max().map(|time| over.saturating_duration_since(time))
     }
 
     /// A session begins between two processes.
     pub(crate) fn ends(&self, id: u64, near: usize, far: usize) -> Ends {
         held(&self.between).insert(id, [near, far]);
-        Ends { near, far, deaths: [near, far].map(|member| self.dead(member)), begun: Instant::now() }
+        Ends { near, far, deaths: [near, far].map(|member| self.dead(member)), started: Instant::now() }
     }
 
     /// How its near and its far process have died since.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use tunnel::base::names::NodeName;
 use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{BadStream, Reader, encode, from_message, to_message};
+use tunnel::proto::codec::{DecodeError, Decoder, encode, from_message, to_message};
 use tunnel::proto::frame::{FrameKind, Remote};
 
 fuzz_target!(|input: (u8, &[u8])| {
@@ -21,13 +21,13 @@ fuzz_target!(|input: (u8, &[u8])| {
 });
 
 /// Every message of a stream that arrives in pieces of a length, and why it cannot go on.
-fn read(stream: &[u8], piece: usize) -> (Vec<StreamMsg>, Option<BadStream>) {
-    let mut reader = Reader::default();
+fn read(stream: &[u8], piece: usize) -> (Vec<StreamMsg>, Option<DecodeError>) {
+    let mut reader = Decoder::default();
     let mut messages = Vec::new();
     for piece in stream.chunks(piece.max(1)) {
-        reader.piece(Bytes::copy_from_slice(piece));
+        reader.push(Bytes::copy_from_slice(piece));
         loop {
-            match reader.message() {
+            match reader.next_message() {
                 Ok(Some(message)) => messages.push(message),
                 Ok(None) => break,
                 Err(bad) => return (messages, Some(bad)),
@@ -41,7 +41,7 @@ fn send_on(message: &StreamMsg) {
     let wire = encode(message.clone()).to_bytes();
     assert_eq!(read(&wire, wire.len()), (vec![message.clone()], None), "a message changes on its way");
     let Ok(node) = message.node.parse::<NodeName>() else { return };
-    for peer in [Remote::Edge(node), Remote::Pod] {
+    for peer in [Remote::Edge(node), Remote::Peer] {
         let Ok(frame) = from_message(message.clone(), &peer) else { continue };
         let again = from_message(to_message(frame.clone()), &peer);
         // A pong without a number is a plain peer's, whose pongs look like its pings.

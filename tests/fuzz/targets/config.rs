@@ -4,12 +4,12 @@
 
 use libfuzzer_sys::fuzz_target;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::server::Cloud;
+use tunnel::config::server::ServerConfig;
 use tunnel::config::{ConfigErrors, Environment};
 
 fuzz_target!(|text: &str| {
     let env = Environment::default();
-    check(Cloud::read(text, &env).err());
+    check(ServerConfig::read(text, &env).err());
     check(EdgeConfig::read(text, &env).err());
 });
 

@@ -8,33 +8,33 @@ use super::{Pods, SOON, first, has_moved, interactive};
 use crate::support::clients::open;
 use crate::support::line::Line;
 use crate::support::programs::at;
-use crate::support::talk::{ExchangeStep, Talk};
+use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{Stopwatch, wait_until, wait_within};
 
 /// An edge is linked to the first of two pods. Sessions type over its interactive link: one is opened by a client of the first
 /// pod, one is relayed from the second, and two are opened by the edge, to the cloud and to another node. Then the harm is
 /// done, and the edge's next link leads to the second pod: the sessions go on there soon.
 async fn survives(harm: impl Fn(&Line)) {
-    let Pods { place: _place, pods, line, edge, _other, echo } = Pods::new().await;
-    let [here, there] = [&pods[0], &pods[1]];
+    let Pods { place: _place, servers, line, edge, _other, echo } = Pods::new().await;
+    let [here, there] = [&servers[0], &servers[1]];
     let proxy = edge.bound.proxy.unwrap();
     let (node1, node2, cloud) =
         (at("node1", echo), at("node2", echo), format!("web.localhost:{}", echo.port()));
-    let bulk = Talk::on(here.open(&node1).await, ExchangeStep::Bulk);
+    let bulk = ScriptedExchange::on(here.open(&node1).await, ExchangeStep::Bulk);
     let typed = [
-        Talk::on(here.open(&node1).await, ExchangeStep::Types),
-        Talk::on(there.open(&node1).await, ExchangeStep::Types),
-        Talk::on(open(proxy, &cloud).await, ExchangeStep::Types),
-        Talk::on(open(proxy, &node2).await, ExchangeStep::Types),
+        ScriptedExchange::on(here.open(&node1).await, ExchangeStep::Types),
+        ScriptedExchange::on(there.open(&node1).await, ExchangeStep::Types),
+        ScriptedExchange::on(open(proxy, &cloud).await, ExchangeStep::Types),
+        ScriptedExchange::on(open(proxy, &node2).await, ExchangeStep::Types),
     ];
     has_moved(here, 1, 4).await;
-    join_all(typed.iter().map(Talk::is_alive)).await;
-    line.lead_to(there.pod.bound.grpc);
+    join_all(typed.iter().map(ScriptedExchange::is_alive)).await;
+    line.route_to(there.server.bound.grpc);
     let dies = Stopwatch::start();
     harm(&line);
     wait_within(SOON, "the edge's next link leads to the second pod", || there.link("node1").is_some()).await;
     let (came, watch) = (dies.elapsed(), Stopwatch::start());
-    let took = join_all(typed.iter().map(Talk::is_alive)).await;
+    let took = join_all(typed.iter().map(ScriptedExchange::is_alive)).await;
     assert!(watch.elapsed() < RESUMED, "linked after {came:?}; each took {took:?}");
     wait_until("the first pod has no link of it", || first(here).is_none() && interactive(here).is_none())
         .await;
@@ -44,12 +44,13 @@ async fn survives(harm: impl Fn(&Line)) {
 }
 
 #[tokio::test]
-async fn both_fall_silent_and_the_second_link_leads_to_another_pod() {
+async fn both_fall_silent_and_the_second_link_leads_to_another_server() {
     survives(Line::fall_silent).await;
 }
 
 #[tokio::test]
-async fn the_busy_one_breaks_off_the_interactive_one_falls_silent_and_the_next_link_leads_to_another_pod() {
+async fn the_busy_one_breaks_off_the_interactive_one_falls_silent_and_the_next_link_leads_to_another_server()
+{
     survives(|line| {
         line.fall_silent_one(1);
         line.reset_one(0);

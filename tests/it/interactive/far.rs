@@ -1,31 +1,31 @@
 //! Sessions that only pass through the pod, or that were opened at the edge.
 
-use super::{DELAY, PROXY, Pods, World, are_over, first, has_moved, interactive, two_pods};
+use super::{DELAY, PROXY, Pods, World, are_over, first, has_moved, interactive, two_servers};
 use crate::support::line::Balancer;
 use crate::support::programs::{TestDir, at, edge, start_edge};
-use crate::support::talk::{ExchangeStep, Talk};
+use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{targets, wait_until};
 
 #[tokio::test]
-async fn what_comes_through_a_second_pod_is_sorted_by_the_one_that_has_the_edge() {
-    let Pods { place: _place, pods, line: _line, edge: _edge, _other, echo } = Pods::new().await;
-    let bulk = Talk::on(pods[1].open(&at("node1", echo)).await, ExchangeStep::Bulk);
-    let typed = Talk::on(pods[1].open(&at("node1", echo)).await, ExchangeStep::Types);
-    has_moved(&pods[0], 1, 1).await;
-    assert_eq!(pods[0].pod.table.len(), 0, "both only pass through it");
+async fn what_comes_through_a_second_server_is_sorted_by_the_one_that_has_the_edge() {
+    let Pods { place: _place, servers, line: _line, edge: _edge, _other, echo } = Pods::new().await;
+    let bulk = ScriptedExchange::on(servers[1].open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = ScriptedExchange::on(servers[1].open(&at("node1", echo)).await, ExchangeStep::Types);
+    has_moved(&servers[0], 1, 1).await;
+    assert_eq!(servers[0].server.table.len(), 0, "both only pass through it");
     typed.is_alive().await;
-    typed.goes_on(ExchangeStep::Bulk);
-    has_moved(&pods[0], 2, 0).await;
-    bulk.goes_on(ExchangeStep::Types);
-    has_moved(&pods[0], 1, 1).await;
+    typed.assert_continues(ExchangeStep::Bulk);
+    has_moved(&servers[0], 2, 0).await;
+    bulk.assert_continues(ExchangeStep::Types);
+    has_moved(&servers[0], 1, 1).await;
     are_over([bulk, typed]).await;
-    wait_until("nothing passes any more", || pods[0].pod.table.passing() == (0, 0)).await;
+    wait_until("nothing passes any more", || servers[0].server.table.relayed() == (0, 0)).await;
 }
 
 #[tokio::test]
 async fn what_the_edge_has_opened_to_the_cloud_and_to_another_node_is_sorted_by_the_edge() {
     let world = World::new().await;
-    let _other = edge(&world.place, &world.pod, "node2").await;
+    let _other = edge(&world.place, &world.server, "node2").await;
     let (cloud, node) = (world.in_cloud(), at("node2", world.echo));
     let bulk = world.talk_from_node(&cloud, ExchangeStep::Bulk).await;
     let more = world.talk_from_node(&node, ExchangeStep::Bulk).await;
@@ -33,50 +33,50 @@ async fn what_the_edge_has_opened_to_the_cloud_and_to_another_node_is_sorted_by_
         world.talk_from_node(&cloud, ExchangeStep::Types).await,
         world.talk_from_node(&node, ExchangeStep::Types).await,
     ];
-    has_moved(&world.pod, 2, 2).await;
+    has_moved(&world.server, 2, 2).await;
     for typed in &typed {
         typed.is_alive().await;
-        typed.goes_on(ExchangeStep::Bulk);
+        typed.assert_continues(ExchangeStep::Bulk);
     }
-    has_moved(&world.pod, 4, 0).await;
-    bulk.goes_on(ExchangeStep::Types);
-    more.goes_on(ExchangeStep::Types);
-    has_moved(&world.pod, 2, 2).await;
+    has_moved(&world.server, 4, 0).await;
+    bulk.assert_continues(ExchangeStep::Types);
+    more.assert_continues(ExchangeStep::Types);
+    has_moved(&world.server, 2, 2).await;
     are_over(typed.into_iter().chain([bulk, more])).await;
-    world.pod.forgets_all().await;
+    world.server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn a_balancer_that_leads_to_another_pod_first_delays_it_and_disturbs_nothing() {
+async fn a_balancer_that_leads_to_another_server_first_delays_it_and_disturbs_nothing() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = two_pods(&place);
-    let all: Vec<_> = pods.iter().map(|pod| pod.pod.bound.grpc).collect();
+    let servers = two_servers(&place);
+    let all: Vec<_> = servers.iter().map(|server| server.server.bound.grpc).collect();
     let balancer = Balancer::slow(&all, DELAY).await;
     let _edge = start_edge(&place.edge("node1", balancer.at, PROXY));
     // The first connection leads to the second address.
-    let (has, has_not) = (&pods[1], &pods[0]);
+    let (has, has_not) = (&servers[1], &servers[0]);
     has.has("node1").await;
     let link = first(has).unwrap().id;
-    let bulk = Talk::on(has.open(&at("node1", echo)).await, ExchangeStep::Bulk);
-    let typed = Talk::on(has.open(&at("node1", echo)).await, ExchangeStep::Types);
+    let bulk = ScriptedExchange::on(has.open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = ScriptedExchange::on(has.open(&at("node1", echo)).await, ExchangeStep::Types);
     has_moved(has, 1, 1).await;
-    assert_eq!(has_not.pod.metrics.calls_refused.counted("not_beside"), 1);
-    assert!(has_not.pod.registry.nodes().is_empty() && interactive(has_not).is_none());
+    assert_eq!(has_not.server.metrics.calls_refused.counted("not_beside"), 1);
+    assert!(has_not.server.registry.nodes().is_empty() && interactive(has_not).is_none());
     assert_eq!(first(has).unwrap().id, link);
     are_over([bulk, typed]).await;
 }
 
 #[tokio::test]
 async fn where_it_is_refused_again_and_again_nothing_is_disturbed() {
-    let Pods { place: _place, pods, line, edge, _other, echo } = Pods::new().await;
-    let refused = || pods[1].pod.metrics.calls_refused.counted("not_beside");
-    let link = first(&pods[0]).unwrap().id;
-    line.lead_to(pods[1].pod.bound.grpc);
-    let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
-    let typed = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Types);
+    let Pods { place: _place, servers, line, edge, _other, echo } = Pods::new().await;
+    let refused = || servers[1].server.metrics.calls_refused.counted("not_beside");
+    let link = first(&servers[0]).unwrap().id;
+    line.route_to(servers[1].server.bound.grpc);
+    let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Types);
     wait_until("it was refused three times", || refused() > 2).await;
     typed.is_alive().await;
-    assert_eq!(first(&pods[0]).unwrap().id, link);
-    assert!(pods[1].link("node1").is_none() && edge.metrics.links.get() == 1);
+    assert_eq!(first(&servers[0]).unwrap().id, link);
+    assert!(servers[1].link("node1").is_none() && edge.metrics.links.get() == 1);
     are_over([bulk, typed]).await;
 }

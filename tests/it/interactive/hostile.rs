@@ -9,23 +9,23 @@ use tonic::Code as Grpc;
 use tunnel::base::names::{Instance, SessionId};
 use tunnel::proto::codec::to_message;
 use tunnel::proto::frame::{Frame, FrameKind, SessionFrame};
-use tunnel::proto::hello::{Hello, Older};
+use tunnel::proto::hello::{Hello, LinkPurpose};
 
 use super::{DELAY, World, are_over, first, has_moved, interactive};
 use crate::support::line::Line;
-use crate::support::peer::{self, ScriptedServer};
+use crate::support::peer::open_word;
 use crate::support::programs::{TestDir, TestServer, start_edge};
-use crate::support::sibling::open_word;
+use crate::support::remote::{self, ScriptedServer};
 use crate::support::{targets, wait_until};
 
 /// The role in the second call that a pod of that dialect gets over a long line, once its edge has bulk and a session that
 /// says nothing.
 async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
     let place = TestDir::new();
-    let mut pod = ScriptedServer::start(&place).await;
-    let line = Line::slow(pod.at, DELAY).await;
+    let mut server = ScriptedServer::start(&place).await;
+    let line = Line::slow(server.at, DELAY).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
-    let mut call = pod.call().await;
+    let mut call = server.call().await;
     let mut headers = Hello::response(Instance::random());
     headers.insert("tunnel-dialect", HeaderValue::from_static(dialect));
     call.answer_as(headers);
@@ -47,7 +47,7 @@ async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
     };
     tokio::select! {
         () = reads => None,
-        again = timeout(Duration::from_secs(6), pod.call()) => {
+        again = timeout(Duration::from_secs(6), server.call()) => {
             again.ok()?.headers.get("tunnel-role").cloned()
         }
     }
@@ -59,29 +59,29 @@ async fn an_interactive_link_says_so_in_its_hello() {
 }
 
 #[tokio::test]
-async fn a_pod_that_does_not_know_the_role_is_not_called_a_second_time() {
+async fn a_server_that_does_not_know_the_role_is_not_called_a_second_time() {
     assert_eq!(calls_again("3").await, None);
 }
 
 fn beside(node: &str, instance: Option<Instance>) -> HeaderMap {
-    let mut said = peer::headers(node, instance);
-    Hello::beside(&mut said, Older::Busy);
+    let mut said = remote::headers(node, instance);
+    Hello::with_purpose(&mut said, LinkPurpose::Interactive);
     said
 }
 
 #[tokio::test]
 async fn beside_nothing_or_another_process_or_as_another_node_it_is_refused() {
     let (world, bulk, typed) = World::shared().await;
-    let (at, link) = (world.pod.pod.bound.grpc, interactive(&world.pod).unwrap().id);
+    let (at, link) = (world.server.server.bound.grpc, interactive(&world.server).unwrap().id);
     let other = Some(Instance::random());
     let refused = async |node: &str, instance| {
-        peer::dial(&world.place, at, beside(node, instance), node).await.err().map(|status| status.code())
+        remote::dial(&world.place, at, beside(node, instance), node).await.err().map(|status| status.code())
     };
     assert_eq!(refused("node2", other).await, Some(Grpc::FailedPrecondition), "it has no first link");
     assert_eq!(refused("node1", other).await, Some(Grpc::AlreadyExists), "the other process lives");
     assert_eq!(refused("node2", Some(world.edge.table.instance())).await, Some(Grpc::FailedPrecondition));
-    assert_eq!(world.pod.pod.registry.nodes().len(), 1);
-    assert_eq!(interactive(&world.pod).map(|now| now.id), Some(link));
+    assert_eq!(world.server.server.registry.nodes().len(), 1);
+    assert_eq!(interactive(&world.server).map(|now| now.id), Some(link));
     are_over([bulk, typed]).await;
 }
 
@@ -89,64 +89,64 @@ async fn beside_nothing_or_another_process_or_as_another_node_it_is_refused() {
 async fn hundreds_of_them_replace_one_another_and_the_sessions_go_on() {
     let (world, bulk, typed) = World::shared().await;
     let instance = Some(world.edge.table.instance());
-    let link = first(&world.pod).unwrap().id;
+    let link = first(&world.server).unwrap().id;
     let mut calls = Vec::new();
     for _ in 0..300 {
         let said = beside("node1", instance);
-        calls.push(peer::dial(&world.place, world.pod.pod.bound.grpc, said, "node1").await.unwrap());
-        interactive(&world.pod);
+        calls.push(remote::dial(&world.place, world.server.server.bound.grpc, said, "node1").await.unwrap());
+        interactive(&world.server);
     }
     // The first link, the last of these, and perhaps one that the edge has made again.
-    wait_until("all but the last are closed", || world.pod.pod.metrics.links.get() <= 3).await;
+    wait_until("all but the last are closed", || world.server.server.metrics.links.get() <= 3).await;
     drop(calls);
-    has_moved(&world.pod, 1, 1).await;
-    assert_eq!(first(&world.pod).unwrap().id, link);
+    has_moved(&world.server, 1, 1).await;
+    assert_eq!(first(&world.server).unwrap().id, link);
     typed.is_alive().await;
     are_over([bulk, typed]).await;
-    world.pod.forgets_all().await;
+    world.server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn a_process_that_comes_anew_closes_the_interactive_link_of_the_one_before() {
-    let (place, pod) = {
+async fn a_process_that_comes_again_closes_the_interactive_link_of_the_one_before() {
+    let (place, server) = {
         let place = TestDir::new();
-        let pod = TestServer::start(&place);
-        (place, pod)
+        let server = TestServer::start(&place);
+        (place, server)
     };
     let (before, after) = (Instance::random(), Instance::random());
-    let dead = peer::link(&place, &pod, "node1", Some(before)).await;
+    let dead = remote::link(&place, &server, "node1", Some(before)).await;
     let mut second =
-        peer::dial(&place, pod.pod.bound.grpc, beside("node1", Some(before)), "node1").await.unwrap();
-    wait_until("both stand", || interactive(&pod).is_some()).await;
-    let _new = peer::try_link(&place, pod.pod.bound.grpc, "node1", Some(after)).await.unwrap();
+        remote::dial(&place, server.server.bound.grpc, beside("node1", Some(before)), "node1").await.unwrap();
+    wait_until("both stand", || interactive(&server).is_some()).await;
+    let _new = remote::try_link(&place, server.server.bound.grpc, "node1", Some(after)).await.unwrap();
     second.ends().await;
-    wait_until("one link is left", || pod.pod.metrics.links.get() == 1).await;
+    wait_until("one link is left", || server.server.metrics.links.get() == 1).await;
     drop(dead);
 }
 
 #[tokio::test]
 async fn a_session_moves_only_to_a_link_on_which_its_edge_has_said_something() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
+    let server = TestServer::start(&place);
     let instances = [Some(Instance::random()), Some(Instance::random())];
     let (mut edges, mut interactive, mut clients) = (Vec::new(), Vec::new(), Vec::new());
     for (node, instance) in ["node1", "node2"].into_iter().zip(instances) {
-        let mut edge = peer::link(&place, &pod, node, instance).await;
+        let mut edge = remote::link(&place, &server, node, instance).await;
         let accept = async {
             let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
             edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
         };
         let target = format!("{node}:22");
-        clients.push(tokio::join!(pod.open(&target), accept).0);
+        clients.push(tokio::join!(server.open(&target), accept).0);
         edges.push(edge);
-        let at = pod.pod.bound.grpc;
-        interactive.push(peer::dial(&place, at, beside(node, instance), node).await.unwrap());
+        let at = server.server.bound.grpc;
+        interactive.push(remote::dial(&place, at, beside(node, instance), node).await.unwrap());
     }
     // The first one is silent, and so would have been sorted before the second.
     let says = &mut interactive[1];
     says.send(to_message(Frame { node: says.node.clone(), body: FrameKind::Ping(Some(1)) })).await;
     let (_, word) = says.word().await;
     assert!(matches!(word, SessionFrame::Resume { .. }), "{word:?}");
-    assert_eq!(first(&pod).unwrap().sessions(), 1);
-    assert_eq!(self::interactive(&pod).unwrap().sessions(), 0);
+    assert_eq!(first(&server).unwrap().sessions(), 1);
+    assert_eq!(self::interactive(&server).unwrap().sessions(), 0);
 }

@@ -18,14 +18,14 @@ async fn an_interactive_link_runs_under_cubic_or_reno_at_both_ends_whatever_is_c
     let interactive = ["cubic", "reno"].into_iter().find(usable).unwrap();
     let place = TestDir::new();
     let (key, table) = (format!("congestion = \"{configured}\"\n"), "[mode.cloud.stream.server]\n");
-    let pod = place.cloud(ALLOW).replace(table, &format!("{table}{key}"));
-    let world = World::of(place, &pod, &format!("{key}{PROXY}")).await;
-    let (at_pod, at_edge) = (world.pod.pod.bound.grpc.port(), world.line.at.port());
+    let server = place.cloud(ALLOW).replace(table, &format!("{table}{key}"));
+    let world = World::of(place, &server, &format!("{key}{PROXY}")).await;
+    let (at_server, at_edge) = (world.server.server.bound.grpc.port(), world.line.at.port());
     // Those of the pod's end, and those of the edge's.
-    let both = || [congestion(|near, _| near == at_pod), congestion(|_, far| far == at_edge)];
+    let both = || [congestion(|near, _| near == at_server), congestion(|_, far| far == at_edge)];
     assert_eq!(both(), [[configured], [configured]]);
     let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
-    has_moved(&world.pod, 1, 1).await;
+    has_moved(&world.server, 1, 1).await;
     let mut wanted = [configured, interactive];
     wanted.sort_unstable();
     wait_until("both ends have chosen", || both() == [wanted, wanted]).await;

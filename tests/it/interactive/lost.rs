@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Pods, SOON, World, are_over, first, has_moved, interactive, is_left};
 use crate::support::line::Line;
 use crate::support::programs::at;
-use crate::support::talk::{ExchangeStep, Talk};
+use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{Stopwatch, targets, wait_until};
 
 /// A world with bulk and typed sessions, of each one that the pod has opened and one that the edge has; and what the harm
@@ -20,11 +20,11 @@ async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
         world.talk(ExchangeStep::Types).await,
         world.talk_from_node(&world.in_cloud(), ExchangeStep::Types).await,
     ];
-    has_moved(&world.pod, 2, 2).await;
+    has_moved(&world.server, 2, 2).await;
     for typed in &typed {
         typed.is_alive().await;
     }
-    let links = [first(&world.pod).unwrap(), interactive(&world.pod).unwrap()];
+    let links = [first(&world.server).unwrap(), interactive(&world.server).unwrap()];
     let dead: Vec<_> = links.into_iter().zip(which).filter(|(_, dies)| *dies).map(|(link, _)| link).collect();
     harm(&world.line);
     is_left(&dead).await;
@@ -32,9 +32,9 @@ async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
         let took = typed.is_alive().await;
         assert!(took < SOON, "{took:?}");
     }
-    has_moved(&world.pod, 2, 2).await;
+    has_moved(&world.server, 2, 2).await;
     are_over(bulk.into_iter().chain(typed)).await;
-    world.pod.forgets_all().await;
+    world.server.assert_idle().await;
 }
 
 #[tokio::test]
@@ -48,22 +48,22 @@ async fn the_interactive_link_falls_silent() {
 }
 
 #[tokio::test]
-async fn the_interactive_link_falls_silent_and_tries_at_another_one_come_to_another_pod() {
-    let Pods { place: _place, pods, line, edge: _edge, _other, echo } = Pods::new().await;
-    let refused = || pods[1].pod.metrics.calls_refused.counted("not_beside");
-    let bulk = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
-    let typed = Talk::on(pods[0].open(&at("node1", echo)).await, ExchangeStep::Types);
-    has_moved(&pods[0], 1, 1).await;
+async fn the_interactive_link_falls_silent_and_tries_at_another_one_come_to_another_server() {
+    let Pods { place: _place, servers, line, edge: _edge, _other, echo } = Pods::new().await;
+    let refused = || servers[1].server.metrics.calls_refused.counted("not_beside");
+    let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
+    let typed = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Types);
+    has_moved(&servers[0], 1, 1).await;
     typed.is_alive().await;
-    line.lead_to(pods[1].pod.bound.grpc);
+    line.route_to(servers[1].server.bound.grpc);
     line.fall_silent_one(1);
     let took = typed.is_alive().await;
     assert!(took < SILENT, "{took:?}");
     wait_until("it was refused three times", || refused() > 2).await;
     let took = typed.is_alive().await;
     assert!(took < SILENT, "{took:?}");
-    line.lead_to(pods[0].pod.bound.grpc);
-    has_moved(&pods[0], 1, 1).await;
+    line.route_to(servers[0].server.bound.grpc);
+    has_moved(&servers[0], 1, 1).await;
     typed.is_alive().await;
     are_over([bulk, typed]).await;
 }
@@ -91,19 +91,19 @@ async fn both_fall_silent() {
 #[tokio::test]
 async fn while_there_is_no_first_link_what_runs_on_the_interactive_one_stays_there() {
     let (world, bulk, typed) = World::shared().await;
-    let link = interactive(&world.pod).unwrap();
-    world.line.lead_to(targets::nothing().await);
+    let link = interactive(&world.server).unwrap();
+    world.line.route_to(targets::nothing().await);
     world.line.reset_one(0);
-    wait_until("the first link has ended", || first(&world.pod).is_none()).await;
-    typed.goes_on(ExchangeStep::Bulk);
+    wait_until("the first link has ended", || first(&world.server).is_none()).await;
+    typed.assert_continues(ExchangeStep::Bulk);
     moves_for(&typed, Duration::from_secs(3)).await;
     assert_eq!(link.sessions(), 1);
-    world.line.lead_to(world.pod.pod.bound.grpc);
+    world.line.route_to(world.server.server.bound.grpc);
     are_over([bulk, typed]).await;
 }
 
 /// The session moves bulk for so long, without a pause that is worth mentioning.
-async fn moves_for(talk: &Talk, time: Duration) {
+async fn moves_for(talk: &ScriptedExchange, time: Duration) {
     let watch = Stopwatch::start();
     while watch.elapsed() < time {
         let took = talk.is_alive().await;

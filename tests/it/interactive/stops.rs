@@ -7,53 +7,54 @@ use tunnel::base::drain::Drained;
 
 use super::{Pods, SOON, World, are_over, has_moved, interactive};
 use crate::support::programs::at;
-use crate::support::talk::{ExchangeStep, Talk};
-use crate::support::{Stopwatch, beside, soon, wait_until};
+use crate::support::talk::{ExchangeStep, ScriptedExchange};
+use crate::support::{Stopwatch, assert_eventually, beside, wait_until};
 
 #[tokio::test]
-async fn the_pod_stops_and_sessions_go_on_at_another_one() {
-    let Pods { place: _place, mut pods, line, edge, _other, echo } = Pods::new().await;
+async fn the_server_stops_and_sessions_go_on_at_another_one() {
+    let Pods { place: _place, mut servers, line, edge, _other, echo } = Pods::new().await;
     let proxy = edge.bound.proxy.unwrap();
     let mut talks = Vec::new();
     for does in [ExchangeStep::Bulk, ExchangeStep::Types] {
-        talks.push(Talk::on(pods[1].open(&at("node1", echo)).await, does));
-        talks.push(Talk::on(crate::support::clients::open(proxy, &at("node2", echo)).await, does));
+        talks.push(ScriptedExchange::on(servers[1].open(&at("node1", echo)).await, does));
+        talks
+            .push(ScriptedExchange::on(crate::support::clients::open(proxy, &at("node2", echo)).await, does));
     }
-    has_moved(&pods[0], 2, 2).await;
-    line.lead_to(pods[1].pod.bound.grpc);
-    let first = pods.remove(0);
-    let stopped = beside(first.pod.stop(pending()));
-    has_moved(&pods[0], 2, 2).await;
+    has_moved(&servers[0], 2, 2).await;
+    line.route_to(servers[1].server.bound.grpc);
+    let first = servers.remove(0);
+    let stopped = beside(first.server.shutdown(pending()));
+    has_moved(&servers[0], 2, 2).await;
     for typed in &talks[2..] {
         let took = typed.is_alive().await;
         assert!(took < SOON, "{took:?}");
     }
-    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
     are_over(talks).await;
-    wait_until("nothing passes any more", || pods[0].pod.table.passing() == (0, 0)).await;
+    wait_until("nothing passes any more", || servers[0].server.table.relayed() == (0, 0)).await;
 }
 
 #[tokio::test]
 async fn the_edge_stops_once_its_sessions_are_over() {
-    let (World { place: _place, pod, line: _line, edge, echo: _ }, bulk, typed) = World::shared().await;
+    let (World { place: _place, server, line: _line, edge, echo: _ }, bulk, typed) = World::shared().await;
     let metrics = edge.metrics.clone();
-    let stopped = beside(edge.stop(pending()));
+    let stopped = beside(edge.shutdown(pending()));
     typed.is_alive().await;
     are_over([bulk, typed]).await;
     let watch = Stopwatch::start();
-    assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
     assert!(watch.elapsed() < Duration::from_secs(2), "both links end by themselves: {:?}", watch.elapsed());
     assert_eq!(metrics.links.get(), 0);
-    wait_until("the pod has no link of it", || pod.pod.metrics.links.get() == 0).await;
-    assert!(interactive(&pod).is_none() && pod.link("node1").is_none());
+    wait_until("the pod has no link of it", || server.server.metrics.links.get() == 0).await;
+    assert!(interactive(&server).is_none() && server.link("node1").is_none());
 }
 
 #[tokio::test]
 async fn a_token_that_is_revoked_ends_both() {
     let (world, bulk, typed) = World::shared().await;
     world.place.file("token", "default:another\n");
-    wait_until("both links have ended", || world.pod.pod.metrics.links.get() == 0).await;
-    assert!(interactive(&world.pod).is_none() && world.pod.link("node1").is_none());
+    wait_until("both links have ended", || world.server.server.metrics.links.get() == 0).await;
+    assert!(interactive(&world.server).is_none() && world.server.link("node1").is_none());
     wait_until("the edge has heard why", || world.edge.metrics.resets.counted("not_allowed") == 2).await;
-    [bulk, typed].into_iter().for_each(Talk::gives_up);
+    [bulk, typed].into_iter().for_each(ScriptedExchange::assert_fails);
 }

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tunnel::config::Environment;
-use tunnel::config::server::Cloud;
-use tunnel::server::Pod;
+use tunnel::config::server::ServerConfig;
+use tunnel::server::Server;
 
 use super::programs::{TestDir, TestServer};
 use super::targets;
 
 /// Starts a pod whose Kubernetes has these objects, by the last part of their path (`nodes`).
-pub(crate) async fn pod_with(
+pub(crate) async fn server_with(
     place: &TestDir,
     more: &str,
     objects: HashMap<&'static str, Vec<Value>>,
@@ -32,8 +32,8 @@ pub(crate) async fn pod_with(
         ..Environment::default()
     };
     let text = place.cloud(&format!("[mode.cloud.addresses]\nkubernetes = true\n{more}"));
-    let (settings, _) = Cloud::read(&text, &env).unwrap();
-    TestServer::from(Pod::start(settings, None).unwrap())
+    let (settings, _) = ServerConfig::read(&text, &env).unwrap();
+    TestServer::from(Server::start(settings, None).unwrap())
 }
 
 async fn serve(socket: TcpStream, objects: Arc<HashMap<&'static str, Vec<Value>>>) {
@@ -47,9 +47,9 @@ async fn serve(socket: TcpStream, objects: Arc<HashMap<&'static str, Vec<Value>>
         }
         let (path, query) = head.split(' ').nth(1).unwrap().split_once('?').unwrap();
         if query.contains("watch=") {
-            let begun =
+            let started =
                 "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
-            let _ = socket.write_all(begun.as_bytes()).await;
+            let _ = socket.write_all(started.as_bytes()).await;
             return std::future::pending().await;
         }
         let items = objects.get(path.rsplit('/').next().unwrap()).cloned().unwrap_or_default();

@@ -12,11 +12,11 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 use tunnel::base::names::{Instance, NodeName, SessionId};
 use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{Reader, encode, from_message, to_message};
+use tunnel::proto::codec::{Decoder, encode, from_message, to_message};
 use tunnel::proto::frame::{Category, Frame, FrameKind, Remote, SessionFrame};
 use tunnel::proto::hello::Hello;
 
-use super::soon;
+use super::assert_eventually;
 
 /// A link whose one end is the test. Dropping it ends the stream.
 pub(crate) struct Call {
@@ -26,27 +26,31 @@ pub(crate) struct Call {
     pub(crate) headers: HeaderMap,
     say: mpsc::Sender<Bytes>,
     hear: Incoming,
-    reader: Reader,
+    reader: Decoder,
     trailers: Option<HeaderMap>,
-    answer: Option<(oneshot::Sender<Response<Said>>, mpsc::Receiver<Bytes>)>,
+    answer: Option<(oneshot::Sender<Response<ReceivedFrame>>, mpsc::Receiver<Bytes>)>,
 }
 
 /// What the test says, as a body.
-pub(crate) struct Said(mpsc::Receiver<Bytes>);
+pub(crate) struct ReceivedFrame(mpsc::Receiver<Bytes>);
 
 impl Call {
     /// A call that the test made.
     pub(crate) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
-        Self { node, headers, say, hear, reader: Reader::default(), trailers: None, answer: None }
+        Self { node, headers, say, hear, reader: Decoder::default(), trailers: None, answer: None }
     }
 
     /// A call that the test has got, and has not answered yet.
-    pub(crate) fn got(headers: HeaderMap, hear: Incoming, answer: oneshot::Sender<Response<Said>>) -> Self {
+    pub(crate) fn got(
+        headers: HeaderMap,
+        hear: Incoming,
+        answer: oneshot::Sender<Response<ReceivedFrame>>,
+    ) -> Self {
         // A pod speaks of no node when it calls.
         let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
         let (say, said) = said();
         let answer = Some((answer, said.0));
-        Self { node, headers, say, hear, reader: Reader::default(), trailers: None, answer }
+        Self { node, headers, say, hear, reader: Decoder::default(), trailers: None, answer }
     }
 
     /// Sends the response headers: of a process that speaks extended, or of a plain one.
@@ -57,7 +61,7 @@ impl Call {
     /// Sends these response headers.
     pub(crate) fn answer_as(&mut self, headers: HeaderMap) {
         let (answer, said) = self.answer.take().unwrap();
-        let mut response = Response::new(Said(said));
+        let mut response = Response::new(ReceivedFrame(said));
         *response.headers_mut() = headers;
         response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
         answer.send(response).ok().expect("a caller that waits");
@@ -96,13 +100,13 @@ impl Call {
     /// The next message, whatever it is; none once the stream has ended.
     pub(crate) async fn next(&mut self) -> Option<StreamMsg> {
         loop {
-            if let Some(message) = self.reader.message().unwrap() {
+            if let Some(message) = self.reader.next_message().unwrap() {
                 return Some(message);
             }
             let hear = &mut self.hear;
             let piece = std::future::poll_fn(|cx| Pin::new(&mut *hear).poll_frame(cx)).await;
             match piece.and_then(Result::ok)?.into_data() {
-                Ok(data) => self.reader.piece(data),
+                Ok(data) => self.reader.push(data),
                 Err(last) => {
                     self.trailers = last.into_trailers().ok();
                     return None;
@@ -126,14 +130,14 @@ impl Call {
                 self.keep_alive(message).await;
             }
         };
-        soon("a message about a session", next).await
+        assert_eventually("a message about a session", next).await
     }
 
     /// As [`Self::hears`], for the next word about a session that is not mere credit.
     pub(crate) async fn word(&mut self) -> (SessionId, SessionFrame) {
         loop {
             let message = self.hears().await;
-            match from_message(message, &Remote::Cloud(self.node.clone())).unwrap().body {
+            match from_message(message, &Remote::Server(self.node.clone())).unwrap().body {
                 FrameKind::Session(_, _, SessionFrame::Credit { .. }) => {}
                 FrameKind::Session(id, _, word) => return (id, word),
                 other => panic!("{other:?}"),
@@ -148,7 +152,7 @@ impl Call {
                 self.keep_alive(message).await;
             }
         };
-        soon("the end of the link", end).await;
+        assert_eventually("the end of the link", end).await;
     }
 
     /// Answers pings and drops all else until the stream ends. Returns the status that a pod ends it with, if it does.
@@ -183,12 +187,12 @@ pub(crate) fn plain(node: &NodeName, kind: &str, topic: &str, data: Bytes) -> St
 }
 
 /// A way to say things, and the body that takes them to the other end.
-pub(crate) fn said() -> (mpsc::Sender<Bytes>, Said) {
+pub(crate) fn said() -> (mpsc::Sender<Bytes>, ReceivedFrame) {
     let (say, said) = mpsc::channel(16);
-    (say, Said(said))
+    (say, ReceivedFrame(said))
 }
 
-impl http_body::Body for Said {
+impl http_body::Body for ReceivedFrame {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -7,7 +7,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::soon;
+use super::assert_eventually;
 
 /// What came back for a request.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) async fn ask(at: SocketAddr, request: &str) -> Answer {
 /// The answer on a connection on which the request was sent.
 pub(crate) async fn answer(mut socket: TcpStream) -> Answer {
     let mut text = String::new();
-    soon("an answer and its end", socket.read_to_string(&mut text)).await.unwrap();
+    assert_eventually("an answer and its end", socket.read_to_string(&mut text)).await.unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
     let mut line = head.lines().next().unwrap().splitn(3, ' ').skip(1);
     let status = line.next().unwrap().parse().unwrap();
@@ -45,7 +45,7 @@ pub(crate) async fn open(at: SocketAddr, target: &str) -> TcpStream {
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
     // Every other head is longer, so that these bytes come in any case.
     let mut head = vec![0; ESTABLISHED.len()];
-    soon("an answer to CONNECT", socket.read_exact(&mut head)).await.unwrap();
+    assert_eventually("an answer to CONNECT", socket.read_exact(&mut head)).await.unwrap();
     if head != ESTABLISHED.as_bytes() {
         head.extend(rest(&mut socket).await);
         panic!("asked for {target}: {}", String::from_utf8_lossy(&head));
@@ -57,7 +57,7 @@ pub(crate) async fn open(at: SocketAddr, target: &str) -> TcpStream {
 pub(crate) async fn head(socket: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        let byte = soon("a head", socket.read_u8()).await;
+        let byte = assert_eventually("a head", socket.read_u8()).await;
         head.push(byte.unwrap_or_else(|e| panic!("{e} after {:?}", String::from_utf8_lossy(&head))));
     }
     String::from_utf8(head).unwrap()
@@ -67,21 +67,21 @@ pub(crate) async fn head(socket: &mut TcpStream) -> String {
 pub(crate) async fn echoed(socket: &mut TcpStream, text: &str) {
     socket.write_all(text.as_bytes()).await.unwrap();
     let mut back = vec![0; text.len()];
-    soon("an echo", socket.read_exact(&mut back)).await.unwrap();
+    assert_eventually("an echo", socket.read_exact(&mut back)).await.unwrap();
     assert_eq!(String::from_utf8_lossy(&back), text);
 }
 
 /// All that comes until the end of stream.
 pub(crate) async fn rest(socket: &mut TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
-    soon("the end of stream", socket.read_to_end(&mut all)).await.unwrap();
+    assert_eventually("the end of stream", socket.read_to_end(&mut all)).await.unwrap();
     all
 }
 
 /// Waits for the far end to break the connection off. An orderly end would be a lie.
 pub(crate) async fn is_reset(socket: &mut TcpStream) {
     let mut all = Vec::new();
-    let ended = soon("a reset", socket.read_to_end(&mut all)).await;
+    let ended = assert_eventually("a reset", socket.read_to_end(&mut all)).await;
     assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 

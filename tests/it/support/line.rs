@@ -71,7 +71,7 @@ impl Line {
     }
 
     /// From now on new connections lead there.
-    pub(crate) fn lead_to(&self, to: SocketAddr) {
+    pub(crate) fn route_to(&self, to: SocketAddr) {
         *self.to.lock().unwrap() = to;
     }
 

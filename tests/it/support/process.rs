@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use super::programs::TestDir;
-use super::{clients, pods, soon, wait_until};
+use super::{assert_eventually, clients, servers, wait_until};
 
 /// A pod that is a process. Dropping it kills it.
 pub(crate) struct ServerProcess {
@@ -18,8 +18,8 @@ pub(crate) struct ServerProcess {
 
 impl ServerProcess {
     pub(crate) async fn start(place: &TestDir) -> Self {
-        let [grpc, connect, log] = std::array::from_fn(|_| pods::addresses(1)[0]);
-        let text = pods::config(place, grpc, "");
+        let [grpc, connect, log] = std::array::from_fn(|_| servers::addresses(1)[0]);
+        let text = servers::config(place, grpc, "");
         let text = text.replace("log_listen = \"127.0.0.1:0\"", &format!("log_listen = \"{log}\""));
         let any = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"";
         assert!(text.contains(any), "{text}");
@@ -42,7 +42,7 @@ impl ServerProcess {
                 tokio::task::yield_now().await;
             }
         };
-        soon("a link", has).await;
+        assert_eventually("a link", has).await;
     }
 
     /// The most memory that it has ever held, in bytes.

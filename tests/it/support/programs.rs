@@ -9,11 +9,11 @@ use tokio::time::Instant;
 use tunnel::base::names::{NodeName, Target};
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::server::Cloud;
+use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
 use tunnel::net::tls::Identity;
 use tunnel::registry::{LinkedNode, NodeLocation as Where};
-use tunnel::server::Pod;
+use tunnel::server::Server;
 
 use super::clients::{self, Answer};
 use super::wait_until;
@@ -31,7 +31,7 @@ pub(crate) struct TestDir {
 
 /// A pod that clients and edges can reach.
 pub(crate) struct TestServer {
-    pub(crate) pod: Pod,
+    pub(crate) server: Server,
     /// Where clients come in.
     pub(crate) connect: SocketAddr,
 }
@@ -84,7 +84,7 @@ listen = "127.0.0.1:0"
     }
 
     /// An edge's config, towards a pod. `more` goes on in `[mode.edge.stream.client]` and may open further tables.
-    pub(crate) fn edge(&self, node: &str, pod: impl Display, more: &str) -> String {
+    pub(crate) fn edge(&self, node: &str, server: impl Display, more: &str) -> String {
         let dir = self.path().display();
         format!(
             r#"
@@ -93,7 +93,7 @@ node = "{node}"
 token = "{TOKEN}"
 cert = "{dir}/ca.crt"
 dns = "{NAME}"
-server_name = "{pod}"
+server_name = "{server}"
 log_listen = "127.0.0.1:0"
 {more}
 "#
@@ -113,19 +113,19 @@ impl TestServer {
 
     /// A pod from its config's text.
     pub(crate) fn from_text(text: &str) -> Self {
-        let (settings, _) = Cloud::read(text, &Environment::default()).unwrap();
-        Self::from(Pod::start(settings, None).unwrap())
+        let (settings, _) = ServerConfig::read(text, &Environment::default()).unwrap();
+        Self::from(Server::start(settings, None).unwrap())
     }
 
-    pub(crate) fn from(pod: Pod) -> Self {
-        let connect = pod.bound.connect().unwrap();
-        Self { pod, connect }
+    pub(crate) fn from(server: Server) -> Self {
+        let connect = server.bound.connect().unwrap();
+        Self { server, connect }
     }
 
     /// Where the front end of that name listens; the first of several.
     pub(crate) fn port(&self, front: &str) -> SocketAddr {
-        let found = self.pod.bound.clients.iter().find(|(name, _)| *name == front);
-        found.unwrap_or_else(|| panic!("no {front} among {:?}", self.pod.bound.clients)).1
+        let found = self.server.bound.clients.iter().find(|(name, _)| *name == front);
+        found.unwrap_or_else(|| panic!("no {front} among {:?}", self.server.bound.clients)).1
     }
 
     /// A connection to the front end of that name.
@@ -145,28 +145,28 @@ impl TestServer {
 
     /// The link of a node, if it has one.
     pub(crate) fn link(&self, node: &str) -> Option<LinkedNode> {
-        match self.pod.registry.find(&node.parse().unwrap()) {
+        match self.server.registry.find(&node.parse().unwrap()) {
             Where::Here(linked) => Some(linked),
-            Where::Nowhere(_) => None,
+            Where::NotHere(_) => None,
         }
     }
 
     /// Waits until a node is linked.
     pub(crate) async fn has(&self, node: &str) -> LinkedNode {
         let node: NodeName = node.parse().unwrap();
-        let until = Instant::now() + super::PATIENCE;
-        self.pod.registry.wait(&node, None, until).await.unwrap_or_else(|| panic!("{node} is not linked"))
+        let until = Instant::now() + super::TIMEOUT;
+        self.server.registry.wait(&node, None, until).await.unwrap_or_else(|| panic!("{node} is not linked"))
     }
 
     /// Waits until nothing is left of any session: neither in the table, nor in memory, nor in a counter.
-    pub(crate) async fn forgets_all(&self) {
-        let (table, metrics) = (&self.pod.table, &self.pod.metrics);
+    pub(crate) async fn assert_idle(&self) {
+        let (table, metrics) = (&self.server.table, &self.server.metrics);
         wait_until("the pod has forgotten its sessions", || table.is_empty()).await;
         wait_until("the pod has its memory back", || table.memory() == (0, 0)).await;
         for front in ["ssh", "tcp", "https"] {
             wait_until("the pod counts no session", || metrics.sessions.now(front) == 0).await;
         }
-        let links = self.pod.registry.nodes();
+        let links = self.server.registry.nodes();
         for node in links {
             if let Some(linked) = self.link(node.as_str()) {
                 wait_until("the link has no sessions", || linked.sender.sessions() == 0).await;
@@ -176,14 +176,14 @@ impl TestServer {
 }
 
 /// An edge of that name, linked to a pod.
-pub(crate) async fn edge(place: &TestDir, pod: &TestServer, node: &str) -> Edge {
-    edge_with(place, pod, node, "").await
+pub(crate) async fn edge(place: &TestDir, server: &TestServer, node: &str) -> Edge {
+    edge_with(place, server, node, "").await
 }
 
 /// As [`edge`], with more config, see [`TestDir::edge`].
-pub(crate) async fn edge_with(place: &TestDir, pod: &TestServer, node: &str, more: &str) -> Edge {
-    let edge = start_edge(&place.edge(node, pod.pod.bound.grpc, more));
-    pod.has(node).await;
+pub(crate) async fn edge_with(place: &TestDir, server: &TestServer, node: &str, more: &str) -> Edge {
+    let edge = start_edge(&place.edge(node, server.server.bound.grpc, more));
+    server.has(node).await;
     edge
 }
 

@@ -16,12 +16,12 @@ use tunnel::proto::codec::encode;
 use tunnel::proto::codec::proto::StreamMsg;
 
 use super::programs::{NAME, TestDir, TestServer};
-use super::{beside, peer, soon};
+use super::{assert_eventually, beside, remote};
 
 type Io = TlsStream<TcpStream>;
 
 /// A connection to a pod's gRPC port. It answers SETTINGS and PING, and does nothing else by itself: what comes is read
-/// and the first [`MOST_HEARD`] frames that nobody has fetched are kept, and no window is ever given back.
+/// and the first [`MAX_HEARD`] frames that nobody has fetched are kept, and no window is ever given back.
 pub(crate) struct Raw {
     /// Which node its calls speak of.
     pub(crate) node: NodeName,
@@ -52,13 +52,13 @@ struct Windows {
 
 impl Raw {
     /// A connection that says it takes `window` bytes on each stream, and as many in all.
-    pub(crate) async fn connect(place: &TestDir, pod: SocketAddr, node: &str, window: u32) -> Self {
-        let (from, mut to) = tokio::io::split(peer::encrypted(place, pod).await);
+    pub(crate) async fn connect(place: &TestDir, server: SocketAddr, node: &str, window: u32) -> Self {
+        let (from, mut to) = tokio::io::split(remote::encrypted(place, server).await);
         to.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
         let windows = Arc::<Windows>::default();
-        *windows.first.lock().unwrap() = FIRST_WINDOW;
-        windows.add(0, FIRST_WINDOW);
-        let (hears, heard) = mpsc::channel(MOST_HEARD);
+        *windows.first.lock().unwrap() = INITIAL_WINDOW;
+        windows.add(0, INITIAL_WINDOW);
+        let (hears, heard) = mpsc::channel(MAX_HEARD);
         let to = Arc::new(tokio::sync::Mutex::new(to));
         let reads = AbortOnDropHandle::new(beside(read(from, to.clone(), windows.clone(), hears)));
         let raw = Self { _reads: reads, node: node.parse().unwrap(), to, windows, heard, calls: 0 };
@@ -66,7 +66,7 @@ impl Raw {
         settings.put_u16(INITIAL_WINDOW_SIZE);
         settings.put_u32(window);
         raw.frame(SETTINGS, 0, 0, &settings).await;
-        let more = window.saturating_sub(u32::try_from(FIRST_WINDOW).unwrap());
+        let more = window.saturating_sub(u32::try_from(INITIAL_WINDOW).unwrap());
         if more > 0 {
             raw.frame(WINDOW_UPDATE, 0, 0, &more.to_be_bytes()).await;
         }
@@ -76,25 +76,25 @@ impl Raw {
     /// A link to a pod as an edge that speaks extended if it has an instance, else plain. It reads as much as comes.
     pub(crate) async fn link(
         place: &TestDir,
-        pod: &TestServer,
+        server: &TestServer,
         node: &str,
         instance: Option<Instance>,
     ) -> Self {
-        let raw = Self::link_at(place, pod.pod.bound.grpc, node, instance).await;
-        pod.has(node).await;
+        let raw = Self::link_at(place, server.server.bound.grpc, node, instance).await;
+        server.has(node).await;
         raw
     }
 
     /// As [`Self::link`], to a pod that has answered and may not have listed it yet.
     pub(crate) async fn link_at(
         place: &TestDir,
-        pod: SocketAddr,
+        server: SocketAddr,
         node: &str,
         instance: Option<Instance>,
     ) -> Self {
-        let mut raw = Self::connect(place, pod, node, MOST).await;
-        raw.call(&peer::headers(node, instance)).await;
-        while soon("an answer to the call", raw.next()).await.unwrap().kind != HEADERS {}
+        let mut raw = Self::connect(place, server, node, MOST).await;
+        raw.call(&remote::headers(node, instance)).await;
+        while assert_eventually("an answer to the call", raw.next()).await.unwrap().kind != HEADERS {}
         raw
     }
 
@@ -171,7 +171,7 @@ impl Windows {
                 more.await;
             }
         };
-        soon("room in the peer's windows", take).await;
+        assert_eventually("room in the peer's windows", take).await;
     }
 
     /// The peer has said how large its windows are at first.
@@ -271,11 +271,11 @@ pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 /// Frames kept for the test; what comes beyond them is read and dropped.
-const MOST_HEARD: usize = 10_000;
+const MAX_HEARD: usize = 10_000;
 const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const INITIAL_WINDOW_SIZE: u16 = 4;
 /// Every window before anybody has said another.
-const FIRST_WINDOW: i64 = 65_535;
+const INITIAL_WINDOW: i64 = 65_535;
 /// The largest window there is.
 pub(crate) const MOST: u32 = (1 << 31) - 1;

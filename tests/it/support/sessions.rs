@@ -8,15 +8,15 @@ use tunnel::edge::Edge;
 use tunnel::link::session::stream::Session;
 use tunnel::net::ByteStream as _;
 use tunnel::proto::frame::Category;
-use tunnel::route::Request;
+use tunnel::route::SessionRequest;
 
-use super::{soon, wait_until};
+use super::{assert_eventually, wait_until};
 
 /// A session that a program on an edge asks for, or the words that refuse it.
 pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
     wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
     let client = "a program on the edge".into();
-    let request = Request { node, target, category: Category::HttpProxy, client };
+    let request = SessionRequest { node, target, category: Category::HttpProxy, client };
     edge.route.open(request).await.map_err(|e| e.to_string())
 }
 
@@ -26,7 +26,7 @@ pub(crate) async fn says(session: &mut Session, text: &str) {
     poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
     let mut back = Vec::new();
     while back.len() < text.len() {
-        let more = soon("the echo", poll_fn(|cx| session.poll_read_chunk(cx))).await.unwrap();
+        let more = assert_eventually("the echo", poll_fn(|cx| session.poll_read_chunk(cx))).await.unwrap();
         assert!(!more.is_empty(), "the end after {back:?}");
         back.extend_from_slice(&more);
     }

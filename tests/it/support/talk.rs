@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::{Stopwatch, beside, soon};
+use super::{Stopwatch, assert_eventually, beside};
 
 /// What a client does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,13 +25,13 @@ pub(crate) enum ExchangeStep {
 }
 
 /// A client on a session to an echo.
-pub(crate) struct Talk {
+pub(crate) struct ScriptedExchange {
     does: watch::Sender<ExchangeStep>,
     heard: Arc<AtomicU64>,
     task: JoinHandle<(u64, u64)>,
 }
 
-impl Talk {
+impl ScriptedExchange {
     pub(crate) fn on(socket: TcpStream, does: ExchangeStep) -> Self {
         let (hear, say) = socket.into_split();
         let (does, what) = watch::channel(does);
@@ -43,7 +43,7 @@ impl Talk {
     }
 
     /// From now on it does that.
-    pub(crate) fn goes_on(&self, does: ExchangeStep) {
+    pub(crate) fn assert_continues(&self, does: ExchangeStep) {
         self.does.send_replace(does);
     }
 
@@ -54,25 +54,25 @@ impl Talk {
 
     /// Waits until something that is said from now on has come back; how long that took.
     pub(crate) async fn is_alive(&self) -> Duration {
-        let (begun, before) = (Stopwatch::start(), self.heard());
-        soon("what is typed comes back", async {
+        let (started, before) = (Stopwatch::start(), self.heard());
+        assert_eventually("what is typed comes back", async {
             while self.heard() < before + WORDS {
                 sleep(BETWEEN).await;
             }
         })
         .await;
-        begun.elapsed()
+        started.elapsed()
     }
 
     /// Goes, whatever becomes of the session.
-    pub(crate) fn gives_up(self) {
+    pub(crate) fn assert_fails(self) {
         self.task.abort();
     }
 
     /// Ends the session in order; all that was said has come back.
     pub(crate) async fn over(self) {
-        self.goes_on(ExchangeStep::Ends);
-        let (said, heard) = soon("the end of a session", self.task).await.unwrap();
+        self.assert_continues(ExchangeStep::Ends);
+        let (said, heard) = assert_eventually("the end of a session", self.task).await.unwrap();
         assert!(said == heard && said > 0, "{said} bytes were said, and {heard} have come back");
     }
 }
@@ -95,7 +95,7 @@ async fn says(
         said += bytes;
         if bytes == CHUNK {
             // What is under way at the end has to come back in time on a slow machine, too.
-            while heard.load(Relaxed) + MOST_UNDER_WAY < said {
+            while heard.load(Relaxed) + MAX_IN_FLIGHT < said {
                 sleep(BETWEEN).await;
             }
         } else {
@@ -138,7 +138,7 @@ fn byte(at: u64) -> u8 {
 }
 
 const CHUNK: u64 = 16 * 1024;
-const MOST_UNDER_WAY: u64 = 256 * 1024;
+const MAX_IN_FLIGHT: u64 = 256 * 1024;
 const TYPED: u64 = 20;
 const BETWEEN_WORDS: Duration = Duration::from_millis(20);
 const BETWEEN: Duration = Duration::from_millis(5);

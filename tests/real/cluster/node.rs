@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::network::Network;
-use crate::process::{PATIENCE, Running, run, run_command};
+use crate::process::{Running, TIMEOUT, run, run_command};
 use crate::tunnel::TestDir;
 
 /// Which node it is.
@@ -39,7 +39,7 @@ impl Node {
         std::fs::create_dir_all(dir.join("cni")).unwrap();
         let image = dir.join("image.tar");
         let mut command = Command::new(sources.join("image.sh"));
-        let said = run_command("image.sh", command.arg(&image), None, PATIENCE);
+        let said = run_command("image.sh", command.arg(&image), None, TIMEOUT);
         assert!(said.status.success(), "{said:?}");
 
         let config = dir.join("kubelet.json");
@@ -78,7 +78,7 @@ impl Drop for Groups {
     fn drop(&mut self) {
         let find = format!("find /sys/fs/cgroup -depth -type d -path '*/{}*'", self.0);
         for _ in 0..200 {
-            let left = run("sh", &["-c", &format!("{find} -exec rmdir {{}} + ; {find}")], None, PATIENCE);
+            let left = run("sh", &["-c", &format!("{find} -exec rmdir {{}} + ; {find}")], None, TIMEOUT);
             if left.stdout.is_empty() {
                 return;
             }

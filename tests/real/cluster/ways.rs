@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::webhook::PORT as HOOK;
 use crate::certificates::Files;
-use crate::network::POD;
+use crate::network::SERVER;
 use crate::tunnel::TestDir;
 
 /// What kube-apiserver is told.
@@ -34,7 +34,7 @@ pub(crate) enum Way {
     Shown,
     /// kubeadm's own flags: nodes have addresses, and the pod catches what is sent to these. kube-apiserver looks at each
     /// kubelet's certificate.
-    Caught,
+    Intercepted,
 }
 
 impl Way {
@@ -47,14 +47,14 @@ impl Way {
                 let (cert, key) = (dir.join("egress-client.crt"), dir.join("egress-client.key"));
                 place.authority.0.client(APISERVER).unwrap().write(&cert, &key).unwrap();
                 let tls = json!({"caBundle": place.files.ca, "clientCert": cert, "clientKey": key});
-                json!({"tcp": {"url": format!("https://{POD}:8000"), "tlsConfig": tls}})
+                json!({"tcp": {"url": format!("https://{SERVER}:8000"), "tlsConfig": tls}})
             }
             Self::Unix => json!({"uds": {"udsName": socket(place)}}),
             Self::Passthrough { verified } | Self::Terminate { verified } => {
                 return if verified { vec![authority()] } else { vec![] };
             }
             Self::Shown => return vec![],
-            Self::Caught => {
+            Self::Intercepted => {
                 let types = "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname";
                 return vec![types.to_owned(), authority()];
             }
@@ -70,16 +70,16 @@ impl Way {
         match self {
             Self::Direct => String::new(),
             Self::Egress => format!(
-                "[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+                "[mode.cloud.egress]\nlisten = \"{SERVER}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
             ),
             Self::Unix => format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
             Self::Passthrough { .. } => format!(
-                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"{HOOK}\" = \"127.0.0.1:{HOOK}\" }}\nauth = \"none\"\n"
+                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{SERVER}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"{HOOK}\" = \"127.0.0.1:{HOOK}\" }}\nauth = \"none\"\n"
             ),
             Self::Terminate { .. } => {
                 let Files { cert, key, .. } = shown(place, "node1");
                 format!(
-                    "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"10263\" = \"host\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+                    "[mode.cloud.https]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"10263\" = \"host\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
                 )
             }
             Self::Shown => {
@@ -88,12 +88,12 @@ impl Way {
                 let (server, shown) = (dir.join("server.pem"), dir.join("proxy-client.pem"));
                 format!(
                     "[mode.cloud.addresses]\nkubernetes = true\n[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\n\
-                     dir = {dir:?}\nservices = [\"tunnel-cloud\"]\n[mode.cloud.https]\nlisten_ip = \"{POD}\"\n\
+                     dir = {dir:?}\nservices = [\"tunnel-cloud\"]\n[mode.cloud.https]\nlisten_ip = \"{SERVER}\"\n\
                      addr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {server:?}\nkey = {server:?}\nclient_ca = {ca:?}\n\
                      names = [\"{APISERVER}\"]\ntarget_cert = {shown:?}\ntarget_ca = {believed:?}\n"
                 )
             }
-            Self::Caught => "[mode.cloud.addresses]\nkubernetes = true\n[mode.cloud.intercept]\n\
+            Self::Intercepted => "[mode.cloud.addresses]\nkubernetes = true\n[mode.cloud.intercept]\n\
                              networks = [\"10.77.0.0/16\", \"fd77::/16\"]\n"
                 .to_owned(),
         }
@@ -108,7 +108,7 @@ impl Way {
 
     /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
     pub(crate) fn asks(self) -> bool {
-        matches!(self, Self::Egress | Self::Terminate { verified: false } | Self::Shown | Self::Caught)
+        matches!(self, Self::Egress | Self::Terminate { verified: false } | Self::Shown | Self::Intercepted)
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::Cluster;
 use crate::network::address;
-use crate::process::{PATIENCE, Running};
+use crate::process::{Running, TIMEOUT};
 use crate::wait::wait_until;
 
 /// How kube-apiserver is told where the webhook is.
@@ -34,7 +34,7 @@ impl Cluster {
         let ca = BASE64_STANDARD.encode(self.network.place.authority.0.cert());
         self.apply("webhook", &configuration(place, &ca));
         // Without its answer nothing is let in.
-        wait_until("the webhook's no is heard", 3 * PATIENCE, || {
+        wait_until("the webhook's no is heard", 3 * TIMEOUT, || {
             let said = self.network.tries("kubectl create configmap unwelcome --dry-run=server");
             !said.status.success() && said.stderr.contains("node1 says no")
         });

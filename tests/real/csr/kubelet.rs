@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
-use tunnel::net::tls::{ClientCertificates, Identity, TlsParams, TlsServerConfig};
+use tunnel::net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tunnel::TestDir;
@@ -32,7 +32,7 @@ impl Kubelet {
         let at = |end: &str| place.path().join(format!("kubelet.{end}"));
         let identity = Identity { cert: at("crt"), key: at("key") };
         place.authority.0.server(&[node]).unwrap().write(&identity.cert, &identity.key).unwrap();
-        let clients = ClientCertificates::Required(place.files.ca.clone());
+        let clients = ClientAuth::Required(place.files.ca.clone());
         let alpn = vec![b"http/1.1".to_vec()];
         let tls =
             TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn }.load().unwrap().load();

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::apiserver;
 use crate::kubernetes::Kubernetes;
 use crate::parts::{free_port, kept};
-use crate::process::{PATIENCE, Running, run_command};
+use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::tunnel;
 use crate::wait::wait_until;
 
@@ -50,10 +50,10 @@ impl Signer {
 
 fn apply(kubernetes: &Kubernetes, kubectl: &Path, part: &str) {
     let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize").join(part);
-    wait_until(&format!("{part} is applied"), 3 * PATIENCE, || {
+    wait_until(&format!("{part} is applied"), 3 * TIMEOUT, || {
         let mut command = Command::new(kubectl);
         command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-k"]).arg(&rights);
-        run_command("kubectl", &mut command, None, PATIENCE).status.success()
+        run_command("kubectl", &mut command, None, TIMEOUT).status.success()
     });
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Deserializer, Value, json};
 use super::{CLUSTER_CA, Cluster, container, deploy, mounted};
 use crate::kubernetes::NAMESPACE;
 use crate::parts::kept;
-use crate::process::{PATIENCE, run, run_command};
+use crate::process::{TIMEOUT, run, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 
 /// Runs helm on our chart, in a cluster or in none.
@@ -22,7 +22,7 @@ fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, 
     if let Some(cluster) = cluster {
         command.arg("--kubeconfig").arg(cluster.kubernetes.admin());
     }
-    let said = run_command("helm", &mut command, None, 3 * PATIENCE);
+    let said = run_command("helm", &mut command, None, 3 * TIMEOUT);
     assert!(said.status.success(), "{task}: {said:?}");
     said.stdout
 }
@@ -67,7 +67,7 @@ fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) 
         command.args([&format!("--m={mode}"), "--check", &format!("--c={}", config.display())]);
         command.env("NODE_NAME", "node1").env("POD_IP", "10.9.9.9");
         command.arg(format!("--k={}", k.display()));
-        let said = run_command("tunnel", &mut command, None, PATIENCE);
+        let said = run_command("tunnel", &mut command, None, TIMEOUT);
         assert!(said.status.success() && !said.stderr.contains("ERROR"), "{text}\n{said:?}");
     }
 }
@@ -135,7 +135,7 @@ fn the_chart_makes_what_the_base_makes_and_what_its_values_say() {
     ] {
         let chart = deploy("helm/tunnel").display().to_string();
         let args = ["template", "tunnel", &chart, option, value];
-        let said = run(program.to_str().unwrap(), &args, None, PATIENCE);
+        let said = run(program.to_str().unwrap(), &args, None, TIMEOUT);
         assert!(!said.status.success() && said.stderr.contains(told), "{said:?}");
     }
 }

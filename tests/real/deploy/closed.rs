@@ -9,7 +9,7 @@ use super::chart::objects_of;
 use super::{Cluster, container, deploy};
 use crate::kubernetes::NAMESPACE;
 use crate::parts::{free_port, loopback};
-use crate::process::{PATIENCE, run};
+use crate::process::{TIMEOUT, run};
 use crate::tunnel::{PROGRAM, TestDir};
 
 /// No kubelet can set it on its own Node: `node-restriction.kubernetes.io/` is a prefix that NodeRestriction denies.
@@ -46,7 +46,7 @@ fn a_doctor_says_which_label_servers_wait_for() {
     let file = place.config("cloud", &format!("{config}{tables}"));
     let (c, k) = (format!("--c={}", file.display()), format!("--k={}", cluster.kubernetes.admin().display()));
     let told = || {
-        let said = run(PROGRAM, &["doctor", "--m=cloud", &c, &k, "--json"], None, PATIENCE);
+        let said = run(PROGRAM, &["doctor", "--m=cloud", &c, &k, "--json"], None, TIMEOUT);
         let found: Vec<Value> = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
         found.into_iter().find(|one| one["check"] == "nodes").unwrap()
     };

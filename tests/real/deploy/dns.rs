@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Cluster, args, container};
 use crate::network::Machine;
 use crate::parts::{have, kept, root};
-use crate::process::{PATIENCE, Running, run_command};
+use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{Edge, TestDir};
 use crate::wait::wait_until;
 
@@ -83,10 +83,10 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
     for probe in ["readinessProbe", "livenessProbe"] {
         let get = &shipped[probe]["httpGet"];
         let url = format!("http://127.0.0.1:{}{}", get["port"], get["path"].as_str().unwrap());
-        wait_until(probe, PATIENCE, || {
+        wait_until(probe, TIMEOUT, || {
             coredns.lives();
             let said =
-                run_command("curl", machine.command("curl").args(["-sf", "-m", "5", &url]), None, PATIENCE);
+                run_command("curl", machine.command("curl").args(["-sf", "-m", "5", &url]), None, TIMEOUT);
             said.status.success()
         });
     }
@@ -94,11 +94,11 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
     let dig = |name: &str, over: &str| {
         let mut dig = machine.command("dig");
         dig.args(["@127.0.0.1", "-p", &port, "+short", "+time=2", "+tries=1", over, name, "A"]);
-        run_command("dig", &mut dig, None, PATIENCE).stdout.trim().to_owned()
+        run_command("dig", &mut dig, None, TIMEOUT).stdout.trim().to_owned()
     };
     let leads = |name: &str, to: &str| {
         for over in ["+notcp", "+tcp"] {
-            wait_until(&format!("{name} is at {to:?}, {over}"), PATIENCE, || dig(name, over) == to);
+            wait_until(&format!("{name} is at {to:?}, {over}"), TIMEOUT, || dig(name, over) == to);
         }
     };
     leads("elsewhere.test", "192.0.2.5");
@@ -106,7 +106,7 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
     let (_pod, grpc) = cluster.publisher(&place);
     let mut edge = Edge::start(&place, &grpc.to_string());
     let published = |turn: u32, is_there: bool| {
-        wait_until("the ConfigMap is as it should be", 3 * PATIENCE, || {
+        wait_until("the ConfigMap is as it should be", 3 * TIMEOUT, || {
             cluster.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1") == is_there)
         });
         project(&etc.join("edge"), turn, &cluster.kubernetes.hosts("tunnel-nodes").unwrap());
@@ -115,7 +115,7 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
     leads("node1", "127.0.0.1");
     leads("elsewhere.test", "192.0.2.5");
     edge.process.terminate();
-    edge.process.ends(PATIENCE);
+    edge.process.ends(TIMEOUT);
     published(2, false);
     leads("node1", "");
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Cluster, deploy};
 use crate::kubernetes::NAMESPACE;
-use crate::process::{PATIENCE, Said, run_command};
+use crate::process::{ProcessOutput, TIMEOUT, run_command};
 use crate::tunnel::PROGRAM;
 use crate::wait::wait_until;
 
@@ -41,12 +41,12 @@ impl<'a> Desk<'a> {
         Self { cluster, dir }
     }
 
-    fn tries(&self, block: &str) -> Said {
+    fn tries(&self, block: &str) -> ProcessOutput {
         let block = format!("PATH=\"$PWD:$PATH\"\n{block}");
         let mut bash = Command::new("bash");
         bash.args(["-e", "-o", "pipefail", "-c", &block]).current_dir(self.dir.path());
         bash.env("KUBECONFIG", self.cluster.kubernetes.admin());
-        run_command("bash", &mut bash, None, 3 * PATIENCE)
+        run_command("bash", &mut bash, None, 3 * TIMEOUT)
     }
 
     /// Runs a block, all of whose commands succeed.
@@ -102,7 +102,7 @@ fn yurttunnel(desk: &Desk<'_>) {
     for (n, object) in objects.iter().enumerate() {
         std::fs::write(desk.dir.path().join("object.json"), object.to_string()).unwrap();
         // Just after its start kube-apiserver refuses some for a moment.
-        wait_until(&format!("object {n} is made"), 3 * PATIENCE, || {
+        wait_until(&format!("object {n} is made"), 3 * TIMEOUT, || {
             let said = desk.tries("kubectl create -f object.json");
             said.status.success() || said.stderr.contains("AlreadyExists")
         });

@@ -3,10 +3,10 @@
 use serde_json::Value;
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::server::Cloud;
+use tunnel::config::server::ServerConfig;
 
 use super::{Cluster, container, deploy};
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
 /// As whom its pods ask Kubernetes.
@@ -27,7 +27,7 @@ fn object(cluster: &Cluster, kind: &str, name: &str) -> Value {
 fn the_overlay_for_yurttunnels_users_has_its_services_and_ports_and_a_role_for_that() {
     let Some(cluster) = Cluster::new() else { return };
     let (folder, mut said) = (deploy("kustomize/yurttunnel"), String::new());
-    wait_until("all objects are taken", 3 * PATIENCE, || {
+    wait_until("all objects are taken", 3 * TIMEOUT, || {
         let (is_well, text) = asks(&cluster, &["apply", "-k", folder.to_str().unwrap()]);
         said = text;
         is_well
@@ -68,7 +68,7 @@ fn its_settings_load(cluster: &Cluster) {
     };
     let config =
         |name: &str| object(cluster, "configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
-    let (_, warnings) = Cloud::read(&config("tunnel-cloud-conf"), &env).unwrap();
+    let (_, warnings) = ServerConfig::read(&config("tunnel-cloud-conf"), &env).unwrap();
     assert_eq!(warnings, []);
     let (_, warnings) = EdgeConfig::read(&config("tunnel-edge-conf"), &env).unwrap();
     assert_eq!(warnings, []);

@@ -5,13 +5,13 @@ use std::process::Command;
 use serde_json::{Deserializer, Value};
 
 use super::{Cluster, container, deploy};
-use crate::process::{PATIENCE, run_command};
+use crate::process::{TIMEOUT, run_command};
 use crate::wait::wait_until;
 
 /// Applies a folder of `deploy`, whose objects are in that namespace.
 fn applied(cluster: &Cluster, folder: &str, namespace: &str) {
     let folder = deploy(folder);
-    wait_until("all objects are taken", 3 * PATIENCE, || {
+    wait_until("all objects are taken", 3 * TIMEOUT, || {
         cluster.asks(&["-n", namespace, "apply", "-k", folder.to_str().unwrap()]).0
     });
 }
@@ -20,7 +20,7 @@ fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)
     let who = format!("--as=system:serviceaccount:{namespace}:{account}");
     // kube-apiserver hears of roles a moment after they are made.
     for (verb, what) in rights {
-        wait_until(&format!("{account} of {namespace}: {verb} {what}: {wanted}"), PATIENCE, || {
+        wait_until(&format!("{account} of {namespace}: {verb} {what}: {wanted}"), TIMEOUT, || {
             cluster.lets(&["-n", namespace, &who], verb, what) == wanted
         });
     }
@@ -83,7 +83,7 @@ fn a_pod_that_catches_by_address_is_taken_as_its_component_says() {
     let place = tempfile::tempdir().unwrap();
     let mut copy = Command::new("cp");
     copy.arg("-r").arg(deploy("kustomize")).arg(place.path());
-    assert!(run_command("cp", &mut copy, None, PATIENCE).status.success());
+    assert!(run_command("cp", &mut copy, None, TIMEOUT).status.success());
     let (folders, site) = (place.path().join("kustomize"), place.path().join("kustomize/site"));
     let component = std::fs::read_to_string(folders.join("components/intercept/kustomization.yaml")).unwrap();
     let overlay: Vec<_> = component.lines().filter_map(|line| line.strip_prefix("#   ")).collect();

@@ -2,7 +2,7 @@
 
 use super::deploy;
 use crate::parts::{free_port, have, loopback, root, skip};
-use crate::process::{PATIENCE, run};
+use crate::process::{TIMEOUT, run};
 use crate::tunnel::{PROGRAM, TestDir};
 
 fn unit(side: &str) -> String {
@@ -19,7 +19,7 @@ fn the_units_are_sound() {
         std::fs::write(nonsense.path(), "nonsense = 1\n").unwrap();
         let prevented = text.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
         for wrong in [format!("--c={}", nonsense.path().display()), "--nonsense".to_owned()] {
-            let said = run(PROGRAM, &[&format!("--m={side}"), &wrong], None, PATIENCE);
+            let said = run(PROGRAM, &[&format!("--m={side}"), &wrong], None, TIMEOUT);
             let code = said.status.code().unwrap().to_string();
             assert!(prevented.unwrap().split(' ').any(|one| one == code), "{code}: {said:?}");
         }
@@ -34,7 +34,7 @@ fn the_units_are_sound() {
             unit(side).replace("/usr/bin/tunnel", PROGRAM).replace("Documentation=man:tunnel(1)\n", "");
         let file = dir.path().join(&name);
         std::fs::write(&file, text).unwrap();
-        let said = run("systemd-analyze", &["verify", file.to_str().unwrap()], None, PATIENCE);
+        let said = run("systemd-analyze", &["verify", file.to_str().unwrap()], None, TIMEOUT);
         let of_it: Vec<_> = said.stderr.lines().filter(|line| line.contains(&name)).collect();
         assert!(said.status.success() && of_it.is_empty(), "{said:?}");
     }
@@ -83,7 +83,7 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
         place.path().display()
     );
     let alone = ["-m", "-p", "-f", "--kill-child", "--mount-proc", "--propagation", "private"];
-    let said = run("unshare", &[&alone[..], &["sh", "-c", &script]].concat(), None, 6 * PATIENCE);
+    let said = run("unshare", &[&alone[..], &["sh", "-c", &script]].concat(), None, 6 * TIMEOUT);
     if said.status.code() == Some(8) {
         skip(&format!("no user manager of systemd starts here: {}", said.stderr));
         return;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_other_machines_send_through_the_host_is_caught_and_nothing_else_of_theirs() {
+fn what_other_machines_send_through_the_host_is_intercepted_and_nothing_else_of_theirs() {
     let Some(world) = World::start(1) else { return };
     let host = &world.host;
     // As strict as a host may be set.
@@ -15,15 +15,15 @@ fn what_other_machines_send_through_the_host_is_caught_and_nothing_else_of_their
     other.sh("ip route add default via 10.79.200.1");
     let keys = "forwarded = [\"10.80.0.0/24\", \"fd80::/64\"]\nport = 15000\n\
                 allow_from = [\"10.80.0.0/24\", \"fd80::/64\"]\n";
-    let mut pod = world.pod(&format!("{keys}{}", world.fixed()));
+    let mut server = world.server(&format!("{keys}{}", world.fixed()));
     let (_kubelet, _edge) = (world.kubelet(1), world.edge(1, ""));
     for ip in addresses(1) {
-        world.is_caught(&ip, true);
-        let said = run_command("curl", &mut world.kubelet_client_of(&office, 1, &ip), None, PATIENCE);
-        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", pod.log());
+        world.is_intercepted(&ip, true);
+        let said = run_command("curl", &mut world.kubelet_client_of(&office, 1, &ip), None, TIMEOUT);
+        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", server.log());
     }
-    pod.says_of(FRONT, "10.80.0.2");
-    pod.says_of(FRONT, "fd80::2");
+    server.says_of(FRONT, "10.80.0.2");
+    server.says_of(FRONT, "fd80::2");
     // Who is in none of the networks is led nowhere, and nobody answers it, as nobody can dial the node.
     for ip in addresses(1) {
         let said = get(&shop, &format!("http://{}/", at(&ip, 10250)));
@@ -38,7 +38,7 @@ fn what_other_machines_send_through_the_host_is_caught_and_nothing_else_of_their
         let direct = get(&office, &format!("http://{}/", at(near, 15001)));
         assert!(!direct.status.success() && direct.status.code() != Some(28), "{near}: {direct:?}");
     }
-    assert_eq!(pod.log().matches(FRONT).count(), 2, "{}", pod.log());
+    assert_eq!(server.log().matches(FRONT).count(), 2, "{}", server.log());
 }
 
 impl World {
@@ -50,8 +50,8 @@ impl World {
     }
 }
 
-fn get(from: &Machine, url: &str) -> Said {
-    run_command("curl", from.command("curl").args(["-sS", "-g", "-m", "3", url]), None, PATIENCE)
+fn get(from: &Machine, url: &str) -> ProcessOutput {
+    run_command("curl", from.command("curl").args(["-sS", "-g", "-m", "3", url]), None, TIMEOUT)
 }
 
 /// A machine whose way to everything leads through the host.

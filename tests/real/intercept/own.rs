@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn all_that_the_pod_sends_carries_its_mark() {
+fn all_that_the_server_sends_carries_its_mark() {
     let Some(world) = World::start(1) else { return };
     let node = &world.nodes[0];
     node.sh("nft delete table inet shut");
@@ -31,18 +31,18 @@ fn all_that_the_pod_sends_carries_its_mark() {
     let kubeconfig = format!("--k={}", world.place.path().join("kubeconfig").display());
     let env = [("POD_IP", "10.79.1.1"), ("POD_NAMESPACE", "default")];
     let command = world.host.command(PROGRAM);
-    let mut pod = world.place.tunnel_as(command, ("cloud", "pod"), &config, &env, &["--v=4", &kubeconfig]);
+    let mut server = world.place.tunnel_as(command, ("cloud", "pod"), &config, &env, &["--v=4", &kubeconfig]);
     let _edge = world.edge(1, "");
-    world.is_caught("10.79.1.2", true);
+    world.is_intercepted("10.79.1.2", true);
     // A node that is nowhere is looked for in DNS.
     let asks = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", "http://node9:22/"];
-    run_command("curl", world.host.command("curl").args(asks), None, PATIENCE);
+    run_command("curl", world.host.command("curl").args(asks), None, TIMEOUT);
     for of in ["dns_udp", "dns_tcp", "etcd", "apiserver"] {
-        wait_until(&format!("{of} is asked"), PATIENCE, || world.counted(of) > 0);
+        wait_until(&format!("{of} is asked"), TIMEOUT, || world.counted(of) > 0);
     }
     assert_eq!(world.counted("unmarked"), 0, "{}", world.host.sh("nft list table inet counts"));
-    assert!(!pod.log().contains(FRONT), "{}", pod.log());
-    pod.lives();
+    assert!(!server.log().contains(FRONT), "{}", server.log());
+    server.lives();
 }
 
 impl World {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn nobody_without_rights_keeps_a_pod_from_its_table() {
+fn nobody_without_rights_keeps_a_server_from_its_table() {
     let Some(world) = World::start(0) else { return };
     // The names by which pods have known each other, or might.
     let names = ["tunnel nftables inet tunnel", "tunnel", "inet tunnel"];
@@ -16,21 +16,21 @@ fn nobody_without_rights_keeps_a_pod_from_its_table() {
             Running::start(&format!("squatter-{n}"), world.place.path(), &mut socat)
         })
         .collect();
-    wait_until("the names are taken", PATIENCE, || {
+    wait_until("the names are taken", TIMEOUT, || {
         let taken = world.host.sh("cat /proc/net/unix");
         names.iter().all(|name| taken.lines().any(|line| line.ends_with(&format!("@{name}"))))
     });
-    let _pod = world.pod("");
+    let _server = world.server("");
     // Nor do they get what shows that it lives.
     let mut nft = world.host.command("setpriv");
     nft.args(["--reuid=65534", "--regid=65534", "--clear-groups", "nft", "delete table inet tunnel-owner"]);
-    let denied = run_command("nft", &mut nft, None, PATIENCE);
+    let denied = run_command("nft", &mut nft, None, TIMEOUT);
     assert!(!denied.status.success(), "{denied:?}");
     drop(squatters);
 }
 
 #[test]
-fn pods_with_process_ids_of_their_own_know_each_other_on_one_host() {
+fn servers_with_process_ids_of_their_own_know_each_other_on_one_host() {
     let Some(world) = World::start(0) else { return };
     let own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
     let launch = |number: u16| {
@@ -40,11 +40,11 @@ fn pods_with_process_ids_of_their_own_know_each_other_on_one_host() {
     let mut first = launch(0);
     ready(&mut first, &world.host, ADMIN);
     let mut second = launch(1);
-    assert!(!second.ends(PATIENCE).success());
+    assert!(!second.ends(TIMEOUT).success());
     second.said("the table inet tunnel belongs to another process, which is alive");
     // Not even root deletes what shows that the owner lives, unless as the owner.
     let mut nft = world.host.command("nft");
-    let denied = run_command("nft", nft.arg("delete table inet tunnel-owner"), None, PATIENCE);
+    let denied = run_command("nft", nft.arg("delete table inet tunnel-owner"), None, TIMEOUT);
     assert!(!denied.status.success(), "{denied:?}");
     first.kill();
     let mut third = launch(2);

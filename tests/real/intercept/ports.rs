@@ -8,7 +8,7 @@ use crate::apiserver;
 use super::*;
 
 #[test]
-fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut() {
+fn ports_of_a_configmap_are_intercepted_soon_after_its_change_and_no_session_is_cut() {
     let (Some(etcd), Some(program)) = (kept("etcd-3.6.16/etcd"), kept("kubernetes-1.36.3/kube-apiserver"))
     else {
         return;
@@ -26,9 +26,9 @@ fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut()
     let kubectl = |line: &str| {
         let mut command = host.command(&kubectl);
         command.arg("--kubeconfig").arg(&kubeconfig).args(line.split(' '));
-        run_command("kubectl", &mut command, None, 3 * PATIENCE)
+        run_command("kubectl", &mut command, None, 3 * TIMEOUT)
     };
-    wait_until("apiserver answers", 6 * PATIENCE, || {
+    wait_until("apiserver answers", 6 * TIMEOUT, || {
         kubectl("get configmaps -n kube-system").status.success()
     });
     let names = |ports: &str| {
@@ -39,7 +39,7 @@ fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut()
         SystemTime::now()
     };
     // kube-apiserver makes that namespace itself, some time after it has begun to answer.
-    wait_until("the ConfigMap is made", 6 * PATIENCE, || {
+    wait_until("the ConfigMap is made", 6 * TIMEOUT, || {
         kubectl("create configmap yurt-tunnel-server-cfg -n kube-system --from-literal=http-proxy-ports=")
             .status
             .success()
@@ -54,11 +54,11 @@ fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut()
     let config = world.config(0, &format!("[mode.cloud.ports]\n{}", world.fixed()));
     let k = format!("--k={}", kubeconfig.display());
     let env = [("POD_NAMESPACE", "default")];
-    let mut pod =
+    let mut server =
         world.place.tunnel_as(host.command(PROGRAM), ("cloud", "pod"), &config, &env, &["--v=4", &k]);
     let _edge = world.edge(1, "");
     let ip = &addresses(1)[0];
-    world.is_caught(ip, true);
+    world.is_intercepted(ip, true);
     let listed = |port: u16| host.sh("nft -j list set inet tunnel ports").contains(&port.to_string());
     let reaches = |port: u16| world.echoes_at(&format!("{ip}:{port}"));
     assert!(!reaches(9400), "nobody can dial the node");
@@ -69,27 +69,27 @@ fn ports_of_a_configmap_are_caught_soon_after_its_change_and_no_session_is_cut()
     };
 
     let edited = names("9400");
-    wait_until("its port is caught", PATIENCE, || listed(9400));
+    wait_until("its port is caught", TIMEOUT, || listed(9400));
     tell("caught", edited);
-    assert!(reaches(9400), "{}", pod.log());
+    assert!(reaches(9400), "{}", server.log());
     let (mut client, mut says) = session(9400);
     says.write_all(b"before\n").unwrap();
     client.says("before");
 
     let edited = names("9500");
-    wait_until("its port is caught, and the other one direct", PATIENCE, || listed(9500) && !listed(9400));
+    wait_until("its port is caught, and the other one direct", TIMEOUT, || listed(9500) && !listed(9400));
     tell("another one caught", edited);
     assert!(reaches(9500) && !reaches(9400));
     says.write_all(b"after\n").unwrap();
     client.says("after");
     // From now on the node can be dialled: what is not caught reaches it.
     node.sh("nft delete table inet shut");
-    let caught = || pod.log().matches(FRONT).count();
-    let before = caught();
+    let intercepted = || server.log().matches(FRONT).count();
+    let before = intercepted();
     assert!(reaches(9400));
-    assert_eq!(caught(), before, "it is direct");
+    assert_eq!(intercepted(), before, "it is direct");
     drop(servers);
-    pod.lives();
+    server.lives();
 }
 
 /// Says how long it took, which depends on the machine.

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use crate::process::{PATIENCE, run_command};
+use crate::process::{TIMEOUT, run_command};
 
 /// A network with nothing in it but loopback, and mounts that nobody else sees.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Machine {
     pub(crate) fn sh(&self, line: &str) -> String {
         let mut command = self.command("sh");
         command.args(["-ec", line]);
-        let said = run_command(line, &mut command, None, PATIENCE);
+        let said = run_command(line, &mut command, None, TIMEOUT);
         assert!(said.status.success(), "{line}: {said:?}");
         said.stdout
     }

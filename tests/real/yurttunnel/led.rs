@@ -7,13 +7,13 @@ use super::{SERVICE, node, service};
 use crate::fleet::Line;
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::parts::{free_port, have, kept, loopback};
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 use crate::publish::Dns;
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn an_edges_name_leads_to_the_pod_that_has_it_and_goes_with_it() {
+fn an_edges_name_leads_to_the_server_that_has_it_and_goes_with_it() {
     let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&["dig"])) else { return };
     let Some(kubernetes) = Kubernetes::start() else { return };
     let edge = json!({"openyurt.io/is-edge-worker": "true"});
@@ -22,18 +22,18 @@ fn an_edges_name_leads_to_the_pod_that_has_it_and_goes_with_it() {
     node(&kubernetes, "unlinked", &edge, [10, 0, 0, 2].into());
     node(&kubernetes, "cloud-node1", &json!({}), [10, 0, 0, 3].into());
     let (place, hosts) = (TestDir::new(), tempfile::tempdir().unwrap());
-    let pods = [("cloud-a", "127.0.0.2"), ("cloud-b", "127.0.0.3")].map(|(name, ip)| {
+    let servers = [("cloud-a", "127.0.0.2"), ("cloud-b", "127.0.0.3")].map(|(name, ip)| {
         let tables = format!(
             "[mode.cloud.registry]\npublish = \"configmap\"\n\
              [mode.cloud.node_names]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\nlead_to = \"pod\"\n"
         );
         let (at, env) = (loopback(free_port()), [("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)]);
         let k = format!("--k={}", kubernetes.admin().display());
-        let mut pod = Cloud::launch(&place, (name, at), &tables, &env, &[&k]);
-        pod.ready();
-        (pod, at)
+        let mut server = Cloud::launch(&place, (name, at), &tables, &env, &[&k]);
+        server.ready();
+        (server, at)
     });
-    let line = Line::to(pods[0].1);
+    let line = Line::to(servers[0].1);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", line.port));
 
     let file = hosts.path().join("tunnel-nodes");
@@ -50,7 +50,7 @@ fn an_edges_name_leads_to_the_pod_that_has_it_and_goes_with_it() {
         }
     };
     let leads = |name: &str, to: &str| {
-        wait_until(&format!("{name} leads to {to:?}"), 2 * PATIENCE, || {
+        wait_until(&format!("{name} leads to {to:?}"), 2 * TIMEOUT, || {
             mounts();
             dns.ask(name) == to
         });
@@ -64,7 +64,7 @@ fn an_edges_name_leads_to_the_pod_that_has_it_and_goes_with_it() {
         leads(nobody, "");
     }
 
-    line.lead_to(pods[1].1);
+    line.lead_to(servers[1].1);
     line.reset();
     leads("node1", "127.0.0.3");
     leads("cloud-node1", "10.0.0.3");

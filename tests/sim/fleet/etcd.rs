@@ -33,7 +33,7 @@ struct State {
 pub(crate) struct Asked {
     pub(crate) writes: Rate,
     /// Of these, those of which whoever asked did not wait for the end.
-    pub(crate) in_vain: u64,
+    pub(crate) failed_moves: u64,
 }
 
 impl Etcd {
@@ -113,7 +113,7 @@ impl Etcd {
         };
         let answer = timeout(CALL_TIMEOUT, answer).await;
         answer.map_err(|_| {
-            self.0.lock().unwrap().asked.in_vain += u64::from(writes);
+            self.0.lock().unwrap().asked.failed_moves += u64::from(writes);
             silent()
         })
     }

@@ -11,7 +11,7 @@ use tunnel::proto::state::LinkId;
 
 use super::figures::memory;
 use super::net::Net;
-use super::pod::Pod;
+use super::server::SimServer;
 use super::wanted;
 
 /// In a process of its own, as nothing else may run beside it.
@@ -34,23 +34,25 @@ fn what_a_node_that_is_known_costs() {
 #[tokio::main(flavor = "current_thread", start_paused = true)]
 async fn measure() {
     let net = Net::new(1);
-    let pods =
-        (1..=10).map(|n| Pod::start(&net, (Ipv4Addr::new(10, 0, 0, n), 9000).into())).collect::<Vec<_>>();
+    let servers = (1..=10)
+        .map(|n| SimServer::start(&net, (Ipv4Addr::new(10, 0, 0, n), 9000).into()))
+        .collect::<Vec<_>>();
     let (names, others) = (|| (0..30_000).map(|n| format!("node-{n:07}").parse::<NodeName>().unwrap()), 3);
     let links: Vec<_> = (0..others)
-        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Remote::Pod, Some(net.instance()), Dialect::NEWEST))
+        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Remote::Peer, Some(net.instance()), Dialect::NEWEST))
         .collect();
     let told = |body: &dyn Fn() -> FrameKind| {
         let before = memory();
-        for pod in &pods {
+        for server in &servers {
             for (node, from) in names().zip(links.iter().cycle()) {
-                pod.hear(from, Frame { node, body: body() });
+                server.hear(from, Frame { node, body: body() });
             }
         }
-        memory().saturating_sub(before) / (pods.len() * 30_000)
+        memory().saturating_sub(before) / (servers.len() * 30_000)
     };
     let process = net.instance();
-    let known = told(&|| FrameKind::Found(Found { here: true, instance: Some(process), ..Found::away(0) }));
+    let known =
+        told(&|| FrameKind::Found(Found { here: true, instance: Some(process), ..Found::not_here(0) }));
     let asked = told(&|| FrameKind::Find(1));
     println!("a node that is known takes {known} bytes; that a pod has asked for it, {asked} more");
     // As measured, and as much again. Less than a name and an address would mean that it was not told.

@@ -18,15 +18,15 @@ use tunnel::net::resolver::{Lookup, LookupError};
 use tunnel::proto::frame::Remote;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::registry::peers::peer::{PeerDialer, Unreachable};
+use tunnel::registry::peers::peer::{PeerDialer, PeerError};
 
 use super::figures::Figures;
-use super::pod::{PODS, Pod, ZONE};
+use super::server::{PODS, SimServer, ZONE};
 
 /// What all pods share.
 #[derive(Debug, Default)]
 pub(crate) struct Net {
-    pods: Mutex<BTreeMap<SocketAddr, Arc<Pod>>>,
+    servers: Mutex<BTreeMap<SocketAddr, Arc<SimServer>>>,
     stopping: Mutex<BTreeSet<SocketAddr>>,
     records: Mutex<HashMap<NodeName, Vec<IpAddr>>>,
     /// Whether DNS answers nobody.
@@ -51,26 +51,26 @@ impl Net {
         Instance::from_bits(u128::from(mixed(number)) << 64 | u128::from(mixed(!number)))
     }
 
-    pub(crate) fn add(&self, pod: &Arc<Pod>) {
-        self.lock().insert(pod.at, pod.clone());
+    pub(crate) fn add(&self, server: &Arc<SimServer>) {
+        self.lock().insert(server.at, server.clone());
     }
 
     /// The pod at that address is no more: its links end at once, as those of a process that was killed.
-    pub(crate) fn remove(&self, pod: &Pod) {
-        self.lock().remove(&pod.at);
-        pod.finder.close_links();
-        pod.drain.begin();
+    pub(crate) fn remove(&self, server: &SimServer) {
+        self.lock().remove(&server.at);
+        server.finder.close_links();
+        server.drain.start();
     }
 
     /// The pod stops: no edge links there any more, and it is off the list of all.
-    pub(crate) fn hide(&self, pod: &Pod) {
-        self.stopping.lock().unwrap().insert(pod.at);
+    pub(crate) fn hide(&self, server: &SimServer) {
+        self.stopping.lock().unwrap().insert(server.at);
     }
 
     /// Those that take edges.
-    pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
+    pub(crate) fn servers(&self) -> Vec<Arc<SimServer>> {
         let stopping = self.stopping.lock().unwrap();
-        self.lock().values().filter(|pod| !stopping.contains(&pod.at)).cloned().collect()
+        self.lock().values().filter(|server| !stopping.contains(&server.at)).cloned().collect()
     }
 
     pub(crate) fn publish(&self, node: &NodeName, at: IpAddr) {
@@ -87,8 +87,8 @@ impl Net {
         Arc::new(Names { net: self.clone(), figures: figures.clone() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Arc<Pod>>> {
-        self.pods.lock().unwrap()
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Arc<SimServer>>> {
+        self.servers.lock().unwrap()
     }
 }
 
@@ -106,11 +106,11 @@ impl Lookup for Names {
             if self.net.dns_is_away.load(Relaxed) {
                 sleep(Duration::from_secs(5)).await;
                 let patience = Duration::from_secs(5);
-                return Err(LookupError::Timeout { name: name.to_owned(), patience });
+                return Err(LookupError::Timeout { name: name.to_owned(), timeout: patience });
             }
             sleep(LATENCY).await;
             if name == PODS {
-                return Ok(self.net.pods().iter().map(|pod| pod.ip()).collect());
+                return Ok(self.net.servers().iter().map(|server| server.ip()).collect());
             }
             let node = name.trim_end_matches('.').strip_suffix(ZONE).unwrap().trim_end_matches('.');
             let records = self.net.records.lock().unwrap();
@@ -136,26 +136,26 @@ impl Wires {
 }
 
 impl PeerDialer for Wires {
-    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         async move {
             // A connection, TLS and the call.
             sleep(3 * LATENCY).await;
             if at == self.from {
-                return Err(Unreachable::Itself(at));
+                return Err(PeerError::SelfDial(at));
             }
-            let pods = [self.from, at].map(|at| self.net.lock().get(&at).cloned());
-            let [Some(near), Some(far)] = pods else {
-                return Err(Unreachable::NoLink { at, cause: "refused".to_owned() });
+            let servers = [self.from, at].map(|at| self.net.lock().get(&at).cloned());
+            let [Some(near), Some(far)] = servers else {
+                return Err(PeerError::NoLink { at, cause: "refused".to_owned() });
             };
             if near.cut_off.load(Relaxed) || far.cut_off.load(Relaxed) {
                 sleep(Duration::from_secs(1)).await;
-                return Err(Unreachable::NoLink { at, cause: "no answer".to_owned() });
+                return Err(PeerError::NoLink { at, cause: "no answer".to_owned() });
             }
             let end = |instance| {
-                LinkSender::new(LinkId(self.net.number()), Remote::Pod, Some(instance), Dialect::NEWEST)
+                LinkSender::new(LinkId(self.net.number()), Remote::Peer, Some(instance), Dialect::NEWEST)
             };
             let (there, back) = (end(far.own), end(self.own));
-            far.siblings.joined(&back, beside);
+            far.peers.add_incoming(&back, beside);
             near.drain.spawn(Span::none(), carry([near.clone(), far.clone()], [there.clone(), back.clone()]));
             far.drain.clone().spawn(Span::none(), carry([far, near], [back, there.clone()]));
             Ok(there)
@@ -165,7 +165,7 @@ impl PeerDialer for Wires {
 }
 
 /// Carries what one end of a link says to the other, until one of the two is closed.
-async fn carry([near, far]: [Arc<Pod>; 2], [end, other]: [Arc<LinkSender>; 2]) {
+async fn carry([near, far]: [Arc<SimServer>; 2], [end, other]: [Arc<LinkSender>; 2]) {
     loop {
         let mut frames = Vec::new();
         near.figures.waits(end.waiting());
@@ -186,7 +186,7 @@ async fn carry([near, far]: [Arc<Pod>; 2], [end, other]: [Arc<LinkSender>; 2]) {
         .await;
         if over {
             other.close();
-            near.siblings.left(&end);
+            near.peers.remove(&end);
             return;
         }
         frames.iter().for_each(|_| near.figures.says());

@@ -17,21 +17,21 @@ use tunnel::proto::frame::Remote;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
 use tunnel::publish::record_policy::RecordPolicy;
-use tunnel::publish::{Publisher, Store, etcd};
+use tunnel::publish::{Publisher, RecordStore, etcd};
 use tunnel::registry::{LinkedNode, Registry};
 
 use super::HANDSHAKE;
 use super::etcd::{Etcd, Way};
 use super::figures::{Rate, memory};
-use super::pod::ZONE;
+use super::server::ZONE;
 use super::wanted;
 
 #[test]
-fn records_are_right_again_after_an_etcd_was_away_and_pods_are_quiet_meanwhile() {
-    let (pods, each) = wanted().unwrap_or((4, 50));
+fn records_are_right_again_after_an_etcd_was_away_and_servers_are_quiet_meanwhile() {
+    let (servers, each) = wanted().unwrap_or((4, 50));
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(live(pods, each));
+    runtime.block_on(live(servers, each));
 }
 
 /// One pod, as far as its publisher sees it.
@@ -46,7 +46,7 @@ struct Pod {
 impl Pod {
     fn start(number: u32, etcd: &Arc<Etcd>, drain: &Drain) -> Self {
         let ip = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 1).to_bits() + number).into();
-        let metrics = Metrics::cloud("", "");
+        let metrics = Metrics::server("", "");
         let (registry, tried) = (Registry::new(metrics.clone()), Arc::default());
         let told = Arc::new(Mutex::new((true, 0)));
         let way = Arc::new(Way { etcd: etcd.clone(), tried: Arc::clone(&tried) });
@@ -54,7 +54,7 @@ impl Pod {
         let telling = told.clone();
         let publisher = Publisher {
             registry: registry.clone(),
-            store: Store::Etcd(Box::new(etcd::Etcd::by(way, "/skydns".to_owned(), ip))),
+            store: RecordStore::Etcd(Box::new(etcd::EtcdRecords::by(way, "/skydns".to_owned(), ip))),
             zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,
@@ -72,7 +72,7 @@ impl Pod {
 
 struct Cloud {
     etcd: Arc<Etcd>,
-    pods: Vec<Pod>,
+    servers: Vec<Pod>,
     /// Where each node is.
     nodes: Vec<(NodeName, usize)>,
     links: u64,
@@ -80,45 +80,45 @@ struct Cloud {
 }
 
 impl Cloud {
-    fn links(&mut self, node: usize, pod: usize) {
+    fn links(&mut self, node: usize, server: usize) {
         let (name, at) = &mut self.nodes[node];
-        *at = pod;
+        *at = server;
         self.links += 1;
         let sender = LinkSender::new(LinkId(self.links), Remote::Edge(name.clone()), None, Dialect::Plain);
-        let from = (self.pods[pod].ip, 1).into();
+        let from = (self.servers[server].ip, 1).into();
         let linked = LinkedNode { sender, instance: None, from, ips: Arc::default() };
-        self.pods[pod].registry.insert(linked, false);
+        self.servers[server].registry.insert(linked, false);
     }
 
     fn loses(&self, node: usize) {
-        let (name, pod) = &self.nodes[node];
-        let registry = &self.pods[*pod].registry;
-        registry.remove(&registry.here(name).unwrap().sender);
+        let (name, server) = &self.nodes[node];
+        let registry = &self.servers[*server].registry;
+        registry.remove(&registry.link_of(name).unwrap().sender);
     }
 
     /// These go to the next pod each, as fast as pods take them.
     async fn move_on(&mut self, who: impl Iterator<Item = usize>) {
-        let (begun, all) = (Instant::now(), u32::try_from(self.pods.len()).unwrap());
+        let (started, all) = (Instant::now(), u32::try_from(self.servers.len()).unwrap());
         for (n, node) in (0..).zip(who) {
             self.loses(node);
-            self.links(node, (self.nodes[node].1 + 1) % self.pods.len());
-            sleep_until(begun + HANDSHAKE * n / all).await;
+            self.links(node, (self.nodes[node].1 + 1) % self.servers.len());
+            sleep_until(started + HANDSHAKE * n / all).await;
         }
     }
 
     /// Until each node has its record and no other one.
     async fn right(&self) {
-        let begun = Instant::now();
+        let started = Instant::now();
         while self.etcd.len() != self.nodes.len() || !self.is_right() {
             sleep(Duration::from_millis(100)).await;
-            assert!(begun.elapsed() < Duration::from_secs(7200), "{} records", self.etcd.len());
+            assert!(started.elapsed() < Duration::from_secs(7200), "{} records", self.etcd.len());
         }
     }
 
     fn is_right(&self) -> bool {
         let records = self.etcd.records();
-        self.nodes.iter().all(|(name, pod)| match records.get(name.as_str()).map(Vec::as_slice) {
-            Some([only]) => only.contains(&format!("\"{}\"", self.pods[*pod].ip)),
+        self.nodes.iter().all(|(name, server)| match records.get(name.as_str()).map(Vec::as_slice) {
+            Some([only]) => only.contains(&format!("\"{}\"", self.servers[*server].ip)),
             _ => false,
         })
     }
@@ -127,9 +127,14 @@ impl Cloud {
     fn report(&mut self, what: &str) -> (Rate, u64) {
         let took = std::mem::replace(&mut self.since, Instant::now()).elapsed();
         let asked = self.etcd.take();
-        let tried = self.pods.iter().map(|pod| std::mem::take(&mut *pod.tried.lock().unwrap()));
+        let tried = self.servers.iter().map(|server| std::mem::take(&mut *server.tried.lock().unwrap()));
         let tried = tried.fold(Rate::default(), Rate::with);
-        let told = self.pods.iter().map(|pod| std::mem::take(&mut pod.told.lock().unwrap().1)).max().unwrap();
+        let told = self
+            .servers
+            .iter()
+            .map(|server| std::mem::take(&mut server.told.lock().unwrap().1))
+            .max()
+            .unwrap();
         println!(
             "| {what} | {:.1} s | {} / {} | {} | {} / {} | {} | {} MB |",
             took.as_secs_f64(),
@@ -138,40 +143,41 @@ impl Cloud {
             told,
             asked.writes.peak,
             asked.writes.all,
-            asked.in_vain,
+            asked.failed_moves,
             memory() >> 20,
         );
         (tried, told)
     }
 }
 
-async fn live(pods: usize, each: usize) {
+async fn live(servers: usize, each: usize) {
     let (etcd, drain) = (Etcd::start(), Drain::new());
-    let started = (0..u32::try_from(pods).unwrap()).map(|number| Pod::start(number, &etcd, &drain)).collect();
-    let names = (0..pods * each).map(|n| (format!("node-{n:07}").parse().unwrap(), n % pods));
+    let started =
+        (0..u32::try_from(servers).unwrap()).map(|number| Pod::start(number, &etcd, &drain)).collect();
+    let names = (0..servers * each).map(|n| (format!("node-{n:07}").parse().unwrap(), n % servers));
     let nodes = names.collect();
-    let mut cloud = Cloud { etcd, pods: started, nodes, links: 0, since: Instant::now() };
-    println!("{pods} pods, {each} edges each");
+    let mut cloud = Cloud { etcd, servers: started, nodes, links: 0, since: Instant::now() };
+    println!("{servers} servers, {each} edges each");
     println!("| what | time | connections tried | told | writes at etcd | in vain | memory |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     // One by one first, which says nothing of how much etcd takes: then all the others together.
-    let (few, all) = (pods * each.min(4), pods * each);
+    let (few, all) = (servers * each.min(4), servers * each);
     for node in 0..few {
-        cloud.links(node, node % pods);
-        if node % pods == pods - 1 {
+        cloud.links(node, node % servers);
+        if node % servers == servers - 1 {
             sleep(Duration::from_secs(1)).await;
         }
     }
     cloud.report("four of each, one by one");
     for node in few..all {
-        cloud.links(node, node % pods);
+        cloud.links(node, node % servers);
     }
     cloud.right().await;
     cloud.report("all start");
     cloud.etcd.goes(true);
     for minute in 0..10 {
         sleep(Duration::from_secs(60)).await;
-        cloud.move_on((minute..pods * each).step_by(100)).await;
+        cloud.move_on((minute..servers * each).step_by(100)).await;
     }
     let (tried, told) = cloud.report("10 min without etcd");
     assert!(tried.all <= 200 && tried.peak <= 3 && told <= 1, "{tried:?}, told {told} times");
@@ -180,7 +186,7 @@ async fn live(pods: usize, each: usize) {
     cloud.report("it is back");
     sleep(Duration::from_secs(60)).await;
     cloud.report("60 s of rest");
-    cloud.move_on((0..pods * each).step_by(5)).await;
+    cloud.move_on((0..servers * each).step_by(5)).await;
     cloud.right().await;
     cloud.report("a fifth comes back");
     drain.finish(Duration::from_secs(5), std::future::pending()).await;

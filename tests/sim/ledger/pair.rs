@@ -65,7 +65,7 @@ pub(crate) struct End {
     pub(crate) ended: bool,
     pub(crate) dropped: bool,
     /// Its owner let it go before both directions were done.
-    pub(crate) early: bool,
+    pub(crate) buffered: bool,
 }
 
 impl Pair {
@@ -85,14 +85,14 @@ impl Pair {
     /// Whether an acceptor is gone before its time.
     pub(crate) fn is_let_go(&self, died: &[usize]) -> bool {
         let dead = |who: Who| died.iter().any(|process| acceptor(*process) == who);
-        self.ends.iter().any(|(who, end)| end.early || end.accepted && dead(*who))
+        self.ends.iter().any(|(who, end)| end.buffered || end.accepted && dead(*who))
     }
 
     /// Ends that broke off, and whose peers, which stayed, have not read all that was given before.
     pub(crate) fn undelivered(&self) -> Vec<Who> {
         let cheated = |(who, end): (&Who, &End)| {
             let peer = self.ends.get(&self.other(*who)?)?;
-            (!peer.early && end.broke? > peer.read).then_some(*who)
+            (!peer.buffered && end.broke? > peer.read).then_some(*who)
         };
         if self.died || self.made_room { Vec::new() } else { self.ends.iter().filter_map(cheated).collect() }
     }

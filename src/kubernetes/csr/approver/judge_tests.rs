@@ -17,7 +17,7 @@ fn apiserver() -> Apiserver {
 }
 
 /// One that is approved.
-fn good(profile: Profile) -> Asked {
+fn good(profile: Profile) -> CsrInfo {
     let mut content = Content {
         common_names: texts(&[profile.common_name()]),
         organizations: texts(&[profile.organization()]),
@@ -26,16 +26,16 @@ fn good(profile: Profile) -> Asked {
     match profile {
         Profile::Server => content.dns = texts(&["x-tunnel-server-svc"]),
         Profile::ProxyClient => {}
-        Profile::Agent => {
+        Profile::Edge => {
             content.dns = texts(&["node7"]);
             content.ips = vec!["10.0.0.7".parse().unwrap()];
         }
     }
     let (requester, group) = match profile {
-        Profile::Agent => ("system:node:node7", "system:nodes"),
+        Profile::Edge => ("system:node:node7", "system:nodes"),
         _ => (PODS, "system:serviceaccounts"),
     };
-    Asked {
+    CsrInfo {
         signer: profile.signer().to_owned(),
         requester: requester.to_owned(),
         groups: texts(&[group, "system:authenticated"]),
@@ -45,25 +45,25 @@ fn good(profile: Profile) -> Asked {
 }
 
 /// Those of node7, and by what the pods are reached; kube-apiserver's, too, as an annotation or a Node may say so.
-fn facts() -> Facts {
+fn facts() -> ClusterInfo {
     let reached =
         ["x-tunnel-server-svc", "127.0.0.1", "10.96.0.9", "10.96.0.1", "api.example.org", "*.default.svc"];
-    Facts { addresses: Some(addresses()), reached: reached.map(str::to_owned).into() }
+    ClusterInfo { addresses: Some(addresses()), reached: reached.map(str::to_owned).into() }
 }
 
-fn verdict(asked: &Asked) -> Verdict {
-    judge(asked, PODS, &apiserver(), &facts())
+fn verdict(asked: &CsrInfo) -> Decision {
+    decide(asked, PODS, &apiserver(), &facts())
 }
 
 /// The reason of a denial.
-fn denied(asked: &Asked) -> String {
+fn denied(asked: &CsrInfo) -> String {
     match verdict(asked) {
-        Verdict::Deny(why) => why,
+        Decision::Deny(why) => why,
         other => panic!("{other:?}: {asked:?}"),
     }
 }
 
-fn changed(profile: Profile, change: impl FnOnce(&mut Asked)) -> Asked {
+fn changed(profile: Profile, change: impl FnOnce(&mut CsrInfo)) -> CsrInfo {
     let mut asked = good(profile);
     change(&mut asked);
     asked
@@ -72,13 +72,13 @@ fn changed(profile: Profile, change: impl FnOnce(&mut Asked)) -> Asked {
 #[test]
 fn each_profile_is_approved_for_who_may_have_it() {
     for profile in Profile::ALL {
-        assert_eq!(verdict(&good(profile)), Verdict::Approve, "{profile:?}");
+        assert_eq!(verdict(&good(profile)), Decision::Approve, "{profile:?}");
     }
-    let without_addresses = changed(Profile::Agent, |asked| asked.content.ips.clear());
-    let bare = Facts { addresses: Some(BTreeSet::new()), ..Facts::default() };
-    assert_eq!(judge(&without_addresses, PODS, &apiserver(), &bare), Verdict::Approve);
+    let without_addresses = changed(Profile::Edge, |asked| asked.content.ips.clear());
+    let bare = ClusterInfo { addresses: Some(BTreeSet::new()), ..ClusterInfo::default() };
+    assert_eq!(decide(&without_addresses, PODS, &apiserver(), &bare), Decision::Approve);
     let turned = changed(Profile::Server, |asked| asked.usages.reverse());
-    assert_eq!(verdict(&turned), Verdict::Approve, "the order of usages means nothing");
+    assert_eq!(verdict(&turned), Decision::Approve, "the order of usages means nothing");
 }
 
 #[test]
@@ -99,24 +99,24 @@ fn a_foreign_requester_is_denied() {
         }
     }
     for requester in [PODS, "system:node:", "system:node:other", "kubernetes-admin", "node7"] {
-        let asked = changed(Profile::Agent, |asked| requester.clone_into(&mut asked.requester));
+        let asked = changed(Profile::Edge, |asked| requester.clone_into(&mut asked.requester));
         let why = denied(&asked);
         assert!(why.contains("only a node") || why.contains("\"other\""), "{why}");
     }
-    let ungrouped = changed(Profile::Agent, |asked| asked.groups = texts(&["system:authenticated"]));
+    let ungrouped = changed(Profile::Edge, |asked| asked.groups = texts(&["system:authenticated"]));
     assert!(denied(&ungrouped).contains("only a node"), "a user who is only called so is no node");
 }
 
 #[test]
 fn an_agent_has_its_nodes_names_and_addresses_alone() {
     for dns in [&["node8"][..], &[], &["node7", "node8"], &["node7", "node7"], &["Node7"], &["*"]] {
-        let asked = changed(Profile::Agent, |asked| asked.content.dns = texts(dns));
+        let asked = changed(Profile::Edge, |asked| asked.content.dns = texts(dns));
         assert!(denied(&asked).contains("want exactly \"node7\""), "{dns:?}");
     }
-    let foreign = changed(Profile::Agent, |asked| asked.content.ips.push("10.0.0.8".parse().unwrap()));
+    let foreign = changed(Profile::Edge, |asked| asked.content.ips.push("10.0.0.8".parse().unwrap()));
     assert!(denied(&foreign).contains("10.0.0.8 is no address of Node node7"));
-    let gone = judge(&good(Profile::Agent), PODS, &apiserver(), &Facts::default());
-    assert_eq!(gone, Verdict::Deny("there is no Node node7".to_owned()));
+    let gone = decide(&good(Profile::Edge), PODS, &apiserver(), &ClusterInfo::default());
+    assert_eq!(gone, Decision::Deny("there is no Node node7".to_owned()));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_non
         assert!(denied(&asked).contains("kube-apiserver"), "{ip}");
     }
     let loopback = changed(Profile::Server, |asked| asked.content.ips.push("127.0.0.1".parse().unwrap()));
-    assert_eq!(verdict(&loopback), Verdict::Approve, "each pod's certificate has it");
+    assert_eq!(verdict(&loopback), Decision::Approve, "each pod's certificate has it");
     let named = changed(Profile::ProxyClient, |asked| asked.content.dns = texts(&["node7"]));
     let addressed =
         changed(Profile::ProxyClient, |asked| asked.content.ips = vec!["10.0.0.7".parse().unwrap()]);
@@ -163,20 +163,20 @@ fn a_server_has_the_names_and_addresses_of_our_services_alone() {
         asked.content.dns.extend(texts(&["x-tunnel-server-svc"]));
         asked.content.ips = vec!["10.96.0.9".parse().unwrap(), "127.0.0.1".parse().unwrap()];
     });
-    assert_eq!(verdict(&ours), Verdict::Approve);
-    let unknown = judge(&good(Profile::Server), PODS, &apiserver(), &Facts::default());
-    assert!(matches!(unknown, Verdict::Deny(_)), "{unknown:?}");
+    assert_eq!(verdict(&ours), Decision::Approve);
+    let unknown = decide(&good(Profile::Server), PODS, &apiserver(), &ClusterInfo::default());
+    assert!(matches!(unknown, Decision::Deny(_)), "{unknown:?}");
 }
 
 #[test]
 fn a_reason_is_one_short_line_whatever_was_asked_for() {
     let names: Vec<_> = (0..1000).map(|n| format!("n{n}\u{1b}[2J\n")).collect();
-    let many = changed(Profile::Agent, |asked| asked.content.dns = names.clone());
+    let many = changed(Profile::Edge, |asked| asked.content.dns = names.clone());
     let who = changed(Profile::ProxyClient, |asked| asked.requester = names.concat());
     let long = changed(Profile::Server, |asked| {
         asked.content.dns = vec![format!("kubernetes{}", names.concat()), "*\u{9b}".repeat(99)]
     });
-    let used = changed(Profile::Agent, |asked| asked.usages = names);
+    let used = changed(Profile::Edge, |asked| asked.usages = names);
     for (asked, says) in [
         (many, "want exactly \"node7\""),
         (who, PODS),
@@ -207,17 +207,17 @@ fn what_is_odd_or_for_other_uses_is_denied() {
 fn real_kubelets_requests_are_not_touched() {
     let serving =
         changed(Profile::Server, |asked| asked.content.common_names = texts(&["system:node:node7"]));
-    let client = Asked {
+    let client = CsrInfo {
         signer: "kubernetes.io/kube-apiserver-client-kubelet".to_owned(),
         content: Content {
             common_names: texts(&["system:node:node7"]),
             organizations: texts(&["system:nodes"]),
             ..Content::default()
         },
-        ..good(Profile::Agent)
+        ..good(Profile::Edge)
     };
     for asked in [serving, client] {
-        assert_eq!(verdict(&asked), Verdict::NotOurs);
+        assert_eq!(verdict(&asked), Decision::NotOurs);
     }
 }
 
@@ -240,13 +240,13 @@ fn words() -> impl Strategy<Value = Vec<String>> {
     prop::collection::vec(word(), 0..4)
 }
 
-fn anything() -> impl Strategy<Value = Asked> {
+fn anything() -> impl Strategy<Value = CsrInfo> {
     let ips = prop::collection::vec(any::<u32>().prop_map(|ip| IpAddr::from(ip.to_be_bytes())), 0..3);
     let content = (words(), words(), words(), ips).prop_map(|(common_names, organizations, dns, ips)| {
         Content { common_names, organizations, dns, ips, odd: None }
     });
     (word(), word(), words(), words(), content).prop_map(|(signer, requester, groups, usages, content)| {
-        Asked { signer, requester, groups, usages, content }
+        CsrInfo { signer, requester, groups, usages, content }
     })
 }
 
@@ -265,7 +265,7 @@ proptest! {
             6 => asked.content.dns = other.content.dns,
             _ => asked.content.ips = other.content.ips,
         }
-        if verdict(&asked) == Verdict::Approve {
+        if verdict(&asked) == Decision::Approve {
             let profile = asked.profile().unwrap();
             prop_assert_eq!(&asked.usages.iter().collect::<BTreeSet<_>>().len(), &3);
             match profile {
@@ -275,7 +275,7 @@ proptest! {
                     prop_assert!(asked.content.ips.iter().all(|ip| facts().reached.contains(&ip.to_string())));
                 }
                 Profile::ProxyClient => prop_assert_eq!(&asked.requester, PODS),
-                Profile::Agent => {
+                Profile::Edge => {
                     prop_assert_eq!(&asked.requester, "system:node:node7");
                     prop_assert_eq!(&asked.content.dns, &["node7"]);
                     prop_assert!(asked.content.ips.iter().all(|ip| addresses().contains(ip)));
@@ -292,6 +292,6 @@ proptest! {
                 && asked.content.common_names == [profile.common_name()]
                 && asked.content.organizations == [profile.organization()]
         });
-        prop_assert_eq!(verdict(&asked) == Verdict::NotOurs, !ours);
+        prop_assert_eq!(verdict(&asked) == Decision::NotOurs, !ours);
     }
 }

@@ -181,7 +181,7 @@ fn params(apiserver: &Apiserver, me: &str) -> NodeNameParams {
 async fn passes(apiserver: &Apiserver, what: &str, mut is_so: impl FnMut() -> bool) {
     let mut line = TcpStream::connect(apiserver.echo).await.unwrap();
     line.set_nodelay(true).unwrap();
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         if is_so() {
             return;
         }
@@ -201,7 +201,7 @@ fn time_stands_still() -> std::sync::mpsc::Sender<()> {
     over
 }
 
-const MOST_STEPS: usize = 20_000;
+const MAX_STEPS: usize = 20_000;
 
 /// Turns in each second.
 const TURNS: u64 = 2;
@@ -226,7 +226,7 @@ async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes
     passes(&apiserver, "all Nodes are listed anew", || is("10.0.0.2\tb\n10.0.0.9\ta\n")).await;
 
     // A new holder lists all of them, whatever the old one knew.
-    drain.begin();
+    drain.start();
     passes(&apiserver, "it is given back", || {
         let state = apiserver.state.lock().unwrap();
         state.objects["lease"]["spec"]["holderIdentity"] == ""
@@ -237,7 +237,7 @@ async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes
     drain.spawn(tracing::Span::none(), names(&apiserver, "second").run(drain.clone()));
     passes(&apiserver, "its successor writes", || is("10.0.0.3\tc\n")).await;
     assert!(apiserver.state.lock().unwrap().lists > lists);
-    drain.begin();
+    drain.start();
 }
 
 #[tokio::test(start_paused = true)]
@@ -259,7 +259,7 @@ async fn a_lease_that_may_not_be_had_is_told_of() {
     });
     passes(&apiserver, "it is had at last", || told.lock().unwrap().is_ok() && apiserver.text().is_some())
         .await;
-    drain.begin();
+    drain.start();
 }
 
 #[tokio::test(start_paused = true)]
@@ -274,16 +274,16 @@ async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
     };
     let edges = names.params.edges.clone();
     names.nodes().take(Event::InitDone, &edges);
-    let (writes, begun) = (Mutex::new(Vec::new()), Instant::now());
+    let (writes, started) = (Mutex::new(Vec::new()), Instant::now());
     let changes = async {
         let mut last = 0;
         passes(&apiserver, "it is written some times", || {
             last = if last == 200 { 1 } else { last + 1 };
-            (&names).take(Event::Apply(node(last)));
+            (&names).on_event(Event::Apply(node(last)));
             let text = apiserver.text();
             let mut writes = writes.lock().unwrap();
             if text.is_some() && writes.last().is_none_or(|(_, before)| *before != text) {
-                writes.push((begun.elapsed(), text));
+                writes.push((started.elapsed(), text));
             }
             writes.len() > 3
         })

@@ -35,14 +35,14 @@ impl ListenerProtocol<UnixStream> for Line {
             }
         }
         if let Ok(user) = socket.peer_cred() {
-            visit.proof = Proof::User(format!("uid {}", user.uid()));
+            visit.proof = ClientIdentity::User(format!("uid {}", user.uid()));
         }
         let (answer, session) = match visit.open(asks(line.trim()), listener::new()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
         match (socket.write_all(answer.as_bytes()).await, session) {
-            (Ok(()), Some(session)) => HandshakeOutcome::Opened { session, socket, early: Bytes::new() },
+            (Ok(()), Some(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
             (Ok(()), None) => HandshakeOutcome::Denied(socket),
             (Err(_), _) => HandshakeOutcome::Failed { cause: "reset", socket: None },
         }
@@ -65,7 +65,7 @@ impl ListenerProtocol<UnixStream> for Lines {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
-            let opened = match visit.judge(asks(line.trim()), listener::new()).await {
+            let opened = match visit.authorize(asks(line.trim()), listener::new()).await {
                 Ok(permitted) => permitted.open().await,
                 Err(denied) => Err(denied),
             };
@@ -74,7 +74,7 @@ impl ListenerProtocol<UnixStream> for Lines {
                 Err(denied) => format!("no: {}", denied.denial).into(),
             };
             lines.get_mut().write_all(&[&answer, &b"\n"[..]].concat()).await.unwrap();
-            visit.waits();
+            visit.mark_idle();
             line.clear();
         }
         HandshakeOutcome::Served(Some(lines.into_inner()))
@@ -100,14 +100,14 @@ impl ListenerProtocol<UnixStream> for Switch {
     ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
-        let permitted = visit.judge(asks(line.trim()), listener::new()).await.unwrap();
+        let permitted = visit.authorize(asks(line.trim()), listener::new()).await.unwrap();
         let session = permitted.open().await.unwrap();
-        HandshakeOutcome::Opened { session, socket, early: Bytes::new() }
+        HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() }
     }
 }
 
 impl Accept for UnixListener {
-    type Stream = UnixStream;
+    type AnyStream = UnixStream;
 
     fn at(&self) -> impl std::fmt::Display {
         "a unix socket"

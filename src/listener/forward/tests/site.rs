@@ -9,11 +9,11 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
-use crate::base::access_log::Access;
+use crate::base::access_log::AccessLogEntry;
 use crate::base::drain::Drain;
 use crate::base::metrics::Metrics;
 use crate::link::sender::LinkSender;
-use crate::link::session::stream::{Offer, Session};
+use crate::link::session::stream::{IncomingSession, Session};
 use crate::link::table::SessionTable;
 use crate::listener::admission::ClientKey;
 use crate::listener::admission::tests::context;
@@ -22,13 +22,13 @@ use crate::net::ByteStream;
 use crate::net::limiter::FairLimiter;
 use crate::proto::frame::Category;
 use crate::session_io::tests::linked;
-use crate::session_io::{LocalPeer, Opened, carry};
+use crate::session_io::{LocalPeer, OpenSession, run_session};
 
 use super::*;
 
 pub(crate) struct Site {
     client: DuplexStream,
-    offered: mpsc::Receiver<Offer>,
+    offered: mpsc::Receiver<IncomingSession>,
     pub(crate) context: ListenerContext,
     /// How often the router was called because a client had its answer.
     pub(crate) answered: Arc<AtomicUsize>,
@@ -59,9 +59,9 @@ impl Site {
         let served = context.clone();
         drain.spawn(Span::none(), async move {
             let word = match forward(socket, router, &served).await {
-                HandshakeOutcome::Opened { session, socket, early } => {
-                    let socket = Socket::with_early(socket, served.pool.clone(), early);
-                    carry(session, LocalPeer::Client, socket, &served.metrics).await;
+                HandshakeOutcome::Opened { session, socket, buffered } => {
+                    let socket = Socket::with_early(socket, served.pool.clone(), buffered);
+                    run_session(session, LocalPeer::Client, socket, &served.metrics).await;
                     "carried"
                 }
                 HandshakeOutcome::Served(Some(_)) => "over",
@@ -149,7 +149,7 @@ impl Site {
 }
 
 impl Target {
-    fn of(offer: Offer) -> Self {
+    fn of(offer: IncomingSession) -> Self {
         Self { session: offer.accept(), arrived: BytesMut::new() }
     }
 
@@ -225,7 +225,7 @@ struct ByHost {
 impl Router for ByHost {
     type Way = String;
 
-    async fn judge(&mut self, head: Result<&Parts, Denial>) -> Result<String, Denied> {
+    async fn route(&mut self, head: Result<&Parts, Denial>) -> Result<String, DeniedRequest> {
         let head = head.map_err(|denial| self.failed(denial))?;
         let host = head.headers.get("host").map_or("", |host| host.to_str().unwrap());
         match host {
@@ -234,19 +234,25 @@ impl Router for ByHost {
         }
     }
 
-    async fn open(&mut self, way: &String) -> Result<Granted, Denied> {
-        let slot = self.sessions.try_enter(&ClientKey::of(Some(way), [127, 0, 0, 1].into())).unwrap();
+    async fn open(&mut self, way: &String) -> Result<GrantedSession, DeniedRequest> {
+        let slot = self.sessions.try_acquire(&ClientKey::of(Some(way), [127, 0, 0, 1].into())).unwrap();
         let (node, target) = ("node1".parse().unwrap(), "node1:80".parse().unwrap());
         let opening = self.table.open(node, target, Category::Https, String::new()).unwrap();
         opening.ask(&self.link, None);
         opening.answer().await;
-        let access = Access::begin(FRONT, "test".into());
-        let alive = self.metrics.sessions.begin(FRONT);
-        Ok(Opened { session: opening.into_session().into(), early: Bytes::new(), access, alive, slot })
+        let access = AccessLogEntry::start(FRONT, "test".into());
+        let alive = self.metrics.sessions.start(FRONT);
+        Ok(OpenSession {
+            session: opening.into_session().into(),
+            buffered: Bytes::new(),
+            access,
+            alive,
+            permit: slot,
+        })
     }
 
-    fn failed(&self, denial: Denial) -> Denied {
-        Denied { denial, trusted: true, trace: "1a2b".into() }
+    fn failed(&self, denial: Denial) -> DeniedRequest {
+        DeniedRequest { denial, trusted: true, trace: "1a2b".into() }
     }
 
     fn answered(&self) {

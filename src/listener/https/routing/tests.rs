@@ -68,7 +68,7 @@ impl Site {
         });
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
         let gate = AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() };
-        Self { finder: Finder::alone(registry, Instance::random()), addresses, gate }
+        Self { finder: Finder::without_peers(registry, Instance::random()), addresses, gate }
     }
 
     /// Where a request goes, as `target at node`; `-` if it names none; else why not.
@@ -76,7 +76,7 @@ impl Site {
         let ports = watch::channel(ProxyPorts::default()).1;
         let port = NodePort { stands_for: stands_for.parse().unwrap(), finder: self.finder.clone(), ports };
         let (gate, addresses) = (&self.gate, &self.addresses);
-        let asker = Asker { server_name, trusted, default_port: 80, gate, addresses };
+        let asker = RoutingContext { server_name, trusted, default_port: 80, gate, addresses };
         match port.place(head, &asker) {
             Ok(Some((node, target))) => format!("{target} at {}", node.as_str().to_lowercase()),
             Ok(None) => "-".to_owned(),
@@ -101,13 +101,13 @@ fn ip(text: &str) -> IpAddr {
 
 #[test]
 fn a_pod_is_read_from_the_kubelets_paths() {
-    assert_eq!(pod("/exec/shop/web-0/nginx"), Some(("shop", "web-0")));
-    assert_eq!(pod("/exec/shop/web-0/some-uid/nginx"), Some(("shop", "web-0")));
+    assert_eq!(server("/exec/shop/web-0/nginx"), Some(("shop", "web-0")));
+    assert_eq!(server("/exec/shop/web-0/some-uid/nginx"), Some(("shop", "web-0")));
     for path in ["/attach/a/b/c", "/portForward/a/b", "/containerLogs/a/b/c", "/run/a/b/c"] {
-        assert_eq!(pod(path), Some(("a", "b")), "{path}");
+        assert_eq!(server(path), Some(("a", "b")), "{path}");
     }
     for path in ["/metrics", "/exec", "/exec/a", "/exec//b", "/exec/a/", "/pods/a/b", "exec/a/b", "*"] {
-        assert_eq!(pod(path), None, "{path}");
+        assert_eq!(server(path), None, "{path}");
     }
 }
 
@@ -144,7 +144,7 @@ fn the_node_is_the_hosts_or_the_server_names_or_the_pods_or_the_one_with_that_ad
         "the pod counts, not where it was asked"
     );
     assert_eq!(node("10.0.0.5:10250", "/pods", None), "-");
-    let kubelets = [Denial::Unnamed, Denial::NoHost].map(|denied| {
+    let kubelets = [Denial::NoNodeInHost, Denial::NoHost].map(|denied| {
         assert_eq!(denied.status(), 421);
         denied.next_step().contains("--kubelet-certificate-authority")
     });
@@ -301,23 +301,29 @@ fn headers_of_a_client_that_the_settings_do_not_name_are_refused() {
         let refused = site.told("host", &[(&header, "edge4:9051")], false);
         assert!(refused.starts_with("403 ") && refused.contains("names or allow_from"), "{refused}");
     }
-    let certificate = |name: &str| Proof::Certificate(vec![name.to_owned()]);
+    let certificate = |name: &str| ClientIdentity::Certificate(vec![name.to_owned()]);
     let from = ip("10.0.0.1");
     let open = AccessPolicy::default();
-    for proof in [Proof::None, Proof::User("uid=0".to_owned()), certificate("prometheus")] {
-        assert!(!open.trusts(&proof, from), "{proof:?}: the settings name nobody");
+    for proof in [ClientIdentity::None, ClientIdentity::User("uid=0".to_owned()), certificate("prometheus")] {
+        assert!(!open.is_trusted_proxy(&proof, from), "{proof:?}: the settings name nobody");
     }
     let listed = |net: &str| AccessPolicy {
         allow_from: Some([network(net).unwrap()].into_iter().collect::<Networks>()),
         ..AccessPolicy::default()
     };
-    assert!(listed("10.0.0.0/8").trusts(&Proof::None, from));
-    assert!(!listed("10.1.0.0/16").trusts(&Proof::None, from));
-    assert!(!listed("0.0.0.0/0").trusts(&Proof::None, from), "everybody is nobody in particular");
+    assert!(listed("10.0.0.0/8").is_trusted_proxy(&ClientIdentity::None, from));
+    assert!(!listed("10.1.0.0/16").is_trusted_proxy(&ClientIdentity::None, from));
+    assert!(
+        !listed("0.0.0.0/0").is_trusted_proxy(&ClientIdentity::None, from),
+        "everybody is nobody in particular"
+    );
     let of_names =
         |glob: &str| AccessPolicy { names: vec![glob.parse().unwrap()], ..AccessPolicy::default() };
-    assert!(!of_names("*").trusts(&certificate("prometheus"), from), "that names no client either");
+    assert!(!of_names("*").is_trusted_proxy(&certificate("prometheus"), from), "that names no client either");
     let named = of_names("prom*");
-    assert!(named.trusts(&certificate("prometheus"), from));
-    assert!(!named.trusts(&certificate("grafana"), from) && !named.trusts(&Proof::None, from));
+    assert!(named.is_trusted_proxy(&certificate("prometheus"), from));
+    assert!(
+        !named.is_trusted_proxy(&certificate("grafana"), from)
+            && !named.is_trusted_proxy(&ClientIdentity::None, from)
+    );
 }

@@ -9,21 +9,21 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::net::tls::certificate::EDGE;
 use crate::net::tls::tests::{Authority, SetTime, client, server, server_at};
-use crate::net::tls::verify::{Agents, Anyone};
+use crate::net::tls::verify::{EdgeCerts, NoVerifier};
 use crate::net::tls::{self, Identity, Trust, roots};
 
 use super::*;
 
 /// A pod that has just started with these files.
-fn pod(identity: &Identity, clients: ClientCertificates) -> Arc<ServerConfig> {
+fn peer_server(identity: &Identity, clients: ClientAuth) -> Arc<ServerConfig> {
     server(identity.clone(), clients).load()
 }
 
 /// How an edge and a pod come to a session.
-pub(crate) async fn meet(edge: &Arc<ClientConfig>, pod: &Arc<ServerConfig>) -> HandshakeKind {
+pub(crate) async fn meet(edge: &Arc<ClientConfig>, peer_server: &Arc<ServerConfig>) -> HandshakeKind {
     let (near, far) = duplex(1 << 16);
     let accept = async {
-        let mut tls = TlsAcceptor::from(pod.clone()).accept(far).await.unwrap();
+        let mut tls = TlsAcceptor::from(peer_server.clone()).accept(far).await.unwrap();
         tls.write_all(b"x").await.unwrap();
         tls.shutdown().await.unwrap();
     };
@@ -38,11 +38,11 @@ pub(crate) async fn meet(edge: &Arc<ClientConfig>, pod: &Arc<ServerConfig>) -> H
 }
 
 #[tokio::test]
-async fn a_session_of_one_pod_is_resumed_at_any_other_and_after_its_restart() {
+async fn a_session_of_one_server_is_resumed_at_any_other_and_after_its_restart() {
     let ca = Authority::new("ca");
     let identity = ca.issue("s", "a.b");
     let edge = client(Trust::Ca(ca.ca()), None).load();
-    let fresh = || pod(&identity, ClientCertificates::Anonymous);
+    let fresh = || peer_server(&identity, ClientAuth::Anonymous);
     assert_eq!(meet(&edge, &fresh()).await, HandshakeKind::Full);
     for _ in 0..3 {
         assert_eq!(meet(&edge, &fresh()).await, HandshakeKind::Resumed);
@@ -50,15 +50,15 @@ async fn a_session_of_one_pod_is_resumed_at_any_other_and_after_its_restart() {
 }
 
 #[tokio::test]
-async fn a_pod_with_other_files_takes_no_ticket() {
+async fn a_server_with_other_files_takes_no_ticket() {
     let ca = Authority::new("ca");
     let identity = ca.issue("s", "a.b");
-    let siblings = || ClientCertificates::Siblings(ca.ca(), None);
+    let peers = || ClientAuth::Peers(ca.ca(), None);
     let renewed = ca.issue("renewed", "a.b");
-    let alone = pod(&identity, ClientCertificates::Anonymous);
-    for other in [pod(&renewed, siblings()), alone.clone()] {
+    let alone = peer_server(&identity, ClientAuth::Anonymous);
+    for other in [peer_server(&renewed, peers()), alone.clone()] {
         let edge = client(Trust::Ca(ca.ca()), None).load();
-        assert_eq!(meet(&edge, &pod(&identity, siblings())).await, HandshakeKind::Full);
+        assert_eq!(meet(&edge, &peer_server(&identity, peers())).await, HandshakeKind::Full);
         assert_eq!(meet(&edge, &other).await, HandshakeKind::Full);
     }
 }
@@ -68,7 +68,7 @@ async fn once_another_authority_is_believed_no_ticket_of_before_is_taken() {
     let (ca, one, later) = (Authority::new("ca"), Authority::new("one"), Authority::new("later"));
     let identity = ca.issue("s", "a.b");
     let edge = client(Trust::Ca(ca.ca()), None).load();
-    let asks = || pod(&identity, ClientCertificates::Siblings(one.ca(), None));
+    let asks = || peer_server(&identity, ClientAuth::Peers(one.ca(), None));
     assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Full);
     assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Resumed);
     std::fs::copy(later.ca(), one.ca()).unwrap();
@@ -76,19 +76,19 @@ async fn once_another_authority_is_believed_no_ticket_of_before_is_taken() {
 }
 
 #[tokio::test]
-async fn where_clients_are_known_by_their_certificates_a_ticket_is_for_the_pod_alone_that_gave_it() {
+async fn where_clients_are_known_by_their_certificates_a_ticket_is_for_the_server_alone_that_gave_it() {
     let ca = Authority::new("ca");
     let identity = ca.issue("s", "a.b");
-    let clients = ClientCertificates::Required(ca.ca());
+    let clients = ClientAuth::Required(ca.ca());
     let edge = client(Trust::Ca(ca.ca()), Some(ca.issue("c", "client"))).load();
-    let one = pod(&identity, clients.clone());
+    let one = peer_server(&identity, clients.clone());
     assert_eq!(meet(&edge, &one).await, HandshakeKind::Full);
     assert_eq!(meet(&edge, &one).await, HandshakeKind::Resumed);
-    assert_eq!(meet(&edge, &pod(&identity, clients)).await, HandshakeKind::Full);
+    assert_eq!(meet(&edge, &peer_server(&identity, clients)).await, HandshakeKind::Full);
 }
 
 #[tokio::test]
-async fn tickets_of_tls_1_2_are_for_the_pod_alone_that_gave_them() {
+async fn tickets_of_tls_1_2_are_for_the_server_alone_that_gave_them() {
     let ca = Authority::new("ca");
     let identity = ca.issue("s", "a.b");
     let provider = Arc::new(aws_lc_rs::default_provider());
@@ -97,14 +97,14 @@ async fn tickets_of_tls_1_2_are_for_the_pod_alone_that_gave_them() {
         .with_protocol_versions(&[&version::TLS12])
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anyone(trust.crypto_provider().clone())))
+        .with_custom_certificate_verifier(Arc::new(NoVerifier(trust.crypto_provider().clone())))
         .with_no_client_auth();
     edge.alpn_protocols = vec![b"h2".to_vec()];
     let edge = Arc::new(edge);
-    let one = pod(&identity, ClientCertificates::Anonymous);
+    let one = peer_server(&identity, ClientAuth::Anonymous);
     assert_eq!(meet(&edge, &one).await, HandshakeKind::Full);
     assert_eq!(meet(&edge, &one).await, HandshakeKind::Resumed);
-    assert_eq!(meet(&edge, &pod(&identity, ClientCertificates::Anonymous)).await, HandshakeKind::Full);
+    assert_eq!(meet(&edge, &peer_server(&identity, ClientAuth::Anonymous)).await, HandshakeKind::Full);
 }
 
 /// A client of TLS 1.2 with that certificate, which resumes sessions in these ways.
@@ -153,11 +153,11 @@ async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticke
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         cluster.issue_as("edge", params, 2020..2030)
     };
-    let siblings = || ClientCertificates::Siblings(ca.ca(), None);
-    let agents = ClientCertificates::Agents(Agents { ca: cluster.ca() }, Box::new(siblings()));
+    let peers = || ClientAuth::Peers(ca.ca(), None);
+    let agents = ClientAuth::Edges(EdgeCerts { ca: cluster.ca() }, Box::new(peers()));
     for (port, clients, shows) in [
-        ("egress, HTTPS", ClientCertificates::Required(ca.ca()), ca.issue_for("c", "client", 2020..2030)),
-        ("links of pods", siblings(), ca.issue_for("p", "a.b", 2020..2030)),
+        ("egress, HTTPS", ClientAuth::Required(ca.ca()), ca.issue_for("c", "client", 2020..2030)),
+        ("links of pods", peers(), ca.issue_for("p", "a.b", 2020..2030)),
         ("links of edges", agents, edges),
     ] {
         for (ways, again) in [
@@ -184,8 +184,8 @@ const YEAR_2029: u64 = 1_877_000_000;
 const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];
 
 fn tickets(key: &[u8], until: u64, clock: &SetTime) -> Tickets {
-    let ground = TicketScope { key, parts: vec![b"certificate", b"ca"] };
-    let shared = Some(Shared::new(&ground, clock.0.load(Relaxed)).unwrap());
+    let link_context = TicketScope { key, parts: vec![b"certificate", b"ca"] };
+    let shared = Some(Shared::new(&link_context, clock.0.load(Relaxed)).unwrap());
     let own = aws_lc_rs::Ticketer::new().unwrap();
     Tickets { until, clock: Arc::new(clock.clone()), shared, own }
 }
@@ -261,13 +261,16 @@ fn of_a_session_its_version_and_the_clients_own_certificate_are_read() {
     for name in [&[0][..], &[1, 0], &[1, 2, b'a', b'b']] {
         for (shown, leaf) in [([&[1][..], &chain].concat(), Some(&b"me"[..])), (vec![0, 5], None)] {
             let text = [name, &[3, 4, 9, 9, 1, 8, 1], &shown].concat();
-            assert_eq!(Session::read(&text), Some(Session { version: ProtocolVersion::TLSv1_3, leaf }));
+            assert_eq!(
+                TicketSession::read(&text),
+                Some(TicketSession { version: ProtocolVersion::TLSv1_3, leaf })
+            );
         }
     }
     let whole = [&[0, 3, 4, 9, 9, 0, 1, 1][..], &chain[..12]].concat();
-    assert!(Session::read(&whole).is_some());
+    assert!(TicketSession::read(&whole).is_some());
     for len in 0..whole.len() {
-        assert_eq!(Session::read(&whole[..len]), None, "{len} bytes");
+        assert_eq!(TicketSession::read(&whole[..len]), None, "{len} bytes");
     }
     let tickets = tickets(b"key", u64::MAX, &clock());
     assert_eq!(tickets.encrypt(&[2, 3, 4, 9, 9, 0, 1, 0]), None, "whatever that is");

@@ -12,24 +12,24 @@ use crate::base::metrics::Metrics;
 use crate::link::sender::LinkSender;
 use crate::proto::frame::{FrameKind, Load, Remote};
 use crate::proto::state::LinkId;
-use crate::registry::peers::peer::{PeerDialer, UNASKED, Unreachable};
-use crate::registry::peers::tests::{settled, siblings};
+use crate::registry::peers::peer::{PeerDialer, PeerError, UNSOLICITED};
+use crate::registry::peers::tests::{peers, settled};
 use crate::registry::{LinkedNode, Registry};
 
 use super::*;
 
 /// A link to a pod, whose process has that number.
-fn link(id: u64, pod: u64, dialect: Dialect) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Remote::Pod, Some(Instance::from_bits(u128::from(pod) << 64)), dialect)
+fn link(id: u64, server: u64, dialect: Dialect) -> Arc<LinkSender> {
+    LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(u128::from(server) << 64)), dialect)
 }
 
 /// Pods that have made links, `first` being the number of the first.
-fn linked_pods(siblings: &Siblings, first: u64, count: u64) -> Vec<Arc<LinkSender>> {
-    let pods: Vec<_> = (first..first + count).map(|id| link(id, id, Dialect::NEWEST)).collect();
-    for pod in &pods {
-        siblings.joined(pod, false);
+fn linked_servers(peers: &Peers, first: u64, count: u64) -> Vec<Arc<LinkSender>> {
+    let servers: Vec<_> = (first..first + count).map(|id| link(id, id, Dialect::NEWEST)).collect();
+    for server in &servers {
+        peers.add_incoming(server, false);
     }
-    pods
+    servers
 }
 
 fn node(n: u64) -> NodeName {
@@ -37,13 +37,13 @@ fn node(n: u64) -> NodeName {
 }
 
 /// So many nodes link here.
-fn link_nodes(siblings: &Siblings, count: u64) {
+fn link_nodes(peers: &Peers, count: u64) {
     for n in 0..count {
         let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), None, Dialect::NEWEST);
         let linked =
             LinkedNode { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
-        siblings.means.registry.insert(linked, false);
-        siblings.announce(&node(n));
+        peers.dial_context.registry.insert(linked, false);
+        peers.announce(&node(n));
     }
 }
 
@@ -52,180 +52,180 @@ fn announced(link: &LinkSender) -> Vec<NodeName> {
     let mut cx = Context::from_waker(Waker::noop());
     let mut all = Vec::new();
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
-        if let FrameKind::Found(Found { here: true, question: UNASKED, .. }) = frame.body {
+        if let FrameKind::Found(Found { here: true, question: UNSOLICITED, .. }) = frame.body {
             all.push(frame.node);
         }
     }
     all
 }
 
-fn number_announced(pods: &[Arc<LinkSender>]) -> usize {
-    pods.iter().map(|pod| announced(pod).len()).sum()
+fn number_announced(servers: &[Arc<LinkSender>]) -> usize {
+    servers.iter().map(|server| announced(server).len()).sum()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_is_announced_to_its_homes_and_to_a_pod_that_comes_only_those_that_it_is_a_home_of() {
-    let (siblings, _addresses, _made) = siblings(&[]);
-    let pods = linked_pods(&siblings, 10, 10);
+async fn a_node_is_announced_to_its_homes_and_to_a_server_that_comes_only_those_that_it_is_a_home_of() {
+    let (peers, _addresses, _made) = peers(&[]);
+    let servers = linked_servers(&peers, 10, 10);
     let older = link(30, 30, Dialect::Extended(2));
-    siblings.joined(&older, false);
+    peers.add_incoming(&older, false);
     settled().await;
-    link_nodes(&siblings, 200);
+    link_nodes(&peers, 200);
     settled().await;
-    let own = (0..200).filter(|n| siblings.is_home(&node(*n))).count();
-    assert_eq!(number_announced(&pods) + own, 3 * 200);
+    let own = (0..200).filter(|n| peers.is_replica_for(&node(*n))).count();
+    assert_eq!(number_announced(&servers) + own, 3 * 200);
     assert_eq!(announced(&older).len(), 200, "it knows of no homes");
     let new = link(40, 40, Dialect::NEWEST);
-    siblings.joined(&new, false);
+    peers.add_incoming(&new, false);
     settled().await;
     let its = announced(&new);
     assert!((20..120).contains(&its.len()), "{its:?}");
-    assert_eq!(number_announced(&pods), 0, "nothing is new to the others");
+    assert_eq!(number_announced(&servers), 0, "nothing is new to the others");
     // Whose home it was has another one now.
-    siblings.left(&new);
+    peers.remove(&new);
     new.close();
     settled().await;
-    let again = number_announced(&pods);
+    let again = number_announced(&servers);
     assert!((1..=its.len()).contains(&again), "{again} of {}", its.len());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_catches_is_told_of_every_node_and_of_each_that_goes() {
-    let (siblings, _addresses, _made) = siblings(&[]);
-    let pods = linked_pods(&siblings, 10, 10);
+async fn a_server_that_intercepts_is_told_of_every_node_and_of_each_that_goes() {
+    let (peers, _addresses, _made) = peers(&[]);
+    let servers = linked_servers(&peers, 10, 10);
     settled().await;
-    link_nodes(&siblings, 100);
+    link_nodes(&peers, 100);
     settled().await;
-    number_announced(&pods);
-    let load = Load { nodes: 0, stopping: false, catches: true };
+    number_announced(&servers);
+    let load = Load { nodes: 0, stopping: false, intercepts: true };
     let say = async |from: &Arc<LinkSender>, load| {
-        siblings.on_load(from, load);
+        peers.on_load(from, load);
         settled().await;
-        number_announced(&pods)
+        number_announced(&servers)
     };
-    assert_eq!(say(&pods[0], load).await, 100);
-    assert_eq!(say(&pods[0], load).await, 0, "it has said so before");
-    siblings.announce(&node(7));
+    assert_eq!(say(&servers[0], load).await, 100);
+    assert_eq!(say(&servers[0], load).await, 0, "it has said so before");
+    peers.announce(&node(7));
     settled().await;
-    assert_eq!(announced(&pods[0]), [node(7)]);
-    number_announced(&pods);
-    siblings.announce_gone(&node(7));
+    assert_eq!(announced(&servers[0]), [node(7)]);
+    number_announced(&servers);
+    peers.announce_gone(&node(7));
     settled().await;
     let said =
         |link: &LinkSender| match link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now()) {
             Poll::Ready(Some(frame)) => Some(frame.body),
             _ => None,
         };
-    let gone = Found { silence: Duration::from_millis(1), ..Found::away(UNASKED) };
-    assert_eq!(said(&pods[0]), Some(FrameKind::Found(gone)));
-    assert!(pods[1..].iter().all(|pod| said(pod).is_none()), "nobody else is told");
+    let gone = Found { silence: Duration::from_millis(1), ..Found::not_here(UNSOLICITED) };
+    assert_eq!(said(&servers[0]), Some(FrameKind::Found(gone)));
+    assert!(servers[1..].iter().all(|server| said(server).is_none()), "nobody else is told");
     // What it was told by a link that has ended may be lost.
-    siblings.left(&pods[0]);
+    peers.remove(&servers[0]);
     settled().await;
-    number_announced(&pods);
-    siblings.joined(&pods[0], false);
+    number_announced(&servers);
+    peers.add_incoming(&servers[0], false);
     settled().await;
-    number_announced(&pods);
-    assert_eq!(say(&pods[0], load).await, 100);
-    say(&pods[0], Load { catches: false, ..load }).await;
-    assert_eq!(siblings.members().catching().count(), 0);
+    number_announced(&servers);
+    assert_eq!(say(&servers[0], load).await, 100);
+    say(&servers[0], Load { intercepts: false, ..load }).await;
+    assert_eq!(peers.members().intercepting().count(), 0);
     // This pod itself.
-    assert!(!(0..100).all(|n| siblings.kept()(&node(n))));
-    siblings.announce_load(load, false);
+    assert!(!(0..100).all(|n| peers.replicated_here()(&node(n))));
+    peers.broadcast_load(load, false);
     settled().await;
-    assert!((0..100).all(|n| siblings.kept()(&node(n))));
+    assert!((0..100).all(|n| peers.replicated_here()(&node(n))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn homes_have_converged_once_the_pods_have_been_the_same_for_long_and_none_is_old_or_away() {
-    let (siblings, addresses, _made) = siblings(&[]);
-    assert!(!siblings.has_converged());
-    sleep(CONVERGED + Duration::from_secs(1)).await;
-    assert!(siblings.has_converged());
+async fn homes_have_converged_once_the_servers_have_been_the_same_for_long_and_none_is_old_or_away() {
+    let (peers, addresses, _made) = peers(&[]);
+    assert!(!peers.has_converged());
+    sleep(CONVERGENCE_TIME + Duration::from_secs(1)).await;
+    assert!(peers.has_converged());
     let older = link(7, 7, Dialect::Extended(2));
-    siblings.joined(&older, false);
+    peers.add_incoming(&older, false);
     settled().await;
-    assert!(!siblings.has_converged(), "it announces to nobody what is linked to it once it is a home");
-    siblings.left(&older);
-    assert!(siblings.has_converged());
+    assert!(!peers.has_converged(), "it announces to nobody what is linked to it once it is a home");
+    peers.remove(&older);
+    assert!(peers.has_converged());
     addresses.send_replace(vec!["127.0.0.1:1".parse().unwrap()]);
     settled().await;
-    assert!(!siblings.has_converged(), "one that is listed is not linked");
+    assert!(!peers.has_converged(), "one that is listed is not linked");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others() {
-    let (siblings, _addresses, _made) = siblings(&[]);
-    let pods = linked_pods(&siblings, 10, 5);
+async fn a_server_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others() {
+    let (peers, _addresses, _made) = peers(&[]);
+    let servers = linked_servers(&peers, 10, 5);
     settled().await;
-    link_nodes(&siblings, 100);
+    link_nodes(&peers, 100);
     settled().await;
-    let its: Vec<_> = announced(&pods[0]);
-    number_announced(&pods);
-    let stopping = Load { nodes: 0, stopping: true, catches: false };
-    siblings.on_load(&pods[0], stopping);
+    let its: Vec<_> = announced(&servers[0]);
+    number_announced(&servers);
+    let stopping = Load { nodes: 0, stopping: true, intercepts: false };
+    peers.on_load(&servers[0], stopping);
     settled().await;
     // Each node has one home fewer, and gets another one, which may be this pod.
-    let again = number_announced(&pods[1..]);
+    let again = number_announced(&servers[1..]);
     assert!(its.len() > 20 && (its.len() / 2..=its.len()).contains(&again), "{again} of {}", its.len());
-    assert_eq!(number_announced(&pods[..1]), 0);
-    let is = |home: &PeerHandle| home.process() == pods[0].instance;
-    assert!((0..100).all(|n| !siblings.homes_of(&node(n)).iter().any(is)));
-    siblings.on_load(&pods[0], stopping);
+    assert_eq!(number_announced(&servers[..1]), 0);
+    let is = |home: &PeerHandle| home.process() == servers[0].instance;
+    assert!((0..100).all(|n| !peers.replicas_of(&node(n)).iter().any(is)));
+    peers.on_load(&servers[0], stopping);
     settled().await;
-    assert_eq!(number_announced(&pods), 0, "it has said so before");
+    assert_eq!(number_announced(&servers), 0, "it has said so before");
     // It has gone, and one of the same process, which there never is, would be a home.
-    siblings.left(&pods[0]);
+    peers.remove(&servers[0]);
     settled().await;
-    assert_eq!((siblings.other_members(), siblings.membership().stopping.len()), (4, 0));
+    assert_eq!((peers.other_members(), peers.membership().stopping.len()), (4, 0));
     // A stranger's word is not kept.
-    siblings.on_load(&link(90, 90, Dialect::NEWEST), stopping);
-    assert!(siblings.membership().stopping.is_empty());
+    peers.on_load(&link(90, 90, Dialect::NEWEST), stopping);
+    assert!(peers.membership().stopping.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn this_pod_is_no_home_while_it_stops() {
-    let (siblings, _addresses, _made) = siblings(&[]);
-    let pods = linked_pods(&siblings, 10, 2);
+async fn this_server_is_no_home_while_it_stops() {
+    let (peers, _addresses, _made) = peers(&[]);
+    let servers = linked_servers(&peers, 10, 2);
     settled().await;
-    link_nodes(&siblings, 10);
-    assert!((0..10).all(|n| siblings.is_home(&node(n))), "three pods are homes of all");
-    siblings.announce_load(Load { nodes: 10, stopping: true, catches: false }, false);
+    link_nodes(&peers, 10);
+    assert!((0..10).all(|n| peers.is_replica_for(&node(n))), "three pods are homes of all");
+    peers.broadcast_load(Load { nodes: 10, stopping: true, intercepts: false }, false);
     settled().await;
-    assert!((0..10).all(|n| !siblings.is_home(&node(n)) && siblings.homes_of(&node(n)).len() == 2));
-    assert_eq!(siblings.other_members(), 2);
-    assert_eq!(number_announced(&pods), 20, "what is linked to it is known to the others");
+    assert!((0..10).all(|n| !peers.is_replica_for(&node(n)) && peers.replicas_of(&node(n)).len() == 2));
+    assert_eq!(peers.other_members(), 2);
+    assert_eq!(number_announced(&servers), 20, "what is linked to it is known to the others");
 }
 
 /// Has a link to the pod at port 2, and to no other. Counts how often it was asked.
 #[derive(Debug, Default)]
-struct OnePod(AtomicUsize);
+struct OnePeer(AtomicUsize);
 
-impl PeerDialer for OnePod {
-    fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+impl PeerDialer for OnePeer {
+    fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         let number = self.0.fetch_add(1, Relaxed) as u64;
-        let refused = Unreachable::NoLink { at, cause: "refused".to_owned() };
+        let refused = PeerError::NoLink { at, cause: "refused".to_owned() };
         ready(if at.port() == 2 { Ok(link(500 + number, 2, Dialect::NEWEST)) } else { Err(refused) }).boxed()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_comes_and_goes_on_the_list_each_second_stays_a_home_and_one_that_is_dead_is_none() {
+async fn a_server_that_comes_and_goes_on_the_list_each_second_stays_a_home_and_one_that_is_dead_is_none() {
     let [alive, dead]: [SocketAddr; 2] = ["127.0.0.1:2", "127.0.0.1:3"].map(|at| at.parse().unwrap());
     let (list, addresses) = watch::channel(vec![alive, dead]);
-    let (dialer, metrics) = (Arc::new(OnePod::default()), Metrics::cloud("", ""));
+    let (dialer, metrics) = (Arc::new(OnePeer::default()), Metrics::server("", ""));
     let own = Instance::from_bits(1);
-    let siblings = Siblings::new(addresses, Registry::new(metrics), dialer.clone(), own, Drain::new());
+    let peers = Peers::new(addresses, Registry::new(metrics), dialer.clone(), own, Drain::new());
     settled().await;
-    link_nodes(&siblings, 100);
+    link_nodes(&peers, 100);
     settled().await;
-    let (members, its) = (siblings.members(), siblings.links().pop().unwrap());
+    let (members, its) = (peers.members(), peers.links().pop().unwrap());
     assert_eq!((members.others(own), announced(&its).len()), (1, 100));
     let dials = dialer.0.load(Relaxed);
     for second in 0..40 {
         list.send_replace(if second % 2 == 0 { Vec::new() } else { vec![alive, dead] });
         settled().await;
-        assert!(Arc::ptr_eq(&siblings.members(), &members), "the homes are the same");
+        assert!(Arc::ptr_eq(&peers.members(), &members), "the homes are the same");
         assert!(!its.is_closed() && announced(&its).is_empty(), "nothing is announced again");
     }
     let dials = dialer.0.load(Relaxed) - dials;
@@ -233,45 +233,45 @@ async fn a_pod_that_comes_and_goes_on_the_list_each_second_stays_a_home_and_one_
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_that_link_and_vanish_without_end_cost_their_own_announcements_and_leave_the_homes_right() {
-    let (siblings, _addresses, _made) = siblings(&[]);
-    let pods = linked_pods(&siblings, 10, 9);
+async fn servers_that_link_and_vanish_without_end_cost_their_own_announcements_and_leave_the_homes_right() {
+    let (peers, _addresses, _made) = peers(&[]);
+    let servers = linked_servers(&peers, 10, 9);
     settled().await;
-    link_nodes(&siblings, 200);
+    link_nodes(&peers, 200);
     settled().await;
-    number_announced(&pods);
+    number_announced(&servers);
     let mut said = 0;
     for round in 0..50 {
         let new = link(100 + round, 100 + round, Dialect::NEWEST);
-        siblings.joined(&new, false);
+        peers.add_incoming(&new, false);
         settled().await;
         said += number_announced(std::slice::from_ref(&new));
-        siblings.left(&new);
+        peers.remove(&new);
         new.close();
         settled().await;
-        said += number_announced(&pods);
+        said += number_announced(&servers);
     }
     // Each is a home of 3 in 11 of the nodes, which get another home once it is gone.
     assert!((50 * 60..50 * 2 * 100).contains(&said), "{said}");
     // Faster than that, not all of them are looked at, and none stays.
     for round in 0..1000 {
         let new = link(1000 + round, 1000 + round, Dialect::NEWEST);
-        siblings.joined(&new, false);
+        peers.add_incoming(&new, false);
         sleep(Duration::from_millis(10)).await;
-        siblings.left(&new);
+        peers.remove(&new);
         new.close();
     }
     settled().await;
-    assert_eq!(siblings.other_members(), pods.len());
-    let known = |home: &PeerHandle| pods.iter().any(|pod| pod.instance == home.process());
-    assert!((0..200).all(|n| siblings.homes_of(&node(n)).iter().all(known)));
+    assert_eq!(peers.other_members(), servers.len());
+    let known = |home: &PeerHandle| servers.iter().any(|server| server.instance == home.process());
+    assert!((0..200).all(|n| peers.replicas_of(&node(n)).iter().all(known)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn however_many_pods_link_the_members_are_a_bounded_number() {
-    let (siblings, _addresses, _made) = siblings(&[]);
-    linked_pods(&siblings, 10, MOST_KNOWN as u64 + 50);
+async fn however_many_servers_link_the_members_are_a_bounded_number() {
+    let (peers, _addresses, _made) = peers(&[]);
+    linked_servers(&peers, 10, MAX_KNOWN as u64 + 50);
     settled().await;
-    assert_eq!(siblings.other_members(), MOST_KNOWN - 1);
-    assert_eq!(siblings.homes_of(&node(1)).len(), 3 - usize::from(siblings.is_home(&node(1))));
+    assert_eq!(peers.other_members(), MAX_KNOWN - 1);
+    assert_eq!(peers.replicas_of(&node(1)).len(), 3 - usize::from(peers.is_replica_for(&node(1))));
 }

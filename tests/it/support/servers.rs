@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 use tokio::net::UdpSocket;
 use tokio::runtime::{Builder, Runtime};
 use tunnel::config::Environment;
-use tunnel::config::server::Cloud;
-use tunnel::server::Pod;
+use tunnel::config::server::ServerConfig;
+use tunnel::server::Server;
 
 use hickory_resolver::proto::op::{Message, ResponseCode};
 use hickory_resolver::proto::rr::rdata::A;
@@ -19,7 +19,7 @@ use super::programs::{TestDir, TestServer};
 
 /// A pod with a runtime of its own, so that it can be killed.
 pub(crate) struct SeparateServers {
-    pub(crate) pod: TestServer,
+    pub(crate) server: TestServer,
     runtime: Option<Runtime>,
 }
 
@@ -28,12 +28,12 @@ impl SeparateServers {
     pub(crate) async fn start(text: String) -> Self {
         let started = tokio::task::spawn_blocking(move || {
             let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-            let settings = Cloud::read(&text, &Environment::default()).unwrap().0;
-            let pod = runtime.block_on(async { Pod::start(settings, None).unwrap() });
-            (pod, runtime)
+            let settings = ServerConfig::read(&text, &Environment::default()).unwrap().0;
+            let server = runtime.block_on(async { Server::start(settings, None).unwrap() });
+            (server, runtime)
         });
-        let (pod, runtime) = started.await.unwrap();
-        Self { pod: TestServer::from(pod), runtime: Some(runtime) }
+        let (server, runtime) = started.await.unwrap();
+        Self { server: TestServer::from(server), runtime: Some(runtime) }
     }
 
     /// Ends it where it stands, as SIGKILL does: its sockets are closed, nobody says a word.
@@ -70,7 +70,7 @@ pub(crate) fn config(place: &TestDir, at: SocketAddr, registry: &str) -> String 
 }
 
 /// The line that names siblings.
-pub(crate) fn siblings(all: &[SocketAddr]) -> String {
+pub(crate) fn peers(all: &[SocketAddr]) -> String {
     let all: Vec<_> = all.iter().map(|at| format!("\"{at}\"")).collect();
     format!("siblings = [{}]", all.join(", "))
 }
@@ -78,7 +78,7 @@ pub(crate) fn siblings(all: &[SocketAddr]) -> String {
 /// So many pods that know each other by a list.
 pub(crate) fn start(place: &TestDir, count: u8) -> Vec<TestServer> {
     let all = addresses(count);
-    all.iter().map(|at| TestServer::from_text(&config(place, *at, &siblings(&all)))).collect()
+    all.iter().map(|at| TestServer::from_text(&config(place, *at, &peers(&all)))).collect()
 }
 
 /// What a DNS server for a test says.

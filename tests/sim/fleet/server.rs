@@ -17,10 +17,10 @@ use tunnel::base::policy::zone::Zone;
 use tunnel::link::sender::LinkSender;
 use tunnel::link::table::{SessionLimits, SessionTable};
 use tunnel::proto::frame::{Found, Frame, FrameKind, Load, Remote};
-use tunnel::proto::halves::Windows;
+use tunnel::proto::halves::WindowLimits;
 use tunnel::proto::hello::Dialect;
 use tunnel::proto::state::LinkId;
-use tunnel::registry::peers::{ANNOUNCE_EVERY, PeerAddressSource, Siblings};
+use tunnel::registry::peers::{ANNOUNCE_INTERVAL, PeerAddressSource, Peers};
 use tunnel::registry::search::Dns;
 use tunnel::registry::{Finder, LinkedNode, Path, Registry};
 
@@ -28,11 +28,11 @@ use super::figures::Figures;
 use super::net::{Net, Wires};
 
 #[derive(Debug)]
-pub(crate) struct Pod {
+pub(crate) struct SimServer {
     pub(crate) at: SocketAddr,
     pub(crate) own: Instance,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) siblings: Arc<Siblings>,
+    pub(crate) peers: Arc<Peers>,
     pub(crate) finder: Arc<Finder>,
     table: Arc<SessionTable>,
     pub(crate) drain: Drain,
@@ -42,12 +42,12 @@ pub(crate) struct Pod {
     pub(crate) cut_off: AtomicBool,
 }
 
-impl Pod {
+impl SimServer {
     /// A pod that starts now at that address, and is in the list of all from now on.
     pub(crate) fn start(net: &Arc<Net>, at: SocketAddr) -> Arc<Self> {
         let (own, drain, figures) = (net.instance(), Drain::new(), Arc::new(Figures::default()));
-        let metrics = Metrics::cloud("", "");
-        let windows = Windows { start: 1000, max: 1000 };
+        let metrics = Metrics::server("", "");
+        let windows = WindowLimits { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory: 1000, sessions: 1, grace: Duration::from_secs(60) };
         let (table, registry) = (SessionTable::new(own, limits, metrics.clone()), Registry::new(metrics));
         let names = net.names(&figures);
@@ -55,30 +55,32 @@ impl Pod {
         let addresses =
             PeerAddressSource { service, ..PeerAddressSource::default() }.follow(names.clone(), &drain);
         let wires = Arc::new(Wires::new(net, at, own));
-        let siblings = Siblings::new(addresses, registry.clone(), wires, own, drain.clone());
+        let peers = Peers::new(addresses, registry.clone(), wires, own, drain.clone());
         let zone = Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false));
         let dns = Dns::new(names, zone);
-        let finder = Finder::new(registry.clone(), own, siblings.clone(), dns, at.port());
+        let finder = Finder::new(registry.clone(), own, peers.clone(), dns, at.port());
         let [stopping, cut_off] = [false; 2].map(AtomicBool::new);
-        let pod = Self { at, own, registry, siblings, finder, table, drain, figures, stopping, cut_off };
-        let pod = Arc::new(pod);
-        net.add(&pod);
-        pod.drain.spawn(Span::none(), pod.clone().announce_loads());
-        pod
+        let server = Self { at, own, registry, peers, finder, table, drain, figures, stopping, cut_off };
+        let server = Arc::new(server);
+        net.add(&server);
+        server.drain.spawn(Span::none(), server.clone().announce_loads());
+        server
     }
 
     /// As the wiring does it.
     async fn announce_loads(self: Arc<Self>) {
         while !self.drain.is_draining() {
             self.announce_load();
-            sleep(ANNOUNCE_EVERY).await;
+            sleep(ANNOUNCE_INTERVAL).await;
         }
     }
 
     fn announce_load(&self) {
-        let (stopping, nodes) = (self.stopping.load(Relaxed), self.registry.held().0);
-        self.siblings
-            .announce_load(Load { nodes: nodes as u64, stopping, catches: false }, !stopping && nodes > 0);
+        let (stopping, nodes) = (self.stopping.load(Relaxed), self.registry.node_counts().0);
+        self.peers.broadcast_load(
+            Load { nodes: nodes as u64, stopping, intercepts: false },
+            !stopping && nodes > 0,
+        );
     }
 
     /// It begins to stop.
@@ -99,13 +101,13 @@ impl Pod {
         };
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
-        self.finder.gained(node);
+        self.finder.on_linked(node);
         self.make_way(self.own, node, None);
     }
 
     /// A node's link here is gone.
     pub(crate) fn loses(&self, net: &Net, node: &NodeName) {
-        if let Some(linked) = self.registry.here(node) {
+        if let Some(linked) = self.registry.link_of(node) {
             linked.sender.close();
             self.registry.remove(&linked.sender);
             net.withdraw(node, self.at.ip());
@@ -119,7 +121,7 @@ impl Pod {
             FrameKind::Ping(number) => from.pong(number),
             FrameKind::Pong(Some(number)) => drop(from.ponged(number, Instant::now())),
             FrameKind::Find(question) => {
-                if let Some(linked) = self.registry.here(&frame.node) {
+                if let Some(linked) = self.registry.link_of(&frame.node) {
                     linked.sender.received(Instant::now());
                 }
                 self.finder.answer(from, &frame.node, question);
@@ -129,30 +131,30 @@ impl Pod {
                     self.make_way(at, &frame.node, Some(found));
                 }
             }
-            FrameKind::Load(load) => self.siblings.on_load(from, load),
-            FrameKind::Conflict(conflict) => self.finder.gives_way(&frame.node, conflict),
+            FrameKind::Load(load) => self.peers.on_load(from, load),
+            FrameKind::Conflict(conflict) => self.finder.on_conflict(&frame.node, conflict),
             _ => {}
         }
     }
 
     fn make_way(self: &Arc<Self>, at: Instance, node: &NodeName, found: Option<Found>) {
-        let (pod, node) = (self.clone(), node.clone());
+        let (server, node) = (self.clone(), node.clone());
         self.work(async move {
             let contest = async {
                 let Some(found) = found else { return };
                 tokio::select! {
                     biased;
-                    () = pod.finder.contest(at, &node, found) => {}
-                    () = pod.edge_answers(&node) => {}
+                    () = server.finder.resolve_conflict(at, &node, found) => {}
+                    () = server.edge_answers(&node) => {}
                 }
             };
-            tokio::join!(pod.finder.make_way(at, &node, &pod.table), contest);
+            tokio::join!(server.finder.migrate_from_old_links(at, &node, &server.table), contest);
         });
     }
 
     /// The node's edge, if it is linked here, answers what asks for a sign of life. Never returns.
     async fn edge_answers(&self, node: &NodeName) {
-        let Some(linked) = self.registry.here(node) else { return pending().await };
+        let Some(linked) = self.registry.link_of(node) else { return pending().await };
         poll_fn(|cx| {
             while let Some(frame) = ready!(linked.sender.poll_pull(cx, Instant::now())) {
                 if let FrameKind::Ping(Some(number)) = frame.body {
@@ -175,13 +177,13 @@ impl Pod {
     /// Whether a search leads to that pod. A path that leads to another one is not tried again, as sessions do it.
     pub(crate) async fn finds(&self, node: &NodeName, there: &Self) -> bool {
         let leads = |path: &Path| match &path.sender.peer {
-            Remote::Pod => path.sender.instance == Some(there.own),
+            Remote::Peer => path.sender.instance == Some(there.own),
             _ => self.own == there.own,
         };
         match self.finder.find(node, None, None).await {
             Ok(path) if leads(&path) => true,
             Ok(path) => {
-                self.finder.is_wrong(node, &path);
+                self.finder.invalidate(node, &path);
                 false
             }
             Err(_) => false,

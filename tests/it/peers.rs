@@ -15,80 +15,80 @@ use tunnel::net::pool::Pool;
 use tunnel::net::tls::{Identity, PeerTlsConfig};
 use tunnel::proto::codec::proto::StreamMsg;
 use tunnel::proto::codec::{from_message, to_message};
-use tunnel::proto::frame::{Code, Found, Frame, FrameKind, Remote, SessionError, SessionFrame};
-use tunnel::proto::halves::Windows;
+use tunnel::proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError, SessionFrame};
+use tunnel::proto::halves::WindowLimits;
 use tunnel::registry::Registry;
-use tunnel::registry::peers::Siblings;
+use tunnel::registry::peers::Peers;
 use tunnel::registry::peers::peer::TlsPeerDialer;
 
 use crate::support::clients::{echoed, is_reset};
-use crate::support::peer::ScriptedServer;
-use crate::support::pods::{self, Dns, DnsScript};
+use crate::support::peer::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_server};
 use crate::support::programs::{TestDir, TestServer, at, edge};
-use crate::support::sibling::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_pod};
-use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until, wait_within};
+use crate::support::remote::ScriptedServer;
+use crate::support::servers::{self, Dns, DnsScript};
+use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
 
 /// Links of a pod, to edges and to other pods.
-fn links(pod: &TestServer) -> i64 {
-    pod.pod.metrics.links.get()
+fn links(server: &TestServer) -> i64 {
+    server.server.metrics.links.get()
 }
 
 #[tokio::test]
-async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
+async fn a_link_between_servers_is_made_once_and_dropped_when_nobody_needs_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let all = pods::addresses(2);
-    let lines = format!("{}\nrebalance = false", pods::siblings(&all));
-    let pods: Vec<_> =
-        all.iter().map(|at| TestServer::from_text(&pods::config(&place, *at, &lines))).collect();
-    let _edge = edge(&place, &pods[1], "node1").await;
+    let all = servers::addresses(2);
+    let lines = format!("{}\nrebalance = false", servers::peers(&all));
+    let servers: Vec<_> =
+        all.iter().map(|at| TestServer::from_text(&servers::config(&place, *at, &lines))).collect();
+    let _edge = edge(&place, &servers[1], "node1").await;
     // Each has tried the other at its start.
-    wait_until("the pods are linked", || (links(&pods[0]), links(&pods[1])) == (2, 3)).await;
+    wait_until("the pods are linked", || (links(&servers[0]), links(&servers[1])) == (2, 3)).await;
     let mut clients = Vec::new();
     for _ in 0..10 {
-        clients.push(pods[0].open(&at("node1", echo)).await);
+        clients.push(servers[0].open(&at("node1", echo)).await);
     }
-    assert_eq!((links(&pods[0]), links(&pods[1])), (2, 3), "no more are made");
+    assert_eq!((links(&servers[0]), links(&servers[1])), (2, 3), "no more are made");
     hurry();
     tokio::time::sleep(Duration::from_secs(180)).await;
-    assert_eq!(links(&pods[0]), 1, "sessions keep it");
+    assert_eq!(links(&servers[0]), 1, "sessions keep it");
     for client in &mut clients {
         echoed(client, "still there").await;
     }
     drop(clients);
     // That the sessions end takes its time on a busy machine, and hurried time goes on meanwhile.
-    wait_within(Duration::from_secs(1200), "nobody needs the link", || links(&pods[0]) == 0).await;
-    let mut client = pods[0].open(&at("node1", echo)).await;
+    wait_within(Duration::from_secs(1200), "nobody needs the link", || links(&servers[0]) == 0).await;
+    let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "made anew").await;
 }
 
 #[tokio::test]
-async fn a_pod_never_links_to_itself() {
+async fn a_server_never_links_to_itself() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     for _ in 0..3 {
-        let answer = pods[0].ask("node1:22").await;
+        let answer = servers[0].ask("node1:22").await;
         assert!(!answer.body.contains("pod"), "{answer:?}");
     }
-    let _edge = edge(&place, &pods[0], "node1").await;
-    assert_eq!(links(&pods[0]), 1);
+    let _edge = edge(&place, &servers[0], "node1").await;
+    assert_eq!(links(&servers[0]), 1);
 }
 
 #[tokio::test]
-async fn a_sibling_that_does_not_answer_costs_a_second_once() {
+async fn a_peer_that_does_not_answer_costs_a_second_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let all = pods::addresses(2);
-    let list = pods::siblings(&[all[0], all[1], silent.local_addr().unwrap()]);
-    let first = TestServer::from_text(&pods::config(&place, all[0], &list));
-    let second = TestServer::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
-    let begun = Stopwatch::start();
+    let all = servers::addresses(2);
+    let list = servers::peers(&[all[0], all[1], silent.local_addr().unwrap()]);
+    let first = TestServer::from_text(&servers::config(&place, all[0], &list));
+    let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
+    let started = Stopwatch::start();
     let answer = first.ask("node9:22").await;
     assert!(answer.body.contains("not at the other pod"), "{answer:?}");
     assert!(answer.body.contains("cannot be reached"), "{answer:?}");
-    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
-    let begun = Stopwatch::start();
+    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+    let started = Stopwatch::start();
     first.ask("node9:22").await;
-    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
     // Who has the node is not waited for longer than it takes to answer.
     let _edge = edge(&place, &second, "node1").await;
     let mut client = first.open(&at("node1", echo)).await;
@@ -96,34 +96,34 @@ async fn a_sibling_that_does_not_answer_costs_a_second_once() {
 }
 
 #[tokio::test]
-async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
+async fn a_server_in_dns_that_speaks_plain_is_named_in_the_error() {
     let place = TestDir::new();
     let mut other = ScriptedServer::start(&place).await;
     let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
-    let at = pods::addresses(1)[0];
+    let at = servers::addresses(1)[0];
     // That the other one is found at its own port, it stands in the list.
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&[other.at]));
-    let pod = TestServer::from_text(&pods::config(&place, at, &lines));
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, servers::peers(&[other.at]));
+    let server = TestServer::from_text(&servers::config(&place, at, &lines));
     let answering = beside(async move {
         let mut call = other.call().await;
         call.answer(None);
         call.ends().await;
     });
-    let answer = pod.ask("node1:22").await;
+    let answer = server.ask("node1:22").await;
     assert_eq!(answer.status, 502);
     assert!(answer.body.contains("does not speak our dialect"), "{answer:?}");
-    soon("the end of the call", answering).await.unwrap();
+    assert_eventually("the end of the call", answering).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     let place = TestDir::new();
-    let all = pods::addresses(2);
-    let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", pods::siblings(&all));
-    let text: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &list)).collect();
+    let all = servers::addresses(2);
+    let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", servers::peers(&all));
+    let text: Vec<_> = all.iter().map(|at| servers::config(&place, *at, &list)).collect();
     let (first, second) = (TestServer::from_text(&text[0]), TestServer::from_text(&text[1]));
-    let mut one = peer::link(&place, &first, "node1", Some(Instance::from_bits(1))).await;
-    let mut two = peer::link(&place, &second, "node2", Some(Instance::from_bits(2))).await;
+    let mut one = remote::link(&place, &first, "node1", Some(Instance::from_bits(1))).await;
+    let mut two = remote::link(&place, &second, "node2", Some(Instance::from_bits(2))).await;
     let id = SessionId::random();
     say_to(&one, "node2", id, open_word(1)).await;
     let asked: StreamMsg = two.hears().await;
@@ -134,9 +134,11 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true));
 
     // By its own name it means the cloud, which dials nothing here.
-    for (node, code) in
-        [("other", Code::NodeNotAllowed), ("node3", Code::TargetUnreachable), ("node1", Code::NotAllowed)]
-    {
+    for (node, code) in [
+        ("other", ErrorCode::NodeNotAllowed),
+        ("node3", ErrorCode::TargetUnreachable),
+        ("node1", ErrorCode::NotAllowed),
+    ] {
         let id = SessionId::random();
         say_to(&one, node, id, open_word(1)).await;
         let (answered, word) = one.word().await;
@@ -148,23 +150,23 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
 #[tokio::test]
 async fn edges_reach_no_node_unless_the_settings_say_so() {
     let place = TestDir::new();
-    let pod = TestServer::start(&place);
-    let mut one = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
-    let _two = peer::link(&place, &pod, "node2", Some(Instance::from_bits(2))).await;
+    let server = TestServer::start(&place);
+    let mut one = remote::link(&place, &server, "node1", Some(Instance::from_bits(1))).await;
+    let _two = remote::link(&place, &server, "node2", Some(Instance::from_bits(2))).await;
     say_to(&one, "node2", SessionId::random(), open_word(1)).await;
     let (_, word) = one.word().await;
     let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::NodeNotAllowed);
+    assert_eq!(refusal.code, ErrorCode::NodeNotAllowed);
 }
 
 #[tokio::test]
 async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
+    let servers = servers::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
-    let mut near = peer::link(&place, &pods[0], "node1", instance).await;
-    let mut far = peer::link(&place, &pods[1], "node1", instance).await;
-    let (begun, watch) = (Instant::now(), Stopwatch::start());
+    let mut near = remote::link(&place, &servers[0], "node1", instance).await;
+    let mut far = remote::link(&place, &servers[1], "node1", instance).await;
+    let (started, watch) = (Instant::now(), Stopwatch::start());
     let (asked, was_asked) = tokio::sync::oneshot::channel();
     let silent = async {
         // Alive, but it does not answer what it is asked.
@@ -172,7 +174,7 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
         assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
         asked.send(id).unwrap();
         let (_, word) = near.word().await;
-        assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
+        assert!(matches!(word, SessionFrame::PathLost { epoch: 1 }), "{word:?}");
     };
     let answers = async {
         let (id, word) = far.word().await;
@@ -180,17 +182,17 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
         assert_eq!(was_asked.await, Ok(id));
         far.say(id, SessionFrame::Opened { limit: 1000, epoch: 2, instance }).await;
     };
-    let (_client, (), ()) = tokio::join!(pods[0].open("node1:22"), silent, answers);
-    let (took, worked) = (begun.elapsed(), watch.elapsed());
+    let (_client, (), ()) = tokio::join!(servers[0].open("node1:22"), silent, answers);
+    let (took, worked) = (started.elapsed(), watch.elapsed());
     assert!(took >= Duration::from_secs(3) && worked < Duration::from_secs(5), "{took:?}, {worked:?}");
 }
 
 #[tokio::test]
 async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
+    let servers = servers::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
-    let mut far = peer::link(&place, &pods[1], "node1", instance).await;
+    let mut far = remote::link(&place, &servers[1], "node1", instance).await;
     let answers = async {
         let (id, word) = far.word().await;
         assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
@@ -198,20 +200,20 @@ async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
         assert!(more.is_err(), "{more:?}");
         far.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
-    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
+    let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
 }
 
 #[tokio::test]
-async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod() {
+async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_server() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 3);
+    let servers = servers::start(&place, 3);
     let linking = (0..200).map(|n| {
-        let (place, pod) = (&place, &pods[1]);
-        async move { peer::link(place, pod, &format!("node{n}"), Some(Instance::from_bits(n))).await }
+        let (place, server) = (&place, &servers[1]);
+        async move { remote::link(place, server, &format!("node{n}"), Some(Instance::from_bits(n))).await }
     });
     let mut edges = futures_util::future::join_all(linking).await;
     // Each pod has tried the others at its start.
-    wait_until("all links are up", || [0, 1, 2].map(|n| links(&pods[n])) == [4, 204, 4]).await;
+    wait_until("all links are up", || [0, 1, 2].map(|n| links(&servers[n])) == [4, 204, 4]).await;
     for n in [0, 77, 199] {
         let answers = async {
             let edge = &mut edges[n];
@@ -221,117 +223,117 @@ async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod(
             edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
         };
         let target = format!("node{n}:22");
-        let _clients = tokio::join!(pods[2].open(&target), answers);
+        let _clients = tokio::join!(servers[2].open(&target), answers);
     }
 }
 
 #[tokio::test]
-async fn a_pod_stops_without_waiting_for_its_siblings() {
+async fn a_server_stops_without_waiting_for_its_peers() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut pods = pods::start(&place, 2);
-    let _edge = edge(&place, &pods[0], "node1").await;
-    drop(pods[1].open(&at("node1", echo)).await);
-    let last = pods.pop().unwrap();
+    let mut servers = servers::start(&place, 2);
+    let _edge = edge(&place, &servers[0], "node1").await;
+    drop(servers[1].open(&at("node1", echo)).await);
+    let last = servers.pop().unwrap();
     assert!(links(&last) > 0);
-    last.forgets_all().await;
-    let begun = Stopwatch::start();
-    let drained = last.pod.stop(std::future::pending()).await;
+    last.assert_idle().await;
+    let started = Stopwatch::start();
+    let drained = last.server.shutdown(std::future::pending()).await;
     assert_eq!(drained, Drained::Finished);
     // For two seconds clients may still come in.
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    let mut client = pods[0].open(&at("node1", echo)).await;
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
 async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 2);
+    let servers = servers::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
-    let mut old = peer::link(&place, &pods[1], "node1", instance).await;
+    let mut old = remote::link(&place, &servers[1], "node1", instance).await;
     let accept = async {
         let (id, _) = old.word().await;
         old.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
-    let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), accept);
+    let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), accept);
     drop(old);
-    wait_until("the old link is gone", || pods[1].link("node1").is_none()).await;
-    let _new = peer::link(&place, &pods[1], "node1", Some(Instance::from_bits(9))).await;
-    let begun = Stopwatch::start();
+    wait_until("the old link is gone", || servers[1].link("node1").is_none()).await;
+    let _new = remote::link(&place, &servers[1], "node1", Some(Instance::from_bits(9))).await;
+    let started = Stopwatch::start();
     is_reset(&mut client).await;
-    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_asked() {
+async fn of_several_servers_that_have_not_heard_the_node_lately_the_freshest_is_asked() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     let (mut stale, mut fresher) =
-        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
-    let begun = Stopwatch::start();
+        (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
+    let started = Stopwatch::start();
     let answers = async {
         let (one, two) = tokio::join!(asked(&mut stale), asked(&mut fresher));
         says(&stale, one, true, Duration::from_secs(14)).await;
         says(&fresher, two, true, Duration::from_secs(8)).await;
         opens(&mut fresher).await;
     };
-    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_pod_that_has_just_heard_the_node_is_not_compared_with_those_that_are_slow_to_answer() {
+async fn a_server_that_has_just_heard_the_node_is_not_compared_with_those_that_are_slow_to_answer() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     let (mut slow, mut fresh) =
-        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
-    let begun = Stopwatch::start();
+        (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
+    let started = Stopwatch::start();
     let answers = async {
         let (_, question) = tokio::join!(asked(&mut slow), asked(&mut fresh));
         says(&fresh, question, true, Duration::from_secs(4)).await;
         opens(&mut fresh).await;
     };
-    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
-    assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
+    let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
+    assert!(started.elapsed() < Duration::from_millis(300), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
+async fn a_server_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     let (mut wrong, mut right) =
-        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+        (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
     announces(&mut wrong, 1).await;
     let answers = async {
         let (id, word) = wrong.word().await;
         let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-        let refusal = SessionError::new(Code::NotHere, "it has gone");
+        let refusal = SessionError::new(ErrorCode::NodeNotConnected, "it has gone");
         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         let (one, two) = tokio::join!(asked(&mut wrong), asked(&mut right));
         says(&wrong, one, false, Duration::ZERO).await;
         says(&right, two, true, Duration::ZERO).await;
         opens(&mut right).await;
     };
-    let begun = Stopwatch::start();
-    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let started = Stopwatch::start();
+    let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node() {
+async fn a_session_is_not_resumed_at_a_server_that_has_another_process_of_the_node() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     let (mut impostor, mut right) =
-        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+        (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
     announces(&mut right, 1).await;
-    let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), opens(&mut right));
+    let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), opens(&mut right));
     // The impostor's name is the same, and it is louder.
-    let found = Found { here: true, instance: Some(Instance::from_bits(99)), ..Found::away(0) };
+    let found = Found { here: true, instance: Some(Instance::from_bits(99)), ..Found::not_here(0) };
     let node = impostor.node.clone();
     impostor.send(to_message(Frame { node, body: FrameKind::Found(found) })).await;
     // The path is lost. Only the pod that has the right process is asked to resume.
     drop(right);
-    let mut right = scripted_pod(&place, &pods[0], 9).await;
+    let mut right = scripted_server(&place, &servers[0], 9).await;
     says(&right, 0, true, Duration::ZERO).await;
     let (id, word) = right.word().await;
     let SessionFrame::Resume { epoch, instance, .. } = word else { panic!("{word:?}") };
@@ -339,25 +341,25 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
     right.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
     right.say(id, SessionFrame::Data("hello".into())).await;
     let mut back = [0; 5];
-    soon("bytes", client.read_exact(&mut back)).await.unwrap();
+    assert_eventually("bytes", client.read_exact(&mut back)).await.unwrap();
     let resumed = tokio::time::timeout(Duration::from_millis(50), impostor.word()).await;
     assert!(resumed.is_err(), "{resumed:?}");
 }
 
 #[tokio::test]
-async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_it() {
+async fn a_server_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_it() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     let (mut wrong, mut right) =
-        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+        (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
     let answers = async {
         let lies = async {
             loop {
                 let message = wrong.next().await.expect("the stream goes on");
-                match from_message(message, &Remote::Pod).unwrap().body {
+                match from_message(message, &Remote::Peer).unwrap().body {
                     FrameKind::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
                     FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
-                        let refusal = SessionError::new(Code::NotHere, "not here");
+                        let refusal = SessionError::new(ErrorCode::NodeNotConnected, "not here");
                         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
                     }
                     _ => {}
@@ -367,7 +369,7 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
         let slower = async {
             loop {
                 let message = right.next().await.expect("the stream goes on");
-                match from_message(message, &Remote::Pod).unwrap().body {
+                match from_message(message, &Remote::Peer).unwrap().body {
                     FrameKind::Find(question) => {
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         says(&right, question, true, Duration::ZERO).await;
@@ -382,18 +384,18 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
         };
         tokio::select! { () = lies => {}, () = slower => {} }
     };
-    let begun = Stopwatch::start();
-    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let started = Stopwatch::start();
+    let (_client, ()) = tokio::join!(servers[0].open("node1:22"), answers);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
+async fn a_server_that_announces_without_end_makes_no_tasks_without_end() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     // It does not answer pings, so that each announcement would wait for a second.
-    let _silent = peer::link(&place, &pods[0], "node1", Some(Instance::from_bits(1))).await;
-    let mut loud = scripted_pod(&place, &pods[0], 7).await;
+    let _silent = remote::link(&place, &servers[0], "node1", Some(Instance::from_bits(1))).await;
+    let mut loud = scripted_server(&place, &servers[0], 7).await;
     let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     for _ in 0..15_000 {
         says(&loud, 0, true, Duration::ZERO).await;
@@ -405,48 +407,49 @@ async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
 }
 
 #[tokio::test]
-async fn a_pod_that_links_without_end_has_few_links() {
+async fn a_server_that_links_without_end_has_few_links() {
     let place = TestDir::new();
-    let pods = pods::start(&place, 1);
+    let servers = servers::start(&place, 1);
     let mut all = Vec::new();
     for _ in 0..30 {
-        let mut call = scripted_pod(&place, &pods[0], 7).await;
+        let mut call = scripted_server(&place, &servers[0], 7).await;
         // It answers pings, so that none of them is taken for dead.
         all.push(beside(async move { call.ends().await }));
     }
     let ended = || all.iter().filter(|call| call.is_finished()).count();
     wait_within(Duration::from_secs(5), "the oldest are closed", || ended() >= 26).await;
-    assert_eq!((ended(), links(&pods[0])), (26, 4));
+    assert_eq!((ended(), links(&servers[0])), (26, 4));
 }
 
 #[tokio::test]
-async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_takes_connections_does_not() {
+async fn a_server_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_takes_connections_does_not()
+{
     let place = TestDir::new();
-    let pod = pods::start(&place, 1).remove(0);
-    let (at, port) = (pod.pod.bound.grpc.ip(), pod.pod.bound.grpc.port());
-    let metrics = Metrics::cloud("", "");
-    let windows = Windows { start: 1000, max: 1000 };
+    let server = servers::start(&place, 1).remove(0);
+    let (at, port) = (server.server.bound.grpc.ip(), server.server.bound.grpc.port());
+    let metrics = Metrics::server("", "");
+    let windows = WindowLimits { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
+    let link_context = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = PeerTlsConfig { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // What looks like a pod and is a proxy that takes everything.
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
-    let (_tell, list) = watch::channel(vec![pod.pod.bound.grpc, proxy.local_addr().unwrap()]);
-    let (own, drain) = (ground.table.instance(), ground.drain.clone());
-    let (dialer, mut made) = TlsPeerDialer::new(tls, Pool::new(), ground);
-    let siblings = Siblings::new(list, Registry::new(metrics), dialer, own, drain);
+    let (_tell, list) = watch::channel(vec![server.server.bound.grpc, proxy.local_addr().unwrap()]);
+    let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
+    let (dialer, mut made) = TlsPeerDialer::new(tls, Pool::new(), link_context);
+    let peers = Peers::new(list, Registry::new(metrics), dialer, own, drain);
     beside(async move {
         while let Some(mut link) = made.recv().await {
             beside(async move { while link.next().await.is_ok() {} });
         }
     });
-    assert!(siblings.answers(at, port).await);
-    assert!(!siblings.answers([127, 0, 0, 250].into(), port).await);
-    let link = siblings.process(pod.pod.table.instance()).await.unwrap();
-    assert_eq!(link.instance, Some(pod.pod.table.instance()));
-    let trouble = siblings.process(Instance::random()).await.unwrap_err();
+    assert!(peers.answers(at, port).await);
+    assert!(!peers.answers([127, 0, 0, 250].into(), port).await);
+    let link = peers.process(server.server.table.instance()).await.unwrap();
+    assert_eq!(link.instance, Some(server.server.table.instance()));
+    let trouble = peers.process(Instance::random()).await.unwrap_err();
     assert!(trouble.len() == 1 && trouble[0].to_string().contains("127.0.0.250"), "{trouble:?}");
 }
 
@@ -455,38 +458,38 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
     let place = TestDir::new();
     let dns = Dns::start(DnsScript::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
-    let pod = TestServer::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
-    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::from_bits(1))).await;
-    let mut good = peer::link(&place, &pod, "node1", Some(Instance::from_bits(2))).await;
-    let mut other = peer::link(&place, &pod, "node2", Some(Instance::from_bits(3))).await;
+    let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
+    let mut bad = remote::link(&place, &server, "bad", Some(Instance::from_bits(1))).await;
+    let mut good = remote::link(&place, &server, "node1", Some(Instance::from_bits(2))).await;
+    let mut other = remote::link(&place, &server, "node2", Some(Instance::from_bits(3))).await;
     for n in 0..1500 {
         say_to(&bad, &format!("away{n}"), SessionId::random(), open_word(1)).await;
     }
     let (_, word) = bad.word().await;
     let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::Busy);
+    assert_eq!(refusal.code, ErrorCode::Overloaded);
     // What is found at once needs no search; nor is another's held up by that one's.
     for edge in [&bad, &good] {
         say_to(edge, "node2", SessionId::random(), open_word(1)).await;
-        let (_, word) = soon("what the other edge was asked for", other.word()).await;
+        let (_, word) = assert_eventually("what the other edge was asked for", other.word()).await;
         assert!(matches!(word, SessionFrame::Open { .. }), "{word:?}");
     }
     say_to(&good, "away", SessionId::random(), open_word(1)).await;
     let (_, word) = good.word().await;
     let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::TargetUnreachable);
+    assert_eq!(refusal.code, ErrorCode::TargetUnreachable);
 }
 
 #[tokio::test]
-async fn a_pod_that_has_gone_is_not_named_as_one_that_does_not_answer() {
+async fn a_server_that_has_gone_is_not_named_as_one_that_does_not_answer() {
     let place = TestDir::new();
-    let pod = pods::start(&place, 1).remove(0);
-    let mut gone = scripted_pod(&place, &pod, 7).await;
+    let server = servers::start(&place, 1).remove(0);
+    let mut gone = scripted_server(&place, &server, 7).await;
     says(&gone, 0, true, Duration::ZERO).await;
     is_heard(&mut gone).await;
     drop(gone);
-    wait_until("its link has ended", || links(&pod) == 0).await;
-    let answer = pod.ask("node1:22").await;
+    wait_until("its link has ended", || links(&server) == 0).await;
+    let answer = server.ask("node1:22").await;
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(!answer.body.contains("does not answer"), "{answer:?}");
 }

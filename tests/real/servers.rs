@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::fleet::{Fleet, Line};
 use crate::parts::have;
-use crate::process::{PATIENCE, Running, run};
+use crate::process::{Running, TIMEOUT, run};
 use crate::ssh::{goes_both_ways, helper};
 use crate::sshd::Sshd;
 use crate::tunnel::Edge;
@@ -23,9 +23,9 @@ struct Shell {
 }
 
 impl Shell {
-    fn start(fleet: &Fleet, sshd: &Sshd, pod: usize) -> Self {
+    fn start(fleet: &Fleet, sshd: &Sshd, server: usize) -> Self {
         let mut command = Command::new("ssh");
-        command.args(sshd.options(&helper("nc.openbsd", fleet.pods[pod].connect)));
+        command.args(sshd.options(&helper("nc.openbsd", fleet.servers[server].connect)));
         command.args(["node1", "echo begun; while read line; do echo heard $line; done"]);
         let (mut ssh, input) = Running::start_fed("ssh", fleet.place.path(), &mut command);
         ssh.says("begun");
@@ -34,15 +34,15 @@ impl Shell {
 
     /// A line goes there and comes back. How long that took.
     fn lives(&mut self) -> Duration {
-        let begun = Instant::now();
+        let started = Instant::now();
         self.said += 1;
         writeln!(self.input, "line {}", self.said).unwrap();
         let heard = format!("heard line {}", self.said);
-        wait_until(&heard, 2 * PATIENCE, || {
+        wait_until(&heard, 2 * TIMEOUT, || {
             self.ssh.lives();
             self.ssh.log().contains(&heard)
         });
-        begun.elapsed()
+        started.elapsed()
     }
 }
 
@@ -57,7 +57,7 @@ fn ready(registry: &str) -> Option<(Sshd, Fleet, Line, Edge)> {
 }
 
 #[test]
-fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_pod_to_pod() {
+fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_server_to_server() {
     let Some((sshd, fleet, line, _edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
     let done = AtomicBool::new(false);
@@ -80,7 +80,7 @@ fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_pod_to_pod() {
             }
             cuts
         });
-        goes_both_ways(&sshd, fleet.pods[0].connect, 300_000_000);
+        goes_both_ways(&sshd, fleet.servers[0].connect, 300_000_000);
         done.store(true, SeqCst);
         cutting.join().unwrap()
     });
@@ -89,33 +89,33 @@ fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_pod_to_pod() {
 }
 
 #[test]
-fn a_shell_goes_on_when_the_pod_that_holds_the_link_is_killed() {
+fn a_shell_goes_on_when_the_server_that_holds_the_link_is_killed() {
     let Some((sshd, mut fleet, line, _edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
     shell.lives();
     line.lead_to(fleet.at[2]);
-    fleet.pods[1].process.kill();
+    fleet.servers[1].process.kill();
     let pause = shell.lives();
     assert!(pause < Duration::from_secs(20), "{pause:?}");
-    fleet.pods[2].has("node1");
-    sshd.works_through(&helper("nc.openbsd", fleet.pods[0].connect));
-    sshd.works_through(&helper("nc.openbsd", fleet.pods[2].connect));
+    fleet.servers[2].has("node1");
+    sshd.works_through(&helper("nc.openbsd", fleet.servers[0].connect));
+    sshd.works_through(&helper("nc.openbsd", fleet.servers[2].connect));
 }
 
 #[test]
 fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
     let Some((sshd, mut fleet, line, _edge)) = ready("") else { return };
     let (mut done, mut opened) = (AtomicBool::new(false), 0);
-    let lead = |fleet: &Fleet, pod: usize| line.lead_to(fleet.at[pod]);
-    for pod in 0..3 {
-        let (front, next) = ((pod + 1) % 3, (pod + 2) % 3);
+    let lead = |fleet: &Fleet, server: usize| line.lead_to(fleet.at[server]);
+    for server in 0..3 {
+        let (front, next) = ((server + 1) % 3, (server + 2) % 3);
         let mut shell = Shell::start(&fleet, &sshd, front);
         shell.lives();
         // The Service leads to pods that are ready only.
         lead(&fleet, next);
         *done.get_mut() = false;
-        fleet.pods[pod].process.terminate();
-        let proxies = [fleet.pods[front].connect, fleet.pods[next].connect];
+        fleet.servers[server].process.terminate();
+        let proxies = [fleet.servers[front].connect, fleet.servers[next].connect];
         opened += std::thread::scope(|scope| {
             let load = scope.spawn(|| {
                 let mut opened = 0;
@@ -125,8 +125,8 @@ fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
                 }
                 opened
             });
-            assert_eq!(fleet.pods[pod].process.ends(STOPPED).code(), Some(0));
-            fleet.replace(pod);
+            assert_eq!(fleet.servers[server].process.ends(STOPPED).code(), Some(0));
+            fleet.replace(server);
             shell.lives();
             done.store(true, SeqCst);
             load.join().unwrap()
@@ -137,24 +137,24 @@ fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
 }
 
 #[test]
-fn frozen_edges_and_pods_are_noticed() {
+fn frozen_edges_and_servers_are_noticed() {
     let Some((sshd, mut fleet, line, mut edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
     shell.lives();
     line.lead_to(fleet.at[2]);
-    let begun = Instant::now();
-    fleet.pods[1].process.freeze();
+    let started = Instant::now();
+    fleet.servers[1].process.freeze();
     shell.lives();
-    assert!(begun.elapsed() < FROZEN, "{:?}", begun.elapsed());
-    fleet.pods[2].has("node1");
-    let begun = Instant::now();
+    assert!(started.elapsed() < FROZEN, "{:?}", started.elapsed());
+    fleet.servers[2].has("node1");
+    let started = Instant::now();
     edge.process.freeze();
     let gone = || {
-        let said = run("curl", &["-s", &fleet.pods[2].page("/cloud/healthz")], None, PATIENCE);
+        let said = run("curl", &["-s", &fleet.servers[2].page("/cloud/healthz")], None, TIMEOUT);
         !said.stdout.contains("node1")
     };
     wait_until("the frozen edge is gone", FROZEN, gone);
-    assert!(begun.elapsed() < FROZEN);
+    assert!(started.elapsed() < FROZEN);
     edge.process.thaw();
     shell.lives();
 }

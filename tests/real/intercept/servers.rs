@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime};
 use super::*;
 
 #[test]
-fn what_an_edge_says_of_itself_is_caught_at_a_pod_to_which_it_is_not_linked() {
+fn what_an_edge_says_of_itself_is_intercepted_at_a_server_to_which_it_is_not_linked() {
     let Some(world) = World::start(2) else { return };
     let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
-    let keys = format!("trust_edges = true\n{SHORT}{}", siblings(2));
-    let mut pod = world.pod(&keys);
-    let mut second = world.launch("second", &world.plain_config(1, &siblings(2)), &[], &[]);
+    let keys = format!("trust_edges = true\n{SHORT}{}", peers(2));
+    let mut server = world.server(&keys);
+    let mut second = world.launch("second", &world.plain_config(1, &peers(2)), &[], &[]);
     ready(&mut second, &world.host, ADMIN + 1);
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
     // The second node claims the first one's, too, which the token file gives to that one, and one that it cannot have.
@@ -22,40 +22,40 @@ fn what_an_edge_says_of_itself_is_caught_at_a_pod_to_which_it_is_not_linked() {
     let other = world.edge_of(2, "10.79.2.1:9001", said);
     for number in [1, 2] {
         for ip in addresses(number) {
-            world.is_caught(&ip, true);
+            world.is_intercepted(&ip, true);
             world.asks_kubelet(number, &ip);
         }
     }
-    pod.says("10.79.2.1 is not caught for node2, as its edge has it: it is this host's");
-    assert!(!pod.log().contains("node is linked"), "both are linked to the other pod");
+    server.says("10.79.2.1 is not caught for node2, as its edge has it: it is this host's");
+    assert!(!server.log().contains("node is linked"), "both are linked to the other pod");
     // It leaves, and nobody has asked for it.
     drop(other);
     for ip in addresses(2) {
-        world.is_caught(&ip, false);
+        world.is_intercepted(&ip, false);
     }
     // A pod that comes later hears of it as well.
-    pod.kill();
-    let _pod = world.pod(&keys);
+    server.kill();
+    let _server = world.server(&keys);
     for ip in addresses(1) {
-        world.is_caught(&ip, true);
+        world.is_intercepted(&ip, true);
         world.asks_kubelet(1, &ip);
     }
     drop(first);
 }
 
 #[test]
-fn every_one_of_five_pods_catches_for_the_nodes_of_all() {
+fn every_one_of_five_servers_intercepts_for_the_nodes_of_all() {
     let Some(world) = World::start(5) else { return };
     let fixed: String = (1..=5).map(|n| format!("\"10.79.{n}.2\" = \"node{n}\"\n")).collect();
-    let tables = format!("{SHORT}{}[mode.cloud.addresses]\n{fixed}", siblings(5));
-    let mut pods: Vec<_> = (0..5)
+    let tables = format!("{SHORT}{}[mode.cloud.addresses]\n{fixed}", peers(5));
+    let mut servers: Vec<_> = (0..5)
         .map(|n| {
             let keys = format!("table = \"tunnel{n}\"\ntrust_edges = true\n{tables}");
             world.launch(&format!("pod-{n}"), &world.config(n, &keys), &[], &[])
         })
         .collect();
-    for (n, pod) in (0..).zip(&mut pods) {
-        ready(pod, &world.host, ADMIN + n);
+    for (n, server) in (0..).zip(&mut servers) {
+        ready(server, &world.host, ADMIN + n);
     }
     // Of each node one address is in the settings, and its edge says the other.
     let mut edges: Vec<_> = (1..=5)
@@ -64,23 +64,24 @@ fn every_one_of_five_pods_catches_for_the_nodes_of_all() {
             world.edge_of(n, &cloud, &format!("node_ips = [\"fd79:{n}::2\"]\n"))
         })
         .collect();
-    let caught = |node: usize, is: bool| {
-        for (table, ip) in (0..5).flat_map(|pod| addresses(node).map(|ip| (format!("tunnel{pod}"), ip))) {
-            world.is_caught_in(&table, &ip, is);
+    let intercepted = |node: usize, is: bool| {
+        for (table, ip) in (0..5).flat_map(|server| addresses(node).map(|ip| (format!("tunnel{server}"), ip)))
+        {
+            world.is_intercepted_in(&table, &ip, is);
         }
     };
-    (1..=5).for_each(|node| caught(node, true));
+    (1..=5).for_each(|node| intercepted(node, true));
     let _kubelets: Vec<_> = (1..=5).map(|n| world.kubelet(n)).collect();
     for node in 1..=5 {
         addresses(node).iter().for_each(|ip| world.asks_kubelet(node, ip));
     }
     edges[2].kill();
-    caught(3, false);
-    (1..=5).filter(|node| *node != 3).for_each(|node| caught(node, true));
+    intercepted(3, false);
+    (1..=5).filter(|node| *node != 3).for_each(|node| intercepted(node, true));
 }
 
 #[test]
-fn a_session_goes_on_through_a_cut_of_20_s_and_by_another_pod_and_yurttunnels_chains_do_not_matter() {
+fn a_session_goes_on_through_a_cut_of_20_s_and_by_another_server_and_yurttunnels_chains_do_not_matter() {
     if !have(&["iptables"]) {
         return;
     }
@@ -91,9 +92,9 @@ fn a_session_goes_on_through_a_cut_of_20_s_and_by_another_pod_and_yurttunnels_ch
     far.sh("ip route add default via 10.79.100.1");
     world.nodes[0].sh("ip route add default via 10.79.1.1");
     world.host.sh(CHAINS);
-    let siblings = "[mode.cloud.registry]\nsiblings = [\"10.79.100.1:9000\", \"10.79.100.2:9000\"]\n";
-    let mut pod = world.pod(&format!("{siblings}{}", world.fixed()));
-    let config = world.place.cloud_config("10.79.100.2:9000".parse().unwrap(), ADMIN) + siblings;
+    let peers = "[mode.cloud.registry]\nsiblings = [\"10.79.100.1:9000\", \"10.79.100.2:9000\"]\n";
+    let mut server = world.server(&format!("{peers}{}", world.fixed()));
+    let config = world.place.cloud_config("10.79.100.2:9000".parse().unwrap(), ADMIN) + peers;
     let closed = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:2222\"\nauth = \"none\"\n";
     let mut second =
         world.place.tunnel_as(far.command(PROGRAM), ("cloud", "far"), &(config + closed), &[], &["--v=4"]);
@@ -103,32 +104,32 @@ fn a_session_goes_on_through_a_cut_of_20_s_and_by_another_pod_and_yurttunnels_ch
     let _echo = Running::start("echo", world.place.path(), &mut socat);
     let _edge = world.edge_of(1, "10.79.100.2:9000", "");
     let ip = &addresses(1)[0];
-    world.is_caught(ip, true);
+    world.is_intercepted(ip, true);
     let (mut client, mut says) = world.echoes("client", ip);
     says.write_all(b"before\n").unwrap();
     client.says("before");
-    let begun = SystemTime::now();
+    let started = SystemTime::now();
     far.sh("nft add table inet cut; nft add chain inet cut input '{ type filter hook input priority 0; }'
         nft add rule inet cut input ip saddr 10.79.1.2 drop");
     says.write_all(b"meanwhile\n").unwrap();
     second.says("link has ended");
     // Whoever comes now is told at once, as nobody knows whether the node comes back.
-    wait_until("whoever comes is refused, and does not wait", PATIENCE, || {
+    wait_until("whoever comes is refused, and does not wait", TIMEOUT, || {
         let refused = world.get(&format!("http://{ip}:9100/"));
         !refused.status.success() && refused.status.code() != Some(28)
     });
-    pod.says("node node1 is not connected");
-    wait_until("the cut has lasted 20 s", 2 * PATIENCE, || {
-        begun.elapsed().is_ok_and(|since| since >= Duration::from_secs(20))
+    server.says("node node1 is not connected");
+    wait_until("the cut has lasted 20 s", 2 * TIMEOUT, || {
+        started.elapsed().is_ok_and(|since| since >= Duration::from_secs(20))
     });
     assert!(!client.log().contains("meanwhile"));
     far.sh("nft delete table inet cut");
     client.says("meanwhile");
     says.write_all(b"after\n").unwrap();
     client.says("after");
-    assert!(!pod.log().contains("node is linked"), "it is reached by the other pod");
+    assert!(!server.log().contains("node is linked"), "it is reached by the other pod");
     // The session may go on before the pod has looked whom it catches.
-    wait_until("whoever comes is led to the node again", PATIENCE, || world.echoes_at(&format!("{ip}:9100")));
+    wait_until("whoever comes is led to the node again", TIMEOUT, || world.echoes_at(&format!("{ip}:9100")));
 }
 
 impl World {
@@ -141,8 +142,8 @@ impl World {
 }
 
 /// The table by which so many pods of the host know each other.
-fn siblings(pods: u16) -> String {
-    let list: Vec<_> = (0..pods).map(|n| format!("\"10.79.1.1:{}\"", 9000 + n)).collect();
+fn peers(servers: u16) -> String {
+    let list: Vec<_> = (0..servers).map(|n| format!("\"10.79.1.1:{}\"", 9000 + n)).collect();
     format!("[mode.cloud.registry]\nsiblings = [{}]\n", list.join(", "))
 }
 

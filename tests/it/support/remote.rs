@@ -1,0 +1,182 @@
+//! Peers that follow a script: an edge towards a pod, and a pod towards an edge.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use http::{HeaderMap, HeaderValue, Request};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tonic::Status;
+use tunnel::base::names::Instance;
+use tunnel::net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
+use tunnel::proto::hello::Hello;
+
+use super::call::{Call, said};
+use super::programs::{NAME, TOKEN, TestDir, TestServer};
+use super::{assert_eventually, beside};
+
+/// A pod that is the test. Edges may dial it as often as they like.
+pub(crate) struct ScriptedServer {
+    pub(crate) at: SocketAddr,
+    calls: mpsc::Receiver<Call>,
+    connections: Arc<AtomicUsize>,
+}
+
+/// Links to a pod as an edge that speaks extended if it has an instance, else plain.
+pub(crate) async fn link(
+    place: &TestDir,
+    server: &TestServer,
+    node: &str,
+    instance: Option<Instance>,
+) -> Call {
+    let call = try_link(place, server.server.bound.grpc, node, instance).await.unwrap();
+    server.has(node).await;
+    call
+}
+
+/// As [`link`]; the pod may refuse.
+pub(crate) async fn try_link(
+    place: &TestDir,
+    server: SocketAddr,
+    node: &str,
+    instance: Option<Instance>,
+) -> Result<Call, Status> {
+    dial(place, server, headers(node, instance), node).await
+}
+
+/// What an edge says of itself when it calls: that it speaks extended if it has an instance, else nothing of the kind.
+pub(crate) fn headers(node: &str, instance: Option<Instance>) -> HeaderMap {
+    let mut headers =
+        Hello::edge_request(&node.parse().unwrap(), TOKEN, instance.unwrap_or(Instance::from_bits(0)));
+    if instance.is_none() {
+        for name in ["tunnel-dialect", "tunnel-instance", "tunnel-role"] {
+            headers.remove(name);
+        }
+    }
+    headers
+}
+
+/// Links to a pod as another pod that shows that certificate, if any. Its messages are about `node`.
+pub(crate) async fn link_as_peer(
+    place: &TestDir,
+    server: SocketAddr,
+    shows: Option<Identity>,
+    headers: HeaderMap,
+    node: &str,
+) -> Result<Call, Status> {
+    let io = connect(place, server, shows).await;
+    call(io.map_err(|e| Status::unavailable(e.to_string()))?, headers, node).await
+}
+
+/// A connection to a pod's gRPC port, encrypted.
+pub(crate) async fn encrypted(place: &TestDir, server: SocketAddr) -> TlsStream<TcpStream> {
+    connect(place, server, None).await.unwrap()
+}
+
+async fn connect(
+    place: &TestDir,
+    server: SocketAddr,
+    identity: Option<Identity>,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let trust = Trust::Ca(place.files.ca.clone());
+    let client = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] };
+    let socket = TcpStream::connect(server).await.unwrap();
+    let name = ServerName::try_from(NAME).unwrap();
+    Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
+}
+
+/// The same metadata as a program of version 1 says it.
+pub(crate) fn old(mut headers: HeaderMap) -> HeaderMap {
+    headers.insert("tunnel-dialect", HeaderValue::from_static("1"));
+    headers
+}
+
+/// Links to a pod with that metadata. Its messages are about `node`.
+pub(crate) async fn dial(
+    place: &TestDir,
+    server: SocketAddr,
+    headers: HeaderMap,
+    node: &str,
+) -> Result<Call, Status> {
+    Box::pin(call(encrypted(place, server).await, headers, node)).await
+}
+
+async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Result<Call, Status> {
+    let io = TokioIo::new(io);
+    let shaken = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
+    let (mut sender, driver) = shaken.map_err(|e| Status::unavailable(e.to_string()))?;
+    beside(driver);
+    let (say, body) = said();
+    let uri = format!("https://{NAME}/proto.Stream/TunnelStreaming");
+    let mut request = Request::post(uri).version(http::Version::HTTP_2).body(body).unwrap();
+    *request.headers_mut() = headers;
+    request.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    let response = assert_eventually("an answer to the call", sender.send_request(request)).await;
+    let response = response.map_err(|e| Status::unavailable(e.to_string()))?;
+    match Status::from_header_map(response.headers()) {
+        Some(status) => Err(status),
+        None => {
+            let (parts, hear) = response.into_parts();
+            Ok(Call::made(node.parse().unwrap(), parts.headers, say, hear))
+        }
+    }
+}
+
+impl ScriptedServer {
+    /// A pod with the certificate of `place`.
+    pub(crate) async fn start(place: &TestDir) -> Self {
+        let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+        let (offer, _) = TlsParams::parse("", "").unwrap();
+        let server =
+            TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
+        let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let (called, calls) = mpsc::channel(16);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let accepted = connections.clone();
+        beside(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                accepted.fetch_add(1, Relaxed);
+                beside(serve(socket, acceptor.clone(), called.clone()));
+            }
+        });
+        Self { at, calls, connections }
+    }
+
+    /// How many connections were made to it.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Relaxed)
+    }
+
+    /// Whether nobody has called.
+    pub(crate) fn no_call(&mut self) -> bool {
+        self.calls.try_recv().is_err()
+    }
+
+    /// The next call, not yet answered.
+    pub(crate) async fn call(&mut self) -> Call {
+        assert_eventually("a call", self.calls.recv()).await.unwrap()
+    }
+}
+
+async fn serve(socket: TcpStream, acceptor: TlsAcceptor, called: mpsc::Sender<Call>) {
+    let Ok(io) = acceptor.accept(socket).await else { return };
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let called = called.clone();
+        async move {
+            let (answer, answered) = oneshot::channel();
+            let (parts, hear) = request.into_parts();
+            let _ = called.send(Call::got(parts.headers, hear, answer)).await;
+            answered.await
+        }
+    });
+    let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    let _ = http.serve_connection(TokioIo::new(io), service).await;
+}
