@@ -179,6 +179,7 @@ pub enum Command {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// A pod, where edges are reached.
+    #[value(name = "cloud")]
     Server,
     /// An edge, on each node.
     Edge,
