@@ -1,11 +1,8 @@
-//! Compiles the protocol's messages without an installed protoc.
+//! Compiles etcd's messages and those of gRPC's debugging port without an installed protoc. The messages of links and
+//! invitations are compiled by the crates that speak them.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = protox::compile(["proto/tunnel.proto", "proto/extension.proto"], ["proto"])?;
-    tonic_prost_build::configure().build_client(false).build_server(false).bytes(".").compile_fds(files)?;
-    let enrol = protox::compile(["proto/enrol.proto"], ["proto"])?;
-    tonic_prost_build::configure().build_transport(false).compile_fds(enrol)?;
     let etcd = protox::compile(["proto/etcd.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).bytes(".").compile_fds(etcd)?;
     let mut debugging = protox::Compiler::new(["proto"])?;

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-run() { cargo test --quiet --features kubernetes "$@" 2>&1 | tee "$log"; }
+run() { cargo test --quiet --workspace --exclude tunnel-fuzz --features kubernetes "$@" 2>&1 | tee "$log"; }
 # sum RESULT WORD: how many tests that is in all result lines of this kind.
 sum() { awk -v word="$2;" "/^test result: $1/"' { for (i = 2; i <= NF; i++) if ($i == word) n += $(i - 1) } END { print n + 0 }' "$log"; }
 

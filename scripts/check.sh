@@ -29,5 +29,5 @@ step 'documents' with_rustc docs
 step 'dependencies' scripts/deps.sh
 step 'cargo fmt' cargo fmt --all --check
 step 'cargo clippy' cargo clippy --quiet --workspace --all-targets -- -D warnings
-step 'cargo clippy, all features' cargo clippy --quiet --all-targets --features kubernetes -- -D warnings
-step 'cargo doc' env RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --features kubernetes
+step 'cargo clippy, all features' cargo clippy --quiet --workspace --all-targets --features kubernetes -- -D warnings
+step 'cargo doc' env RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude tunnel-fuzz --features kubernetes

@@ -22,10 +22,10 @@ mkdir -p "$tree"
 git ls-files -z --cached --others --exclude-standard | tar --null -c -T - | tar -x -C "$tree"
 # Without resume nobody needs to hear what has arrived, only what may be sent.
 change() {
-    file=$tree/src/proto/halves.rs
+    file=$tree/crates/proto/src/halves.rs
     sed -i "s/$1/$2/" "$file"
     if [ "$(grep -c -F "$3" "$file")" != 1 ]; then
-        echo "resume-cost.sh: src/proto/halves.rs is not as this script knows it: no single line $1" >&2
+        echo "resume-cost.sh: crates/proto/src/halves.rs is not as this script knows it: no single line $1" >&2
         exit 1
     fi
 }

@@ -17,7 +17,7 @@ step 'checks' scripts/check.sh
 step 'plain peer' scripts/plainpeer.sh
 step 'CoreDNS, etcd and Kubernetes' scripts/goparts.sh
 # With all features: what a smaller program leaves out is then the only difference, and the checks compile that, too.
-step 'build of the tests' cargo test --quiet --features kubernetes --no-run
+step 'build of the tests' cargo test --quiet --workspace --exclude tunnel-fuzz --features kubernetes --no-run
 # Here a test that lacks a program fails instead of being skipped.
 TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
 # Most tests wait for other processes, so more of them than cores may run at once.

@@ -16,24 +16,24 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{debug, info_span};
 
-use crate::base::access_log::AccessLogEntry;
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::base::names::{Host, NodeName, Target};
-use crate::base::policy::plain;
-use crate::base::policy::targets::{OwnListeners, Targets, is_number, is_off_limits};
-use crate::link::session::stream::IncomingSession;
-use crate::net::dial::{ConnectError, Failure, dial};
-use crate::net::interfaces::{Addresses, LocalAddresses};
-use crate::net::listen::is_private;
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::resolver::{LookupError, Resolver};
-use crate::net::socket::{Buffered, Connection, Socket};
-use crate::net::tls;
-use crate::net::tls::handshake::HandshakeError;
-use crate::proto::frame::{Category, ErrorCode, SessionError};
 use crate::session_io::{LocalPeer, OpenSession, run_session};
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::policy::plain;
+use tunnel_base::policy::targets::{OwnListeners, Targets, is_number, is_off_limits};
+use tunnel_link::session::stream::IncomingSession;
+use tunnel_net::dial::{ConnectError, Failure, dial};
+use tunnel_net::interfaces::{Addresses, LocalAddresses};
+use tunnel_net::listen::is_private;
+use tunnel_net::pool::Pool;
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::{LookupError, Resolver};
+use tunnel_net::socket::{Buffered, Connection, Socket};
+use tunnel_net::tls;
+use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -450,8 +450,8 @@ mod tls_tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     use tokio_rustls::TlsAcceptor;
 
-    use crate::net::tls::tests::Authority;
-    use crate::net::tls::{ClientAuth, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
+    use tunnel_net::tls::testing::Authority;
+    use tunnel_net::tls::{ClientAuth, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 
     use super::*;
 

@@ -28,16 +28,16 @@ use tracing::{Span, debug, info, info_span};
 use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
-use crate::base::drain::Drain;
-use crate::base::logging::{AUDIT, LogLevel, log_trouble};
-use crate::base::metrics::{ExpositionFormat, Metrics};
-use crate::base::names::NodeName;
-use crate::base::policy::{Networks, plain};
 use crate::invitations::{EnrolError, Enrolment};
-use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
-use crate::net::fd_limit;
-use crate::net::limiter::{FairLimiter, Limits, Permit};
-use crate::net::listen::{Accept, TcpAccept, UnixAccept};
+use tunnel_base::drain::Drain;
+use tunnel_base::logging::{AUDIT, LogLevel, log_trouble};
+use tunnel_base::metrics::{ExpositionFormat, Metrics};
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::{Networks, plain};
+use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use tunnel_net::fd_limit;
+use tunnel_net::limiter::{FairLimiter, Limits, Permit};
+use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
 
 /// Everything the admin ports show. Cheap to clone.
 #[derive(Clone)]

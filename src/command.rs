@@ -35,9 +35,9 @@ use crate::config::live::{ConfigFile, tell_warnings};
 use crate::config::server::ServerConfig;
 use crate::config::{Environment, Warning};
 use crate::edge::Edge;
-use crate::net::reload::warn_of_readers;
 use crate::server::Server;
 use crate::startup::{Startup, StartupErrorKind};
+use tunnel_net::reload::warn_of_readers;
 
 /// Why a command for people was not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -16,8 +16,6 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request, Response, Status};
 
-use crate::base::logging::printable;
-use crate::base::names::{Host, Target};
 use crate::etcd::wire::auth_client::AuthClient;
 use crate::etcd::wire::kv_client::KvClient;
 use crate::etcd::wire::lease_client::LeaseClient;
@@ -25,9 +23,11 @@ use crate::etcd::wire::{
     AuthenticateRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
     LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
-use crate::net::dial::dial;
-use crate::net::resolver::Resolver;
-use crate::net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_base::logging::printable;
+use tunnel_base::names::{Host, Target};
+use tunnel_net::dial::dial;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 /// An etcd, and how to be let in.
 #[derive(Debug, Clone)]

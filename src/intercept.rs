@@ -30,7 +30,7 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use crate::net::tcp_info::{self, find, split};
+use tunnel_net::tcp_info::{self, find, split};
 
 /// What is caught, and where it is led.
 #[derive(Debug, Clone)]
@@ -653,7 +653,7 @@ const ROOM: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use crate::net::tcp_info;
+    use tunnel_net::tcp_info;
 
     use super::*;
 

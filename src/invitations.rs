@@ -18,17 +18,17 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::base::drain::Drain;
-use crate::base::logging::AUDIT;
-use crate::base::names::NodeName;
 use crate::invitations::store::{
     CellError, EnrolmentState, InvitationError, SecretHash, SharedState, TooManyInvitations,
 };
-use crate::net::limiter::{LoginThrottle, Source};
-use crate::net::reload::{Reload, ReloadError};
-use crate::net::tls;
-use crate::net::tls::certificate::host_of;
-use crate::net::tls::verify::issuer;
+use tunnel_base::drain::Drain;
+use tunnel_base::logging::AUDIT;
+use tunnel_base::names::NodeName;
+use tunnel_net::limiter::{LoginThrottle, Source};
+use tunnel_net::reload::{Reload, ReloadError};
+use tunnel_net::tls;
+use tunnel_net::tls::certificate::host_of;
+use tunnel_net::tls::verify::issuer;
 
 /// What the pods of a cloud share of nodes that join, as this pod knows it, and the ways to change it.
 #[derive(Debug)]

@@ -62,7 +62,6 @@
 
 pub mod acceptor;
 pub mod admin;
-pub mod base;
 pub mod command;
 pub mod config;
 pub mod edge;
@@ -70,10 +69,7 @@ pub mod etcd;
 pub mod intercept;
 pub mod invitations;
 pub mod kubernetes;
-pub mod link;
 pub mod listener;
-pub mod net;
-pub mod proto;
 pub mod publish;
 pub mod registry;
 pub mod route;

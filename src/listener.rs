@@ -18,12 +18,12 @@ use hyper::ext::ReasonPhrase;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tracing::debug;
 
-use crate::base::addresses::LocateError;
-use crate::base::names::{NameError, Target};
-use crate::net::tls::handshake::HandshakeError;
-use crate::proto::frame::{ErrorCode, SessionError};
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
+use tunnel_base::addresses::LocateError;
+use tunnel_base::names::{NameError, Target};
+use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// Why a client gets no session.
 #[derive(Debug, thiserror::Error)]
@@ -562,9 +562,9 @@ const MAX_BYTES: usize = 64;
 mod tests {
     use std::time::Duration;
 
-    use crate::proto::frame::ErrorCode;
     use crate::registry::NodeNotFound;
     use crate::registry::peers::peer::PeerError;
+    use tunnel_proto::frame::ErrorCode;
 
     use super::*;
 

@@ -1,7 +1,5 @@
 //! Logging, runtime; alone sets exit codes.
 
-use tunnel::base::drain::Drained;
-use tunnel::base::logging::{LogLevel, LogSettings, Logs};
 #[cfg(feature = "kubernetes")]
 use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::demo::{self, Module};
@@ -15,10 +13,12 @@ use tunnel::command::{
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
-use tunnel::net::fd_limit;
 use tunnel::server::Server;
 use tunnel::server::kubernetes::IssuedCertificates;
 use tunnel::startup::{Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
+use tunnel_base::drain::Drained;
+use tunnel_base::logging::{LogLevel, LogSettings, Logs};
+use tunnel_net::fd_limit;
 
 use std::io::Write as _;
 use std::path::Path;

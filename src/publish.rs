@@ -19,16 +19,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::base::backoff::Backoff;
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::base::policy::zone::{Zone, merged, servers};
 use crate::etcd::EtcdError;
 #[cfg(feature = "kubernetes")]
 use crate::publish::configmap::{ConfigMap, ConfigMapError};
 use crate::publish::etcd::EtcdRecords;
 use crate::publish::record_policy::RecordPolicy;
 use crate::registry::Registry;
+use tunnel_base::backoff::Backoff;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::policy::zone::{Zone, merged, servers};
 
 /// The task that publishes which nodes are linked here. It never touches a link or a session.
 pub struct Publisher {

@@ -18,19 +18,19 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::base::addresses::{AddressClaim, ClaimSource};
-use crate::base::metrics::Metrics;
-use crate::base::names::{Instance, NodeName};
-use crate::link::sender::LinkSender;
-use crate::link::session::stream::Parked;
-use crate::link::table::SessionTable;
-use crate::proto::frame::{Found, Remote};
 use crate::registry::history::NodeHistory;
 use crate::registry::location_cache::{LocationCache, Subscribers};
 use crate::registry::peers::peer::PeerError;
 use crate::registry::peers::{NodeLocationAnswer, Peers};
 use crate::registry::replace::Conflicts;
 use crate::registry::search::{Dns, NodeQuery, Searches};
+use tunnel_base::addresses::{AddressClaim, ClaimSource};
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::Parked;
+use tunnel_link::table::SessionTable;
+use tunnel_proto::frame::{Found, Remote};
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
 ///

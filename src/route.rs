@@ -7,15 +7,15 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
-use crate::base::backoff::Backoff;
-use crate::base::drain::Drain;
-use crate::base::names::{Instance, NodeName, SessionId, Target};
-use crate::link::sender::LinkSender;
-use crate::link::session::stream::{OpenOutcome, Parked, PendingOpen, Session};
-use crate::link::table::{SessionTable, TableFull};
-use crate::proto::frame::{Category, ErrorCode, Remote, SessionError};
-use crate::proto::state::LinkId;
 use crate::registry::{Finder, LinkedNode, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
+use tunnel_base::backoff::Backoff;
+use tunnel_base::drain::Drain;
+use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::{OpenOutcome, Parked, PendingOpen, Session};
+use tunnel_link::table::{SessionTable, TableFull};
+use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
+use tunnel_proto::state::LinkId;
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]

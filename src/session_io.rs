@@ -16,16 +16,16 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::debug;
 
-use crate::base::access_log::AccessLogEntry;
-use crate::base::metrics::{ActiveSession, Metrics};
-use crate::base::names::SessionId;
-use crate::link::session::stream::Session;
-use crate::net::ByteStream;
-use crate::net::pool::Pool;
-use crate::net::socket::{ByteStreamIo, Connection, Socket};
-use crate::proto::frame::{ErrorCode, SessionError};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side, copy_bidirectional};
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::metrics::{ActiveSession, Metrics};
+use tunnel_base::names::SessionId;
+use tunnel_link::session::stream::Session;
+use tunnel_net::ByteStream;
+use tunnel_net::pool::Pool;
+use tunnel_net::socket::{ByteStreamIo, Connection, Socket};
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// A session that was opened, with all that counts it.
 #[derive(Debug)]

@@ -15,9 +15,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::config::{AdminSocket, ConfigError, ConfigErrors, ListenConfig, ParsedConfig, Warning};
-use crate::net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
-use crate::net::reload;
 use crate::startup::admin_socket::SocketDirs;
+use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
+use tunnel_net::reload;
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 /// Where citations are looked for, beside the Markdown files of the root and of `docs`.
-const CITING: [&str; 9] =
-    ["src", "tests", "scripts", "conf", "proto", "deploy", ".ci", "Cargo.toml", "deny.toml"];
+const CITING: [&str; 10] =
+    ["src", "crates", "tests", "scripts", "conf", "proto", "deploy", ".ci", "Cargo.toml", "deny.toml"];
 /// This file holds broken citations on purpose.
 const OURSELVES: &str = "tests/docs.rs";
 

@@ -12,7 +12,10 @@ mod functions;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The modules, each after all that it imports. `main` and `lib` stand outside.
+/// The first of these are crates, which cargo keeps in order; here they are read as if they were modules of one program.
+const CRATES: [&str; 4] = ["base", "net", "proto", "link"];
+
+/// The modules, each after everything that it imports. `main` and `lib` are outside of the order.
 const ORDER: [&str; 20] = [
     "base",
     "net",
@@ -49,7 +52,7 @@ struct Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "src/{}:{}: {}", self.file, self.line, self.rule)
+        write!(f, "{}:{}: {}", place_on_disk(&self.file), self.line, self.rule)
     }
 }
 
@@ -86,6 +89,22 @@ fn no_file_is_longer_than_one_sitting() {
 }
 
 #[test]
+fn the_protocols_crate_has_no_means_of_io() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/proto/Cargo.toml");
+    let manifest = std::fs::read_to_string(manifest).expect("the manifest is readable");
+    let dependencies =
+        manifest.split("\n[").find(|table| table.starts_with("dependencies]")).expect("a table");
+    let tokio = dependencies.lines().find(|line| line.starts_with("tokio =")).unwrap_or_default();
+    for means in ["\"net\"", "\"rt", "\"fs\"", "\"full\""] {
+        assert!(!tokio.contains(means), "proto's tokio has {means}");
+    }
+    for other in ["hyper", "socket2", "tokio-util", "tunnel-net"] {
+        let named = dependencies.lines().any(|line| line.split(' ').next() == Some(other));
+        assert!(!named, "proto depends on {other}");
+    }
+}
+
+#[test]
 fn no_path_goes_up_more_than_one_parent() {
     let faults: Vec<_> = sources().iter().flat_map(|(file, text)| super_faults(file, text)).collect();
     report(&faults);
@@ -96,25 +115,47 @@ fn report(faults: &[Fault]) {
     assert!(faults.is_empty(), "{} broken:\n{}", faults.len(), lines.join("\n"));
 }
 
-/// Every source file with its path below `src`.
+/// Returns every source file by its module's path, `net/dial.rs`, wherever it is on disk.
 fn sources() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = files_below("src");
+    for name in CRATES {
+        for (file, text) in files_below(&format!("crates/{name}/src")) {
+            let file = if file == "lib.rs" { format!("{name}.rs") } else { format!("{name}/{file}") };
+            found.push((file, text.replace("crate::", &format!("crate::{name}::"))));
+        }
+    }
+    for (_, text) in &mut found {
+        for name in CRATES {
+            *text = text.replace(&format!("tunnel_{name}::"), &format!("crate::{name}::"));
+        }
+    }
+    found.sort();
+    found
+}
+
+fn files_below(dir: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(dir);
     let mut found = Vec::new();
     let mut open: Vec<PathBuf> = vec![root.clone()];
     while let Some(dir) = open.pop() {
-        for entry in std::fs::read_dir(&dir).expect("src is readable") {
-            let path = entry.expect("src is readable").path();
+        for entry in std::fs::read_dir(&dir).expect("sources are readable") {
+            let path = entry.expect("sources are readable").path();
             if path.is_dir() {
                 open.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
-                let name = path.strip_prefix(&root).expect("below src").to_string_lossy().into_owned();
+                let name = path.strip_prefix(&root).expect("below the root").to_string_lossy().into_owned();
                 found.push((name, std::fs::read_to_string(&path).expect("a source is UTF-8")));
             }
         }
     }
-    found.sort();
     assert!(!found.is_empty(), "no sources under {}", root.display());
     found
+}
+
+/// Returns where a file is: that of a crate, or of the program.
+fn place_on_disk(file: &str) -> String {
+    let (room, rest) = file.split_once('/').unwrap_or((file.trim_end_matches(".rs"), "lib.rs"));
+    if CRATES.contains(&room) { format!("crates/{room}/src/{rest}") } else { format!("src/{file}") }
 }
 
 fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
@@ -382,7 +423,7 @@ fn an_import_that_goes_up_is_found_with_its_line() {
         "//! Dials.\n\nuse crate::base::names::Target;\nuse crate::route::Route;\n",
     );
     assert_eq!(lines_of(&faults), [(4, "net imports route, which comes after it")]);
-    assert_eq!(faults[0].to_string(), "src/net/dial.rs:4: net imports route, which comes after it");
+    assert_eq!(faults[0].to_string(), "crates/net/src/dial.rs:4: net imports route, which comes after it");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use tokio::net::TcpListener;
 
-use crate::base::policy::targets::OwnListeners;
+use tunnel_base::policy::targets::OwnListeners;
 
 use super::*;
 

@@ -9,18 +9,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::acceptor::DialerRole;
-use crate::base::names::{Instance, Target};
-use crate::base::policy::targets::{OwnListeners, Targets};
-use crate::link::sender::LinkSender;
-use crate::link::session::stream::{OpenOutcome, PendingOpen, Session};
-use crate::link::table::{Event, SessionLimits, SessionTable};
-use crate::net::ByteStream;
-use crate::net::interfaces::{Addresses, LocalAddresses};
-use crate::net::resolver::Resolver;
-use crate::proto::frame::{FrameKind, Remote, SessionKey};
-use crate::proto::halves::WindowLimits;
-use crate::proto::hello::Dialect;
-use crate::proto::state::LinkId;
+use tunnel_base::names::{Instance, Target};
+use tunnel_base::policy::targets::{OwnListeners, Targets};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::{OpenOutcome, PendingOpen, Session};
+use tunnel_link::table::{Event, SessionLimits, SessionTable};
+use tunnel_net::ByteStream;
+use tunnel_net::interfaces::{Addresses, LocalAddresses};
+use tunnel_net::resolver::Resolver;
+use tunnel_proto::frame::{FrameKind, Remote, SessionKey};
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 use super::*;
 

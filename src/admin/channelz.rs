@@ -35,14 +35,14 @@ use crate::admin::channelz::wire::{
     Server, ServerData, ServerRef, Socket, SocketData, SocketRef, address, security,
 };
 use crate::admin::{Admin, ProcessView};
-use crate::base::drain::Drain;
-use crate::base::policy::{Networks, plain};
-use crate::link::sender::LinkSender;
-use crate::link::sender::signals::Traffic;
-use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
-use crate::net::fd_limit;
-use crate::net::limiter::{FairLimiter, Limits};
-use crate::net::listen::TcpAccept;
+use tunnel_base::drain::Drain;
+use tunnel_base::policy::{Networks, plain};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::sender::signals::Traffic;
+use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use tunnel_net::fd_limit;
+use tunnel_net::limiter::{FairLimiter, Limits};
+use tunnel_net::listen::TcpAccept;
 
 /// The messages of `proto/channelz.proto`, compiled.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]

@@ -13,12 +13,12 @@ use tracing::{Span, info_span};
 
 use crate::admin::readiness::Readiness;
 use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, connection, plain_text, ready};
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::base::policy::Networks;
-use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
-use crate::net::limiter::{FairLimiter, Limits};
-use crate::net::listen::TcpAccept;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::policy::Networks;
+use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use tunnel_net::limiter::{FairLimiter, Limits};
+use tunnel_net::listen::TcpAccept;
 
 /// Whether work that never ends goes on: it says so by itself. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]

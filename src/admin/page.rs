@@ -25,8 +25,8 @@ use tracing::info_span;
 
 use crate::admin::status::{LinkStatus, Status, Totals};
 use crate::admin::{Admin, AdminAccessError, Reply, Requester, plain_text};
-use crate::base::drain::Drain;
-use crate::net::limiter::{FairLimiter, Limits, Permit, Source};
+use tunnel_base::drain::Drain;
+use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
 
 /// Checks the name and password in a request's headers, of a client at that address.
 type PasswordCheck = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync;

@@ -9,10 +9,10 @@ use tokio::time::{Instant, sleep};
 use tracing::info_span;
 
 use crate::admin::Admin;
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::net::reload;
-use crate::net::tls::certificate::{NotAfter, date};
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_net::reload;
+use tunnel_net::tls::certificate::{NotAfter, date};
 
 /// What this process waits for before it is ready, and whether it has it. Cheap to clone; clones share the truth.
 #[derive(Debug, Clone)]
@@ -185,8 +185,8 @@ const WARN_BEFORE_EXPIRY: u64 = 30 * DAY;
 
 #[cfg(test)]
 mod tests {
-    use crate::base::metrics::ExpositionFormat;
-    use crate::net::pki::CertificateAuthority;
+    use tunnel_base::metrics::ExpositionFormat;
+    use tunnel_net::pki::CertificateAuthority;
 
     use super::*;
 

@@ -8,13 +8,13 @@ use tokio::time::Instant;
 
 use crate::admin::{Admin, ProcessView};
 use crate::invitations::Enrolment;
-use crate::link::sender::LinkSender;
-use crate::link::session::SessionView;
-use crate::link::table::SessionTable;
 use crate::registry::Registry;
 use crate::registry::history::{LastError, LinkRole, Overview};
 use crate::registry::peers::{PeerHandle, Peers};
 use crate::route::Uplinks;
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::SessionView;
+use tunnel_link::table::SessionTable;
 
 /// The answer to `GET /status`. Times are seconds since 1970, each by one and the same clock; durations are seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -7,17 +7,17 @@ use tracing_subscriber::layer::SubscriberExt;
 use crate::admin;
 use crate::admin::status::LinkStatus;
 use crate::admin::status::Status;
-use crate::base::drain::Drained;
-use crate::base::names::{Instance, NodeName};
-use crate::link::sender::LinkSender;
-use crate::link::table::{SessionLimits, SessionTable};
-use crate::net::limiter::Source;
-use crate::proto::frame::Remote;
-use crate::proto::halves::WindowLimits;
-use crate::proto::hello::Dialect;
-use crate::proto::state::LinkId;
 use crate::registry::{LinkedNode, Registry};
 use crate::route::Uplinks;
+use tunnel_base::drain::Drained;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_net::limiter::Source;
+use tunnel_proto::frame::Remote;
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 use super::*;
 

@@ -13,14 +13,14 @@ use tracing::{info, info_span};
 
 use crate::admin::health::{Watchdog, health};
 use crate::admin::readiness::Readiness;
-use crate::base::drain::Drain;
 use crate::command::CommandError;
 use crate::command::status::exchange;
 use crate::config::Environment;
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::csr::approver::Approver;
 use crate::kubernetes::csr::names::NameLookup;
-use crate::net::listen::TcpAccept;
+use tunnel_base::drain::Drain;
+use tunnel_net::listen::TcpAccept;
 
 /// Whose requests are approved, and for what.
 #[derive(Debug, Clone, clap::Args)]

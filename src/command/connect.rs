@@ -33,19 +33,19 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::Span;
 
-use crate::base::drain::Drain;
-use crate::base::logging::printable;
-use crate::base::names::{Host, Target};
 use crate::command::CommandError;
-use crate::net::ByteStream;
-use crate::net::dial::dial;
-use crate::net::listen::TcpAccept;
-use crate::net::pool::Pool;
-use crate::net::resolver::Resolver;
-use crate::net::socket::{Connection, Socket};
-use crate::net::tls::{self, Identity, TlsClientConfig, Trust};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
+use tunnel_base::drain::Drain;
+use tunnel_base::logging::printable;
+use tunnel_base::names::{Host, Target};
+use tunnel_net::ByteStream;
+use tunnel_net::dial::dial;
+use tunnel_net::listen::TcpAccept;
+use tunnel_net::pool::Pool;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 
 /// What `tunnel connect` is asked for.
 #[derive(Debug, Clone, Args)]

@@ -19,18 +19,18 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tracing::info_span;
 
-use crate::base::drain::Drain;
-use crate::base::names::NodeName;
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig as Settings;
 use crate::config::server::ServerConfig;
 use crate::edge::Edge;
-use crate::net::listen::TcpAccept;
-use crate::net::pki::{CertificateAuthority, IssuedCert, PkiError};
-use crate::net::tls::{
+use crate::server::Server;
+use tunnel_base::drain::Drain;
+use tunnel_base::names::NodeName;
+use tunnel_net::listen::TcpAccept;
+use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
+use tunnel_net::tls::{
     ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
-use crate::server::Server;
 
 /// Runs the demo until `stop` completes, or asks for the page once and ends if `check`; in each of these ways beside
 /// CONNECT. `say` prints a line on the terminal.

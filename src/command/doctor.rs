@@ -14,10 +14,6 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::base::names::{Host, Instance, NodeName, Target};
-use crate::base::policy::targets::OwnListeners;
 use crate::command::{Mode, Settings};
 use crate::config::edge::{EdgeConfig, ServerAddress, Token};
 use crate::config::server::ServerConfig;
@@ -27,21 +23,25 @@ use crate::config::server::registry::PublishConfig;
 use crate::edge::link_dialer::messages::remedy as tls_remedy;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
-use crate::link::grpc::LinkContext;
-use crate::link::grpc::dial::LinkDialError;
-use crate::link::table::{SessionLimits, SessionTable};
-use crate::net::dial::dial;
-use crate::net::http_proxy::HttpProxyClient;
-use crate::net::interfaces::LocalAddresses;
-use crate::net::pool::Pool;
-use crate::net::resolver::Resolver;
-use crate::net::socket::Buffered;
-use crate::net::tls::certificate::{self, CertWarningKind, CertificateWarning};
-use crate::net::tls::handshake::HandshakeError;
-use crate::net::tls::{self, Identity, TlsClientConfig, Trust};
-use crate::proto::halves::WindowLimits;
-use crate::proto::hello::{Dialect, Hello};
 use crate::startup::Startup;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Host, Instance, NodeName, Target};
+use tunnel_base::policy::targets::OwnListeners;
+use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::dial::LinkDialError;
+use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_net::dial::dial;
+use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::pool::Pool;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::socket::Buffered;
+use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
+use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::{Dialect, Hello};
 
 /// What to look at.
 #[derive(Debug, clap::Args)]
@@ -641,7 +641,7 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
     let link_context = LinkContext { table, metrics, drain: Drain::new(), congestion: None };
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
     let said = Hello::edge_request(&client.node, token, link_context.table.instance());
-    match crate::link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
+    match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
         Ok(link) => {
             found.good("token", format!("{} takes it for {}", server.at, client.node));
             if link.sender.dialect == Dialect::Plain {

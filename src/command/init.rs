@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use clap::value_parser;
 
-use crate::base::names::{Host, NodeName};
 use crate::command::CommandError;
 use crate::command::output_dir::OutputDir;
 use crate::config::edge::EdgeConfig;
 use crate::config::server::ServerConfig;
 use crate::config::{ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
-use crate::net::pki::{CertificateAuthority, IssuedCert, PkiError};
-use crate::net::tls::certificate::KUBELET_CLIENT;
 use crate::server::Server;
 use crate::startup::Startup;
+use tunnel_base::names::{Host, NodeName};
+use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
+use tunnel_net::tls::certificate::KUBELET_CLIENT;
 
 /// What to make.
 #[derive(Debug, Clone, clap::Args)]

@@ -14,8 +14,6 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::admin::Invited;
-use crate::base::logging;
-use crate::base::names::{Host, NodeName, Target};
 use crate::command::CommandError;
 use crate::command::init::{EdgeText, checked, folder_on_machine, random_token};
 use crate::command::output_dir::OutputDir;
@@ -24,11 +22,13 @@ use crate::config::Environment;
 use crate::config::edge::EdgeConfig;
 use crate::edge::Edge;
 use crate::invitations::{InvitationCode, ServerCa};
-use crate::link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
-use crate::net::dial::dial;
-use crate::net::http_proxy::HttpProxyClient;
-use crate::net::resolver::Resolver;
-use crate::net::tls::{TlsClientConfig, Trust, server_name};
+use tunnel_base::logging;
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
+use tunnel_net::dial::dial;
+use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
 /// Whom to invite.
 #[derive(Debug, Clone, clap::Args)]

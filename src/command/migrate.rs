@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::base::logging::printable;
-use crate::base::names::Target;
-use crate::base::policy::ports::ProxyPorts;
 use crate::command::CommandError;
 use crate::command::migrate::Mapping::{Changed, Gone, Kept, Unknown};
+use tunnel_base::logging::printable;
+use tunnel_base::names::Target;
+use tunnel_base::policy::ports::ProxyPorts;
 
 /// What to read, and for whom to write.
 #[derive(Debug, Clone, clap::Args)]

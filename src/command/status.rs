@@ -14,10 +14,10 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use crate::admin::status::{LinkStatus, Status};
-use crate::base::logging::printable as clean;
 use crate::command::CommandError;
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
+use tunnel_base::logging::printable as clean;
 
 /// Asks a pod or edge of this machine what it does, as a table, or as the JSON of its answer. The table is preceded by
 /// the sockets of other programs that run here.

@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::names::{Host, NodeName, Target};
-use crate::base::policy::targets::{TargetEntry, Targets};
 use crate::config::edge::csr::EdgeCsrConfig;
 use crate::config::edge::http_proxy::HttpProxy;
 use crate::config::listen::{self, AuthConfig};
@@ -18,6 +16,8 @@ use crate::config::{
     self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Secret, Warning,
     WarningKind, value,
 };
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::policy::targets::{TargetEntry, Targets};
 
 /// All settings of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]

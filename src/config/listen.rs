@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use toml::de::DeValue;
 
-use crate::base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{AdminConfig, AdminSocket, Diagnostics, Environment, ListenConfig, WarningKind};
+use tunnel_base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
 
 impl ListenConfig {
     /// Can only this machine reach it?

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use toml::de::{DeTable, DeValue};
 use tracing::{error, info, info_span, warn};
 
-use crate::base::drain::Drain;
-use crate::base::logging::AUDIT;
 use crate::config::table::fold;
 use crate::config::{Environment, ParsedConfig, Warning, WarningKind};
-use crate::net::reload::Reload;
+use tunnel_base::drain::Drain;
+use tunnel_base::logging::AUDIT;
+use tunnel_net::reload::Reload;
 
 /// The keys in which two texts of a config differ, as they are written there; never their values.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -20,8 +20,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::policy::targets::{TargetEntry, Targets};
-use crate::base::policy::{Glob, Networks};
 use crate::config::listen::{self, AccessConfig, AuthConfig};
 use crate::config::server::addresses::AddressSettings;
 use crate::config::server::connect::SshConfig;
@@ -40,6 +38,8 @@ use crate::config::{
     self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Warning,
     WarningKind, value,
 };
+use tunnel_base::policy::targets::{TargetEntry, Targets};
+use tunnel_base::policy::{Glob, Networks};
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

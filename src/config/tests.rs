@@ -11,9 +11,9 @@ use std::fmt::Write;
 
 use proptest::prelude::*;
 
-use crate::base::policy::targets::Targets;
 use crate::config::edge::{EdgeConfig, Token};
 use crate::config::server::{ServerConfig, TlsVersion};
+use tunnel_base::policy::targets::Targets;
 
 use super::*;
 

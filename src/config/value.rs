@@ -10,8 +10,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use toml::de::{DeInteger, DeValue};
 
-use crate::base::policy;
 use crate::config::Secret;
+use tunnel_base::policy;
 
 /// Why a value cannot be what it should be.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use tracing::{info, info_span};
 
-use crate::base::names::NodeName;
-use crate::base::policy::Glob;
 use crate::config::edge::http_proxy::HttpProxy;
 use crate::edge::{Edge, MAX_SESSIONS};
 use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::{ListenerContext, serve, sessions};
 use crate::listener::http_proxy::Proxy;
-use crate::net::listen::TcpAccept;
-use crate::net::pool::Pool;
 use crate::startup::Startup;
 use crate::startup::access::{AccessPolicies, ListenerAccess, ListenerPolicies};
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::Glob;
+use tunnel_net::listen::TcpAccept;
+use tunnel_net::pool::Pool;
 
 /// The proxy, bound and not serving yet.
 pub(crate) struct ProxyListener {

@@ -22,8 +22,6 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::info_span;
 use tracing::{debug, info};
 
-use crate::base::drain::Drain;
-use crate::base::names::{Host, NodeName, Target};
 use crate::config::Secret;
 use crate::config::edge::ServerAddress;
 use crate::config::edge::csr::EdgeCsrConfig;
@@ -34,19 +32,21 @@ use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::csr::Profile;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::csr::renewer::{CertificateNames, CertificateRenewer};
-use crate::link::grpc::LinkContext;
-use crate::link::grpc::dial::LinkDialError;
-use crate::link::link::Link;
-use crate::net::dial::dial;
-use crate::net::http_proxy::HttpProxyClient;
-use crate::net::listen::{tune_interactive, tune_link};
-use crate::net::pool::Pool;
-use crate::net::reload::{Reload, fingerprint};
-use crate::net::resolver::LookupError;
-use crate::net::socket::Buffered;
-use crate::net::tls::certificate::NotAfter;
-use crate::net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
-use crate::proto::hello::{Hello, LinkPurpose};
+use tunnel_base::drain::Drain;
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::dial::LinkDialError;
+use tunnel_link::link::Link;
+use tunnel_net::dial::dial;
+use tunnel_net::http_proxy::HttpProxyClient;
+use tunnel_net::listen::{tune_interactive, tune_link};
+use tunnel_net::pool::Pool;
+use tunnel_net::reload::{Reload, fingerprint};
+use tunnel_net::resolver::LookupError;
+use tunnel_net::socket::Buffered;
+use tunnel_net::tls::certificate::NotAfter;
+use tunnel_net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
+use tunnel_proto::hello::{Hello, LinkPurpose};
 
 /// What a link to the cloud takes.
 #[derive(Debug)]
@@ -204,7 +204,7 @@ impl LinkDialer {
         let mut said = Hello::edge_request(node, token, own);
         Hello::with_purpose(&mut said, older);
         Hello::with_node_ips(&mut said, &self.ips);
-        let dialled = crate::link::grpc::dial::dial(io, &to.authority, node, said, &self.link_context).await;
+        let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, node, said, &self.link_context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
@@ -392,7 +392,7 @@ mod tests {
 mod csr_tests {
     use std::ops::Range;
 
-    use crate::net::tls::tests::Authority;
+    use tunnel_net::tls::testing::Authority;
 
     use super::*;
 

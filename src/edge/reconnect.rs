@@ -11,20 +11,20 @@ use tracing::{debug, field, info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
-use crate::base::backoff::{Backoff, MAX_PAUSE};
-use crate::base::drain::Drain;
 use crate::edge::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
 use crate::edge::{LINK_CONDITION, NAME_CONDITION};
-use crate::link::grpc::LinkContext;
-use crate::link::link::{Link, LinkEnd};
-use crate::link::sender::LinkSender;
-use crate::link::sender::signals::BackupLink;
-use crate::link::table::Event;
-use crate::link::table::traffic_class::TrafficClassifier;
-use crate::net::network_monitor::NetworkChanges;
-use crate::proto::frame::{ErrorCode, SessionError};
-use crate::proto::hello::{Dialect, LinkPurpose};
 use crate::route::{SessionRouter, Uplinks};
+use tunnel_base::backoff::{Backoff, MAX_PAUSE};
+use tunnel_base::drain::Drain;
+use tunnel_link::grpc::LinkContext;
+use tunnel_link::link::{Link, LinkEnd};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::sender::signals::BackupLink;
+use tunnel_link::table::Event;
+use tunnel_link::table::traffic_class::TrafficClassifier;
+use tunnel_net::network_monitor::NetworkChanges;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::hello::{Dialect, LinkPurpose};
 
 /// What the keeper of the link needs.
 #[derive(Debug)]

@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 use tracing::debug;
 
-use crate::base::names::NodeName;
 use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError, GrpcDialer};
 #[cfg(feature = "kubernetes")]
 use crate::invitations::store::secret::SecretSharedState;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::ClusterError;
-use crate::net::resolver::Resolver;
 use crate::publish::{self, SharedFileError};
+use tunnel_base::names::NodeName;
+use tunnel_net::resolver::Resolver;
 
 /// Invitations, and the tokens of those who have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

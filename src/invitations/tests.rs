@@ -1,5 +1,5 @@
 use crate::invitations::store::FileSharedState;
-use crate::net::pki::CertificateAuthority;
+use tunnel_net::pki::CertificateAuthority;
 
 use super::*;
 

@@ -17,15 +17,15 @@ use serde::{Deserialize, Deserializer};
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::base::addresses::cluster_state::{
-    ClusterState, EndpointSliceInfo, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,
-    ServicePort, ServiceSide,
-};
-use crate::base::addresses::{AddressBook, LocateError};
-use crate::base::drain::Drain;
 use crate::kubernetes::cluster::{Cluster, ClusterError};
 use crate::kubernetes::members::SERVICE_LABEL;
 use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, WatchHandler, part_of};
+use tunnel_base::addresses::AddressBook;
+use tunnel_base::addresses::cluster_state::{
+    ClusterState, EndpointSliceInfo, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,
+    ServicePort, ServiceSide,
+};
+use tunnel_base::drain::Drain;
 
 /// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
 /// not answer, what was known stands.
@@ -532,28 +532,6 @@ impl Disputes {
     }
 }
 
-impl AddressBook {
-    /// Who disputes an address, and what comes of it; `None` if nobody does.
-    fn dispute(&self, ip: IpAddr) -> Option<String> {
-        let (fixed, facts) = (self.fixed_node(ip), self.facts());
-        let service = facts.service_at(ip).ok().flatten();
-        let claim = facts.by_kubelets(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
-        match (fixed, service, claim) {
-            (Some(node), _, Some(claim)) => Some(format!(
-                "{claim} claims {ip}, which [mode.cloud.addresses] puts at node {node}: the table wins"
-            )),
-            (None, Some(service), Some(claim)) => {
-                Some(format!("{claim} claims {ip}, the ClusterIP of Service {service}: the Service keeps it"))
-            }
-            (Some(_), ..) => None,
-            (None, ..) => match facts.node_at(ip) {
-                Err(why @ LocateError::Ambiguous { .. }) => Some(format!("{why}: neither is reached by it")),
-                _ => None,
-            },
-        }
-    }
-}
-
 /// Disputes that are logged one by one within one window.
 const MAX_LINES: u32 = 20;
 
@@ -568,7 +546,7 @@ mod tests;
 
 #[cfg(test)]
 mod disputes_tests {
-    use crate::base::addresses::cluster_state::{NodeInfo, PodInfo, ServiceInfo};
+    use tunnel_base::addresses::cluster_state::{NodeInfo, PodInfo, ServiceInfo};
 
     use super::*;
 

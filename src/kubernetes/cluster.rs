@@ -21,9 +21,9 @@ use tokio::time::timeout;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
-use crate::base::policy::zone::CLUSTER_DOMAIN;
-use crate::net::dial::dial;
-use crate::net::resolver::Resolver;
+use tunnel_base::policy::zone::CLUSTER_DOMAIN;
+use tunnel_net::dial::dial;
+use tunnel_net::resolver::Resolver;
 
 /// A cluster, and where in it we are.
 #[derive(Debug, Clone, PartialEq, Eq)]

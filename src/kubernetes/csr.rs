@@ -23,8 +23,8 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 
 use crate::kubernetes::cluster::{Cluster, ClusterError};
-use crate::net::pki::PkiError;
-use crate::net::tls::certificate::EDGE;
+use tunnel_net::pki::PkiError;
+use tunnel_net::tls::certificate::EDGE;
 
 // The three kinds of certificates.
 

@@ -11,9 +11,9 @@ use kube::{Api, ResourceExt as _};
 use tokio::sync::watch;
 use tracing::debug;
 
-use crate::base::drain::Drain;
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
+use tunnel_base::drain::Drain;
 
 /// The pods of a Service; `None` until they are known.
 pub type KnownEndpoints = Option<Endpoints>;

@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use crate::base::backoff::Backoff;
 use crate::kubernetes::cluster::{Cluster, ClusterError};
+use tunnel_base::backoff::Backoff;
 
 /// What is followed.
 #[derive(Debug)]

@@ -17,26 +17,26 @@ use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
-use crate::base::access_log::AccessLogEntry;
-use crate::base::addresses::AddressBook;
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::base::names::{NodeName, Target};
-use crate::base::policy::Networks;
-use crate::base::process::third_of_memory;
 use crate::listener::admission::destination::{Destination, EdgeRouting};
 use crate::listener::auth::AccessPolicy;
 use crate::listener::{self, Denial};
-use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler, Rejection};
-use crate::net::fd_limit;
-use crate::net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
-use crate::net::listen::Accept;
-use crate::net::pool::Pool;
-use crate::net::socket::{Connection, Socket};
-use crate::proto::frame::Category;
 use crate::route::SessionRouter;
 use crate::session_io::copy::close_gracefully;
 use crate::session_io::{LocalPeer, OpenSession, run_session};
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::addresses::AddressBook;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{NodeName, Target};
+use tunnel_base::policy::Networks;
+use tunnel_base::process::third_of_memory;
+use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler, Rejection};
+use tunnel_net::fd_limit;
+use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
+use tunnel_net::listen::Accept;
+use tunnel_net::pool::Pool;
+use tunnel_net::socket::{Connection, Socket};
+use tunnel_proto::frame::Category;
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {

@@ -15,12 +15,12 @@ use http::header::PROXY_AUTHORIZATION;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::base::names::NodeName;
-use crate::base::policy::zone::Zone;
-use crate::base::policy::{CertificateGlob, Networks, Rules, plain};
 use crate::listener::{Denial, NAME_CHARS};
-use crate::net::limiter::{FairLimiter, Limits, LoginThrottle, Source, Who};
-use crate::net::reload::Reload;
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::{CertificateGlob, Networks, Rules, plain};
+use tunnel_net::limiter::{FairLimiter, Limits, LoginThrottle, Source, Who};
+use tunnel_net::reload::Reload;
 
 /// The access checks of one front end: every client passes them before anything is opened for it.
 #[derive(Debug, Clone, Default)]

@@ -9,12 +9,12 @@ use tracing::{Span, info};
 
 use crate::listener::Denial;
 use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, WAITING};
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::socket::Socket;
-use crate::net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
-use crate::proto::frame::Category;
 use crate::session_io::copy::close_gracefully;
+use tunnel_net::pool::Pool;
+use tunnel_net::reload::Reload;
+use tunnel_net::socket::Socket;
+use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
+use tunnel_proto::frame::Category;
 
 /// A front end behind TLS. A client that shows a certificate has its names.
 #[derive(Debug)]

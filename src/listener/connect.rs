@@ -19,13 +19,13 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 use tracing::{Span, field, info_span, warn};
 
-use crate::base::names::{NameError, Target};
 use crate::listener::admission::{
     Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
 };
 use crate::listener::{self, Denial, NO_SSH, SSH, no_head, reject_http2, reject_ssh, written};
-use crate::net::socket::Connection;
-use crate::proto::frame::Category;
+use tunnel_base::names::{NameError, Target};
+use tunnel_net::socket::Connection;
+use tunnel_proto::frame::Category;
 
 /// CONNECT over a stream of any kind, as one of SuperEdge's modules.
 #[derive(Debug, Default)]

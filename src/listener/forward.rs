@@ -29,16 +29,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use crate::base::drain::Drain;
-use crate::base::metrics::{InFlightGuard, InFlightRequests, Metrics};
 use crate::listener::admission::{
     DeniedRequest, GrantedSession, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext,
 };
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
 use crate::listener::forward::upstream::{Upstream, UpstreamError};
 use crate::listener::{Denial, no_head, reject_http2};
-use crate::net::socket::{Connection, Socket};
 use crate::session_io::copy::wait_acknowledged;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::{InFlightGuard, InFlightRequests, Metrics};
+use tunnel_net::socket::{Connection, Socket};
 
 /// Judges the requests of one client, and opens sessions for them.
 pub trait Router: Send {

@@ -11,13 +11,13 @@ use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info_span};
 
-use crate::base::names::{NameError, Target};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::forward::forward;
 use crate::listener::requests::{RequestRouter, credentials};
 use crate::listener::{Denial, connect};
-use crate::net::socket::{Connection, Hooked, ReadHook};
-use crate::proto::frame::Category;
+use tunnel_base::names::{NameError, Target};
+use tunnel_net::socket::{Connection, Hooked, ReadHook};
+use tunnel_proto::frame::Category;
 
 /// The HTTP proxy.
 #[derive(Debug)]

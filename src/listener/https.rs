@@ -15,8 +15,6 @@ use tokio_rustls::rustls::server::Acceptor;
 use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::{Span, debug, field, info_span};
 
-use crate::base::names::{NodeName, Target};
-use crate::base::policy::ports::{PortTarget, ProxyPorts};
 use crate::listener::Denial;
 use crate::listener::admission::{
     Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, OpenRequest,
@@ -24,11 +22,13 @@ use crate::listener::admission::{
 use crate::listener::forward::forward;
 use crate::listener::https::routing::RoutingContext;
 use crate::listener::requests::{RequestRouter, credentials};
-use crate::net::reload::Reload;
-use crate::net::socket::Connection;
-use crate::net::tls::handshake::TlsSocket;
-use crate::proto::frame::Category;
 use crate::registry::Finder;
+use tunnel_base::names::{NodeName, Target};
+use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
+use tunnel_net::reload::Reload;
+use tunnel_net::socket::Connection;
+use tunnel_net::tls::handshake::TlsSocket;
+use tunnel_proto::frame::Category;
 
 /// What one port stands for, and who knows the nodes.
 #[derive(Debug, Clone)]

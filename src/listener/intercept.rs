@@ -12,16 +12,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
-use crate::base::names::{Host, NodeName, Target};
-use crate::base::policy::plain;
-use crate::base::policy::ports::ProxyPorts;
 use crate::intercept::meant_for;
 use crate::listener::Denial;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
-use crate::net::socket::Connection;
-use crate::proto::frame::Category;
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::policy::plain;
+use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_net::socket::Connection;
+use tunnel_proto::frame::Category;
 
 /// A listener to which the kernel leads what is meant for nodes.
 #[derive(Debug)]

@@ -9,15 +9,15 @@ use http::request::Parts;
 use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
-use crate::base::names::{NodeName, Target};
 use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, GrantedSession, OpenRequest};
 use crate::listener::forward::Router;
 use crate::listener::{self, Denial};
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::tls;
-use crate::net::tls::handshake::HandshakeError;
 use crate::session_io::OpenSession;
+use tunnel_base::names::{NodeName, Target};
+use tunnel_net::pool::Pool;
+use tunnel_net::reload::Reload;
+use tunnel_net::tls;
+use tunnel_net::tls::handshake::HandshakeError;
 
 /// Checks each request of one client, and finds its destination.
 pub(crate) struct RequestRouter<'a, 'v, P> {

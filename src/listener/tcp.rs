@@ -9,14 +9,14 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
-use crate::base::names::{NodeName, Target};
-use crate::base::policy::plain;
 use crate::listener::Denial;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
-use crate::net::accept_loop;
-use crate::net::socket::Connection;
-use crate::proto::frame::Category;
 use crate::registry::Finder;
+use tunnel_base::names::{NodeName, Target};
+use tunnel_base::policy::plain;
+use tunnel_net::accept_loop;
+use tunnel_net::socket::Connection;
+use tunnel_proto::frame::Category;
 
 /// One TCP port.
 #[derive(Debug)]

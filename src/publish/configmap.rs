@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
-use crate::base::policy::zone;
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::kubernetes::members::KnownEndpoints;
+use tunnel_base::policy::zone;
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of the rest, only lines of dead pods go.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use crate::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdEndpoints, EtcdError, GrpcDialer};
-use crate::net::resolver::Resolver;
+use tunnel_net::resolver::Resolver;
 
 /// Our records in an etcd.
 #[derive(Debug)]

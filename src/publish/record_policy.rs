@@ -9,9 +9,9 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::base::names::NodeName;
-use crate::base::policy::zone::{DnsNameError, Zone};
-use crate::net::resolver::{LookupError, Resolver};
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::zone::{DnsNameError, Zone};
+use tunnel_net::resolver::{LookupError, Resolver};
 
 /// Decides which nodes may have a record; DNS has the addresses that a name has already.
 pub struct RecordPolicy {

@@ -1,4 +1,4 @@
-use crate::net::resolver::Resolver;
+use tunnel_net::resolver::Resolver;
 
 use super::*;
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::base::names::NodeName;
-use crate::link::sender::LinkSender;
 use crate::registry::{LinkedNode, Registry};
+use tunnel_base::names::NodeName;
+use tunnel_link::sender::LinkSender;
 
 /// What last went wrong with a node: its link ended, or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -333,11 +333,11 @@ mod tests {
 mod overview_tests {
     use std::sync::Arc;
 
-    use crate::base::metrics::Metrics;
-    use crate::base::names::Instance;
-    use crate::proto::frame::Remote;
-    use crate::proto::hello::Dialect;
-    use crate::proto::state::LinkId;
+    use tunnel_base::metrics::Metrics;
+    use tunnel_base::names::Instance;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
 
     use super::*;
 

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::base::names::{Instance, NodeName};
-use crate::link::sender::LinkSender;
-use crate::proto::frame::Found;
-use crate::proto::hello::Dialect;
 use crate::registry::peers::PeerHandle;
 use crate::registry::{Finder, NodeLocation, NodeNotFound};
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::Found;
+use tunnel_proto::hello::Dialect;
 
 /// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
@@ -526,14 +526,14 @@ mod announce_tests {
 
     use tokio::time::Instant;
 
-    use crate::base::metrics::Metrics;
-    use crate::base::policy::zone::Zone;
-    use crate::net::resolver::Resolver;
-    use crate::proto::frame::{FrameKind, Remote};
-    use crate::proto::state::LinkId;
     use crate::registry::peers::tests::{peers, settled};
     use crate::registry::search::Dns;
     use crate::registry::{LinkedNode, Registry};
+    use tunnel_base::metrics::Metrics;
+    use tunnel_base::policy::zone::Zone;
+    use tunnel_net::resolver::Resolver;
+    use tunnel_proto::frame::{FrameKind, Remote};
+    use tunnel_proto::state::LinkId;
 
     use super::*;
 

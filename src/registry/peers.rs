@@ -21,15 +21,15 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info_span, warn};
 
-use crate::base::drain::Drain;
-use crate::base::names::{Instance, NodeName};
-use crate::link::sender::LinkSender;
-use crate::net::resolver::Lookup;
-use crate::proto::frame::{Found, Load};
-use crate::proto::state::LinkId;
 use crate::registry::Registry;
 use crate::registry::peers::peer::{Announcements, DialContext, Peer, PeerDialer, PeerError, UNSOLICITED};
 use crate::registry::peers::replicas::Membership;
+use tunnel_base::drain::Drain;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_net::resolver::Lookup;
+use tunnel_proto::frame::{Found, Load};
+use tunnel_proto::state::LinkId;
 
 /// Links to the other pods, made when needed, and those that they have made to us.
 #[derive(Debug)]
@@ -695,7 +695,7 @@ pub(crate) mod tests;
 
 #[cfg(test)]
 mod addresses_tests {
-    use crate::net::resolver::Resolver;
+    use tunnel_net::resolver::Resolver;
 
     use super::*;
 

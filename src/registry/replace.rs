@@ -10,10 +10,10 @@ use futures_util::future::join_all;
 use tokio::join;
 use tokio::time::Instant;
 
-use crate::base::names::{Instance, NodeName};
-use crate::link::sender::LinkSender;
-use crate::proto::frame::{Conflict, Found};
 use crate::registry::{self, CONTEST_PONG_TIMEOUT, Finder, LinkedNode, NameInUse, NodeLinks, Registry};
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::{Conflict, Found};
 
 /// Names with a recent conflict; at most [`MOST`] of them.
 #[derive(Debug, Default)]
@@ -320,10 +320,10 @@ mod tests {
 
 #[cfg(test)]
 mod interactive_tests {
-    use crate::base::metrics::Metrics;
-    use crate::proto::frame::Remote;
-    use crate::proto::hello::Dialect;
-    use crate::proto::state::LinkId;
+    use tunnel_base::metrics::Metrics;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
 
     use super::*;
 
@@ -370,11 +370,11 @@ mod moves_tests {
 
     use tokio::time::advance;
 
-    use crate::base::metrics::Metrics;
-    use crate::base::names::Instance;
-    use crate::proto::frame::Remote;
-    use crate::proto::hello::Dialect;
-    use crate::proto::state::LinkId;
+    use tunnel_base::metrics::Metrics;
+    use tunnel_base::names::Instance;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
 
     use super::*;
 

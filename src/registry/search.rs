@@ -12,16 +12,16 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::base::names::{Instance, NodeName};
-use crate::base::policy::zone::Zone;
-use crate::link::sender::LinkSender;
-use crate::net::resolver::{Lookup, LookupError};
-use crate::proto::frame::Remote;
-use crate::proto::state::LinkId;
 use crate::registry::NodeNotFound;
 use crate::registry::location_cache::LocationCache;
 use crate::registry::peers::peer::PeerError;
 use crate::registry::peers::{FindAnswer, NodeLocationAnswer, PeerHandle, Peers};
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::policy::zone::Zone;
+use tunnel_link::sender::LinkSender;
+use tunnel_net::resolver::{Lookup, LookupError};
+use tunnel_proto::frame::Remote;
+use tunnel_proto::state::LinkId;
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -399,11 +399,11 @@ const FAILURE_TTL: Duration = Duration::from_secs(10);
 mod tests {
     use std::task::{Context, Poll, Waker};
 
-    use crate::base::policy::zone::Zone;
-    use crate::net::resolver::Resolver;
-    use crate::proto::frame::{Found, FrameKind};
-    use crate::proto::hello::Dialect;
     use crate::registry::peers::tests::peers;
+    use tunnel_base::policy::zone::Zone;
+    use tunnel_net::resolver::Resolver;
+    use tunnel_proto::frame::{Found, FrameKind};
+    use tunnel_proto::hello::Dialect;
 
     use super::*;
 
@@ -540,7 +540,7 @@ mod dns_tests {
     use futures_util::future::BoxFuture;
     use tokio::net::UdpSocket;
 
-    use crate::net::resolver::Resolver;
+    use tunnel_net::resolver::Resolver;
 
     use super::*;
 

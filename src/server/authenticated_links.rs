@@ -13,20 +13,20 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, info_span, warn};
 
-use crate::base::addresses::{AddressClaim, ClaimSource};
-use crate::base::drain::Drain;
-use crate::base::logging::AUDIT;
-use crate::base::names::NodeName;
-use crate::base::policy::tokens::{TokenError, Tokens};
 use crate::invitations::Enrolment;
-use crate::link::sender::LinkSender;
-use crate::link::table::SessionTable;
-use crate::net::reload::Reload;
-use crate::net::tls::verify::EdgeCerts;
-use crate::proto::frame::{ErrorCode, SessionError};
-use crate::proto::hello::Hello;
-use crate::proto::state::LinkId;
 use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::addresses::{AddressClaim, ClaimSource};
+use tunnel_base::drain::Drain;
+use tunnel_base::logging::AUDIT;
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::tokens::{TokenError, Tokens};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::table::SessionTable;
+use tunnel_net::reload::Reload;
+use tunnel_net::tls::verify::EdgeCerts;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::hello::Hello;
+use tunnel_proto::state::LinkId;
 
 /// The links that were accepted for a token.
 #[derive(Debug)]
@@ -302,7 +302,7 @@ const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
-    use crate::proto::hello::{Dialect, LinkPurpose};
+    use tunnel_proto::hello::{Dialect, LinkPurpose};
 
     use super::*;
 

@@ -6,18 +6,18 @@ use arc_swap::ArcSwap;
 use tokio_rustls::rustls;
 use tracing::warn;
 
-use crate::base::policy::Glob;
-use crate::base::policy::targets::Targets;
-use crate::base::policy::tokens::Tokens;
 use crate::config::server::registry::PublishConfig;
 use crate::config::server::{ServerConfig, TlsVersion};
 use crate::invitations::ServerCa;
-use crate::net::reload::Reload;
-use crate::net::resolver::Resolver;
-use crate::net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
 use crate::server::{authenticated_links, kubernetes, peers};
 use crate::startup::access::ListenerPolicies;
 use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::policy::Glob;
+use tunnel_base::policy::targets::Targets;
+use tunnel_base::policy::tokens::Tokens;
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
 
 /// The contents of the files; a [`Reload`] follows its file.
 #[derive(Debug)]

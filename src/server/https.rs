@@ -3,17 +3,17 @@
 use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::info_span;
 
-use crate::base::policy::ports::PortTarget;
 use crate::config::server::ServerConfig;
 use crate::config::server::https::{HttpsMode, ListenerTlsConfig, NodePortConfig, TargetIdentity};
 use crate::listener::authenticated::OverTls;
 use crate::listener::https::{self, Http, Https, HttpsReencrypt, Passthrough};
-use crate::net::listen::TcpAccept;
-use crate::net::reload::Reload;
-use crate::net::tls::{self, ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
 use crate::server::{ClientListener, ServerCore, config_files};
 use crate::startup::access::{AccessPolicies, ListenerAccess};
 use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::policy::ports::PortTarget;
+use tunnel_net::listen::TcpAccept;
+use tunnel_net::reload::Reload;
+use tunnel_net::tls::{self, ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
 
 /// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
 pub(crate) fn prepare(

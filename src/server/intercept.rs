@@ -11,19 +11,19 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tracing::{debug, error, info, info_span, warn};
 
 use crate::admin::readiness::Readiness;
-use crate::base::addresses::{AddressClaim, ClaimSource, RejectReason, RejectedClaim};
-use crate::base::names::NodeName;
-use crate::base::policy::targets::is_off_limits;
 use crate::config::server::ServerConfig;
 use crate::config::server::intercept::InterceptConfig as Settings;
 use crate::intercept::{InterceptError, InterceptRules, NftTable, Sets};
 use crate::listener::intercept::{Intercept, InterceptTable, InterceptedNode};
-use crate::net::dial;
-use crate::net::interfaces::LocalAddresses;
-use crate::net::listen::TcpAccept;
 use crate::server::{ClientListener, ServerContext, ServerCore};
 use crate::startup::access::AccessPolicies;
 use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::addresses::{AddressClaim, ClaimSource, RejectReason, RejectedClaim};
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::targets::is_off_limits;
+use tunnel_net::dial;
+use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::listen::TcpAccept;
 
 /// What is to be caught, and the listeners' knowledge of it.
 #[derive(Debug)]
@@ -625,7 +625,7 @@ mod presence_tests {
 
 #[cfg(test)]
 mod told_tests {
-    use crate::base::addresses::{ClaimSource, RejectReason};
+    use tunnel_base::addresses::{ClaimSource, RejectReason};
 
     use super::*;
 

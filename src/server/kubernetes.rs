@@ -7,9 +7,6 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::admin::readiness::Readiness;
-use crate::base::addresses::AddressBook;
-use crate::base::drain::Drain;
-use crate::base::policy::ports::ProxyPorts;
 use crate::config::server::ServerConfig;
 use crate::config::server::addresses::AddressSettings;
 #[cfg(feature = "kubernetes")]
@@ -31,9 +28,12 @@ use crate::kubernetes::members::{EndpointWatch, KnownEndpoints, NodeWatch};
 use crate::kubernetes::reconcile::node_names::{NodeNameParams, NodeNames};
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::reconcile::ports::{PortParams, PortWatch};
-use crate::net::tls::verify::EdgeCerts;
 use crate::server::Server;
 use crate::server::authenticated_links::ClusterNodes;
+use tunnel_base::addresses::AddressBook;
+use tunnel_base::drain::Drain;
+use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_net::tls::verify::EdgeCerts;
 
 /// The pods as Kubernetes reports them; all absent if it is not asked.
 #[derive(Debug, Default)]

@@ -10,18 +10,18 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tracing::{field, info, info_span};
 
-use crate::base::access_log::AccessLogEntry;
-use crate::base::metrics::Metrics;
-use crate::base::names::{Instance, NodeName};
-use crate::link::link::{Link, LinkEnd};
-use crate::link::sender::LinkSender;
-use crate::link::session::stream::{IncomingSession, OpenOutcome};
-use crate::link::table::{Event, RelayRequest, SessionTable, TableFull};
-use crate::proto::frame::{ErrorCode, Found, Remote, SessionError};
 use crate::registry::NodeNotFound;
 use crate::route::{MOVING, PathSearch, SessionRouter};
 use crate::server::ServerContext;
 use crate::session_io::bridge_sessions;
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::link::{Link, LinkEnd};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::{IncomingSession, OpenOutcome};
+use tunnel_link::table::{Event, RelayRequest, SessionTable, TableFull};
+use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
 /// Drives a link until it ends, then looks for new paths for its sessions.
 pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd {

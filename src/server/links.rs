@@ -10,26 +10,26 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
 
-use crate::base::drain::Drain;
-use crate::base::names::Instance;
-use crate::base::policy::{Networks, plain};
-use crate::link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
-use crate::link::link::{Link, LinkEnd};
-use crate::link::sender::LinkSender;
-use crate::link::table::Event;
-use crate::link::table::traffic_class::TrafficClassifier;
-use crate::net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
-use crate::net::limiter::{FairLimiter, Limits};
-use crate::net::listen::{TcpAccept, tune_link};
-use crate::net::reload::Reload;
-use crate::net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
-use crate::proto::hello::{Caller, Hello, LinkPurpose};
 use crate::registry::LinkedNode;
 use crate::server::authenticated_links::EdgeCredentials;
 use crate::server::link_events::{
     handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
 };
 use crate::server::{ServerContext, registry};
+use tunnel_base::drain::Drain;
+use tunnel_base::names::Instance;
+use tunnel_base::policy::{Networks, plain};
+use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
+use tunnel_link::link::{Link, LinkEnd};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::table::Event;
+use tunnel_link::table::traffic_class::TrafficClassifier;
+use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use tunnel_net::limiter::{FairLimiter, Limits};
+use tunnel_net::listen::{TcpAccept, tune_link};
+use tunnel_net::reload::Reload;
+use tunnel_net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
+use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
 
 /// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
 /// header), and those that are `made` to other pods.

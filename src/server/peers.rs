@@ -8,22 +8,22 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info_span, warn};
 
 use crate::admin::readiness::Readiness;
-use crate::base::drain::Drain;
-use crate::base::names::Host;
-use crate::base::policy::zone::Zone;
 use crate::config::server::peers::PeerConfig;
 use crate::config::server::{LinkListenerConfig, ServerConfig};
-use crate::link::grpc::LinkContext;
-use crate::link::link::Link;
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::resolver::Resolver;
-use crate::net::tls::{self, Identity, PeerTls, PeerTlsConfig};
 use crate::registry::peers::peer::TlsPeerDialer;
 use crate::registry::peers::{PeerAddressSource, Peers};
 use crate::registry::search::Dns;
 use crate::registry::{Finder, Registry};
 use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::drain::Drain;
+use tunnel_base::names::Host;
+use tunnel_base::policy::zone::Zone;
+use tunnel_link::grpc::LinkContext;
+use tunnel_link::link::Link;
+use tunnel_net::pool::Pool;
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::{self, Identity, PeerTls, PeerTlsConfig};
 
 /// The finder of nodes, and what a pod that is one of several needs beside it.
 #[derive(Debug)]

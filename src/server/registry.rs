@@ -10,8 +10,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info_span, warn};
 
 use crate::admin::readiness::Readiness;
-use crate::base::drain::Drain;
-use crate::base::logging;
 use crate::config::server::ServerConfig;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
@@ -20,10 +18,6 @@ use crate::etcd::EtcdAccess;
 use crate::invitations::store::secret::SecretSharedState;
 use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
 use crate::invitations::{Enrolment, JoinRefusal};
-use crate::link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
-use crate::net::resolver::Resolver;
-use crate::net::tls::Identity;
-use crate::proto::frame::{ErrorCode, Load, SessionError};
 #[cfg(feature = "kubernetes")]
 use crate::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
 use crate::publish::etcd::{EtcdParams, EtcdRecords};
@@ -35,6 +29,12 @@ use crate::server::config_files::ServerFiles;
 #[cfg(feature = "kubernetes")]
 use crate::server::kubernetes;
 use crate::server::{ServerContext, ServerCore};
+use tunnel_base::drain::Drain;
+use tunnel_base::logging;
+use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
+use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::Identity;
+use tunnel_proto::frame::{ErrorCode, Load, SessionError};
 
 /// Publishes the nodes of this pod, if the settings name a place. `dns` resolves names, to find those that have another
 /// owner; `port` is the gRPC port of all pods.

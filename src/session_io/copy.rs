@@ -10,9 +10,9 @@ use bytes::Bytes;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::net::ByteStream;
-use crate::net::socket::{Connection, Socket};
-use crate::net::tcp_info::unacknowledged;
+use tunnel_net::ByteStream;
+use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::tcp_info::unacknowledged;
 
 /// Copies both ways until both sides have finished, without copying a byte in memory.
 ///

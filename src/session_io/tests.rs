@@ -10,17 +10,17 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::base::drain::Drain;
-use crate::base::names::Instance;
-use crate::link::sender::LinkSender;
-use crate::link::session::stream::IncomingSession;
-use crate::link::table::{Event, SessionLimits, SessionTable};
-use crate::net::ByteStream;
-use crate::net::pool::Pool;
-use crate::proto::frame::{Category, FrameKind, Remote, SessionKey};
-use crate::proto::halves::WindowLimits;
-use crate::proto::hello::Dialect;
-use crate::proto::state::LinkId;
+use tunnel_base::drain::Drain;
+use tunnel_base::names::Instance;
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::IncomingSession;
+use tunnel_link::table::{Event, SessionLimits, SessionTable};
+use tunnel_net::ByteStream;
+use tunnel_net::pool::Pool;
+use tunnel_proto::frame::{Category, FrameKind, Remote, SessionKey};
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 use super::*;
 

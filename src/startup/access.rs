@@ -10,14 +10,14 @@ use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use tracing::{info, info_span};
 
 use crate::admin::page::AdminUsers;
-use crate::base::drain::Drain;
-use crate::base::policy::Networks;
-use crate::base::policy::zone::Zone;
 use crate::config::AdminConfig;
 use crate::config::listen::{AccessConfig, AuthConfig};
 use crate::listener::auth::{AccessPolicy, PasswordChecker, Users};
-use crate::net::reload::Reload;
 use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::drain::Drain;
+use tunnel_base::policy::Networks;
+use tunnel_base::policy::zone::Zone;
+use tunnel_net::reload::Reload;
 
 /// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
 /// together.

@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use crate::net::listen::{LocalBindError, UnixAccept};
+use tunnel_net::listen::{LocalBindError, UnixAccept};
 
 /// Directories for admin sockets, the preferred one first.
 #[derive(Debug)]
@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn bound(dirs: &SocketDirs, name: &str) -> (UnixAccept, String) {
-        use crate::net::listen::Accept as _;
+        use tunnel_net::listen::Accept as _;
         let listener = dirs.bind(name).unwrap();
         let at = listener.at().to_string();
         (listener, at)

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant, sleep, sleep_until};
-use tunnel::net::socket::Connection as _;
+use tunnel_net::socket::Connection as _;
 
 /// A relay in this process; the network is back at once for whoever connects after a cut.
 #[derive(Debug)]

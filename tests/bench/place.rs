@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use tunnel::net::pki::CertificateAuthority;
+use tunnel_net::pki::CertificateAuthority;
 
 /// Two machines, one for clients and pod, one for edge and targets.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
-use tunnel::proto::codec::to_message;
-use tunnel::proto::frame::{Frame, FrameKind};
+use tunnel_base::names::Instance;
+use tunnel_proto::codec::to_message;
+use tunnel_proto::frame::{Frame, FrameKind};
 
 use crate::support::clients::{echoed, rest};
 use crate::support::line::Balancer;

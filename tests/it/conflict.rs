@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::Code as Grpc;
-use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
-use tunnel::net::tls::Identity;
-use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{from_message, to_message};
-use tunnel::proto::frame::{Conflict, Found, Frame, FrameKind, Remote};
-use tunnel::proto::hello::Caller;
+use tunnel_base::names::Instance;
+use tunnel_net::tls::Identity;
+use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::{from_message, to_message};
+use tunnel_proto::frame::{Conflict, Found, Frame, FrameKind, Remote};
+use tunnel_proto::hello::Caller;
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get};

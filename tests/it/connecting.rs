@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
 use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
-use tunnel::net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::support::clients::{ESTABLISHED, echoed, is_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};

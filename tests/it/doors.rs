@@ -9,7 +9,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tunnel::edge::Edge;
-use tunnel::net::fd_limit;
+use tunnel_net::fd_limit;
 
 use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tunnel::base::drain::Drained;
-use tunnel::base::names::{Instance, SessionId};
-use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_base::drain::Drained;
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};

@@ -7,8 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tunnel::base::drain::Drained;
 use tunnel::edge::Edge;
+use tunnel_base::drain::Drained;
 
 use crate::http_proxy::{body, site};
 use crate::support::clients::{Answer, ESTABLISHED, ask, echoed, head, is_reset, open, rest};

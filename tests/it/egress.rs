@@ -8,8 +8,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tunnel::base::drain::Drained;
-use tunnel::net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_base::drain::Drained;
+use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 use crate::support::clients::{self, ESTABLISHED};
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all};

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
-use tunnel::link::session::stream::Session;
-use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_link::session::stream::Session;
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset};

@@ -4,11 +4,11 @@ use std::net::{SocketAddr, TcpListener};
 
 use futures_util::future::join_all;
 use tokio::time::{Duration, Instant};
-use tunnel::base::backoff::Backoff;
 use tunnel::config::Environment;
 use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
 use tunnel::server::Server;
+use tunnel_base::backoff::Backoff;
 
 use crate::support::clients::{echoed, open};
 use crate::support::programs::{TestDir, TestServer, at, start_edge};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::beside;
 use crate::support::call::Call;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
-use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{encode, to_message};
-use tunnel::proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::{encode, to_message};
+use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::edge::Edge;
-use tunnel::net::tls::{Identity, TlsClientConfig, Trust, server_name};
+use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 use crate::addresses::own_address;
 use crate::support::line::Line;

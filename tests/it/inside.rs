@@ -3,12 +3,12 @@
 use std::future::pending;
 use std::net::SocketAddr;
 
-use tunnel::base::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::link::session::stream::Session;
-use tunnel::net::ByteStream as _;
-use tunnel::proto::frame::{Category, ErrorCode};
 use tunnel::route::SessionRequest;
+use tunnel_base::drain::Drained;
+use tunnel_link::session::stream::Session;
+use tunnel_net::ByteStream as _;
+use tunnel_proto::frame::{Category, ErrorCode};
 
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all, start_edge, target};

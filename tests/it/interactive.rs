@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel::edge::Edge;
-use tunnel::link::sender::LinkSender;
 use tunnel::registry::history::LinkRole;
+use tunnel_link::sender::LinkSender;
 
 use crate::support::clients::open;
 use crate::support::line::Line;

@@ -14,9 +14,9 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
-use tunnel::net::pki::CertificateAuthority;
-use tunnel::net::tls::certificate::EDGE;
-use tunnel::net::tls::{Identity, server_name};
+use tunnel_net::pki::CertificateAuthority;
+use tunnel_net::tls::certificate::EDGE;
+use tunnel_net::tls::{Identity, server_name};
 
 use crate::support::clients::{ask, get};
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_with};

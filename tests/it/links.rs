@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code as Grpc;
-use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
-use tunnel::proto::codec::from_message;
-use tunnel::proto::frame::{FrameKind, Remote};
-use tunnel::proto::hello::{Hello, LinkPurpose};
+use tunnel_base::names::Instance;
+use tunnel_proto::codec::from_message;
+use tunnel_proto::frame::{FrameKind, Remote};
+use tunnel_proto::hello::{Hello, LinkPurpose};
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};

@@ -8,8 +8,8 @@ use tunnel::config::edge::EdgeConfig;
 use tunnel::config::live::ConfigFile;
 use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
-use tunnel::net::reload::reload_now;
 use tunnel::server::Server;
+use tunnel_net::reload::reload_now;
 
 use crate::support::TIMEOUT;
 use crate::support::clients::echoed;

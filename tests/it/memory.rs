@@ -7,11 +7,11 @@ use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tunnel::base::metrics::ExpositionFormat;
-use tunnel::base::names::{Instance, SessionId};
-use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{Decoder, encode, from_message};
-use tunnel::proto::frame::{FrameKind, Remote, SessionFrame};
+use tunnel_base::metrics::ExpositionFormat;
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::{Decoder, encode, from_message};
+use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
 
 use crate::support::call::{message, plain};
 use crate::support::clients::{open, stalled};

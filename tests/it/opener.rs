@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 
 use tokio::io::AsyncReadExt;
-use tunnel::base::names::{Instance, NodeName, SessionId};
-use tunnel::net::tls::Identity;
-use tunnel::proto::codec::to_message;
-use tunnel::proto::frame::{Category, ErrorCode, Frame, FrameKind, Opener, SessionFrame};
-use tunnel::proto::hello::{Caller, Hello};
+use tunnel_base::names::{Instance, NodeName, SessionId};
+use tunnel_net::tls::Identity;
+use tunnel_proto::codec::to_message;
+use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, Opener, SessionFrame};
+use tunnel_proto::hello::{Caller, Hello};
 
 use crate::support::call::Call;
 use crate::support::programs::{TOKEN, TestDir, TestServer, edge, start_edge};

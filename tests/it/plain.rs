@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
-use tunnel::proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::proto::StreamMsg;
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset, rest};

@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tunnel::base::names::Instance;
-use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_base::names::Instance;
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};

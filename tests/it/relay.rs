@@ -5,13 +5,13 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tunnel::base::names::{Instance, SessionId};
 use tunnel::config::Environment;
 use tunnel::config::server::ServerConfig;
-use tunnel::net::tls::Identity;
-use tunnel::proto::frame::{ErrorCode, SessionFrame};
-use tunnel::proto::hello::Caller;
 use tunnel::server::Server;
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_net::tls::Identity;
+use tunnel_proto::frame::{ErrorCode, SessionFrame};
+use tunnel_proto::hello::Caller;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, rest};

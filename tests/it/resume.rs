@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
-use tunnel::base::names::Instance;
 use tunnel::edge::Edge;
-use tunnel::proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_base::names::Instance;
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tunnel::base::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::link::session::stream::Session;
-use tunnel::proto::frame::ErrorCode;
+use tunnel_base::drain::Drained;
+use tunnel_link::session::stream::Session;
+use tunnel_proto::frame::ErrorCode;
 
 use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;

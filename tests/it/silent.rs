@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
-use tunnel::base::names::{Instance, SessionId};
 use tunnel::edge::Edge;
-use tunnel::proto::frame::SessionFrame;
-use tunnel::proto::hello::Hello;
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::frame::SessionFrame;
+use tunnel_proto::hello::Hello;
 
 use crate::support::clients::echoed;
 use crate::support::line::{Line, Silent};

@@ -11,7 +11,7 @@ use tunnel::config::edge::EdgeConfig;
 use tunnel::config::edge::csr::EdgeCsrConfig;
 use tunnel::config::server::kubernetes::ClusterSettings;
 use tunnel::edge::Edge;
-use tunnel::net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, is_reset};

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use bytes::{BufMut, BytesMut};
 use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
-use tunnel::base::names::Instance;
+use tunnel_base::names::Instance;
 
 use crate::support::clients::ask;
 use crate::support::programs::{TestDir, TestServer};

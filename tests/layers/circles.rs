@@ -163,7 +163,7 @@ fn a_circle_through_three_files_is_found_once() {
         ("net/b.rs", "use crate::net::c::C;"),
         ("net/c.rs", "use crate::net::a::A;"),
     ]);
-    assert_eq!(found, ["src/net/a.rs:1: a circle: net/a.rs -> net/b.rs -> net/c.rs -> net/a.rs"]);
+    assert_eq!(found, ["crates/net/src/a.rs:1: a circle: net/a.rs -> net/b.rs -> net/c.rs -> net/a.rs"]);
 }
 
 #[test]
@@ -197,13 +197,13 @@ fn a_circle_that_passes_through_a_parent_is_found_whichever_way_it_goes() {
         ("net/b.rs", "use crate::wire::deep::X;"),
         ("wire/deep.rs", "use crate::wire::Wire;"),
     ]);
-    assert_eq!(up, ["src/net/b.rs:1: a circle: net/b.rs -> wire/deep.rs -> wire.rs -> net/b.rs"]);
+    assert_eq!(up, ["crates/net/src/b.rs:1: a circle: net/b.rs -> wire/deep.rs -> wire.rs -> net/b.rs"]);
     let down = circles(&[
         ("wire.rs", "mod deep;"),
         ("wire/deep.rs", "use crate::net::b::B;"),
         ("net/b.rs", "use crate::wire::Wire;"),
     ]);
-    assert_eq!(down, ["src/net/b.rs:1: a circle: net/b.rs -> wire.rs -> wire/deep.rs -> net/b.rs"]);
+    assert_eq!(down, ["crates/net/src/b.rs:1: a circle: net/b.rs -> wire.rs -> wire/deep.rs -> net/b.rs"]);
 }
 
 #[test]

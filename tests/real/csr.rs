@@ -15,7 +15,7 @@ use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use serde_json::{Value, json};
 use tunnel::kubernetes::csr::Profile;
-use tunnel::net::pki::CertificateRequest;
+use tunnel_net::pki::CertificateRequest;
 
 use crate::certificates::Files;
 use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tracing::Span;
-use tunnel::base::drain::Drain;
+use tunnel_base::drain::Drain;
 
 use crate::kubernetes::Kubernetes;
 use crate::process::TIMEOUT;

@@ -69,7 +69,7 @@ fn expressions() -> Vec<String> {
 
 /// Fails for a name that no metric of ours has.
 fn assert_is_known(expression: &str) {
-    let known = include_str!("../../src/base/metrics.rs");
+    let known = include_str!("../../crates/base/src/metrics.rs");
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let names: BTreeSet<_> = words.filter(|word| word.starts_with("tunnel_")).collect();
     for name in names {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel::base::names::SessionId;
-use tunnel::link::sender::LinkSender;
-use tunnel::link::session::stream::Parked;
-use tunnel::link::table::traffic_class::TrafficClassifier;
+use tunnel_base::names::SessionId;
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::Parked;
+use tunnel_link::table::traffic_class::TrafficClassifier;
 
 use super::plan::About;
 use super::world::Simulation;

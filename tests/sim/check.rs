@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use tunnel::base::names::{Instance, SessionId};
-use tunnel::proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
 
 use super::ledger::Ledger;
 use super::world::Simulation;

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, sleep_until};
-use tunnel::base::drain::Drain;
-use tunnel::base::names::{Instance, NodeName};
+use tunnel_base::drain::Drain;
+use tunnel_base::names::{Instance, NodeName};
 
 use super::chance::Dice;
 use super::number;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::{ErrorCode, SessionError};
-use tunnel::proto::hello::Dialect;
-use tunnel::proto::state::LinkId;
 use tunnel::registry::LinkedNode;
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 use super::line::{HEALED, Line};
 use super::plan::About;

@@ -2,9 +2,9 @@
 
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
-use tunnel::link::session::stream::Parked;
-use tunnel::link::table::Event;
-use tunnel::proto::frame::{FrameKind, SessionKey};
+use tunnel_link::session::stream::Parked;
+use tunnel_link::table::Event;
+use tunnel_proto::frame::{FrameKind, SessionKey};
 
 use super::world::Simulation;
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
-use tunnel::link::session::stream::Session;
-use tunnel::net::ByteStream as _;
-use tunnel::proto::frame::{ErrorCode, SessionError};
+use tunnel_link::session::stream::Session;
+use tunnel_net::ByteStream as _;
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 use super::chance::{MOST, content};
 use super::ledger::Who;

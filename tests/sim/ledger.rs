@@ -9,7 +9,7 @@ use std::io;
 use std::rc::Rc;
 
 use tokio::time::Instant;
-use tunnel::base::names::{Instance, SessionId, Target};
+use tunnel_base::names::{Instance, SessionId, Target};
 
 use pair::{End, Pair};
 

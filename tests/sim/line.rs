@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use tunnel::base::names::SessionId;
-use tunnel::link::sender::LinkSender;
-use tunnel::proto::codec::{Decoder, encode, from_message, to_message};
-use tunnel::proto::frame::{Frame, FrameKind, SessionFrame};
+use tunnel_base::names::SessionId;
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::codec::{Decoder, encode, from_message, to_message};
+use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 
 use super::chance::Dice;
 use super::crowd::Woken;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tunnel::link::sender::LinkSender;
-use tunnel::link::table::RelayRequest;
-use tunnel::proto::frame::{ErrorCode, Remote, SessionError};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::table::RelayRequest;
+use tunnel_proto::frame::{ErrorCode, Remote, SessionError};
 
 use super::owner::Place;
 

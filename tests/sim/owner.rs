@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tunnel::base::names::{Instance, NodeName, Target};
-use tunnel::link::sender::LinkSender;
-use tunnel::link::session::stream::{IncomingSession, OpenOutcome, Parked, Session};
-use tunnel::link::table::{SessionTable, TableFull};
-use tunnel::proto::frame::{Category, ErrorCode, SessionError};
 use tunnel::route::{RouteError, SessionRequest, SessionRouter};
+use tunnel_base::names::{Instance, NodeName, Target};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::{IncomingSession, OpenOutcome, Parked, Session};
+use tunnel_link::table::{SessionTable, TableFull};
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 use super::chance::Dice;
 use super::crowd::Cradle;

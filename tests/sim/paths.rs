@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tunnel::base::names::{Instance, NodeName};
-use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::Remote;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::Remote;
 
 use super::chance::Dice;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel::proto::halves::WindowLimits;
+use tunnel_proto::halves::WindowLimits;
 
 use super::chance::Dice;
 

@@ -5,12 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tunnel::base::metrics::Metrics;
-use tunnel::base::names::{Instance, NodeName};
-use tunnel::link::table::{SessionLimits, SessionTable};
-use tunnel::proto::frame::Remote;
 use tunnel::registry::{Finder, Registry};
 use tunnel::route::SessionRouter;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_proto::frame::Remote;
 
 use super::chance::chance;
 use super::owner::Place;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tunnel::net::pki;
+use tunnel_net::pki;
 
 /// An authority made for one test.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
-use crate::base::policy::ports::PortTarget;
 use crate::command::migrate;
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig;
 use crate::config::server::ServerConfig;
+use tunnel_base::policy::ports::PortTarget;
 
 use super::*;
 

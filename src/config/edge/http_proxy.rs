@@ -2,10 +2,10 @@
 
 use std::net::Ipv4Addr;
 
-use crate::base::policy::Glob;
 use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig, value};
+use tunnel_base::policy::Glob;
 
 /// `[mode.edge.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]

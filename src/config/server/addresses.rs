@@ -2,12 +2,12 @@
 
 use ipnet::IpNet;
 
-use crate::base::names::NodeName;
-use crate::base::policy;
-use crate::base::policy::targets::{TargetEntry, Targets};
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
+use tunnel_base::names::NodeName;
+use tunnel_base::policy;
+use tunnel_base::policy::targets::{TargetEntry, Targets};
 
 /// How clients may name a target other than by its node's name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::base::policy::Networks;
 use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
 use crate::config::server::https::ListenerTlsConfig;
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig};
+use tunnel_base::policy::Networks;
 
 /// `[mode.cloud.egress]`: CONNECT for kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]

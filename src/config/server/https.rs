@@ -4,11 +4,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::base::policy::CertificateGlob;
-use crate::base::policy::ports::PortTarget;
 use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, WarningKind, value};
+use tunnel_base::policy::CertificateGlob;
+use tunnel_base::policy::ports::PortTarget;
 
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-use crate::base::policy::Networks;
 use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{self, Diagnostics, Environment};
+use tunnel_base::policy::Networks;
 
 /// What is caught, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]

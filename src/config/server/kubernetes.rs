@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use toml::de::DeValue;
 
-use crate::base::names::NodeName;
 use crate::config::server::peers::PeerKey;
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment, WarningKind};
+use tunnel_base::names::NodeName;
 
 /// The cluster of Kubernetes that this pod asks.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 
 use toml::de::DeValue;
 
-use crate::base::policy::Glob;
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::server::registry::{PublishConfig, RegistrySettings};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
+use tunnel_base::policy::Glob;
 
 /// `[mode.cloud.node_names]`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
-use crate::base::names::{Host, NodeName, Target};
 use crate::config::Diagnostics;
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
+use tunnel_base::names::{Host, NodeName, Target};
 
 /// Where other pods are, and how a node at one of them is found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The table `mode.cloud.ports`: a ConfigMap that names ports of nodes, and the Service that leads them to the pods.
 
-use crate::base::policy::ports::PortTarget;
 use crate::config::server::https::{HttpConfig, HttpsConfig, NodePortConfig};
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
+use tunnel_base::policy::ports::PortTarget;
 
 /// `[mode.cloud.ports]`.
 #[derive(Debug, Clone, PartialEq, Eq)]

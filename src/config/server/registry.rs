@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::base::names::{NodeName, Target};
-use crate::base::policy::Glob;
 use crate::config::server::kubernetes::{self, ClusterSettings, SuperEdge};
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
+use tunnel_base::names::{NodeName, Target};
+use tunnel_base::policy::Glob;
 
 /// `[mode.cloud.registry]`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use crate::base::names::{NameError, NodeName, Target};
 use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
+use tunnel_base::names::{NameError, NodeName, Target};
 
 /// One entry of `[mode.cloud.tcp]`.
 #[derive(Debug, Clone, PartialEq, Eq)]

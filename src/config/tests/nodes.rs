@@ -1,6 +1,6 @@
 //! What reaches nodes as YurtTunnel's users know it: ports by Host, `[mode.cloud.ports]`, `[mode.cloud.node_names]`.
 
-use crate::base::policy::ports::PortTarget;
+use tunnel_base::policy::ports::PortTarget;
 
 use super::*;
 

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 use tracing::info_span;
 
-use crate::base::drain::Drain;
-use crate::net::resolver::{LookupError, Resolver};
+use tunnel_base::drain::Drain;
+use tunnel_net::resolver::{LookupError, Resolver};
 
 /// A resolver that keeps the last addresses of each name. A link that breaks while DNS is down is dialled again there,
 /// within the grace time of its sessions. Cheap to clone.

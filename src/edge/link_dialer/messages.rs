@@ -3,9 +3,9 @@
 
 use std::io;
 
-use crate::base::names::Target;
-use crate::net::dial::{ConnectError, Failure};
-use crate::net::tls::handshake::HandshakeError;
+use tunnel_base::names::Target;
+use tunnel_net::dial::{ConnectError, Failure};
+use tunnel_net::tls::handshake::HandshakeError;
 
 /// The whole sentence where no address of a server took the connection.
 pub(crate) fn no_connection(error: &ConnectError) -> String {
@@ -82,7 +82,7 @@ pub fn remedy(fault: &HandshakeError) -> &'static str {
 mod tests {
     use std::time::Duration;
 
-    use crate::net::dial::dial;
+    use tunnel_net::dial::dial;
 
     use super::*;
 

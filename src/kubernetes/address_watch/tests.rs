@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use crate::base::addresses::cluster_state::{
+use tunnel_base::addresses::cluster_state::{
     EndpointSliceInfo, ReadyEndpoint, ServiceInfo, ServicePort, ServiceSide,
 };
 

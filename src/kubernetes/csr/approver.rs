@@ -27,12 +27,12 @@ use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::X509Name;
 
-use crate::base::backoff::Backoff;
-use crate::base::drain::Drain;
-use crate::base::logging::{AUDIT, printable};
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::csr::names::NameLookup;
 use crate::kubernetes::csr::{Apiserver, CsrError, Profile, within};
+use tunnel_base::backoff::Backoff;
+use tunnel_base::drain::Drain;
+use tunnel_base::logging::{AUDIT, printable};
 
 /// Looks at every request of the cluster as it comes, one after the other.
 #[derive(Debug)]
@@ -494,7 +494,7 @@ mod tests {
     use k8s_openapi::ByteString;
     use kube::client::Body;
 
-    use crate::net::pki::CertificateRequest;
+    use tunnel_net::pki::CertificateRequest;
 
     use super::*;
 
@@ -622,7 +622,7 @@ mod judge_tests;
 mod content_tests {
     use rcgen::{Attribute, CertificateParams, DnType, KeyPair, SanType};
 
-    use crate::net::pki::CertificateRequest;
+    use tunnel_net::pki::CertificateRequest;
 
     use super::*;
 

@@ -16,15 +16,15 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
-use crate::base::backoff::Backoff;
-use crate::base::drain::Drain;
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::csr::names::{self, NameLookup, ResolvedNames};
 use crate::kubernetes::csr::{CsrError, Profile, SIGNED_WITHIN, within};
-use crate::net::pki::CertificateRequest;
-use crate::net::reload::reload_now;
-use crate::net::tls;
-use crate::net::tls::certificate::{NotAfter, date};
+use tunnel_base::backoff::Backoff;
+use tunnel_base::drain::Drain;
+use tunnel_net::pki::CertificateRequest;
+use tunnel_net::reload::reload_now;
+use tunnel_net::tls;
+use tunnel_net::tls::certificate::{NotAfter, date};
 
 /// Keeps the certificate of one profile.
 #[derive(Debug)]
@@ -417,7 +417,7 @@ const MAX_REST: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use crate::net::pki::CertificateRequest;
+    use tunnel_net::pki::CertificateRequest;
 
     use super::*;
 
@@ -464,7 +464,7 @@ mod tests {
 
 #[cfg(test)]
 mod held_tests {
-    use crate::net::pki::CertificateAuthority;
+    use tunnel_net::pki::CertificateAuthority;
 
     use super::*;
 

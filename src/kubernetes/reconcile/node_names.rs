@@ -21,13 +21,13 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::base::drain::Drain;
-use crate::base::names::NodeName;
-use crate::base::policy::Glob;
-use crate::base::policy::zone::is_reserved;
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::kubernetes::reconcile::lease::{LeaderLease, LeaderTerm};
 use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, WatchHandler, part_of};
+use tunnel_base::drain::Drain;
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::Glob;
+use tunnel_base::policy::zone::is_reserved;
 
 /// What is written, and where.
 #[derive(Debug, Clone)]

@@ -13,10 +13,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::base::drain::Drain;
-use crate::base::policy::ports::ProxyPorts;
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
+use tunnel_base::drain::Drain;
+use tunnel_base::policy::ports::ProxyPorts;
 
 /// Where ports of nodes are named, and where they are to lead.
 #[derive(Debug, Clone)]

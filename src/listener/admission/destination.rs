@@ -1,18 +1,18 @@
 //! Where a client's target is: at a node, or dialled by this process itself; and how it is opened there.
 
 use crate::acceptor::{DirectDialer, TargetDialError};
-use crate::base::access_log::AccessLogEntry;
-use crate::base::addresses::Location;
-use crate::base::names::{Host, NodeName, Target};
-use crate::base::policy::Glob;
-use crate::base::policy::targets::{is_number, is_off_limits};
 use crate::listener::Denial;
 use crate::listener::admission::ListenerContext;
 use crate::listener::auth::AccessPolicy;
-use crate::proto::frame::{Category, ErrorCode, SessionError};
 use crate::registry::NodeNotFound;
 use crate::route::{OpenError, RouteError, SessionRequest};
 use crate::session_io::TargetStream;
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::addresses::Location;
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::policy::Glob;
+use tunnel_base::policy::targets::{is_number, is_off_limits};
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// Where a client's target is.
 #[derive(Debug, PartialEq, Eq)]

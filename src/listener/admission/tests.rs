@@ -8,26 +8,26 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::acceptor::{DialerRole, TargetDialer};
-use crate::base::names::{NameError, NodeName, Target};
-use crate::base::policy::targets::OwnListeners;
-use crate::base::policy::zone::Zone;
-use crate::base::policy::{Rule, Rules};
-use crate::link::sender::LinkSender;
-use crate::link::session::stream::IncomingSession;
-use crate::link::table::SessionTable;
 use crate::listener::admission::destination::Destination;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::forward::Router;
 use crate::listener::requests::RequestRouter;
 use crate::listener::{self, admission};
-use crate::net::ByteStream;
-use crate::net::interfaces::{Addresses, LocalAddresses};
-use crate::net::limiter::Source;
-use crate::net::reload::Reload;
-use crate::net::resolver::Resolver;
 use crate::route::{RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
+use tunnel_base::names::{NameError, NodeName, Target};
+use tunnel_base::policy::targets::OwnListeners;
+use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::{Rule, Rules};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::IncomingSession;
+use tunnel_link::table::SessionTable;
+use tunnel_net::ByteStream;
+use tunnel_net::interfaces::{Addresses, LocalAddresses};
+use tunnel_net::limiter::Source;
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::Resolver;
 
 use super::*;
 
@@ -49,7 +49,7 @@ impl Served {
         let context = context(gate, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(front_end, listener, Networks::default(), context.clone());
+        let serving = serve(front_end, line::Bound(listener), Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }

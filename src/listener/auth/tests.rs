@@ -3,9 +3,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::task::JoinSet;
 
-use crate::base::drain::Drain;
-use crate::base::policy::{Rule, network};
 use crate::listener::auth::LOGIN_TTL;
+use tunnel_base::drain::Drain;
+use tunnel_base::policy::{Rule, network};
 
 use super::*;
 

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
 use crate::listener::Denial;
-use crate::net::tls::tests::over;
+use tunnel_net::tls::testing::over;
 
 use super::*;
 

@@ -18,9 +18,9 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
-use crate::base::metrics::InFlightGuard;
 use crate::listener::Denial;
 use crate::listener::forward::IdleTimer;
+use tunnel_base::metrics::InFlightGuard;
 
 /// A request's body on its way to the target.
 ///

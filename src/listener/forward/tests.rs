@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::listener::forward::tests::site::{Site, Target};
-use crate::proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 use super::*;
 

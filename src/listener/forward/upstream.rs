@@ -15,14 +15,14 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use prometheus_client::metrics::counter::Counter;
 use tracing::Span;
 
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
 use crate::listener::admission::{GrantedSession, HEAD_BYTES};
 use crate::listener::forward::message::{BodyNotWanted, RequestBody};
-use crate::net::ByteStream;
 use crate::session_io::copy::close_gracefully;
 use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side};
 use crate::session_io::{LocalPeer, TargetStream};
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_net::ByteStream;
 
 /// One client's session, if it has one. It is polled by the task that serves the client, beside hyper's server.
 #[derive(Debug)]

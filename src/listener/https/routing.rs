@@ -7,16 +7,16 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use crate::base::addresses::{AddressBook, LocateError};
-use crate::base::names::{Host, NodeName, Target};
-use crate::base::policy::plain;
-use crate::base::policy::ports::{KUBELET, PortTarget};
-use crate::base::policy::targets::is_off_limits;
 use crate::listener::Denial;
 use crate::listener::admission::ClientIdentity;
 use crate::listener::auth::AccessPolicy;
 use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::https::NodePort;
+use tunnel_base::addresses::{AddressBook, LocateError};
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::policy::plain;
+use tunnel_base::policy::ports::{KUBELET, PortTarget};
+use tunnel_base::policy::targets::is_off_limits;
 
 /// Who asks, and what is known where it is asked.
 pub(crate) struct RoutingContext<'a> {

@@ -18,25 +18,25 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
-use crate::base::drain::Drain;
-use crate::base::names::{Instance, NodeName};
-use crate::link::grpc::LinkContext;
-use crate::link::grpc::dial::{LinkDialError, dial_peer};
-use crate::link::link::Link;
-use crate::link::sender::LinkSender;
-use crate::link::sender::signals::BackupLink;
-use crate::net::dial::dial;
-use crate::net::listen::tune_link;
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::socket::Buffered;
-use crate::net::tls::PeerTls;
-use crate::net::tls::handshake::HandshakeError;
-use crate::proto::frame::{Found, Load};
-use crate::proto::hello::Dialect;
-use crate::proto::state::LinkId;
 use crate::registry::Registry;
 use crate::registry::peers::rendezvous::Member;
+use tunnel_base::drain::Drain;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::dial::{LinkDialError, dial_peer};
+use tunnel_link::link::Link;
+use tunnel_link::sender::LinkSender;
+use tunnel_link::sender::signals::BackupLink;
+use tunnel_net::dial::dial;
+use tunnel_net::listen::tune_link;
+use tunnel_net::pool::Pool;
+use tunnel_net::reload::Reload;
+use tunnel_net::socket::Buffered;
+use tunnel_net::tls::PeerTls;
+use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_proto::frame::{Found, Load};
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///

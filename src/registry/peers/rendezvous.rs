@@ -3,7 +3,7 @@
 //! Every pod derives them from the node's name and from the processes that it takes for members, so nobody has to be
 //! asked who they are, and a pod that comes or goes changes the homes of few nodes.
 
-use crate::base::names::{Instance, NodeName};
+use tunnel_base::names::{Instance, NodeName};
 
 /// The pods that may be homes, as far as this one knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -9,12 +9,12 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::base::names::{Instance, NodeName};
-use crate::proto::frame::Found;
-use crate::proto::hello::Dialect;
 use crate::registry::peers::peer::{UNSOLICITED, process};
 use crate::registry::peers::rendezvous::{Member, Members, MembershipChange};
 use crate::registry::peers::{HandleKind, IncomingPeer, MAX_KNOWN, PeerHandle, Peers};
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_proto::frame::Found;
+use tunnel_proto::hello::Dialect;
 
 /// The pods that may be homes now.
 #[derive(Debug)]

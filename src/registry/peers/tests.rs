@@ -1,19 +1,19 @@
 use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 
-use crate::base::metrics::Metrics;
-use crate::link::grpc::LinkContext;
-use crate::link::link::Link;
-use crate::link::table::{SessionLimits, SessionTable};
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::tls::{self, PeerTls, TlsClientConfig, Trust};
-use crate::proto::frame::Remote;
-use crate::proto::halves::WindowLimits;
-use crate::proto::hello::Dialect;
 use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::peer::REDIAL_DELAY;
 use crate::registry::peers::peer::TlsPeerDialer;
+use tunnel_base::metrics::Metrics;
+use tunnel_link::grpc::LinkContext;
+use tunnel_link::link::Link;
+use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_net::pool::Pool;
+use tunnel_net::reload::Reload;
+use tunnel_net::tls::{self, PeerTls, TlsClientConfig, Trust};
+use tunnel_proto::frame::Remote;
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::Dialect;
 
 use super::*;
 

@@ -8,12 +8,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
-use crate::net::pool::Pool;
-use crate::net::socket::Buffered;
-use crate::net::socket::{Connection, Socket};
-use crate::net::tls::tests::{self, Authority, client, server};
-use crate::net::tls::{ClientAuth, Trust, server_name};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tunnel_net::pool::Pool;
+use tunnel_net::socket::Buffered;
+use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::tls::testing::{self, Authority, client, server};
+use tunnel_net::tls::{ClientAuth, Trust, server_name};
 
 use super::*;
 
@@ -393,7 +393,7 @@ proptest! {
 async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
     let (near, far) = tcp().await;
     socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
-    let (mut client, server) = tests::over(far, near).await;
+    let (mut client, server) = testing::over(far, near).await;
     let mut socket = Socket::new(server, Pool::new());
     socket.io().breaks_off(true);
     let mut sent = 0;

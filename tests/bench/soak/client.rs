@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::WriteHalf;
 use tokio::time::{sleep, timeout};
-use tunnel::net::socket::Connection as _;
+use tunnel_net::socket::Connection as _;
 
 use crate::soak::judge::Judge;
 use crate::soak::pattern::Pattern;

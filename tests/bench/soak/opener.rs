@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tunnel::base::logging::{LogSettings, Logs};
-use tunnel::base::names::{Host, Target};
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig as Settings;
 use tunnel::edge::Edge;
-use tunnel::net::pool::Pool;
-use tunnel::net::socket::{Connection as _, Socket};
-use tunnel::proto::frame::Category;
 use tunnel::route::{SessionRequest, SessionRouter};
 use tunnel::session_io::copy::close_gracefully;
 use tunnel::session_io::copy::{EndKind, Side, copy_bidirectional};
+use tunnel_base::logging::{LogSettings, Logs};
+use tunnel_base::names::{Host, Target};
+use tunnel_net::pool::Pool;
+use tunnel_net::socket::{Connection as _, Socket};
+use tunnel_proto::frame::Category;
 
 use crate::soak::target::line;
 

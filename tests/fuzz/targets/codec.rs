@@ -4,10 +4,10 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use tunnel::base::names::NodeName;
-use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{DecodeError, Decoder, encode, from_message, to_message};
-use tunnel::proto::frame::{FrameKind, Remote};
+use tunnel_base::names::NodeName;
+use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::{DecodeError, Decoder, encode, from_message, to_message};
+use tunnel_proto::frame::{FrameKind, Remote};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (piece, stream) = input;

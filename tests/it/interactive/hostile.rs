@@ -6,10 +6,10 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tokio::time::timeout;
 use tonic::Code as Grpc;
-use tunnel::base::names::{Instance, SessionId};
-use tunnel::proto::codec::to_message;
-use tunnel::proto::frame::{Frame, FrameKind, SessionFrame};
-use tunnel::proto::hello::{Hello, LinkPurpose};
+use tunnel_base::names::{Instance, SessionId};
+use tunnel_proto::codec::to_message;
+use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
+use tunnel_proto::hello::{Hello, LinkPurpose};
 
 use super::{DELAY, World, are_over, first, has_moved, interactive};
 use crate::support::line::Line;

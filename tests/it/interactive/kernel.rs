@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::Ipv4Addr;
 
 use socket2::{Domain, Protocol, Socket, Type};
-use tunnel::net::listen::try_congestion;
+use tunnel_net::listen::try_congestion;
 
 use super::{ALLOW, PROXY, World, are_over, has_moved};
 use crate::support::programs::TestDir;

@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::time::Duration;
 
-use tunnel::base::drain::Drained;
+use tunnel_base::drain::Drained;
 
 use super::{Pods, SOON, World, are_over, has_moved, interactive};
 use crate::support::programs::at;

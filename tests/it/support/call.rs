@@ -10,11 +10,11 @@ use http_body::{Body as _, Frame as Piece};
 use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
-use tunnel::base::names::{Instance, NodeName, SessionId};
-use tunnel::proto::codec::proto::StreamMsg;
-use tunnel::proto::codec::{Decoder, encode, from_message, to_message};
-use tunnel::proto::frame::{Category, Frame, FrameKind, Remote, SessionFrame};
-use tunnel::proto::hello::Hello;
+use tunnel_base::names::{Instance, NodeName, SessionId};
+use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::{Decoder, encode, from_message, to_message};
+use tunnel_proto::frame::{Category, Frame, FrameKind, Remote, SessionFrame};
+use tunnel_proto::hello::Hello;
 
 use super::assert_eventually;
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tunnel::base::names::{Instance, NodeName, SessionId};
-use tunnel::net::tls::Identity;
-use tunnel::proto::codec::{from_message, to_message};
-use tunnel::proto::frame::{Category, Found, Frame, FrameKind, Remote, SessionFrame};
-use tunnel::proto::hello::Caller;
+use tunnel_base::names::{Instance, NodeName, SessionId};
+use tunnel_net::tls::Identity;
+use tunnel_proto::codec::{from_message, to_message};
+use tunnel_proto::frame::{Category, Found, Frame, FrameKind, Remote, SessionFrame};
+use tunnel_proto::hello::Caller;
 
 use super::call::Call;
 use super::programs::{TestDir, TestServer};

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use tokio::time::Instant;
-use tunnel::base::names::{NodeName, Target};
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig;
 use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
-use tunnel::net::tls::Identity;
 use tunnel::registry::{LinkedNode, NodeLocation as Where};
 use tunnel::server::Server;
+use tunnel_base::names::{NodeName, Target};
+use tunnel_net::tls::Identity;
 
 use super::clients::{self, Answer};
 use super::wait_until;

@@ -11,9 +11,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
-use tunnel::base::names::{Instance, NodeName};
-use tunnel::proto::codec::encode;
-use tunnel::proto::codec::proto::StreamMsg;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_proto::codec::encode;
+use tunnel_proto::codec::proto::StreamMsg;
 
 use super::programs::{NAME, TestDir, TestServer};
 use super::{assert_eventually, beside, remote};

@@ -13,9 +13,9 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
-use tunnel::base::names::Instance;
-use tunnel::net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
-use tunnel::proto::hello::Hello;
+use tunnel_base::names::Instance;
+use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
+use tunnel_proto::hello::Hello;
 
 use super::call::{Call, said};
 use super::programs::{NAME, TOKEN, TestDir, TestServer};

@@ -3,12 +3,12 @@
 use std::future::poll_fn;
 
 use bytes::Bytes;
-use tunnel::base::names::{NodeName, Target};
 use tunnel::edge::Edge;
-use tunnel::link::session::stream::Session;
-use tunnel::net::ByteStream as _;
-use tunnel::proto::frame::Category;
 use tunnel::route::SessionRequest;
+use tunnel_base::names::{NodeName, Target};
+use tunnel_link::session::stream::Session;
+use tunnel_net::ByteStream as _;
+use tunnel_proto::frame::Category;
 
 use super::{assert_eventually, wait_until};
 

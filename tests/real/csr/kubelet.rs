@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
-use tunnel::net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
+use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tunnel::TestDir;

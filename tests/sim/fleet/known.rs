@@ -3,11 +3,11 @@
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use tunnel::base::names::NodeName;
-use tunnel::link::sender::LinkSender;
-use tunnel::proto::frame::{Found, Frame, FrameKind, Remote};
-use tunnel::proto::hello::Dialect;
-use tunnel::proto::state::LinkId;
+use tunnel_base::names::NodeName;
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::{Found, Frame, FrameKind, Remote};
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 use super::figures::memory;
 use super::net::Net;

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::Span;
-use tunnel::base::drain::Drain;
-use tunnel::base::metrics::Metrics;
-use tunnel::base::names::NodeName;
-use tunnel::base::policy::zone::Zone;
-use tunnel::link::sender::LinkSender;
-use tunnel::net::resolver::Resolver;
-use tunnel::proto::frame::Remote;
-use tunnel::proto::hello::Dialect;
-use tunnel::proto::state::LinkId;
 use tunnel::publish::record_policy::RecordPolicy;
 use tunnel::publish::{Publisher, RecordStore, etcd};
 use tunnel::registry::{LinkedNode, Registry};
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::zone::Zone;
+use tunnel_link::sender::LinkSender;
+use tunnel_net::resolver::Resolver;
+use tunnel_proto::frame::Remote;
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 use super::HANDSHAKE;
 use super::etcd::{Etcd, Way};

@@ -106,7 +106,10 @@ impl ListenerProtocol<UnixStream> for Switch {
     }
 }
 
-impl Accept for UnixListener {
+/// A unix socket that a test has bound.
+pub(crate) struct Bound(pub(crate) UnixListener);
+
+impl Accept for Bound {
     type AnyStream = UnixStream;
 
     fn at(&self) -> impl std::fmt::Display {
@@ -114,6 +117,6 @@ impl Accept for UnixListener {
     }
 
     async fn accept(&self) -> (UnixStream, SocketAddr) {
-        (self.accept().await.unwrap().0, ([127, 0, 0, 1], 0).into())
+        (self.0.accept().await.unwrap().0, ([127, 0, 0, 1], 0).into())
     }
 }

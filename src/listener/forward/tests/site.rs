@@ -5,24 +5,23 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
-use crate::base::access_log::AccessLogEntry;
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::link::sender::LinkSender;
-use crate::link::session::stream::{IncomingSession, Session};
-use crate::link::table::SessionTable;
 use crate::listener::admission::ClientKey;
 use crate::listener::admission::tests::context;
 use crate::listener::auth::AccessPolicy;
-use crate::net::ByteStream;
-use crate::net::limiter::FairLimiter;
-use crate::proto::frame::Category;
 use crate::session_io::tests::linked;
 use crate::session_io::{LocalPeer, OpenSession, run_session};
+use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_link::sender::LinkSender;
+use tunnel_link::session::stream::{IncomingSession, Session};
+use tunnel_link::table::SessionTable;
+use tunnel_net::ByteStream;
+use tunnel_net::limiter::FairLimiter;
+use tunnel_proto::frame::Category;
 
 use super::*;
 
@@ -257,12 +256,6 @@ impl Router for ByHost {
 
     fn answered(&self) {
         self.answered.fetch_add(1, Relaxed);
-    }
-}
-
-impl Connection for DuplexStream {
-    fn tcp(&self) -> Option<&TcpStream> {
-        None
     }
 }
 

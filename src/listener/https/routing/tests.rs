@@ -2,17 +2,17 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::base::addresses::cluster_state::{NodeInfo, PodInfo};
-use crate::base::metrics::Metrics;
-use crate::base::names::Instance;
-use crate::base::policy::ports::ProxyPorts;
-use crate::base::policy::zone::Zone;
-use crate::base::policy::{Networks, network};
-use crate::link::sender::LinkSender;
-use crate::proto::frame::Remote;
-use crate::proto::hello::Dialect;
-use crate::proto::state::LinkId;
 use crate::registry::{Finder, LinkedNode, Registry};
+use tunnel_base::addresses::cluster_state::{NodeInfo, PodInfo};
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::Instance;
+use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::{Networks, network};
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::Remote;
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 
 use super::*;
 

@@ -7,14 +7,14 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
-use crate::base::drain::Drain;
-use crate::base::metrics::Metrics;
-use crate::link::sender::LinkSender;
-use crate::proto::frame::{FrameKind, Load, Remote};
-use crate::proto::state::LinkId;
 use crate::registry::peers::peer::{PeerDialer, PeerError, UNSOLICITED};
 use crate::registry::peers::tests::{peers, settled};
 use crate::registry::{LinkedNode, Registry};
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::{FrameKind, Load, Remote};
+use tunnel_proto::state::LinkId;
 
 use super::*;
 

@@ -1,0 +1,260 @@
+//! The access log: one line for each session, also for one that failed; refusals are limited.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::{IpAddr, Ipv6Addr};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::logging::ACCESS;
+use crate::names::{NodeName, SessionId, Target};
+
+/// The line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result `cut`.
+#[derive(Debug)]
+pub struct AccessLogEntry {
+    /// The name of the front end (`ssh`, ...), or `backend` at the edge.
+    pub front: &'static str,
+    /// The session's id, once it has one; the line shows 8 digits.
+    pub id: Option<SessionId>,
+    /// The client's trace, its own or the one that it was sent.
+    pub trace: String,
+    /// The node, if the request names one.
+    pub node: Option<NodeName>,
+    /// The target, if it could be parsed.
+    pub target: Option<Target>,
+    /// The client: its address; at the edge the text of the Open frame.
+    pub client: String,
+    /// The user that the client has proved to be.
+    pub user: Option<String>,
+    /// Bytes from the client towards the target.
+    pub up: u64,
+    /// Bytes from the target towards the client.
+    pub down: u64,
+    /// How often the session was resumed over another path.
+    pub resumed: u32,
+    /// The HTTP status of the answer; `None` at the edge, which answers no client.
+    pub status: Option<u16>,
+    started: Instant,
+    written: bool,
+}
+
+impl AccessLogEntry {
+    /// A line for a session that begins now.
+    pub fn start(front: &'static str, client: String) -> Self {
+        Self {
+            front,
+            id: None,
+            trace: String::new(),
+            node: None,
+            target: None,
+            client,
+            user: None,
+            up: 0,
+            down: 0,
+            resumed: 0,
+            status: None,
+            started: Instant::now(),
+            written: false,
+        }
+    }
+
+    /// How long ago the session began.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Writes the line: `result` is a fixed word, `why` a sentence that names the side that ended the session.
+    pub fn end(mut self, result: &str, why: &str) {
+        self.write(result, why);
+    }
+
+    /// As [`Self::end`], for a client at `from` that was refused: no line if there are too many alike.
+    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &RefusalLogLimiter) {
+        self.written = true;
+        if refusals.may_log(result, from) {
+            self.write(result, why);
+        }
+    }
+
+    /// Writes no line.
+    pub fn discard(mut self) {
+        self.written = true;
+    }
+
+    fn write(&mut self, result: &str, why: &str) {
+        self.written = true;
+        let seconds = self.age().as_secs_f64();
+        info!(
+            target: ACCESS,
+            front = self.front,
+            session = self.id.map(tracing::field::display),
+            trace = (!self.trace.is_empty()).then_some(self.trace.as_str()),
+            node = self.node.as_ref().map(tracing::field::display),
+            target = self.target.as_ref().map(tracing::field::display),
+            client = self.client,
+            user = self.user,
+            up_bytes = self.up,
+            down_bytes = self.down,
+            seconds,
+            resumed = self.resumed,
+            status = self.status,
+            result,
+            why,
+        );
+    }
+}
+
+impl Drop for AccessLogEntry {
+    fn drop(&mut self) {
+        if !self.written {
+            self.write("cut", "the process stopped, or the client went away while the session was opened");
+        }
+    }
+}
+
+// Limits the log lines about refusals, so that no client can fill the log.
+
+/// Lets through `EACH` refusals a second for each cause and source, and sums up the rest. Cheap to clone.
+///
+/// Sources beyond `MOST` in a second share one count for each cause.
+#[derive(Debug, Clone, Default)]
+pub struct RefusalLogLimiter(Arc<Mutex<Second>>);
+
+/// Refusals in this second, by cause and source; a source of `None` stands for all others.
+type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
+
+impl RefusalLogLimiter {
+    /// Counts a refusal, and returns whether it may be logged. `cause` is a fixed word.
+    pub fn may_log(&self, cause: &'static str, from: IpAddr) -> bool {
+        let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = (cause, Some(source(from)));
+        let known = second.len() < MAX_SOURCES_PER_SECOND || second.contains_key(&one);
+        let count = second.entry(if known { one } else { (cause, None) }).or_default();
+        *count += 1;
+        *count <= EACH
+    }
+
+    /// Once a second logs how many lines were withheld and starts to count anew, until `end` completes. Cancel safe.
+    pub async fn sum_up(self, end: impl Future<Output = ()>) {
+        let mut end = pin!(end);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut end => return self.next(),
+                () = tokio::time::sleep(SECOND) => self.next(),
+            }
+        }
+    }
+
+    fn next(&self) {
+        let second = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        for ((cause, source), count) in second {
+            let Some(more) = count.checked_sub(EACH).filter(|more| *more > 0) else { continue };
+            let source = source.map(tracing::field::display);
+            warn!(cause, source, "refused within a second, and {more} more like it");
+        }
+    }
+}
+
+/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, by its first address.
+fn source(from: IpAddr) -> IpAddr {
+    match from.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        ip @ IpAddr::V4(_) => ip,
+    }
+}
+
+/// Lines per second for each cause and source.
+const EACH: u64 = 20;
+/// Pairs of cause and source that are counted apart within a second.
+const MAX_SOURCES_PER_SECOND: usize = 100;
+const SECOND: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use crate::logging::tests;
+
+    use super::*;
+
+    fn lines_of(work: impl FnOnce()) -> Vec<serde_json::Value> {
+        let text = tests::lines_of(true, work);
+        text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["fields"].take()).collect()
+    }
+
+    #[test]
+    fn a_session_has_one_line_and_shows_no_whole_id() {
+        let id = SessionId::random();
+        let lines = lines_of(|| {
+            let mut access = AccessLogEntry::start("ssh", "10.0.0.1:5".into());
+            access.id = Some(id);
+            access.target = Some("node1:22".parse().unwrap());
+            access.up = 7;
+            access.status = Some(200);
+            access.end("over", "both ends finished");
+        });
+        let [line] = lines.try_into().unwrap();
+        assert_eq!(
+            (&line["session"], &line["up_bytes"], &line["status"], &line["result"]),
+            (&id.to_string().into(), &7.into(), &200.into(), &"over".into())
+        );
+        assert_eq!(line["target"], "node1:22");
+        assert!(line.get("user").is_none(), "{line}");
+        assert!(!line.to_string().contains(&id.topic()));
+    }
+
+    #[test]
+    fn a_session_that_is_cut_has_its_line_too() {
+        let lines = lines_of(|| drop(AccessLogEntry::start("ssh", String::new())));
+        assert_eq!(lines.len(), 1);
+        assert_eq!(lines[0]["result"], "cut");
+    }
+}
+
+#[cfg(test)]
+mod refusals_tests {
+    use crate::logging::tests::lines_of;
+
+    use super::*;
+
+    #[test]
+    fn each_cause_and_source_has_twenty_lines_a_second_and_the_rest_is_summed_up() {
+        let refusals = RefusalLogLimiter::default();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let told = |cause, from| (0..21_000).filter(|_| refusals.may_log(cause, ip(from))).count();
+        let lines = lines_of(true, || {
+            assert_eq!(
+                (told("token", "192.0.2.1"), told("token", "192.0.2.2"), told("busy", "192.0.2.1")),
+                (20, 20, 20)
+            );
+            refusals.next();
+            assert!(refusals.may_log("token", ip("192.0.2.1")), "a second later it may be told again");
+            refusals.next();
+        });
+        assert_eq!(lines.lines().count(), 3, "{lines}");
+        assert!(lines.lines().all(|line| line.contains("and 20980 more like it")), "{lines}");
+        assert!(lines.contains(r#""cause":"busy","source":"192.0.2.1""#), "{lines}");
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_source_and_so_is_ipv4_in_its_dress() {
+        let refusals = RefusalLogLimiter::default();
+        let told = |from: &str| refusals.may_log("token", from.parse().unwrap());
+        for last in 0..20 {
+            assert!(told(&format!("2001:db8::{last}")) && told("::ffff:192.0.2.1"));
+        }
+        assert!(!told("2001:db8::ffff") && !told("192.0.2.1") && told("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn sources_without_end_grow_neither_the_log_nor_the_process() {
+        let refusals = RefusalLogLimiter::default();
+        let told =
+            (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();
+        assert_eq!(told, MAX_SOURCES_PER_SECOND + usize::try_from(EACH).unwrap());
+        assert_eq!(refusals.0.lock().unwrap().len(), MAX_SOURCES_PER_SECOND + 1);
+    }
+}

@@ -1,0 +1,533 @@
+//! The objects of Kubernetes that show where a target is, and which of them has an address that several claim.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::addresses::{AddressClaim, ClaimSource, LocateError};
+use crate::names::{Host, NodeName, Target};
+
+/// Objects of each kind: nodes by name, all others as `namespace/name`.
+#[derive(Debug, Default)]
+pub struct ClusterState {
+    /// All nodes.
+    pub nodes: ObjectIndex<NodeInfo>,
+    /// Pods that have a node.
+    pub pods: ObjectIndex<PodInfo>,
+    /// All Services.
+    pub services: ObjectIndex<ServiceInfo>,
+    /// Slices of Services' endpoints.
+    pub slices: ObjectIndex<EndpointSliceInfo>,
+    /// What somebody has written of Services by hand, in `user_services`.
+    pub sides: HashMap<String, ServiceSide>,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Its InternalIPs, in its order, 8 at most: its own kubelet writes them.
+    pub ips: Box<[IpAddr]>,
+    /// Its ExternalIPs, 8 at most: it is not found by them, and nobody else may have them on an edge's word.
+    pub outside: Box<[IpAddr]>,
+    /// The networks of its pods.
+    pub pods: Box<[IpNet]>,
+}
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodInfo {
+    /// Where it runs, or ran.
+    pub node: NodeName,
+    /// Its own addresses: none if it has finished, and if it has those of its node.
+    pub ips: Box<[IpAddr]>,
+}
+
+/// A Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceInfo {
+    /// Its ClusterIPs, the one of its first family first; none if it is headless.
+    pub ips: Box<[IpAddr]>,
+    /// Its externalIPs and those of its load balancer: it is not found by them, and no edge may have them on its own word.
+    pub outside: Box<[IpAddr]>,
+    /// Its TCP ports.
+    pub ports: Box<[ServicePort]>,
+    /// What it is only another name for.
+    pub external: Option<Host>,
+}
+
+/// Endpoints of a Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointSliceInfo {
+    /// The Service, as `namespace/name`.
+    pub service: Arc<str>,
+    /// The TCP ports of each endpoint.
+    pub ports: Box<[ServicePort]>,
+    /// Those that are ready.
+    pub ready: Box<[ReadyEndpoint]>,
+}
+
+/// A port of a Service, or of its endpoints: the same name in both.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServicePort {
+    /// May be empty.
+    pub name: Box<str>,
+    /// Its number there.
+    pub number: u16,
+}
+
+/// A ready endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadyEndpoint {
+    /// Its address.
+    pub ip: IpAddr,
+    /// Where it is, if at a node.
+    pub node: Option<NodeName>,
+}
+
+/// Where a Service is, as somebody has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServiceSide {
+    /// At edges: endpoints at no node do not count.
+    Edge,
+    /// In the cloud: dialled as it stands.
+    Cloud,
+}
+
+/// An address of a Node or a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ScopedAddress {
+    /// One by which it is found.
+    Internal(IpAddr),
+    /// One from outside of the cluster.
+    External(IpAddr),
+}
+
+/// What stands behind a Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ServiceBackend {
+    /// One of its endpoints.
+    Endpoint { at: SocketAddr, node: Option<NodeName> },
+    /// No endpoint: this is dialled in its place.
+    Outside(Target),
+}
+
+impl ClusterState {
+    /// What stands behind the Service that a target means; `None`: it means none. `is_fixed` is true of addresses that
+    /// the fixed table puts behind a node.
+    pub(crate) fn backing(
+        &self,
+        target: &Target,
+        chance: f64,
+        is_fixed: impl Fn(IpAddr) -> bool,
+    ) -> Result<Option<ServiceBackend>, LocateError> {
+        let named = match &target.host {
+            Host::Ip(ip) => self.service_at(*ip)?.map(|name| (name, Some(*ip))),
+            Host::Name(name) => self.named(name)?.map(|name| (name, None)),
+        };
+        let Some((name, asked)) = named else { return Ok(None) };
+        let Some(service) = self.services.get(&name) else { return Ok(None) };
+        if let Some(external) = &service.external {
+            return Ok(Some(ServiceBackend::Outside(Target { host: external.clone(), port: target.port })));
+        }
+        let side = self.sides.get(&name).copied();
+        if side == Some(ServiceSide::Cloud) {
+            return Ok(Some(ServiceBackend::Outside(target.clone())));
+        }
+        let family = asked.as_ref().or(service.ips.first()).map(IpAddr::is_ipv4);
+        let at_edge = |at: &SocketAddr, node: Option<&NodeName>| {
+            side.is_none()
+                || node.is_some()
+                || is_fixed(at.ip())
+                || matches!(self.node_at(at.ip()), Ok(Some(_)))
+        };
+        let endpoints = self.endpoints(&name, service, target.port)?;
+        let endpoints = endpoints
+            .filter(|(at, _)| family.is_none_or(|v4| at.is_ipv4() == v4))
+            .filter(|(at, node)| at_edge(at, *node));
+        let chosen = choose(endpoints, chance).ok_or(LocateError::NoEndpoint(name, side.is_some()));
+        chosen.map(|(at, node)| Some(ServiceBackend::Endpoint { at, node: node.cloned() }))
+    }
+
+    pub(crate) fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
+        self.pods.get(&format!("{namespace}/{name}")).map(|pod| pod.node.clone())
+    }
+
+    /// The network of a node's pods that holds this address.
+    pub(crate) fn pod_network(&self, node: &str, ip: IpAddr) -> Option<IpNet> {
+        self.nodes.get(node)?.pods.iter().find(|net| net.contains(&ip)).copied()
+    }
+
+    /// The first address of a node.
+    pub(crate) fn address_of(&self, node: &str) -> Option<IpAddr> {
+        self.nodes.get(node)?.ips.first().copied()
+    }
+
+    /// The Service that a name means.
+    fn named(&self, name: &str) -> Result<Option<String>, LocateError> {
+        let Some((service, is_whole)) = service_name(name) else { return Ok(None) };
+        // A Node's name may have two labels. None has a whole name of a Service, or that Node would get the Service's traffic.
+        if !is_whole && self.nodes.get(name).is_some() {
+            return Ok(None);
+        }
+        let known = self.services.get(&service).is_some();
+        if is_whole && !known && self.services.is_listed() {
+            return Err(LocateError::NoService(service));
+        }
+        Ok(known.then_some(service))
+    }
+
+    /// The ready endpoints for a port of a Service, of all of its slices. A headless one is only a name for them: its
+    /// ports are theirs.
+    fn endpoints<'f>(
+        &'f self,
+        name: &str,
+        service: &'f ServiceInfo,
+        port: u16,
+    ) -> Result<impl Iterator<Item = (SocketAddr, Option<&'f NodeName>)> + Clone, LocateError> {
+        let headless = service.ips.is_empty();
+        let own = service.ports.iter().find(|own| own.number == port);
+        if !headless && own.is_none() {
+            return Err(LocateError::NoPort { service: name.to_owned(), port });
+        }
+        let number = move |slice: &EndpointSliceInfo| match own.filter(|_| !headless) {
+            Some(own) => slice.ports.iter().find(|port| port.name == own.name).map(|port| port.number),
+            None => Some(port),
+        };
+        let slices = self.slices.claiming(name.into());
+        let slices = slices.filter_map(move |(_, slice)| Some((slice, number(slice)?)));
+        Ok(slices.flat_map(|(slice, number)| {
+            slice.ready.iter().map(move |one| (SocketAddr::new(one.ip, number), one.node.as_ref()))
+        }))
+    }
+}
+
+/// `namespace/name` of the Service that has this name, `svc.ns`, or with `.svc` and a domain after it; and whether it has
+/// that, which is no other object's name.
+pub(crate) fn service_name(name: &str) -> Option<(String, bool)> {
+    let mut labels = name.split('.');
+    let (service, namespace) = (labels.next()?, labels.next()?);
+    let is_whole = match labels.next() {
+        None => false,
+        Some("svc") => true,
+        Some(_) => return None,
+    };
+    Some((format!("{namespace}/{service}"), is_whole))
+}
+
+/// One of them, each as likely as any other.
+fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T> {
+    let count = all.clone().count();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a place among some thousands"
+    )]
+    let place = (chance * count as f64) as usize;
+    all.nth(place.min(count.checked_sub(1)?))
+}
+
+impl ScopedAddress {
+    fn ip(self) -> IpAddr {
+        match self {
+            Self::Internal(ip) | Self::External(ip) => ip,
+        }
+    }
+}
+
+impl IndexKeys for NodeInfo {
+    type Claim = ScopedAddress;
+
+    fn address(claim: &ScopedAddress) -> Option<IpAddr> {
+        Some(claim.ip())
+    }
+
+    fn claims(&self) -> impl Iterator<Item = ScopedAddress> {
+        at(&self.ips, &self.outside)
+    }
+}
+
+impl IndexKeys for PodInfo {
+    type Claim = IpAddr;
+
+    fn address(claim: &IpAddr) -> Option<IpAddr> {
+        Some(*claim)
+    }
+
+    fn claims(&self) -> impl Iterator<Item = IpAddr> {
+        self.ips.iter().copied()
+    }
+}
+
+impl IndexKeys for ServiceInfo {
+    type Claim = ScopedAddress;
+
+    fn address(claim: &ScopedAddress) -> Option<IpAddr> {
+        Some(claim.ip())
+    }
+
+    fn claims(&self) -> impl Iterator<Item = ScopedAddress> {
+        at(&self.ips, &self.outside)
+    }
+}
+
+fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = ScopedAddress> {
+    own.iter()
+        .copied()
+        .map(ScopedAddress::Internal)
+        .chain(outside.iter().copied().map(ScopedAddress::External))
+}
+
+impl IndexKeys for EndpointSliceInfo {
+    type Claim = Arc<str>;
+
+    fn address(_: &Arc<str>) -> Option<IpAddr> {
+        None
+    }
+
+    fn claims(&self) -> impl Iterator<Item = Arc<str>> {
+        std::iter::once(self.service.clone())
+    }
+}
+
+// Which object of Kubernetes has an address, and which objects only claim it.
+
+/// An object that claims an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Object {
+    Node(NodeName),
+    Pod {
+        /// As `namespace/name`.
+        name: String,
+        node: NodeName,
+    },
+    /// As `namespace/name`.
+    Service(String),
+}
+
+impl ClusterState {
+    /// The node that has this address, or whose pod has it.
+    ///
+    /// A kubelet writes the addresses of its Node and of that Node's pods. So an address that another object claims too
+    /// leads to neither of them, and a ClusterIP, which kube-apiserver allocates, is the Service's alone.
+    pub fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, LocateError> {
+        if self.services.is_claimed(ScopedAddress::Internal(ip)) {
+            return Ok(None);
+        }
+        let Some(first) = self.by_kubelets(ip).next() else { return Ok(None) };
+        let others = self.nodes_with(ScopedAddress::External(ip)).chain(self.by_kubelets(ip));
+        // A load balancer may have the address of a Node, but none of a pod.
+        let is_pod = matches!(first, Object::Pod { .. });
+        let services = self.services_with(ScopedAddress::External(ip)).filter(|_| is_pod);
+        match others.chain(services).find(|other| other.node() != first.node()) {
+            Some(other) => Err(LocateError::ambiguous(ip, &first, &other)),
+            None => Ok(first.node().cloned()),
+        }
+    }
+
+    /// The Service, as `namespace/name`, that has this ClusterIP.
+    pub fn service_at(&self, ip: IpAddr) -> Result<Option<String>, LocateError> {
+        let mut all = self.services_with(ScopedAddress::Internal(ip));
+        match (all.next(), all.next()) {
+            (Some(one), Some(other)) => Err(LocateError::ambiguous(ip, &one, &other)),
+            (Some(Object::Service(name)), None) => Ok(Some(name)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The objects that claim an address because a kubelet has written it.
+    pub(crate) fn by_kubelets(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
+        let pods = self.pods.claiming(ip);
+        let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
+        self.nodes_with(ScopedAddress::Internal(ip)).chain(pods)
+    }
+
+    fn nodes_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
+        self.nodes.claiming(at).filter_map(|(name, _)| Some(Object::Node(name.parse().ok()?)))
+    }
+
+    fn services_with(&self, at: ScopedAddress) -> impl Iterator<Item = Object> {
+        self.services.claiming(at).map(|(name, _)| Object::Service(name.to_owned()))
+    }
+}
+
+impl Object {
+    /// The node to which the address would lead.
+    pub(crate) fn node(&self) -> Option<&NodeName> {
+        match self {
+            Self::Node(node) | Self::Pod { node, .. } => Some(node),
+            Self::Service(_) => None,
+        }
+    }
+}
+
+impl LocateError {
+    fn ambiguous(ip: IpAddr, one: &Object, other: &Object) -> Self {
+        Self::Ambiguous { ip, one: one.to_string(), other: other.to_string() }
+    }
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => write!(f, "node {node}"),
+            Self::Pod { name, node } => write!(f, "pod {name} at {node}"),
+            Self::Service(name) => write!(f, "Service {name}"),
+        }
+    }
+}
+
+// Objects of one kind, by name, and by what each of them claims. A list that begins anew takes nothing away until it
+// is whole.
+
+/// What an object is found by beside its name. Several may claim the same.
+pub trait IndexKeys {
+    /// An address, or the name of another object.
+    type Claim: Ord + Clone;
+
+    /// All that it claims.
+    fn claims(&self) -> impl Iterator<Item = Self::Claim>;
+
+    /// The address that a claim is about; `None` if it is about a name.
+    fn address(claim: &Self::Claim) -> Option<IpAddr>;
+}
+
+/// Objects of one kind. Names are shared between its two parts, so that many objects take little room.
+#[derive(Debug)]
+pub struct ObjectIndex<V: IndexKeys> {
+    objects: HashMap<Arc<str>, Entry<V>>,
+    claims: BTreeSet<(V::Claim, Arc<str>)>,
+    /// The list that has begun last.
+    list: u32,
+    listed: bool,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    object: V,
+    /// The number of the list that was under way, or of the last one, when the object was last seen.
+    list: u32,
+}
+
+impl<V: IndexKeys> ObjectIndex<V> {
+    /// A list of all objects begins.
+    pub fn start(&mut self) {
+        self.list = self.list.wrapping_add(1);
+    }
+
+    /// The list is whole: what it did not name is gone.
+    pub fn finish(&mut self) {
+        self.listed = true;
+        let list = self.list;
+        let gone: Vec<_> = self.objects.iter().filter(|(_, entry)| entry.list != list).collect();
+        let gone: Vec<_> = gone.into_iter().map(|(name, _)| name.clone()).collect();
+        for name in gone {
+            self.remove(&name);
+        }
+    }
+
+    /// Whether a list has ever been whole.
+    pub fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// An object is this now. Returns the addresses that it claims and did not claim before.
+    pub fn put(&mut self, name: &str, object: V) -> Vec<IpAddr> {
+        let name = match self.objects.get_key_value(name) {
+            Some((name, _)) => name.clone(),
+            None => name.into(),
+        };
+        let entry = Entry { object, list: self.list };
+        let claims: Vec<_> = entry.object.claims().collect();
+        let is_new = |claim: &&V::Claim| !self.claims.contains(&((*claim).clone(), name.clone()));
+        let new = claims.iter().filter(is_new).filter_map(V::address).collect();
+        if let Some(old) = self.objects.insert(name.clone(), entry) {
+            for claim in old.object.claims() {
+                self.claims.remove(&(claim, name.clone()));
+            }
+        }
+        self.claims.extend(claims.into_iter().map(|claim| (claim, name.clone())));
+        new
+    }
+
+    /// All addresses that any object claims.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let mut all: Vec<_> = self.claims.iter().filter_map(|(claim, _)| V::address(claim)).collect();
+        all.dedup();
+        all
+    }
+
+    /// An object is gone, or none that counts any more.
+    pub fn remove(&mut self, name: &str) {
+        let Some((name, old)) = self.objects.remove_entry(name) else { return };
+        for claim in old.object.claims() {
+            self.claims.remove(&(claim, name.clone()));
+        }
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&V> {
+        self.objects.get(name).map(|entry| &entry.object)
+    }
+
+    /// All of them, in no order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &V)> {
+        self.objects.iter().map(|(name, entry)| (name.as_ref(), &entry.object))
+    }
+
+    /// Whether any claims this.
+    pub(crate) fn is_claimed(&self, claim: V::Claim) -> bool {
+        self.claiming(claim).next().is_some()
+    }
+
+    /// Those that claim this, in the order of their names.
+    pub(crate) fn claiming(&self, claim: V::Claim) -> impl Iterator<Item = (&str, &V)> + Clone {
+        let first = Bound::Included((claim.clone(), Arc::default()));
+        let all = self.claims.range((first, Bound::Unbounded)).take_while(move |(own, _)| *own == claim);
+        all.filter_map(|(_, name)| Some((name.as_ref(), self.get(name)?)))
+    }
+}
+
+impl<V: IndexKeys> Default for ObjectIndex<V> {
+    fn default() -> Self {
+        Self { objects: HashMap::new(), claims: BTreeSet::new(), list: 0, listed: false }
+    }
+}
+
+// Why a node may not have an address, as far as Kubernetes knows.
+
+impl ClusterState {
+    /// Whether all Nodes, pods and Services have been told.
+    pub(crate) fn are_listed(&self) -> bool {
+        self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
+    }
+
+    /// Why a node may not have the address that is claimed for it.
+    pub(crate) fn refusal(&self, AddressClaim { ip, node, by }: &AddressClaim) -> Option<&'static str> {
+        if self.services.is_claimed(ScopedAddress::Internal(*ip)) {
+            return Some("a Service's");
+        }
+        if *by >= ClaimSource::Kubernetes && self.pods.is_claimed(*ip) {
+            return Some("a pod's");
+        }
+        let names = |at| self.nodes.claiming(at).map(|(name, _)| name);
+        let is_another = |name: &&str| !node.as_str().eq_ignore_ascii_case(name);
+        let mut nodes = names(ScopedAddress::Internal(*ip)).chain(names(ScopedAddress::External(*ip)));
+        match by {
+            ClaimSource::Table | ClaimSource::TokenLine => None,
+            // Its kubelet writes all of it. A load balancer may stand at the very addresses of nodes.
+            ClaimSource::Kubernetes => names(ScopedAddress::External(*ip)).find(is_another).map(|_| ANOTHERS),
+            ClaimSource::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
+            ClaimSource::Edge if self.services.is_claimed(ScopedAddress::External(*ip)) => Some(OUTSIDE),
+            ClaimSource::Edge => nodes.next().map(|_| ANOTHERS),
+        }
+    }
+}
+
+const ANOTHERS: &str = "another Node's";
+
+/// Why no edge has what leads to a Service from outside of the cluster.
+const OUTSIDE: &str = "a Service's, from outside of the cluster";

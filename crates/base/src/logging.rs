@@ -1,0 +1,451 @@
+//! Log lines: their destination, form and level, and what keeps a stranger's text from doing harm in them.
+
+pub mod files;
+
+use std::fmt;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Subscriber};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
+
+use crate::logging::files::LogFiles;
+
+// Log lines: destination, format and level.
+
+/// Destination, format and first level of log lines.
+#[derive(Debug, Clone, Default)]
+pub struct LogSettings {
+    /// One JSON object for each line instead of text.
+    pub json: bool,
+    /// Daily files in this directory, 7 days and 100 MiB of them kept; it is made if need be. None: stderr only.
+    pub dir: Option<PathBuf>,
+    /// First part of the files' names, `tunnel-cloud` or `tunnel-edge`, so that both can share a directory.
+    pub name: &'static str,
+    /// To stderr as well when there is a directory. Without one, lines go to stderr anyway.
+    pub also_stderr: bool,
+    /// As `--v`; see [`LogLevel::set`].
+    pub verbosity: i32,
+}
+
+/// Running logs. Keep it until the very end of the process: dropping it writes the lines that wait.
+#[must_use = "dropping it stops the writers"]
+pub struct Logs {
+    level: LogLevel,
+    in_files_only: bool,
+    _writers: Vec<WorkerGuard>,
+}
+
+/// Sets the level of the log while the program runs. Cheap to clone.
+#[derive(Clone)]
+pub struct LogLevel(reload::Handle<Targets, Registry>);
+
+/// Why logs could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The directory cannot be made or written to; give the process the right, or another `--log-dir`.
+    #[error("cannot write log files in {}: {cause}", .dir.display())]
+    Dir {
+        /// The directory.
+        dir: PathBuf,
+        /// The system's error.
+        #[source]
+        cause: io::Error,
+    },
+    /// Logging was started before in this process.
+    #[error("logs were started twice in one process")]
+    Twice,
+}
+
+/// Logging has ended, so the level cannot be set.
+#[derive(Debug, thiserror::Error)]
+#[error("logs have ended")]
+pub struct LogEnded;
+
+impl Logs {
+    /// Starts logging for the whole process.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be used, or logging was started before.
+    pub fn start(settings: LogSettings) -> Result<Self, LogError> {
+        let mut writers = Vec::new();
+        let mut outputs = Vec::new();
+        let in_files_only = settings.dir.is_some() && !settings.also_stderr;
+        if !in_files_only {
+            let (writer, guard) = in_background(io::stderr());
+            writers.push(guard);
+            outputs.push(output(writer, settings.json));
+        }
+        if let Some(dir) = settings.dir {
+            let files = LogFiles::open(&dir, settings.name, files::RETENTION, OF_PROCESS.clone())
+                .map_err(|cause| LogError::Dir { dir, cause })?;
+            let (writer, guard) = in_background(files);
+            writers.push(guard);
+            outputs.push(output(writer, settings.json));
+        }
+        let (filter, level) = LogLevel::new(settings.verbosity);
+        let all = tracing_subscriber::registry().with(filter).with(outputs);
+        all.try_init().map_err(|_| LogError::Twice)?;
+        Ok(Self { level, in_files_only, _writers: writers })
+    }
+
+    /// A handle that sets the level.
+    pub fn level(&self) -> LogLevel {
+        self.level.clone()
+    }
+
+    /// Whether nothing goes to stderr.
+    pub fn are_in_files_only(&self) -> bool {
+        self.in_files_only
+    }
+
+    /// Runs `work`; its log lines go to stderr, at once and nowhere else.
+    pub fn on_stderr(json: bool, work: impl FnOnce()) {
+        let (filter, _level) = LogLevel::new(0);
+        let lines = tracing_subscriber::registry().with(filter).with(output(io::stderr, json));
+        tracing::subscriber::with_default(lines, work);
+    }
+}
+
+impl LogLevel {
+    /// A filter layer for the registry, and the handle that sets its level.
+    pub fn new(verbosity: i32) -> (reload::Layer<Targets, Registry>, Self) {
+        let (layer, handle) = reload::Layer::new(targets(verbosity));
+        (layer, Self(handle))
+    }
+
+    /// Sets how much is logged, in klog's numbers:
+    ///
+    /// | `-v` | our own lines | the libraries' |
+    /// | --- | --- | --- |
+    /// | below 0 | warn | error |
+    /// | 0, 1 | info | warn |
+    /// | 2, 3 | debug | warn |
+    /// | 4, 5 | debug | debug |
+    /// | from 6 | trace | trace |
+    ///
+    /// From 8 on each frame of a link has a line, too ([`FRAMES`]).
+    ///
+    /// # Errors
+    ///
+    /// If logging has ended.
+    pub fn set(&self, verbosity: i32) -> Result<(), LogEnded> {
+        self.0.reload(targets(verbosity)).map_err(|_| LogEnded)
+    }
+}
+
+impl fmt::Debug for Logs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Logs")
+    }
+}
+
+impl fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogLevel")
+    }
+}
+
+fn targets(verbosity: i32) -> Targets {
+    let (ours, others) = match verbosity {
+        ..0 => (LevelFilter::WARN, LevelFilter::ERROR),
+        0 | 1 => (LevelFilter::INFO, LevelFilter::WARN),
+        2 | 3 => (LevelFilter::DEBUG, LevelFilter::WARN),
+        4 | 5 => (LevelFilter::DEBUG, LevelFilter::DEBUG),
+        6.. => (LevelFilter::TRACE, LevelFilter::TRACE),
+    };
+    // These libraries log each failed try. This program logs the failure once, with the remedy.
+    let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
+    let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
+    let frames = if verbosity < 8 { LevelFilter::OFF } else { LevelFilter::TRACE };
+    let targets = targets.with_target("tunnel", ours).with_target(FRAMES, frames);
+    targets.with_target(ACCESS, ours).with_target(AUDIT, LevelFilter::INFO)
+}
+
+/// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
+fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
+    let builder = NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("log");
+    let (writer, guard) = builder.finish(to);
+    OF_PROCESS.count_queue(writer.error_counter());
+    (writer, guard)
+}
+
+type Output = Box<dyn Layer<tracing_subscriber::layer::Layered<Filter, Registry>> + Send + Sync>;
+type Filter = reload::Layer<Targets, Registry>;
+
+fn output<W>(to: W, json: bool) -> Output
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let layer = lines::layer().with_writer(to).with_ansi(false);
+    if json {
+        layer.json().map_event_format(|form| Clean { form, json }).boxed()
+    } else {
+        layer.map_event_format(|form| Clean { form, json }).boxed()
+    }
+}
+
+/// The target of the access lines.
+pub(crate) const ACCESS: &str = "access";
+/// The target of the audit lines: who has changed from where what others may do.
+pub const AUDIT: &str = "audit";
+/// The target of the lines about single frames.
+pub const FRAMES: &str = "frames";
+
+/// Lines that may wait for a slow disk before new ones are lost; the room for them is taken at the start.
+const WAITING_LINES: usize = 2048;
+
+// Escapes what is not printable in each log line: a line stays one line, and cannot control a terminal.
+
+/// Wraps another format, and escapes what is not printable in its messages, fields and spans.
+#[derive(Debug)]
+pub(crate) struct Clean<F> {
+    pub(crate) form: F,
+    /// Whether escapes are JSON's; else they are Rust's.
+    pub(crate) json: bool,
+}
+
+impl<S, N, F> FormatEvent<S, N> for Clean<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut line = String::new();
+        self.form.format_event(ctx, Writer::new(&mut line), event)?;
+        let line = line.strip_suffix('\n').unwrap_or(&line);
+        let mut rest = line;
+        while let Some((at, c)) = rest.char_indices().find(|(_, c)| !is_printable(*c)) {
+            let (plain, behind) = rest.split_at(at);
+            to.write_str(plain)?;
+            match (self.json, u32::from(c)) {
+                (true, code) => write!(to, "\\u{code:04x}")?,
+                (false, _) => write!(to, "{}", c.escape_debug())?,
+            }
+            rest = behind.get(c.len_utf8()..).unwrap_or_default();
+        }
+        to.write_str(rest)?;
+        to.write_char('\n')
+    }
+}
+
+// Log lines that never came into a file: how many, and why.
+
+/// What is lost of one set of log files, or of all logs of the process. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DroppedLines(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Lines that the disk did not take.
+    unwritten: AtomicU64,
+    /// Why the last line was not written; `None`: it was.
+    trouble: Mutex<Option<String>>,
+    /// Count the lines for which the writers' queues had no room.
+    queues: Mutex<Vec<ErrorCounter>>,
+}
+
+impl DroppedLines {
+    /// Counts the lines as well that this queue has no room for.
+    pub(crate) fn count_queue(&self, queue: ErrorCounter) {
+        self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
+    }
+
+    /// A line could not be written. The first one of a row is told on stderr, as no log can tell it.
+    pub(crate) fn lose(&self, dir: &Path, cause: &io::Error) {
+        self.0.unwritten.fetch_add(1, Relaxed);
+        let mut trouble = self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if trouble.is_none() {
+            let why = format!("log files in {} cannot be written: {cause}", dir.display());
+            // If stderr is gone as well, the metric and /readyz remain.
+            let _ = writeln!(io::stderr(), "tunnel: {why}; log lines are lost until that is mended");
+            *trouble = Some(why);
+        }
+    }
+
+    /// A line was written. Why those before it were not, if so.
+    pub(crate) fn written(&self) -> Option<String> {
+        self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// All lines that were lost.
+    pub(crate) fn count(&self) -> u64 {
+        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let dropped: usize = queues.iter().map(ErrorCounter::dropped_lines).sum();
+        self.0.unwritten.load(Relaxed) + dropped as u64
+    }
+
+    /// Why lines are being lost now; `None`: none is.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Those of the process, whose logs are started once.
+pub(crate) static OF_PROCESS: LazyLock<DroppedLines> = LazyLock::new(DroppedLines::default);
+
+/// Lines of this process's logs that were lost: the disk did not take them, or too many waited for it.
+pub fn lost_lines() -> u64 {
+    OF_PROCESS.count()
+}
+
+/// Why lines of this process's logs are being lost now, as a line for `/readyz`; empty: none is.
+pub fn log_trouble() -> String {
+    OF_PROCESS.trouble().map(|why| format!("log: {why}\n")).unwrap_or_default()
+}
+
+// Makes text of peers and clients safe to show in a log, a status line or a page.
+
+/// A peer's text as one printable line of at most `MOST` bytes. A character that could end a line, move a cursor or
+/// change the direction of writing becomes a space.
+///
+/// Each text of a peer passes through here where it is read, so that later code may use it freely.
+pub fn printable(text: &str) -> String {
+    let mut printed = String::with_capacity(text.len().min(MAX_PRINTED_BYTES));
+    for c in text.chars().map(|c| if is_printable(c) { c } else { ' ' }) {
+        if printed.len() + c.len_utf8() > MAX_PRINTED_BYTES {
+            break;
+        }
+        printed.push(c);
+    }
+    printed
+}
+
+/// Whether a character has no effect but its own glyph.
+pub(crate) fn is_printable(c: char) -> bool {
+    let separates = matches!(c, '\u{2028}' | '\u{2029}');
+    let directs =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    !(c.is_control() || separates || directs)
+}
+
+/// Longest text of a peer in bytes.
+pub(crate) const MAX_PRINTED_BYTES: usize = 200;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::Level as At;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What stands in the log after some work.
+    pub(crate) fn lines_of(json: bool, work: impl FnOnce()) -> String {
+        let lines = Lines::default();
+        let to = lines.clone();
+        let (filter, _level) = LogLevel::new(0);
+        let log = tracing_subscriber::registry().with(filter).with(output(move || to.clone(), json));
+        tracing::subscriber::with_default(log, work);
+        String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn whatever_is_logged_a_line_stays_one_line_and_moves_no_cursor() {
+        let wild = "a\nINFO forged\r\u{1b}[2J\u{9b}31m\u{2028}\u{202e}\u{7f}b \u{e9}";
+        for json in [false, true] {
+            let lines = lines_of(json, || {
+                let _span = tracing::info_span!("span", node = %wild, quoted = wild).entered();
+                tracing::info!(shown = %wild, quoted = wild, why = ?wild, "{wild}");
+            });
+            assert_eq!(lines.lines().count(), 1, "{lines}");
+            assert!(lines.ends_with('\n') && lines.trim_end().chars().all(is_printable), "{lines:?}");
+            assert!(lines.matches("b \u{e9}").count() >= 5, "{lines}");
+            if json {
+                let read: serde_json::Value = serde_json::from_str(&lines).unwrap();
+                assert_eq!(read["fields"]["message"], wild);
+            }
+        }
+    }
+
+    #[test]
+    fn klogs_numbers_choose_what_is_logged() {
+        for (verbosity, ours, others) in [
+            (-1, At::WARN, At::ERROR),
+            (0, At::INFO, At::WARN),
+            (2, At::DEBUG, At::WARN),
+            (4, At::DEBUG, At::DEBUG),
+            (9, At::TRACE, At::TRACE),
+        ] {
+            let targets = targets(verbosity);
+            for (target, most) in
+                [("tunnel::route", ours), (ACCESS, ours), ("h2", others), ("tunnelling", ours)]
+            {
+                for level in [At::ERROR, At::WARN, At::INFO, At::DEBUG, At::TRACE] {
+                    assert_eq!(
+                        targets.would_enable(target, &level),
+                        level <= most,
+                        "{verbosity} {target} {level}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_that_repeats_what_we_tell_is_silent_unless_libraries_are_asked_for() {
+        for target in ["kube_client::client::builder", "kube_runtime::watcher"] {
+            assert!(!targets(0).would_enable(target, &At::ERROR));
+            assert!(targets(4).would_enable(target, &At::WARN));
+        }
+    }
+
+    #[test]
+    fn the_level_changes_while_the_program_runs() {
+        let (filter, level) = LogLevel::new(0);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || {
+            assert!(!tracing::enabled!(target: "tunnel::x", At::DEBUG));
+            level.set(2).unwrap();
+            assert!(tracing::enabled!(target: "tunnel::x", At::DEBUG));
+        });
+        assert!(level.set(4).is_err(), "nobody listens any more");
+    }
+}
+
+#[cfg(test)]
+mod printable_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn neither_lines_nor_escapes_nor_turned_writing_get_through() {
+        let wild = "a\r\nb\u{1b}[2Jc\u{9b}31md\u{2028}e\u{202e}f\u{7f}\u{e9}";
+        assert_eq!(printable(wild), "a  b [2Jc 31md e f \u{e9}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_becomes_a_short_line(text in any::<String>()) {
+            let printed = printable(&text);
+            prop_assert!(printed.len() <= MAX_PRINTED_BYTES && printed.chars().all(is_printable));
+            prop_assert_eq!(printable(&printed), printed);
+        }
+    }
+}

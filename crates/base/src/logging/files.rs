@@ -1,0 +1,279 @@
+//! Daily log files within a bound of days and bytes.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tracing::warn;
+use tracing_appender::rolling::{RollingFileAppender, Rotation};
+
+use crate::logging::DroppedLines;
+
+/// How many files are kept.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    /// Days, today included.
+    pub days: usize,
+    /// Bytes of all files together.
+    pub bytes: u64,
+}
+
+/// Writes `name.<date>.log`; within a day, a file that grows too long is set aside as `name.<date>.log.1` and so on.
+#[derive(Debug)]
+pub(crate) struct LogFiles {
+    dir: PathBuf,
+    name: &'static str,
+    kept: Kept,
+    current: RollingFileAppender,
+    /// Bytes in the current file.
+    written: u64,
+    /// The current file's day, in days since 1970, UTC.
+    day: u64,
+    /// Whether the current file ends in the middle of a line.
+    torn: bool,
+    lost: DroppedLines,
+}
+
+impl LogFiles {
+    /// Opens today's file to append to it.
+    pub(crate) fn open(dir: &Path, name: &'static str, kept: Kept, lost: DroppedLines) -> io::Result<Self> {
+        fs::create_dir_all(dir)?;
+        let current = appender(dir, name)?;
+        let (dir, day) = (dir.to_owned(), today());
+        let mut files = Self { dir, name, kept, current, written: u64::MAX, day, torn: false, lost };
+        let newest = files.list()?.into_iter().rev().find(|f| f.path.extension() == Some(OsStr::new("log")));
+        files.written = newest.map_or(0, |f| f.bytes);
+        files.forget()?;
+        Ok(files)
+    }
+
+    /// Begins a new file if this one is full or of an earlier day, and removes files beyond the bounds.
+    fn turn(&mut self) -> io::Result<()> {
+        let day = today();
+        if day != self.day {
+            self.day = day;
+            self.written = 0;
+        } else if self.written >= self.kept.bytes / PARTS {
+            self.set_aside()?;
+            self.current = appender(&self.dir, self.name)?;
+            self.written = 0;
+        } else {
+            return Ok(());
+        }
+        self.forget()
+    }
+
+    /// Writes a whole line, behind what is left of one that was cut.
+    fn put(&mut self, line: &[u8]) -> io::Result<()> {
+        let end = if self.torn { &b"\n"[..] } else { b"" };
+        for piece in [end, line] {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                match self.current.write(rest) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(taken) => {
+                        self.written = self.written.saturating_add(taken as u64);
+                        rest = rest.get(taken..).unwrap_or_default();
+                        self.torn = !rest.is_empty();
+                    }
+                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                    Err(cause) => return Err(cause),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_aside(&self) -> io::Result<()> {
+        let files = self.list()?;
+        let Some(current) = files.iter().rev().find(|f| f.path.extension() == Some(OsStr::new("log"))) else {
+            return Ok(());
+        };
+        let part = |n: u32| {
+            let mut path = current.path.clone().into_os_string();
+            path.push(format!(".{n}"));
+            PathBuf::from(path)
+        };
+        let used = files.iter().filter(|f| f.date == current.date).map(|f| f.part).max().unwrap_or(0);
+        fs::rename(&current.path, part(used.saturating_add(1)))
+    }
+
+    /// Removes the oldest files until the rest, with the full length of the current one, is within the bounds.
+    fn forget(&self) -> io::Result<()> {
+        let mut room = self.kept.bytes - self.kept.bytes / PARTS;
+        let mut dates = Vec::new();
+        for file in self.list()?.into_iter().rev() {
+            if dates.last() != Some(&file.date) {
+                dates.push(file.date.clone());
+            }
+            let current = file.part == 0 && dates.len() == 1;
+            if !current && (dates.len() > self.kept.days || file.bytes > room) {
+                // All older files go too, as a gap in the middle would mislead the reader.
+                room = 0;
+                fs::remove_file(&file.path)?;
+            } else if !current {
+                room -= file.bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// The log files, oldest first: by date, then parts in their order, then the current one.
+    fn list(&self) -> io::Result<Vec<LogFile>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let Some((date, part)) = name.to_str().and_then(|n| parse(n, self.name)) else { continue };
+            let (date, bytes) = (date.to_owned(), entry.metadata()?.len());
+            files.push(LogFile { path: entry.path(), date, part, bytes });
+        }
+        files.sort_by_key(|f| (f.date.clone(), if f.part == 0 { u32::MAX } else { f.part }));
+        Ok(files)
+    }
+}
+
+impl Write for LogFiles {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // A file that cannot be removed must not cost log lines, so the error is ignored.
+        let tidied = self.turn();
+        // An error would end nothing here, and tell nobody.
+        match self.put(line) {
+            Err(cause) => self.lost.lose(&self.dir, &cause),
+            Ok(()) => {
+                if let Some(why) = self.lost.written() {
+                    warn!(lost = self.lost.count(), "log lines are written again, and some are lost: {why}");
+                }
+            }
+        }
+        if let Err(cause) = tidied {
+            // As above.
+            let _ = self.put(format!("cannot tidy up log files: {cause}\n").as_bytes());
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.current.flush()
+    }
+}
+
+#[derive(Debug)]
+struct LogFile {
+    path: PathBuf,
+    date: String,
+    /// 0 is the file itself, 1 the part that was set aside first.
+    part: u32,
+    bytes: u64,
+}
+
+/// Date and part of one of our files' names, `name.2026-11-21.log` or `name.2026-11-21.log.3`.
+fn parse<'a>(file: &'a str, name: &str) -> Option<(&'a str, u32)> {
+    let rest = file.strip_prefix(name)?.strip_prefix('.')?;
+    let (date, part) = rest.split_once(".log")?;
+    let dated = date.len() == 10 && date.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+    let part = if part.is_empty() { 0 } else { part.strip_prefix('.')?.parse().ok()? };
+    dated.then_some((date, part))
+}
+
+fn appender(dir: &Path, name: &str) -> io::Result<RollingFileAppender> {
+    let daily = RollingFileAppender::builder().rotation(Rotation::DAILY);
+    daily.filename_prefix(name).filename_suffix("log").build(dir).map_err(io::Error::other)
+}
+
+fn today() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 86_400
+}
+
+/// A week, and an eighth of the smallest disk that a node comes with.
+pub(crate) const RETENTION: Kept = Kept { days: 7, bytes: 100 * 1024 * 1024 };
+
+/// The share of all bytes that one file may take: small enough that removing the oldest leaves most of the past.
+const PARTS: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn files_never_pass_their_share_and_the_newest_lines_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept { days: 7, bytes: 8000 };
+        let mut files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
+        for n in 0..1000 {
+            files.write_all(format!("{n:099}\n").as_bytes()).unwrap();
+        }
+        let all = files.list().unwrap();
+        let total: u64 = all.iter().map(|f| f.bytes).sum();
+        assert!((4000..=8100).contains(&total), "{total} bytes in {all:?}");
+        let lines: String = all.iter().map(|f| fs::read_to_string(&f.path).unwrap()).collect();
+        let numbers: Vec<u64> = lines.lines().map(|l| l.parse().unwrap()).collect();
+        let first = 1000 - numbers.len() as u64;
+        assert_eq!(numbers, (first..1000).collect::<Vec<_>>(), "the last lines, in order, without a gap");
+    }
+
+    #[test]
+    fn only_the_last_days_are_kept_and_strangers_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        for day in 1..=9 {
+            fs::write(dir.path().join(format!("t.2020-01-0{day}.log")), "x").unwrap();
+        }
+        for stranger in ["t.2020-01-01.txt", "other.2020-01-01.log", "t.today.log"] {
+            fs::write(dir.path().join(stranger), "x").unwrap();
+        }
+        let kept = Kept { days: 3, bytes: 8000 };
+        let _files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
+        let left = names(dir.path());
+        assert_eq!(left.len(), 6, "{left:?}");
+        for name in ["t.2020-01-08.log", "t.2020-01-09.log", "t.2020-01-01.txt", "other.2020-01-01.log"] {
+            assert!(left.iter().any(|n| n == name), "{name} is not in {left:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_full_disk_does_not_take_is_counted_and_told_until_it_has_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let lost = DroppedLines::default();
+        drop(LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap());
+        let [name] = names(dir.path()).try_into().unwrap();
+        let path = dir.path().join(name);
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let mut files = LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap();
+        for line in ["one\n", "two\n"] {
+            files.write_all(line.as_bytes()).unwrap();
+        }
+        let trouble = lost.trouble().unwrap();
+        assert!(
+            trouble.contains(&*dir.path().to_string_lossy()) && trouble.contains("No space"),
+            "{trouble}"
+        );
+        assert_eq!(lost.count(), 2);
+        fs::remove_file(&path).unwrap();
+        files.current = appender(dir.path(), "t").unwrap();
+        files.torn = true;
+        files.write_all(b"three\n").unwrap();
+        assert_eq!((lost.trouble(), lost.count()), (None, 2));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "\nthree\n", "a torn line is ended first");
+    }
+
+    #[test]
+    fn a_restart_goes_on_in_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        for line in ["one\n", "two\n"] {
+            let mut files = LogFiles::open(dir.path(), "t", RETENTION, DroppedLines::default()).unwrap();
+            files.write_all(line.as_bytes()).unwrap();
+        }
+        let [name] = names(dir.path()).try_into().unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), "one\ntwo\n");
+    }
+}

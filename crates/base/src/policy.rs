@@ -1,0 +1,375 @@
+//! Who may reach what: networks a client may come from, rules about nodes and ports, targets an edge may dial.
+//!
+//! Everything here checks addresses, never names: a name is resolved first, then each address it gave is checked, and
+//! the very address that passed is dialled. IPv4 addresses in IPv6 dress are unwrapped on both sides, see [`plain`].
+//!
+//! What cannot be read, or can never match, is an error: a slip of the pen must not open a door, nor lock one.
+
+pub mod ports;
+pub mod targets;
+pub mod tokens;
+pub mod zone;
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+
+use crate::names::NodeName;
+
+/// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
+///
+/// `0.0.0.0/0` is all of IPv4 and nothing of IPv6; `::/0` the other way round.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Networks(Vec<IpNet>);
+
+/// Which nodes: a name in which `*` stands for any run of characters, upper and lower case being equal.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Glob(String);
+
+/// Which names in a client's certificate: a text in which `*` stands for any run of characters, upper and lower case
+/// being equal.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CertificateGlob(String);
+
+/// Lets through what matches all of its parts; an absent part matches everything.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rule {
+    /// Users who have proved who they are. A client without a name matches only when this is absent.
+    pub users: Option<Vec<String>>,
+    /// Where clients come from.
+    pub from: Option<Networks>,
+    /// Which nodes they may ask for.
+    pub nodes: Option<Vec<Glob>>,
+    /// Which ports of the target.
+    pub ports: Option<Vec<u16>>,
+}
+
+/// Who may ask for which node and port: what one of the rules lets through, or everything when there are none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rules(Vec<Rule>);
+
+/// Why a text of a policy cannot be read, and what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// Neither an address nor a network.
+    #[error("not a network: want an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8")]
+    Network,
+    /// Bits behind the prefix are set: either the address or the length is a slip.
+    #[error(
+        "bits are set behind the prefix: for the whole network write {0}, for one address leave out the '/'"
+    )]
+    HostBits(IpNet),
+    /// An IPv4 network in IPv6 dress: clients are compared unwrapped, so it would never match.
+    #[error("an IPv4 network written as IPv6: write it as IPv4")]
+    Mapped,
+    /// Not a node's name with stars.
+    #[error("not a node name: want letters, digits, '-', '_', '.', and '*' for any run of them")]
+    Glob,
+    /// Not a name as certificates have it.
+    #[error(
+        "not a certificate's name: want a text without control characters, and '*' for any run of characters"
+    )]
+    CertificateGlob,
+    /// An allowed target without a port, or with a bad one.
+    #[error(
+        "want network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or own:22"
+    )]
+    Port,
+}
+
+/// The address itself, out of the two dresses IPv4 can wear in IPv6: `::ffff:10.0.0.1` (mapped) and `::10.0.0.1`
+/// (compatible). Dial what this returns: it is what was checked.
+pub fn plain(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(v6) if v6 != Ipv6Addr::LOCALHOST && !v6.is_unspecified() => {
+            v6.to_ipv4().map_or(ip, IpAddr::V4)
+        }
+        _ => ip,
+    }
+}
+
+impl Networks {
+    /// Is this address in one of them?
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let ip = plain(ip);
+        self.0.iter().any(|net| net.contains(&ip))
+    }
+
+    /// No network at all: nobody.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Does one of them hold a whole address family, so that it shuts nobody out?
+    pub fn holds_everyone(&self) -> bool {
+        self.0.iter().any(|net| net.prefix_len() == 0)
+    }
+}
+
+impl Glob {
+    /// Does this node match?
+    pub fn matches(&self, node: &NodeName) -> bool {
+        matches(self.0.as_bytes(), node.as_str().as_bytes())
+    }
+}
+
+impl CertificateGlob {
+    /// Does this name match?
+    pub fn matches(&self, name: &str) -> bool {
+        matches(self.0.as_bytes(), name.as_bytes())
+    }
+
+    /// Returns true if it matches every name, and so tells no client from another.
+    pub fn is_everyone(&self) -> bool {
+        self.0.bytes().all(|byte| byte == b'*')
+    }
+}
+
+impl Rules {
+    /// May this client (`user`, if it has proved who it is, calling from `from`) reach this port of this node?
+    pub fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
+        self.0.is_empty() || self.0.iter().any(|rule| rule.allows(user, from, node, port))
+    }
+
+    /// Does a rule ask for a user's name?
+    pub fn name_users(&self) -> bool {
+        self.0.iter().any(|rule| rule.users.is_some())
+    }
+
+    /// No rules: everything is let through.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Rule {
+    fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
+        let named = |users: &Vec<String>| user.is_some_and(|user| users.iter().any(|u| u == user));
+        self.users.as_ref().is_none_or(named)
+            && self.from.as_ref().is_none_or(|nets| nets.contains(from))
+            && self.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
+            && self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
+    }
+}
+
+impl FromIterator<IpNet> for Networks {
+    fn from_iter<I: IntoIterator<Item = IpNet>>(nets: I) -> Self {
+        Self(nets.into_iter().collect())
+    }
+}
+
+impl FromIterator<Rule> for Rules {
+    fn from_iter<I: IntoIterator<Item = Rule>>(rules: I) -> Self {
+        Self(rules.into_iter().collect())
+    }
+}
+
+impl FromStr for Glob {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'*');
+        if matches!(text.len(), 1..=253) && text.bytes().all(known) {
+            Ok(Self(text.to_ascii_lowercase()))
+        } else {
+            Err(PolicyError::Glob)
+        }
+    }
+}
+
+impl FromStr for CertificateGlob {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        if matches!(text.len(), 1..=253) && !text.contains(char::is_control) {
+            Ok(Self(text.to_ascii_lowercase()))
+        } else {
+            Err(PolicyError::CertificateGlob)
+        }
+    }
+}
+
+impl fmt::Debug for CertificateGlob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Networks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|net| format_args!("{net}").to_string())).finish()
+    }
+}
+
+impl fmt::Debug for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Reads one network as people write it.
+///
+/// # Errors
+/// Anything that is not exactly one network of one family.
+pub fn network(text: &str) -> Result<IpNet, PolicyError> {
+    let net = match text.parse::<IpAddr>() {
+        Ok(ip) => IpNet::from(ip),
+        Err(_) => text.parse::<IpNet>().map_err(|_| PolicyError::Network)?,
+    };
+    if net.addr() != net.network() {
+        return Err(PolicyError::HostBits(net.trunc()));
+    }
+    if net.prefix_len() > 0 && plain(net.addr()) != net.addr() {
+        return Err(PolicyError::Mapped);
+    }
+    Ok(net)
+}
+
+/// Matching that remembers only the last star: linear for one star, never exponential. `glob` is lower case.
+fn matches(glob: &[u8], name: &[u8]) -> bool {
+    let (mut g, mut n) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while let Some(byte) = name.get(n) {
+        match glob.get(g) {
+            Some(b'*') => {
+                star = Some((g + 1, n));
+                g += 1;
+            }
+            Some(want) if *want == byte.to_ascii_lowercase() => {
+                g += 1;
+                n += 1;
+            }
+            _ => match star {
+                Some((behind, from)) => {
+                    star = Some((behind, from + 1));
+                    g = behind;
+                    n = from + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    glob.iter().skip(g).all(|b| *b == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::policy::targets::TargetEntry;
+    use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn networks(texts: &[&str]) -> Networks {
+        texts.iter().map(|text| network(text).unwrap()).collect()
+    }
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_network_with_a_slip_in_it_is_refused_with_a_cure() {
+        for (text, cure) in [
+            ("10.0.0.1/8", "write 10.0.0.0/8"),
+            ("10.0.0.0/33", "want an address or a network"),
+            ("010.0.0.1", "want an address or a network"),
+            ("edge1", "want an address or a network"),
+            ("", "want an address or a network"),
+            ("::ffff:10.0.0.0/104", "write it as IPv4"),
+            ("::10.0.0.1", "write it as IPv4"),
+        ] {
+            let error = network(text).unwrap_err().to_string();
+            assert!(error.contains(cure), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_client_in_ipv6_dress_is_the_ipv4_client_it_is() {
+        let nets = networks(&["10.0.0.0/8"]);
+        for inside in ["10.1.2.3", "::ffff:10.1.2.3", "::10.1.2.3"] {
+            assert!(nets.contains(inside.parse().unwrap()), "{inside}");
+        }
+        for outside in ["11.0.0.1", "::ffff:11.0.0.1", "::1", "::", "fd00::1"] {
+            assert!(!nets.contains(outside.parse().unwrap()), "{outside}");
+        }
+        assert!(networks(&["::1"]).contains("::1".parse().unwrap()));
+        assert!(!networks(&["::/0"]).contains("::ffff:10.0.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_rule_lets_through_what_matches_all_of_its_parts() {
+        let rule = Rule {
+            users: Some(vec!["ops".to_owned()]),
+            from: Some(networks(&["10.0.0.0/8"])),
+            nodes: Some(vec!["edge-*".parse().unwrap()]),
+            ports: Some(vec![22]),
+        };
+        let rules = Rules::from_iter([rule]);
+        let from: IpAddr = "::ffff:10.9.9.9".parse().unwrap();
+        assert!(rules.allows(Some("ops"), from, &node("Edge-7"), 22));
+        assert!(!rules.allows(Some("Ops"), from, &node("edge-7"), 22), "users are told apart by case");
+        assert!(!rules.allows(None, from, &node("edge-7"), 22));
+        assert!(!rules.allows(Some("ops"), "192.0.2.1".parse().unwrap(), &node("edge-7"), 22));
+        assert!(!rules.allows(Some("ops"), from, &node("node-7"), 22));
+        assert!(!rules.allows(Some("ops"), from, &node("edge-7"), 23));
+    }
+
+    #[test]
+    fn no_rules_let_everything_through_and_so_does_an_empty_rule() {
+        let from = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        assert!(Rules::default().allows(None, from, &node("n"), 1));
+        assert!(Rules::from_iter([Rule::default()]).allows(None, from, &node("n"), 1));
+    }
+
+    /// The result that [`matches`] should have, computed the slow way.
+    fn model(glob: &[u8], name: &[u8]) -> bool {
+        match (glob.split_first(), name.split_first()) {
+            (None, None) => true,
+            (Some((b'*', rest)), _) => (0..=name.len()).any(|n| model(rest, &name[n..])),
+            (Some((g, glob)), Some((n, name))) => g.eq_ignore_ascii_case(n) && model(glob, name),
+            _ => false,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn globs_match_as_their_definition_says(glob in "[ab*]{1,8}", name in "[abAB]{1,10}") {
+            let parsed: Glob = glob.parse().unwrap();
+            prop_assert_eq!(parsed.matches(&node(&name)), model(glob.as_bytes(), name.as_bytes()));
+        }
+
+        #[test]
+        fn a_glob_with_many_stars_stays_quick(stars in 1_usize..120) {
+            let glob: Glob = format!("{}b", "*a".repeat(stars)).parse().unwrap();
+            prop_assert!(!glob.matches(&node(&"a".repeat(250))));
+        }
+
+        #[test]
+        fn ipv4_is_judged_alike_in_every_dress(bits: u32, net: u32, length in 0_u8..=32) {
+            let net = ipnet::Ipv4Net::new(net.into(), length).unwrap().trunc();
+            let nets = Networks::from_iter([IpNet::V4(net)]);
+            let ip = Ipv4Addr::from(bits);
+            prop_assert_eq!(nets.contains(IpAddr::V6(ip.to_ipv6_mapped())), net.contains(&ip));
+            prop_assert_eq!(nets.contains(IpAddr::V4(ip)), net.contains(&ip));
+        }
+
+        #[test]
+        fn adding_a_rule_never_takes_away_what_others_allow(ports in proptest::collection::vec(1_u16..9, 1..4), more in 1_u16..9, port in 1_u16..9) {
+            let rule = |port| Rule { ports: Some(vec![port]), ..Rule::default() };
+            let some = Rules::from_iter(ports.iter().map(|p| rule(*p)));
+            let all = Rules::from_iter(ports.iter().chain([&more]).map(|p| rule(*p)));
+            let ask = |rules: &Rules| rules.allows(None, Ipv4Addr::LOCALHOST.into(), &node("n"), port);
+            prop_assert!(!ask(&some) || ask(&all));
+            prop_assert_eq!(ask(&all), ports.contains(&port) || more == port);
+        }
+
+        #[test]
+        fn no_text_makes_a_policy_panic(text in ".{0,80}") {
+            let _ = (network(&text), text.parse::<Glob>(), text.parse::<TargetEntry>());
+        }
+    }
+}

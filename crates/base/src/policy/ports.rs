@@ -1,0 +1,307 @@
+//! Ports of nodes that clients name: which of them speak HTTP, which TLS, and which are those of a node's loopback.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use crate::names::{NameError, Target};
+
+/// What a port of a pod stands for at each node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PortTarget {
+    /// That.
+    Target(Target),
+    /// The port that each request's Host names, of the node itself.
+    Host,
+}
+
+/// Ports of nodes beside a kubelet's, as a ConfigMap names them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProxyPorts {
+    /// Those that speak HTTP.
+    pub http: BTreeSet<u16>,
+    /// Those that speak HTTP over TLS; none of them is in [`Self::http`].
+    pub https: BTreeSet<u16>,
+    /// Those of services that listen on a node's loopback alone.
+    pub loopback: BTreeSet<u16>,
+}
+
+/// A part of the ConfigMap that does not count. The rest of it does.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {found:?}: {remedy}")]
+pub struct PortError {
+    /// Its key.
+    pub key: String,
+    /// What is written, shortened.
+    pub found: String,
+    /// What to write instead.
+    pub remedy: &'static str,
+}
+
+impl ProxyPorts {
+    /// Reads the ConfigMap's data. `own`: the ports at which this pod listens, which cannot stand for ports of nodes as
+    /// well. What is wrong is left out and told; of more than 20 faults the first 20.
+    pub fn parse(data: &BTreeMap<String, String>, own: &BTreeSet<u16>) -> (Self, Vec<PortError>) {
+        let mut reader = Reader { own, ports: Self::default(), wrong: Vec::new() };
+        for (key, text) in data {
+            match key.as_str() {
+                HTTP | HTTPS | PAIRS => {}
+                LOOPBACK => {
+                    reader.ports.loopback.clear();
+                    for item in items(text) {
+                        let Some(port) = reader.port(key, item) else { continue };
+                        let loopback = &mut reader.ports.loopback;
+                        if loopback.len() < MAX_PORTS || loopback.contains(&port) {
+                            loopback.insert(port);
+                        } else {
+                            reader.complain(key, item, TOO_MANY);
+                        }
+                    }
+                }
+                _ => reader.complain(key, text, NOT_A_KEY),
+            }
+        }
+        let text = |key| data.get(key).map_or("", String::as_str);
+        for (key, secure) in [(HTTP, false), (HTTPS, true)] {
+            for item in items(text(key)) {
+                let port = reader.port(key, item);
+                reader.put(key, item, port, secure);
+            }
+        }
+        for item in items(text(PAIRS)) {
+            let secure = match item.split_once('=').map(|(_, to)| to.trim()) {
+                Some(FRONT) => false,
+                Some(SECURE_FRONT) => true,
+                _ => {
+                    reader.complain(PAIRS, item, NOT_A_PAIR);
+                    continue;
+                }
+            };
+            let port = item.split_once('=').map_or(item, |(port, _)| port.trim());
+            let port = reader.port(PAIRS, port);
+            reader.put(PAIRS, item, port, secure);
+        }
+        (reader.ports, reader.wrong)
+    }
+
+    /// Whether a node's port is reached at its loopback, and not at its address.
+    pub fn is_on_loopback(&self, port: u16) -> bool {
+        KUBELET.contains(&port) || self.loopback.contains(&port)
+    }
+
+    /// Every port of nodes that clients are led to pods for: the kubelet's, those of HTTP and those of TLS.
+    pub fn all_ports(&self) -> BTreeSet<u16> {
+        KUBELET.into_iter().chain(self.http.iter().copied()).chain(self.https.iter().copied()).collect()
+    }
+}
+
+/// No ports but the kubelet's; the loopback's are those that the ConfigMap has where it does not name them.
+impl Default for ProxyPorts {
+    fn default() -> Self {
+        Self { http: BTreeSet::new(), https: BTreeSet::new(), loopback: [10266, 10267].into() }
+    }
+}
+
+struct Reader<'a> {
+    own: &'a BTreeSet<u16>,
+    ports: ProxyPorts,
+    wrong: Vec<PortError>,
+}
+
+impl Reader<'_> {
+    fn port(&mut self, key: &str, item: &str) -> Option<u16> {
+        let digits = item.bytes().all(|b| b.is_ascii_digit());
+        let port = item.parse().ok().filter(|port| digits && *port > 0);
+        if port.is_none() {
+            self.complain(key, item, NOT_A_PORT);
+        }
+        port
+    }
+
+    fn put(&mut self, key: &str, item: &str, port: Option<u16>, secure: bool) {
+        // A kubelet's are led to pods whatever the map says.
+        let Some(port) = port.filter(|port| !KUBELET.contains(port)) else { return };
+        let count = self.ports.http.len() + self.ports.https.len();
+        let (to, other) = match secure {
+            true => (&mut self.ports.https, &self.ports.http),
+            false => (&mut self.ports.http, &self.ports.https),
+        };
+        if self.own.contains(&port) {
+            self.complain(key, item, OWN);
+        } else if other.contains(&port) {
+            self.complain(key, item, BOTH);
+        } else if count >= MAX_PORTS && !to.contains(&port) {
+            self.complain(key, item, TOO_MANY);
+        } else {
+            to.insert(port);
+        }
+    }
+
+    fn complain(&mut self, key: &str, found: &str, remedy: &'static str) {
+        if self.wrong.len() < MAX_WRONG {
+            let short = |text: &str| text.chars().take(EXCERPT).collect();
+            self.wrong.push(PortError { key: short(key), found: short(found), remedy });
+        }
+    }
+}
+
+/// What stands between commas.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty())
+}
+
+impl FromStr for PortTarget {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        if text == HOST { Ok(Self::Host) } else { text.parse().map(Self::Target) }
+    }
+}
+
+impl fmt::Display for PortTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Target(target) => write!(f, "{target}"),
+            Self::Host => f.write_str("every port"),
+        }
+    }
+}
+
+/// The word for [`PortTarget::Host`].
+const HOST: &str = "host";
+
+/// The ports of a kubelet: with TLS, and without.
+pub const KUBELET: [u16; 2] = [10250, 10255];
+
+const HTTP: &str = "http-proxy-ports";
+const HTTPS: &str = "https-proxy-ports";
+const LOOPBACK: &str = "localhost-proxy-ports";
+const PAIRS: &str = "dnat-ports-pair";
+
+/// What pairs have behind the sign for a port that speaks HTTP, and for one that speaks TLS.
+const FRONT: &str = "10264";
+const SECURE_FRONT: &str = "10263";
+
+/// Ports at most, of a node's loopback and others: each of the latter is an entry of a Service.
+const MAX_PORTS: usize = 250;
+
+/// Faults that are told at most, and characters of each that are repeated.
+const MAX_WRONG: usize = 20;
+const EXCERPT: usize = 40;
+
+const NOT_A_KEY: &str = "not a key that is read: http-proxy-ports, https-proxy-ports, localhost-proxy-ports and dnat-ports-pair are";
+const NOT_A_PORT: &str = "want a port from 1 to 65535, several with commas between them";
+const NOT_A_PAIR: &str = "want port=10264 for HTTP or port=10263 for TLS, several with commas between them";
+const OWN: &str =
+    "the pods themselves listen at that port: take it out, or give the pods another one in their config";
+const BOTH: &str = "it is named for HTTP and for TLS: take it out of one of the two";
+const TOO_MANY: &str = "250 ports are named before it, which is all that counts: take some out";
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(data: &[(&str, &str)]) -> (ProxyPorts, Vec<String>) {
+        let data = data.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
+        let (ports, wrong) = ProxyPorts::parse(&data, &[9000, 10263].into());
+        (ports, wrong.iter().map(ToString::to_string).collect())
+    }
+
+    fn set(ports: &[u16]) -> BTreeSet<u16> {
+        ports.iter().copied().collect()
+    }
+
+    #[test]
+    fn the_map_names_ports_in_lists_and_in_the_old_pairs() {
+        let (ports, wrong) = parse(&[
+            (HTTP, " 9051, 9052,"),
+            (HTTPS, "9443"),
+            (LOOPBACK, "10266"),
+            (PAIRS, "9053=10264, 9444 = 10263,9051=10264"),
+        ]);
+        assert_eq!(wrong, [""; 0]);
+        assert_eq!(ports.http, set(&[9051, 9052, 9053]));
+        assert_eq!(ports.https, set(&[9443, 9444]));
+        assert_eq!(ports.all_ports(), set(&[9051, 9052, 9053, 9443, 9444, 10250, 10255]));
+        let on_loopback = |port| ports.is_on_loopback(port);
+        assert_eq!([10250, 10255, 10266, 10267, 9051].map(on_loopback), [true, true, true, false, false]);
+    }
+
+    #[test]
+    fn the_loopbacks_ports_are_two_where_the_map_has_no_such_key_and_none_where_it_is_empty() {
+        assert_eq!(parse(&[]).0, ProxyPorts::default());
+        assert_eq!(parse(&[]).0.loopback, set(&[10266, 10267]));
+        assert_eq!(parse(&[(LOOPBACK, "")]).0.loopback, set(&[]));
+    }
+
+    #[test]
+    fn each_wrong_part_is_told_with_key_value_and_remedy_and_the_rest_counts() {
+        let (ports, wrong) = parse(&[
+            (HTTP, "9051,x,0,65536,+7,9000,10250"),
+            (HTTPS, "9051,9443"),
+            (PAIRS, "9052,9053=80,9054=10264"),
+            ("http-proxy-port", "9055"),
+        ]);
+        assert_eq!((ports.http, ports.https), (set(&[9051, 9054]), set(&[9443])));
+        let told = [
+            ("http-proxy-port: \"9055\": ", NOT_A_KEY),
+            ("http-proxy-ports: \"x\": ", NOT_A_PORT),
+            ("http-proxy-ports: \"0\": ", NOT_A_PORT),
+            ("http-proxy-ports: \"65536\": ", NOT_A_PORT),
+            ("http-proxy-ports: \"+7\": ", NOT_A_PORT),
+            ("http-proxy-ports: \"9000\": ", OWN),
+            ("https-proxy-ports: \"9051\": ", BOTH),
+            ("dnat-ports-pair: \"9052\": ", NOT_A_PAIR),
+            ("dnat-ports-pair: \"9053=80\": ", NOT_A_PAIR),
+        ];
+        assert_eq!(wrong, told.map(|(what, remedy)| format!("{what}{remedy}")));
+    }
+
+    #[test]
+    fn ports_and_faults_are_bounded() {
+        let many = (1..=400).map(|port: u16| port.to_string()).collect::<Vec<_>>().join(",");
+        let (ports, wrong) = parse(&[(HTTP, &many), (HTTPS, &"x,".repeat(1000))]);
+        assert_eq!((ports.http.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
+        let (ports, wrong) = parse(&[(LOOPBACK, &many)]);
+        assert_eq!((ports.loopback.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
+        assert!(wrong[0].contains("localhost-proxy-ports: \"251\": 250 ports"), "{wrong:?}");
+        assert!(parse(&[(HTTP, &"y".repeat(10_000))]).1[0].len() < 200);
+    }
+
+    #[test]
+    fn a_port_of_a_server_stands_for_a_target_or_for_what_host_names() {
+        assert_eq!("host".parse(), Ok(PortTarget::Host));
+        assert_eq!("127.0.0.1:1".parse(), Ok(PortTarget::Target("127.0.0.1:1".parse().unwrap())));
+        assert!("hosts".parse::<PortTarget>().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_there_no_own_port_counts_and_none_twice(
+            lists in proptest::collection::vec("[0-9, =x]{0,60}", 4),
+            own in proptest::collection::btree_set(1_u16..100, 0..20),
+        ) {
+            let keys = [HTTP, HTTPS, LOOPBACK, PAIRS].into_iter().map(str::to_owned);
+            let (ports, _) = ProxyPorts::parse(&keys.zip(lists).collect(), &own);
+            prop_assert!(ports.http.is_disjoint(&ports.https));
+            let all: BTreeSet<_> = ports.http.union(&ports.https).copied().collect();
+            prop_assert!(all.is_disjoint(&own) && all.is_disjoint(&set(&KUBELET)) && !all.contains(&0));
+        }
+
+        #[test]
+        fn what_is_written_of_ports_is_read_back(
+            http in proptest::collection::btree_set(20_000_u16..30_000, 0..50),
+            https in proptest::collection::btree_set(30_000_u16..40_000, 0..50),
+            loopback in proptest::collection::btree_set(1_u16..65_535, 0..50),
+        ) {
+            let list = |ports: &BTreeSet<u16>| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
+            let data = [(HTTP, &http), (HTTPS, &https), (LOOPBACK, &loopback)];
+            let data = data.map(|(key, ports)| (key.to_owned(), list(ports)));
+            let (read, wrong) = ProxyPorts::parse(&data.into_iter().collect(), &BTreeSet::new());
+            prop_assert_eq!(wrong, vec![]);
+            prop_assert_eq!(read, ProxyPorts { http, https, loopback });
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! What an edge may dial, and what a pod dials for edges.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::policy::{PolicyError, network, plain};
+
+/// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
+///
+/// A given list stands alone: what it does not hold is forbidden, loopback and own addresses included.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Targets(Vec<TargetEntry>);
+
+/// One entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `own:22` for the edge's own addresses.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TargetEntry {
+    place: AllowedNet,
+    /// `None`: any port.
+    port: Option<u16>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum AllowedNet {
+    Own,
+    Net(IpNet),
+}
+
+/// Where this process itself listens. These are never targets, even if a list has them, as connections from there count
+/// as this machine's.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnListeners(Vec<SocketAddr>);
+
+impl OwnListeners {
+    /// Would dialling this address reach this process? `own` are the addresses of this machine, as of now.
+    pub fn holds(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
+        let ip = plain(at.ip());
+        let here = |at: IpAddr| at.is_loopback() || own.iter().any(|o| plain(*o) == at);
+        self.0.iter().filter(|listener| listener.port() == at.port()).any(|listener| {
+            let listener = plain(listener.ip());
+            // To dial the unspecified address is to dial loopback.
+            listener == ip || ip.is_unspecified() || listener.is_unspecified() && here(ip)
+        })
+    }
+}
+
+impl FromIterator<SocketAddr> for OwnListeners {
+    fn from_iter<I: IntoIterator<Item = SocketAddr>>(listeners: I) -> Self {
+        Self(listeners.into_iter().collect())
+    }
+}
+
+impl Targets {
+    /// All addresses, any port.
+    pub fn everything() -> Self {
+        let nets = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
+        nets.map(|net| TargetEntry { place: AllowedNet::Net(net), port: None }).into_iter().collect()
+    }
+
+    /// Whether any address may be dialled at this port.
+    pub fn name_port(&self, port: u16) -> bool {
+        self.0.iter().any(|entry| entry.port.is_none_or(|own| own == port))
+    }
+
+    /// Does an entry hold this address, and nothing else than what is off limits? So no wide network opens that.
+    pub fn name_off_limits(&self, at: SocketAddr) -> bool {
+        let ip = plain(at.ip());
+        self.0.iter().any(|entry| {
+            entry.port.is_none_or(|port| port == at.port())
+                && matches!(&entry.place, AllowedNet::Net(net) if net.contains(&ip) && is_all_off_limits(net))
+        })
+    }
+
+    /// May this address be dialled? `own` are the addresses of this machine, as of now.
+    ///
+    /// Compares unwrapped addresses: dial [`plain`]`(at.ip())`, not the dressed one.
+    pub fn allows(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
+        let ip = plain(at.ip());
+        self.0.iter().any(|entry| {
+            entry.port.is_none_or(|port| port == at.port())
+                && match &entry.place {
+                    AllowedNet::Own => own.iter().any(|o| plain(*o) == ip),
+                    AllowedNet::Net(net) => net.contains(&ip),
+                }
+        })
+    }
+}
+
+impl Default for Targets {
+    fn default() -> Self {
+        let places =
+            [AllowedNet::Net(IpNet::V4(LOOPBACK4)), AllowedNet::Net(IpNet::V6(LOOPBACK6)), AllowedNet::Own];
+        places.into_iter().map(|place| TargetEntry { place, port: None }).collect()
+    }
+}
+
+impl FromIterator<TargetEntry> for Targets {
+    fn from_iter<I: IntoIterator<Item = TargetEntry>>(entries: I) -> Self {
+        Self(entries.into_iter().collect())
+    }
+}
+
+impl FromStr for TargetEntry {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        let (place, port) = text.rsplit_once(':').ok_or(PolicyError::Port)?;
+        let port = match port {
+            "*" => None,
+            digits if digits.bytes().all(|b| b.is_ascii_digit()) => match digits.parse() {
+                Ok(port) if port > 0 => Some(port),
+                _ => return Err(PolicyError::Port),
+            },
+            _ => return Err(PolicyError::Port),
+        };
+        let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
+        let place = match bare {
+            None if place.eq_ignore_ascii_case(OWN) => AllowedNet::Own,
+            None if place.contains(':') => return Err(PolicyError::Port),
+            None => AllowedNet::Net(network(place)?),
+            Some(bare) => match network(bare)? {
+                net @ IpNet::V6(_) => AllowedNet::Net(net),
+                IpNet::V4(_) => return Err(PolicyError::Port),
+            },
+        };
+        Ok(Self { place, port })
+    }
+}
+
+impl fmt::Display for TargetEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            AllowedNet::Own => f.write_str(OWN)?,
+            AllowedNet::Net(net @ IpNet::V4(_)) => write!(f, "{net}")?,
+            AllowedNet::Net(net @ IpNet::V6(_)) => write!(f, "[{net}]")?,
+        }
+        match self.port {
+            None => f.write_str(":*"),
+            Some(port) => write!(f, ":{port}"),
+        }
+    }
+}
+
+impl fmt::Debug for TargetEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for Targets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.0).finish()
+    }
+}
+
+/// Is every address of this network off limits? Only said of IPv4 networks within a block of 8 bits, and of single IPv6
+/// addresses.
+fn is_all_off_limits(net: &IpNet) -> bool {
+    let least = if matches!(net, IpNet::V4(_)) { 8 } else { 128 };
+    net.prefix_len() >= least && is_off_limits(net.network()) && is_off_limits(net.broadcast())
+}
+
+/// The word for the edge's own addresses: no name a resolver would be asked for, and they change with its networks.
+const OWN: &str = "own";
+
+/// All of 127.0.0.0/8 stays on the machine (RFC 1122), so services listen on more than its first address.
+const LOOPBACK4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
+
+/// IPv6 has one loopback address only.
+const LOOPBACK6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128);
+
+// What no pod dials for a client, in any config: itself, its own links, and the metadata services of clouds.
+
+/// Is this address of that kind: loopback, link-local, unspecified, multicast, reserved, or a cloud's metadata, in
+/// whichever IPv6 dress a gateway takes off?
+pub fn is_off_limits(ip: IpAddr) -> bool {
+    match plain(ip) {
+        IpAddr::V4(ip) => is_off_limits_v4(ip),
+        IpAddr::V6(ip) => {
+            ip.is_loopback()
+                || ip.is_unspecified()
+                || ip.is_multicast()
+                || ip.is_unicast_link_local()
+                || ip == METADATA6
+                || leads_off_limits(ip)
+        }
+    }
+}
+
+/// Is this no name but a number, as some programs read addresses: `2130706433`, `0x7f.1`, `0177.0.0.1`?
+pub fn is_number(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or_default();
+    let hex = last.strip_prefix("0x").or(last.strip_prefix("0X"));
+    hex.is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()))
+        || !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn is_off_limits_v4(ip: Ipv4Addr) -> bool {
+    let first = ip.octets()[0];
+    // The first block is "this network", the last ones are reserved and broadcast.
+    first == 0
+        || first >= 240
+        || ip.is_loopback()
+        || ip.is_link_local()
+        || ip.is_multicast()
+        || METADATA4.contains(&ip)
+}
+
+/// Whether a gateway makes of this address an IPv4 one that is off limits: NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056),
+/// Teredo (RFC 4380), ISATAP (RFC 5214), SIIT (RFC 2765).
+fn leads_off_limits(ip: Ipv6Addr) -> bool {
+    let [.., o2, o3, o4, o5, o6, o7, _, o9, o10, o11, o12, o13, o14, o15] = ip.octets();
+    let is = |octets: [u8; 4]| is_off_limits_v4(octets.into());
+    let last = [o12, o13, o14, o15];
+    let [a, b, c, d, e, f, ..] = ip.segments();
+    match [a, b, c, d, e, f] {
+        [0x64, 0xff9b, 0, 0, 0, 0] | [0, 0, 0, 0, 0xffff, 0] | [.., 0 | 0x200, 0x5efe] => is(last),
+        // Which of its layouts the network uses is not known here. Read by another one than its own, an address mostly
+        // begins with a zero, and no gateway passes on what really does.
+        [0x64, 0xff9b, 1, ..] => {
+            let layouts = [[o6, o7, o9, o10], [o7, o9, o10, o11], [o9, o10, o11, o12], last];
+            let mut real = layouts.into_iter().filter(|octets| octets[0] != 0).peekable();
+            real.peek().is_none() || real.any(is)
+        }
+        [0x2002, ..] => is([o2, o3, o4, o5]),
+        // The server, and the client in disguise.
+        [0x2001, 0, ..] => is([o4, o5, o6, o7]) || is(last.map(|octet| !octet)),
+        _ => false,
+    }
+}
+
+/// Metadata of Azure and of Alibaba; that of most others is link-local.
+const METADATA4: [Ipv4Addr; 2] = [Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(100, 100, 100, 200)];
+
+/// Metadata of AWS.
+const METADATA6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn targets(texts: &[&str]) -> Targets {
+        texts.iter().map(|text| text.parse::<TargetEntry>().unwrap()).collect()
+    }
+
+    fn allows(targets: &Targets, at: &str, own: &[IpAddr]) -> bool {
+        targets.allows(at.parse().unwrap(), own)
+    }
+
+    #[test]
+    fn by_default_an_edge_dials_itself_and_nobody_else() {
+        let own = ["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()];
+        let targets = Targets::default();
+        for at in ["127.0.0.1:22", "127.9.9.9:1", "[::1]:22", "[::ffff:127.0.0.1]:22", "192.0.2.7:80"] {
+            assert!(allows(&targets, at, &own), "{at}");
+        }
+        assert!(allows(&targets, "[::ffff:192.0.2.7]:80", &own));
+        assert!(allows(&targets, "[2001:db8::7]:80", &own));
+        for at in ["192.0.2.8:80", "[::]:22", "0.0.0.0:22", "[::2]:22", "169.254.169.254:80"] {
+            assert!(!allows(&targets, at, &own), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_given_list_stands_alone() {
+        let own = ["192.0.2.7".parse().unwrap()];
+        let targets = targets(&["10.1.2.3:443", "[fd00::/8]:22", "own:9100", "172.16.0.0/12:*"]);
+        for at in ["10.1.2.3:443", "[fd12::1]:22", "192.0.2.7:9100", "172.31.0.1:5", "[::ffff:10.1.2.3]:443"]
+        {
+            assert!(allows(&targets, at, &own), "{at}");
+        }
+        for at in ["10.1.2.3:444", "10.1.2.4:443", "[fd12::1]:23", "192.0.2.7:22", "127.0.0.1:22"] {
+            assert!(!allows(&targets, at, &own), "{at}");
+        }
+        assert!(!allows(&[].into_iter().collect(), "127.0.0.1:22", &own), "an empty list forbids all");
+    }
+
+    #[test]
+    fn what_reaches_this_process_is_told_in_every_dress() {
+        let own = ["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()];
+        let listening = |at: &str| OwnListeners::from_iter([at.parse().unwrap()]);
+        let holds = |listener: &str, at: &str| listening(listener).holds(at.parse().unwrap(), &own);
+        for at in ["127.0.0.1:7", "[::ffff:127.0.0.1]:7", "[::127.0.0.1]:7", "0.0.0.0:7", "[::]:7"] {
+            assert!(holds("127.0.0.1:7", at), "{at}");
+        }
+        for listener in ["0.0.0.0:7", "[::]:7"] {
+            for at in ["127.9.9.9:7", "[::1]:7", "192.0.2.7:7", "[::ffff:192.0.2.7]:7", "[2001:db8::7]:7"] {
+                assert!(holds(listener, at), "{listener} {at}");
+            }
+            for at in ["192.0.2.8:7", "192.0.2.7:8", "127.0.0.1:8"] {
+                assert!(!holds(listener, at), "{listener} {at}");
+            }
+        }
+        assert!(!holds("127.0.0.1:7", "192.0.2.7:7") && !holds("192.0.2.7:7", "127.0.0.1:7"));
+    }
+
+    #[test]
+    fn what_is_off_limits_is_named_by_entries_that_are_about_it_alone() {
+        let at = |at: &str| at.parse().unwrap();
+        let narrow = targets(&["127.0.0.0/8:80", "169.254.169.254:*", "[::1]:80", "10.0.0.0/8:*"]);
+        for named in ["127.0.0.1:80", "[::ffff:127.9.9.9]:80", "169.254.169.254:1", "[::1]:80"] {
+            assert!(narrow.name_off_limits(at(named)), "{named}");
+        }
+        for other in ["127.0.0.1:81", "169.254.169.253:1", "168.63.129.16:80", "10.0.0.1:80"] {
+            assert!(!narrow.name_off_limits(at(other)), "{other}");
+        }
+        let wide = targets(&["0.0.0.0/0:*", "0.0.0.0/1:*", "169.0.0.0/8:*", "[::/0]:*", "[64:ff9b::/96]:*"]);
+        for at in ["127.0.0.1:80", "169.254.169.254:80", "[::1]:80", "[64:ff9b::7f00:1]:80", "0.0.0.0:80"] {
+            assert!(!wide.name_off_limits(at.parse().unwrap()), "{at}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_meant_is_refused() {
+        for text in [
+            "",
+            "10.0.0.1",
+            "10.0.0.1:",
+            "10.0.0.1:0",
+            "10.0.0.1:+1",
+            "10.0.0.1:65536",
+            "10.0.0.1/8:*",
+            "edge1:22",
+            "fd00::/8:22",
+            "[10.0.0.0/8]:22",
+            "[own]:22",
+            "[::ffff:0:0/96]:22",
+        ] {
+            assert!(text.parse::<TargetEntry>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_entry_survives_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
+            let net = Ipv6Net::new(bits.into(), length).unwrap().trunc();
+            let entry = TargetEntry { place: AllowedNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
+            prop_assume!(length == 0 || plain(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
+            prop_assert_eq!(entry.to_string().parse::<TargetEntry>(), Ok(entry));
+        }
+
+        #[test]
+        fn dress_never_gets_an_address_past_the_list(bits: u32, port: u16) {
+            let ip = Ipv4Addr::from(bits);
+            let targets = targets(&["127.0.0.0/8:*", "10.1.2.3:443"]);
+            let naked = targets.allows((ip, port).into(), &[]);
+            prop_assert_eq!(targets.allows((ip.to_ipv6_mapped(), port).into(), &[]), naked);
+            prop_assert_eq!(naked, ip.is_loopback() || (ip == Ipv4Addr::new(10, 1, 2, 3) && port == 443));
+        }
+    }
+}
+
+#[cfg(test)]
+mod off_limits_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_off_limits_is_so_in_every_dress() {
+        for ip in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "0.1.2.3",
+            "169.254.169.254",
+            "169.254.0.1",
+            "168.63.129.16",
+            "100.100.100.200",
+            "224.0.0.1",
+            "239.255.255.255",
+            "255.255.255.255",
+            "240.0.0.1",
+            "::1",
+            "::",
+            "fe80::1",
+            "ff02::1",
+            "fd00:ec2::254",
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "::127.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::7f00:1",
+            "2002:7f00:1::1",
+            "2002:a9fe:a9fe::",
+            "::ffff:0:127.0.0.1",
+            "2001:db8::5efe:127.0.0.1",
+            "2001:db8::200:5efe:169.254.169.254",
+            "2001:0:a9fe:a9fe::",
+            "64:ff9b:1::",
+        ] {
+            assert!(is_off_limits(ip.parse().unwrap()), "{ip}");
+        }
+        for ip in [
+            "10.0.0.1",
+            "192.168.1.1",
+            "172.16.0.1",
+            "100.100.100.201",
+            "168.63.129.17",
+            "8.8.8.8",
+            "::ffff:10.0.0.1",
+            "fd00:ec2::253",
+            "fd00::1",
+            "2001:db8::1",
+            "64:ff9b::a00:1",
+            "2002:a00:1::1",
+            "64:ff9b:1::a00:1",
+            "64:ff9b:1:a00:0:100::",
+            "2001:db8::5efe:10.0.0.1",
+            "2001:0:a00:1:8000:63bf:f5ff:fffe",
+        ] {
+            assert!(!is_off_limits(ip.parse().unwrap()), "{ip}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_no_name() {
+        for number in ["2130706433", "0x7f000001", "0X7F.1", "0177.0.0.1", "127.1", "127.0.0.0x1", "0x"] {
+            assert!(is_number(number), "{number}");
+        }
+        for name in ["edge1", "1.example", "0x7g", "a.0b1", "10-0-0-1", ""] {
+            assert!(!is_number(name), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn dress_makes_nothing_allowed(bits: u32) {
+            let ip = Ipv4Addr::from(bits);
+            let naked = is_off_limits(ip.into());
+            prop_assert_eq!(is_off_limits(ip.to_ipv6_mapped().into()), naked);
+            let [high, low] = [(bits >> 16) as u16, bits as u16];
+            for dress in [
+                [0x64, 0xff9b, 0, 0, 0, 0, high, low],
+                [0x2002, high, low, 0, 0, 0, 0, 1],
+                [0x2001, 0, 0xa00, 1, 0x8000, 0xffff, !high, !low],
+                [0x2001, 0xdb8, 0, 0, 0x200, 0x5efe, high, low],
+            ] {
+                prop_assert_eq!(is_off_limits(Ipv6Addr::from(dress).into()), naked);
+            }
+        }
+
+        /// RFC 6052 2.2: the octet behind the first 64 bits, and what stands behind the address, are ignored.
+        #[test]
+        fn no_layout_of_a_network_of_its_own_makes_anything_allowed(
+            last in prop_oneof![Just([127, 0, 0, 1]), Just([169, 254, 169, 254]), Just([168, 63, 129, 16])],
+            layout in 0..4_usize,
+            noise: [u8; 16],
+        ) {
+            let at = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]][layout];
+            let mut octets = noise;
+            octets[..6].copy_from_slice(&[0, 0x64, 0xff, 0x9b, 0, 1]);
+            for (at, octet) in at.into_iter().zip(last) {
+                octets[at] = octet;
+            }
+            prop_assert!(is_off_limits(Ipv6Addr::from(octets).into()));
+        }
+
+        #[test]
+        fn by_every_layout_of_a_network_of_its_own_a_private_address_is_reached(low: [u8; 3], layout in 0..4_usize) {
+            let at = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]][layout];
+            let mut octets = [0, 0x64, 0xff, 0x9b, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            let [b, c, d] = low.map(|octet| octet % 100);
+            for (at, octet) in at.into_iter().zip([10, b, c, d]) {
+                octets[at] = octet;
+            }
+            prop_assert!(!is_off_limits(Ipv6Addr::from(octets).into()));
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The token file: which secret proves which node.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use subtle::ConstantTimeEq;
+
+use crate::names::NodeName;
+
+/// The contents of a token file: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without
+/// a line of their own (docs/superedge.md#token-file). A node whose line has no token is shut out. Behind a node's token may stand which addresses the node has:
+/// `node:token ip=10.0.0.7,fd00::7`. Never shown.
+pub struct Tokens {
+    lines: HashMap<String, String>,
+    /// Each address with the node whose line has it.
+    ips: Vec<(IpAddr, NodeName)>,
+    faults: Vec<(usize, &'static str)>,
+}
+
+/// Why a token does not prove a node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// Nothing could prove it.
+    #[error(
+        "the token file has no line for {0}, and no default: add one to the file that mode.cloud.stream.server.tokenfile \
+         names"
+    )]
+    NoLine(NodeName),
+    /// It is another one than that of the line that counts.
+    #[error(
+        "the token differs from that of {0} in the file that mode.cloud.stream.server.tokenfile names: give that one to \
+         the edge, as mode.edge.stream.client.token or in its token_file, or change the line"
+    )]
+    Mismatch(&'static str),
+    /// It is another one than that with which the node has joined.
+    #[error(
+        "the token differs from that with which the node has joined by invitation: invite it again, or give it a line of \
+         its own in the file that mode.cloud.stream.server.tokenfile names"
+    )]
+    Joined,
+    /// Its line has no token, which shuts it out.
+    #[error(
+        "the line of {0} in the file that mode.cloud.stream.server.tokenfile names has no token, so that nothing proves it, no \
+         certificate either: give it a token, or take the line out"
+    )]
+    Blocked(NodeName),
+    /// It has shown a certificate, and its Node is gone.
+    #[error("it has shown the certificate of Node {0}, and there is no such Node in the cluster")]
+    NoNode(NodeName),
+    /// It is a Node without an edge label. A control-plane Node has no edge: a link in its name would take its traffic.
+    #[error(
+        "Node {0} has no edge label; if an edge belongs there: kubectl label node {name} superedge.io/node-edge=enable (with \
+         OpenYurt openyurt.io/is-edge-worker=true)",
+        name = .0.as_str().to_ascii_lowercase()
+    )]
+    NoEdge(NodeName),
+    /// It has shown a certificate, and which Nodes there are is not known yet.
+    #[error("it has shown a certificate, and kube-apiserver has not told yet which Nodes there are")]
+    NodesUnknown,
+}
+
+impl Tokens {
+    /// Reads a file's text. A line without a colon is passed over, and an empty token proves nothing; [`Self::faults`]
+    /// has both. Empty lines, and those that begin with `#`, are ignored.
+    pub fn parse(text: &str) -> Self {
+        let (mut lines, mut faults) = (HashMap::new(), Vec::new());
+        let mut ips: HashMap<String, Vec<IpAddr>> = HashMap::new();
+        for (at, line) in (1..).zip(text.lines()) {
+            let (line, addresses) = addresses(line);
+            let line = line.replace(' ', "");
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let mut parts = line.split(':');
+            let (node, token, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+            let are_none = addresses.is_none();
+            ips.insert(node.to_ascii_lowercase(), addresses.unwrap_or_default());
+            let before = token.and_then(|t| lines.insert(node.to_ascii_lowercase(), t.to_owned()));
+            let fault = match token {
+                None => "it has no ':' and is passed over: write node:token",
+                Some(_) if are_none => {
+                    "what stands behind its ip= are no addresses, so it says of none whose it is: write ip=10.0.0.7,fd00::7"
+                }
+                Some(_) if node.parse::<NodeName>().is_err() => {
+                    "what stands before its ':' is no node's name"
+                }
+                Some("") => "it has no token, so that nothing proves its node",
+                _ if more.is_some() => {
+                    "what stands behind its second ':' is not part of the token, which cannot hold one"
+                }
+                _ if before.is_some() => "its node has an earlier line as well, which does not count",
+                _ => continue,
+            };
+            if faults.len() < MAX_FAULTS {
+                faults.push((at, fault));
+            }
+        }
+        let named = ips.into_iter().filter_map(|(node, ips)| Some((node.parse::<NodeName>().ok()?, ips)));
+        let ips = named.filter(|(node, _)| node.as_str() != DEFAULT);
+        let ips = ips.flat_map(|(node, ips)| ips.into_iter().map(move |ip| (ip, node.clone()))).collect();
+        Self { lines, ips, faults }
+    }
+
+    /// The addresses that lines give to their nodes.
+    pub fn ips(&self) -> &[(IpAddr, NodeName)] {
+        &self.ips
+    }
+
+    /// Whether `token` proves `node`. A node with a line of its own cannot use the default token.
+    ///
+    /// # Errors
+    ///
+    /// The cause is for those who run the cloud: the edge may only know that it was refused.
+    pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), TokenError> {
+        let own = self.lines.get(&node.as_str().to_ascii_lowercase());
+        let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
+        let equal: bool = expected.as_bytes().ct_eq(token.as_bytes()).into();
+        match (equal, own) {
+            (_, Some(own)) if own.is_empty() => Err(TokenError::Blocked(node.clone())),
+            _ if expected.is_empty() => Err(TokenError::NoLine(node.clone())),
+            (true, _) => Ok(()),
+            (false, Some(_)) => Err(TokenError::Mismatch("the node's own line")),
+            (false, None) => Err(TokenError::Mismatch("the default line")),
+        }
+    }
+
+    /// Whether a node has a line of its own that has no token: nothing at all proves it then.
+    pub fn is_blocked(&self, node: &NodeName) -> bool {
+        self.lines.get(&node.as_str().to_ascii_lowercase()).is_some_and(String::is_empty)
+    }
+
+    /// Returns true if nodes without a line share a token.
+    pub fn has_default(&self) -> bool {
+        self.lines.get(DEFAULT).is_some_and(|token| !token.is_empty())
+    }
+
+    /// Whether any node is shut out.
+    pub fn shut_some_out(&self) -> bool {
+        self.lines.iter().any(|(node, token)| token.is_empty() && node != DEFAULT)
+    }
+
+    /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MAX_FAULTS` of them.
+    pub fn faults(&self) -> &[(usize, &'static str)] {
+        &self.faults
+    }
+
+    /// Whether a node has a line of its own.
+    pub fn names(&self, node: &NodeName) -> bool {
+        self.lines.contains_key(&node.as_str().to_ascii_lowercase())
+    }
+
+    /// The nodes whose token is another one than in an earlier file, or is there no more or not before, in order; `default`
+    /// among them.
+    pub fn changed_since<'a>(&'a self, earlier: &'a Self) -> Vec<&'a str> {
+        let all = self
+            .lines
+            .keys()
+            .chain(earlier.lines.keys())
+            .filter(|node| self.lines.get(*node) != earlier.lines.get(*node));
+        let names: BTreeSet<_> =
+            all.map(String::as_str).filter(|node| node.parse::<NodeName>().is_ok()).collect();
+        names.into_iter().collect()
+    }
+
+    /// How many lines count.
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Whether no token proves anything.
+    pub fn is_empty(&self) -> bool {
+        self.lines.values().all(String::is_empty)
+    }
+}
+
+/// A line without its last word, if that begins with `ip=`, and the addresses behind that; `None`: they are none.
+fn addresses(line: &str) -> (&str, Option<Vec<IpAddr>>) {
+    match line.trim_end().rsplit_once([' ', '\t']) {
+        Some((before, word)) => match word.strip_prefix("ip=") {
+            Some(list) => (before, list.split(',').map(|ip| ip.parse().ok()).collect()),
+            None => (line, Some(Vec::new())),
+        },
+        None => (line, Some(Vec::new())),
+    }
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokens({} lines)", self.lines.len())
+    }
+}
+
+/// How many faulty lines are named; further ones are only counted.
+const MAX_FAULTS: usize = 20;
+
+/// The line for nodes without one of their own.
+const DEFAULT: &str = "default";
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn prove(text: &str, node: &str, token: &str) -> bool {
+        Tokens::parse(text).prove(&node.parse().unwrap(), token).is_ok()
+    }
+
+    #[test]
+    fn a_node_uses_its_own_line_or_else_the_default() {
+        let text = "default:abc\n# no comment\nnode 1 : x y z :ignored\r\nnode2:old\nnode2:new\n";
+        assert!(prove(text, "other", "abc") && prove(text, "node1", "xyz") && prove(text, "Node1", "xyz"));
+        assert!(prove(text, "node2", "new") && !prove(text, "node2", "old"));
+        assert!(!prove(text, "node1", "abc"), "one with its own line cannot use the default");
+    }
+
+    #[test]
+    fn a_node_whose_own_line_has_no_token_is_shut_out() {
+        let shut_out = |text, node: &str| Tokens::parse(text).is_blocked(&node.parse().unwrap());
+        assert!(shut_out("Node1:\nnode2:a", "nODE1") && shut_out("node1: ip=10.0.0.7", "node1"));
+        assert!(!shut_out("node1:\nnode2:a", "node2") && !shut_out("default:", "node1"));
+        assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line counts");
+        assert!(Tokens::parse("node1:").shut_some_out());
+        assert!(!Tokens::parse("default:\nnode1\nnode2:a").shut_some_out());
+    }
+
+    #[test]
+    fn a_shared_token_is_a_default_line_with_a_token() {
+        assert!(Tokens::parse("node1:a\ndefault:b\n").has_default());
+        assert!(!Tokens::parse("node1:a\ndefault:\n").has_default());
+    }
+
+    #[test]
+    fn an_empty_token_proves_nothing() {
+        assert!(!prove("", "n", "") && !prove("default:", "n", "") && !prove("n:\ndefault:a", "n", ""));
+        assert!(!prove("n:\ndefault:a", "n", "a"), "its own line counts, even an empty one");
+    }
+
+    #[test]
+    fn why_a_token_does_not_prove_a_node_is_told_apart() {
+        let why = |text, node: &str| {
+            Tokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
+        };
+        for (text, says) in [
+            ("node1:t", "the token file has no line for node7, and no default: add one"),
+            ("default:", "the token file has no line for node7, and no default: add one"),
+            ("default:t\nnode7:", "the line of node7 in the file that"),
+            ("node7:a\ndefault:t", "the token differs from that of the node's own line in the file"),
+            ("default:a", "the token differs from that of the default line in the file"),
+        ] {
+            let told = why(text, "node7");
+            assert!(told.starts_with(says), "{told}");
+            assert!(told.contains("mode.cloud.stream.server.tokenfile"), "{told}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_not_as_they_should_be_are_told_by_their_number_and_nothing_of_them_is_shown() {
+        let text =
+            "# a:b:c\n\ndefault:s\nnode1 SECRET\nnode2:\nnode3:a:b\nNode4:a\nnode4:b\n!:a\n node5 : a \n";
+        let tokens = Tokens::parse(text);
+        let lines: Vec<usize> = tokens.faults().iter().map(|(line, _)| *line).collect();
+        assert_eq!(lines, [4, 5, 6, 8, 9]);
+        assert!(!format!("{:?}", tokens.faults()).contains("SECRET"));
+        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MAX_FAULTS);
+    }
+
+    #[test]
+    fn behind_a_token_may_stand_which_addresses_its_node_has() {
+        let text = "edge7:secret ip=10.0.0.7,fd00::7\nedge8 : s e c r e t\tip=10.0.0.8 \nedge9:a ip=10.0.0.9\nedge9:a\n\
+                    default:d ip=10.0.0.1\nip=10.0.0.2\n";
+        let tokens = Tokens::parse(text);
+        assert!(
+            prove(text, "edge7", "secret") && prove(text, "edge8", "secret"),
+            "they are no part of the token"
+        );
+        let mut ips: Vec<_> = tokens.ips().iter().map(|(ip, node)| format!("{ip} {node}")).collect();
+        ips.sort();
+        assert_eq!(
+            ips,
+            ["10.0.0.7 edge7", "10.0.0.8 edge8", "fd00::7 edge7"],
+            "the later line counts, and no default"
+        );
+        let wrong = Tokens::parse("edge7:secret ip=10.0.0.300\n");
+        assert_eq!((wrong.ips().len(), wrong.faults()[0].0), (0, 1));
+        assert!(wrong.prove(&"edge7".parse().unwrap(), "secret").is_ok(), "its token counts all the same");
+    }
+
+    #[test]
+    fn what_has_changed_is_told_by_the_names_of_nodes() {
+        let earlier = Tokens::parse("default:a\nsame:b\nother:c\ngone:d\n");
+        let later = Tokens::parse("default:e\nsame:b\nother:f\nnew:g\nno name!:h\n");
+        assert_eq!(later.changed_since(&earlier), ["default", "gone", "new", "other"]);
+        assert_eq!(later.changed_since(&later), Vec::<&str>::new());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic_or_shows_a_token(text in ".{0,200}") {
+            let tokens = Tokens::parse(&text);
+            prop_assert_eq!(format!("{tokens:?}"), format!("Tokens({} lines)", tokens.len()));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Metrics of the process itself, read from the kernel and the runtime at each scrape.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fmt, fs};
+
+use procfs::WithCurrentSystemInfo as _;
+use procfs::process::{Process as Procfs, Stat};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+use crate::logging;
+
+/// Memory in bytes, processor seconds, start, open files and their limit, and tasks of this process.
+#[derive(Debug)]
+pub(crate) struct ProcessCollector;
+
+impl Collector for ProcessCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let stat = stat();
+        if let Some(bytes) = stat.as_ref().and_then(resident_bytes) {
+            let help = "Memory of this process that is in RAM";
+            let at = encoder.encode_descriptor(
+                "process_resident_memory",
+                help,
+                Some(&Unit::Bytes),
+                MetricType::Gauge,
+            )?;
+            ConstGauge::new(bytes).encode(at)?;
+        }
+        if let Some(time) = stat.as_ref().map(cpu_time) {
+            let help = "Processor time used, user and system together";
+            let at =
+                encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
+            ConstCounter::new(time.as_secs_f64()).encode(at)?;
+        }
+        if let Some(start) = stat.as_ref().and_then(start_time) {
+            let help = "When this process started, since 1970";
+            let at = encoder.encode_descriptor(
+                "process_start_time",
+                help,
+                Some(&Unit::Seconds),
+                MetricType::Gauge,
+            )?;
+            ConstGauge::new(start).encode(at)?;
+        }
+        if let Some(most) = max_files() {
+            let help = "Open file descriptors that this process may have";
+            let at = encoder.encode_descriptor("process_max_fds", help, None, MetricType::Gauge)?;
+            ConstGauge::new(most).encode(at)?;
+        }
+        let help = "Log lines that were lost: the disk did not take them, or too many waited for it";
+        let at = encoder.encode_descriptor("tunnel_log_lines_lost", help, None, MetricType::Counter)?;
+        ConstCounter::new(logging::lost_lines()).encode(at)?;
+        if let Some(files) = open_files() {
+            let help = "Open file descriptors";
+            let at = encoder.encode_descriptor("process_open_fds", help, None, MetricType::Gauge)?;
+            ConstGauge::new(files).encode(at)?;
+        }
+        if let Some(tasks) = tasks() {
+            let at = encoder.encode_descriptor("tunnel_tasks", "Tasks alive now", None, MetricType::Gauge)?;
+            ConstGauge::new(tasks).encode(at)?;
+        }
+        Ok(())
+    }
+}
+
+/// A third of the memory that this process may use, at most `most` bytes.
+pub fn third_of_memory(most: usize) -> usize {
+    let third = memory_limit().and_then(|limit| usize::try_from(limit / 3).ok());
+    third.map_or(most, |third| third.min(most))
+}
+
+/// The process's memory limit in bytes: the smallest of its control groups' and their parents' (v2 and v1), if there is
+/// one.
+fn memory_limit() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = limit_files(&groups)
+        .into_iter()
+        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    limits.filter(|limit| *limit < NO_LIMIT).min()
+}
+
+/// The files with the limits of the groups that a process is in, by its `/proc/self/cgroup`. In a container a group's own
+/// path may not be there, but the root always is, and then stands for the group.
+fn limit_files(groups: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (root, name) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|one| one == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let group = Path::new(path.trim_start_matches('/'));
+        files.extend(group.ancestors().map(|part| Path::new(root).join(part).join(name)));
+    }
+    files
+}
+
+fn stat() -> Option<Stat> {
+    Procfs::myself().and_then(|process| process.stat()).ok()
+}
+
+fn resident_bytes(stat: &Stat) -> Option<i64> {
+    i64::try_from(stat.rss_bytes().get()).ok()
+}
+
+/// Processor seconds, user and system together.
+fn cpu_time(stat: &Stat) -> Duration {
+    Duration::from_secs_f64((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// Seconds since 1970. The kernel tells it in ticks since the machine's start.
+fn start_time(stat: &Stat) -> Option<f64> {
+    let boot = procfs::boot_time_secs().ok()?;
+    Some(boot as f64 + stat.starttime as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// The limit of open files; `None` where there is none.
+fn max_files() -> Option<i64> {
+    let limits = Procfs::myself().and_then(|process| process.limits()).ok()?;
+    match limits.max_open_files.soft_limit {
+        procfs::process::LimitValue::Value(most) => i64::try_from(most).ok(),
+        procfs::process::LimitValue::Unlimited => None,
+    }
+}
+
+/// Counts open files. The procfs crate would count its own too, and `.` and `..` on kernels before 6.2.
+fn open_files() -> Option<i64> {
+    // The directory's own descriptor is open while it is read.
+    let files = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
+    i64::try_from(files).ok()
+}
+
+/// The tasks of the runtime; `None` outside of one.
+fn tasks() -> Option<i64> {
+    let runtime = tokio::runtime::Handle::try_current().ok()?;
+    i64::try_from(runtime.metrics().num_alive_tasks()).ok()
+}
+
+/// cgroup v1 writes a number near the largest for "none".
+const NO_LIMIT: u64 = 1 << 60;
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_those_of_the_groups_and_of_their_parents() {
+        let files = |groups: &str| -> Vec<String> {
+            limit_files(groups).iter().map(|file| file.display().to_string()).collect()
+        };
+        let (slice, root) = ("/sys/fs/cgroup/system.slice/memory.max", "/sys/fs/cgroup/memory.max");
+        let unit = "/sys/fs/cgroup/system.slice/tunnel.service/memory.max";
+        assert_eq!(files("0::/system.slice/tunnel.service\n"), [unit, slice, root]);
+        assert_eq!(files("0::/\n"), [root]);
+        let (own, all) = (
+            "/sys/fs/cgroup/memory/a:b/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        );
+        assert_eq!(files("5:cpu:/x\n4:hugetlb,memory:/a:b\nnonsense\n"), [own, all]);
+        assert!(files("").is_empty());
+    }
+
+    #[test]
+    fn the_kernel_tells_memory_time_and_files() {
+        let stat = stat().unwrap();
+        assert!(resident_bytes(&stat).unwrap() > 500_000);
+        assert!(cpu_time(&stat) < Duration::from_secs(3600));
+        let before = open_files().unwrap();
+        let _held: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/status").unwrap()).collect();
+        assert!(open_files().unwrap() >= before.max(50));
+    }
+
+    #[tokio::test]
+    async fn tasks_count_as_long_as_they_live() {
+        let (before, mut set) = (tasks().unwrap(), JoinSet::new());
+        for _ in 0..7 {
+            set.spawn(std::future::pending::<()>());
+        }
+        assert_eq!(tasks().unwrap(), before + 7);
+        set.shutdown().await;
+        assert_eq!(tasks().unwrap(), before);
+    }
+
+    #[test]
+    fn processor_time_grows_with_work() {
+        let used = || cpu_time(&stat().unwrap());
+        let before = used();
+        let mut sum = 0u64;
+        while used() < before + Duration::from_millis(20) {
+            sum = (0..1_000_000).fold(sum, |a, b| std::hint::black_box(a ^ b));
+        }
+    }
+}

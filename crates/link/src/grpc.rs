@@ -1,0 +1,505 @@
+//! Both ends of the one gRPC call, on hyper's HTTP/2: accept links, dial links.
+//!
+//! tonic's own transport hides HTTP/2's send buffer and joins messages, and its codec copies each of them twice; so the
+//! call is made and served here, with tonic's statuses and the generated messages. See docs/decisions.md#pull-not-push.
+
+pub mod accept;
+pub mod dial;
+pub mod enrol;
+pub mod read_ahead;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::time::Duration;
+#[expect(clippy::disallowed_types, reason = "hyper's timer speaks of it; it is made of tokio's")]
+use std::time::Instant;
+
+use futures_util::FutureExt as _;
+use futures_util::stream::{FuturesUnordered, Stream as _};
+use futures_util::task::AtomicWaker;
+use http::{HeaderMap, HeaderValue};
+use http_body::Frame;
+use hyper::rt::{Sleep, Timer};
+use hyper_util::rt::TokioTimer;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use crate::link::{Encoding, OutboundStream};
+use crate::lock;
+use crate::sender::LinkSender;
+use crate::sender::signals::LinkEndpoints;
+use crate::table::SessionTable;
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_net::socket::Connection;
+use tunnel_proto::codec::EncodedMessage;
+use tunnel_proto::frame::Remote;
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
+use tunnel_proto::superedge::PlainCodec;
+
+/// What every link of this process shares.
+#[derive(Debug, Clone)]
+pub struct LinkContext {
+    /// The sessions.
+    pub table: Arc<SessionTable>,
+    /// The numbers.
+    pub metrics: Metrics,
+    /// Where connection tasks are spawned.
+    pub drain: Drain,
+    /// The kernel's congestion control for links; `None`: the system's default.
+    pub congestion: Option<Arc<str>>,
+}
+
+/// The pull side of a new link. Its own pings take the place of HTTP/2's, by `alarm`, if its peer answers them.
+fn puller(
+    peer: Remote,
+    instance: Option<Instance>,
+    dialect: Dialect,
+    table: &Arc<SessionTable>,
+    alarm: &PingTimer,
+) -> OutboundStream {
+    let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
+    let voice = match dialect {
+        Dialect::Plain => {
+            let node = peer.node().cloned().unwrap_or_else(NodeName::none);
+            Encoding::Plain(Arc::new(Mutex::new(PlainCodec::new(node))))
+        }
+        Dialect::Extended(_) => {
+            alarm.disable();
+            Encoding::Extended
+        }
+    };
+    let sender = LinkSender::new(id, peer, instance, dialect);
+    OutboundStream { sender, table: table.clone(), dialect: voice }
+}
+
+/// The addresses of a connection.
+fn ends(io: &impl Connection) -> LinkEndpoints {
+    let tcp = io.tcp();
+    LinkEndpoints {
+        local: tcp.and_then(|tcp| tcp.local_addr().ok()),
+        remote: tcp.and_then(|tcp| tcp.peer_addr().ok()),
+        dialled: false,
+        version: None,
+    }
+}
+
+/// Links are numbered through the life of the process.
+static NEXT_LINK: AtomicU64 = AtomicU64::new(1);
+
+const PATH: &str = "/proto.Stream/TunnelStreaming";
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+/// A frame of ours, data and header, fits one of HTTP/2's.
+const FRAME: u32 = 64 * 1024;
+/// What waits below the pull is latency that no turn can mend; this much keeps the socket busy.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Twice the bandwidth-delay product of 1 Gbit/s at 100 ms is 25 MB: then HTTP/2's own windows never hold a link, and it
+/// seldom has to widen them, which is a packet each time. It costs no memory: [`ReadAhead`] bounds what is read.
+const WINDOW: u32 = 32 << 20;
+/// Metadata of a call, in bytes.
+const METADATA: u32 = 16 * 1024;
+/// Long enough for a bad line, short enough to notice a dead one.
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
+
+// What each end of the call sends, as an HTTP body.
+
+/// What one end of the call sends.
+#[derive(Debug, Default)]
+pub(crate) enum CallBody {
+    /// Nothing: the call was refused.
+    #[default]
+    Refused,
+    /// A heartbeat, until the pod has answered and the dialect is known.
+    Greeting {
+        /// The heartbeat, until it is sent.
+        first: Option<EncodedMessage>,
+        /// What to go on with.
+        agreed: oneshot::Receiver<OutboundStream>,
+    },
+    /// The link's frames.
+    Stream {
+        /// The link's pull side.
+        puller: OutboundStream,
+        /// Whether a status follows once the link is closed: a pod's does, an edge's does not.
+        trailers: bool,
+    },
+    /// One whole answer.
+    Full(tonic::body::Body),
+}
+
+impl http_body::Body for CallBody {
+    type Data = EncodedMessage;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<EncodedMessage>, Infallible>>> {
+        loop {
+            match &mut *self {
+                Self::Refused => return Poll::Ready(None),
+                Self::Full(answer) => {
+                    let frame = ready!(Pin::new(answer).poll_frame(cx)).and_then(Result::ok);
+                    return Poll::Ready(frame.map(|frame| Ok(frame.map_data(EncodedMessage::from))));
+                }
+                Self::Greeting { first, agreed } => {
+                    if let Some(first) = first.take() {
+                        return Poll::Ready(Some(Ok(Frame::data(first))));
+                    }
+                    *self = match ready!(Pin::new(agreed).poll(cx)) {
+                        Ok(puller) => Self::Stream { puller, trailers: false },
+                        Err(_) => Self::Refused,
+                    };
+                }
+                Self::Stream { puller, trailers } => {
+                    if let Some(chunk) = ready!(puller.poll_message(cx)) {
+                        return Poll::Ready(Some(Ok(Frame::data(chunk))));
+                    }
+                    let last = trailers.then(|| status(&puller.sender));
+                    *self = Self::Refused;
+                    if let Some(last) = last {
+                        return Poll::Ready(Some(Ok(Frame::trailers(last))));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How a pod ends a link: well, unless its name is another's.
+fn status(link: &LinkSender) -> HeaderMap {
+    let taken = link.close_reason().map(Status::already_exists);
+    let mut trailers = HeaderMap::new();
+    // Fails only for a message that cannot be a header, and every one can once it is encoded.
+    let _ = taken.unwrap_or_else(|| Status::ok("")).add_header(&mut trailers);
+    trailers
+}
+
+// The clock of HTTP/2's own pings, which falls silent once a link's pings show what they would.
+//
+// hyper looks every few seconds whether something came, by a timer that wakes the connection. Where thousands of links
+// ping each other anyway, that is a good part of what their being idle costs.
+
+/// hyper's timer for one connection. Cheap to clone; clones fall silent together.
+#[derive(Debug, Clone)]
+pub(crate) struct PingTimer {
+    timer: TokioTimer,
+    off: Arc<AtomicBool>,
+}
+
+/// A sleep that never ends once its alarm is off, and is in no queue of the runtime's then.
+struct PingSleep {
+    sleep: Option<Pin<Box<dyn Sleep>>>,
+    off: Arc<AtomicBool>,
+}
+
+impl PingTimer {
+    /// One that goes off as it is set.
+    pub(crate) fn new() -> Self {
+        Self { timer: TokioTimer::new(), off: Arc::default() }
+    }
+
+    /// From now on it never goes off.
+    pub(crate) fn disable(&self) {
+        self.off.store(true, Relaxed);
+    }
+
+    fn snooze(&self, sleep: Pin<Box<dyn Sleep>>) -> Pin<Box<dyn Sleep>> {
+        Box::pin(PingSleep { sleep: Some(sleep), off: self.off.clone() })
+    }
+}
+
+#[expect(clippy::disallowed_types, reason = "as above")]
+impl Timer for PingTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        self.snooze(self.timer.sleep(duration))
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {
+        self.snooze(self.timer.sleep_until(deadline))
+    }
+
+    fn now(&self) -> Instant {
+        self.timer.now()
+    }
+}
+
+impl Future for PingSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.off.load(Relaxed) {
+            self.sleep = None;
+        }
+        self.sleep.as_mut().map_or(Poll::Pending, |sleep| sleep.as_mut().poll(cx))
+    }
+}
+
+impl Sleep for PingSleep {}
+
+// All that one HTTP/2 connection needs to run, in one task.
+//
+// hyper makes futures of a connection, of each call on it and of what each sends, and at every frame one wakes the next.
+// As tasks they would wake other threads for that, which fetch the task and its bytes to their core; so here they are
+// polled by turns on one thread, and the runtime hears only of what comes from outside.
+
+/// Takes the futures of one connection, for the task that runs it. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct ConnectionExecutor(Arc<Mutex<Vec<BoxTask>>>);
+
+type BoxTask = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Runs a connection and its crew; ends when all have ended. Who was not woken is not polled: a look at a connection on which
+/// nothing has happened is a good part of what an idle link costs.
+pub(crate) struct ConnectionTask {
+    members: FuturesUnordered<BoxTask>,
+    arrivals: ConnectionExecutor,
+    bell: Arc<WakeFlag>,
+    waker: Waker,
+}
+
+/// Remembers that something is to be polled, and wakes the task unless it is at it already.
+#[derive(Default)]
+struct WakeFlag {
+    rung: AtomicBool,
+    polling: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl<F> hyper::rt::Executor<F> for ConnectionExecutor
+where
+    F: Future + Send + 'static,
+{
+    /// Only while [`Self::run`] polls, or before: nothing wakes it for this.
+    fn execute(&self, member: F) {
+        lock(&self.0).push(Box::pin(member.map(drop)));
+    }
+}
+
+impl ConnectionExecutor {
+    /// Runs the connection `lead` with all that it executes on this crew.
+    pub(crate) fn run(self, lead: BoxTask) -> ConnectionTask {
+        let bell = Arc::<WakeFlag>::default();
+        let waker = Waker::from(bell.clone());
+        ConnectionTask { members: FuturesUnordered::from_iter([lead]), arrivals: self, bell, waker }
+    }
+}
+
+impl ConnectionTask {
+    /// Polls all that were woken, once.
+    fn poll_woken(&mut self) -> Poll<()> {
+        let cx = &mut Context::from_waker(&self.waker);
+        loop {
+            self.members.extend(std::mem::take(&mut *lock(&self.arrivals.0)));
+            let next = Pin::new(&mut self.members).poll_next(cx);
+            if matches!(next, Poll::Ready(None) | Poll::Pending) && lock(&self.arrivals.0).is_empty() {
+                return next.map(drop);
+            }
+        }
+    }
+}
+
+impl Future for ConnectionTask {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        this.bell.task.register(cx.waker());
+        for _ in 0..ROUNDS {
+            this.bell.start();
+            if this.poll_woken().is_ready() {
+                return Poll::Ready(());
+            }
+            if !this.bell.take_woken() {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl WakeFlag {
+    fn start(&self) {
+        self.polling.store(true, SeqCst);
+        self.rung.store(false, SeqCst);
+    }
+
+    /// Ends a round: whether there has to be another. Whoever rings after this look sees that nobody polls.
+    fn take_woken(&self) -> bool {
+        self.polling.store(false, SeqCst);
+        self.rung.load(SeqCst)
+    }
+}
+
+impl Wake for WakeFlag {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, SeqCst);
+        if !self.polling.load(SeqCst) {
+            self.task.wake();
+        }
+    }
+}
+
+impl fmt::Debug for ConnectionExecutor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Crew")
+    }
+}
+
+/// After so many rounds other tasks have their turn: each is a frame or two.
+const ROUNDS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use bytes::{Buf as _, Bytes};
+
+    use crate::congestion::MAX_FRAME;
+    use tunnel_base::names::SessionId;
+    use tunnel_proto::codec::{encode, to_message};
+    use tunnel_proto::frame::{Category, Frame, FrameKind, SessionFrame};
+
+    use super::*;
+
+    #[test]
+    fn the_longest_data_of_the_longest_name_is_one_frame_of_http_2() {
+        let data = SessionFrame::Data(Bytes::from(vec![7; MAX_FRAME]));
+        let body = FrameKind::Session(SessionId::random(), Category::HttpProxy, data);
+        let node = "n".repeat(253).parse().unwrap();
+        let len = encode(to_message(Frame { node, body })).remaining();
+        assert!(len <= FRAME as usize, "{len}");
+    }
+}
+
+#[cfg(test)]
+mod alarm_tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_alarm_goes_off_until_it_is_turned_off() {
+        let (alarm, nine) = (PingTimer::new(), Duration::from_secs(9));
+        let mut sleep = alarm.sleep(nine);
+        let minute = Duration::from_secs(60);
+        assert!(timeout(minute, sleep.as_mut()).await.is_ok());
+        let later = alarm.now() + nine;
+        alarm.reset(&mut sleep, later);
+        assert!(timeout(minute, sleep.as_mut()).await.is_ok() && alarm.now() >= later);
+        alarm.reset(&mut sleep, later + nine);
+        alarm.clone().disable();
+        assert!(timeout(minute, sleep.as_mut()).await.is_err());
+    }
+}
+
+#[cfg(test)]
+mod crew_tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use hyper::rt::Executor as _;
+    use tokio::sync::mpsc;
+
+    use tunnel_base::drain::Drain;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Takes what comes and sends it on, `left` times.
+    async fn pass(mut from: mpsc::Receiver<u32>, to: mpsc::Sender<u32>, left: u32) {
+        for _ in 0..left {
+            let Some(next) = from.recv().await else { return };
+            let _ = to.send(next + 1).await;
+        }
+    }
+
+    /// A lead and a member that pass a number to and fro, `times` each.
+    fn two(times: u32) -> ConnectionTask {
+        let (crew, (one, from_one), (other, from_other)) =
+            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
+        one.try_send(0).unwrap();
+        crew.execute(pass(from_one, other, times));
+        crew.run(Box::pin(pass(from_other, one, times)))
+    }
+
+    #[test]
+    fn a_crew_that_wakes_itself_does_not_wake_its_task() {
+        let woken = Arc::<Woken>::default();
+        let mut run = two(3);
+        assert!(Pin::new(&mut run).poll(&mut Context::from_waker(&woken.clone().into())).is_ready());
+        assert_eq!(woken.0.load(SeqCst), 0);
+    }
+
+    #[test]
+    fn a_lead_is_not_polled_for_what_concerns_a_member_alone() {
+        let (crew, (send, receive), (back, mut came)) =
+            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
+        crew.execute(pass(receive, back, u32::MAX));
+        let polls = Arc::<AtomicUsize>::default();
+        let counted = polls.clone();
+        let mut run = crew.run(Box::pin(std::future::poll_fn(move |_| {
+            counted.fetch_add(1, SeqCst);
+            Poll::Pending
+        })));
+        let mut cx = Context::from_waker(Waker::noop());
+        for n in 0..5 {
+            send.try_send(n).unwrap();
+            assert!(Pin::new(&mut run).poll(&mut cx).is_pending());
+            assert_eq!(came.try_recv(), Ok(n + 1));
+        }
+        assert_eq!(polls.load(SeqCst), 1);
+    }
+
+    #[test]
+    fn a_crew_that_never_rests_gives_way_and_is_woken_again() {
+        let woken = Arc::<Woken>::default();
+        let waker = woken.clone().into();
+        let (mut run, mut polls) = (two(1000), 1);
+        while Pin::new(&mut run).poll(&mut Context::from_waker(&waker)).is_pending() {
+            assert_eq!(woken.0.load(SeqCst), polls);
+            polls += 1;
+        }
+        assert!(polls >= 1000 / ROUNDS, "{polls}");
+    }
+
+    #[test]
+    fn what_a_member_executes_runs_at_once_and_the_lead_may_end_first() {
+        let (crew, (done, mut ended)) = (ConnectionExecutor::default(), mpsc::channel(1));
+        let inner = crew.clone();
+        crew.execute(async move { inner.execute(async move { done.send(7).await }) });
+        let mut run = crew.run(Box::pin(std::future::ready(())));
+        assert!(Pin::new(&mut run).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        assert_eq!(ended.try_recv(), Ok(7));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nothing_that_another_thread_wakes_is_lost() {
+        let (crew, (send, receive), (back, mut came)) =
+            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
+        crew.execute(pass(receive, back, u32::MAX));
+        let drain = Drain::new();
+        drain.spawn(tracing::Span::none(), crew.run(Box::pin(std::future::ready(()))));
+        for n in 0..20_000 {
+            send.send(n).await.unwrap();
+            assert_eq!(came.recv().await, Some(n + 1));
+        }
+    }
+}

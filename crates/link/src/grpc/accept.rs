@@ -1,0 +1,302 @@
+//! The pod's end: connections that are served, and calls that ask to become links.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper_util::rt::TokioIo;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::grpc::enrol::{self, EnrolRequest};
+use crate::grpc::read_ahead::{Bounded, ReadAhead};
+use crate::grpc::{
+    CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
+    SEND_BUFFER, WINDOW, ends, puller,
+};
+use crate::link::{Link, RemoteInfo};
+use crate::sender::signals::LinkEndpoints;
+use tunnel_base::names::NodeName;
+use tunnel_net::limiter::Permit;
+use tunnel_net::socket::Connection;
+use tunnel_net::tcp_info::TcpInfoReader;
+use tunnel_proto::frame::Remote;
+use tunnel_proto::hello::{Caller, Hello, HelloError, user_agent};
+
+/// What arrives at the port of the links.
+#[derive(Debug)]
+pub enum IncomingCall {
+    /// From who wants to be linked.
+    Call(Box<Call>),
+    /// From who is no node yet.
+    Enrol(EnrolRequest),
+}
+
+/// A call that asks to become a link. Dropping it refuses it.
+#[derive(Debug)]
+#[must_use = "dropping a call refuses it"]
+pub struct Call {
+    /// Where it comes from.
+    pub from: SocketAddr,
+    /// The caller by its hello. A pod has proved itself with its certificate, an edge has not yet.
+    pub caller: Caller,
+    /// The node of the edge's certificate that the connection has shown, if it has shown one.
+    pub agent: Option<NodeName>,
+    incoming: Incoming,
+    answer: oneshot::Sender<Response<CallBody>>,
+    ends: LinkEndpoints,
+    shared: Shared,
+}
+
+/// What a connection has shown, and its handshake has believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Certificate {
+    /// Nothing.
+    None,
+    /// A pod's.
+    Peer,
+    /// An edge's; of this node, if it is one node's.
+    Edge(Option<NodeName>),
+}
+
+/// A connection that was not let in yet.
+#[derive(Debug)]
+pub struct PendingConnection {
+    /// Whose certificate it has shown.
+    pub certificate: Certificate,
+    /// When it is closed if it still has no accepted call.
+    pub until: Instant,
+    /// Its slots among those that wait, and that have their turn; given back once it is let in. The connection is
+    /// closed if the second is lost; the first is its entrance's to look after.
+    pub slots: (Permit, Permit),
+}
+
+/// Why a caller is sent away; shown to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallRejection {
+    /// It could not prove its name.
+    #[error("invalid token")]
+    Token,
+    /// This pod takes no new links.
+    #[error("this pod is stopping")]
+    Stopping,
+    /// Another process of that name is alive and linked.
+    #[error("{0}")]
+    NameTaken(String),
+    /// It is this very process.
+    #[error("this is the pod that calls")]
+    SelfDial,
+    /// The link that it is to stand beside is not here.
+    #[error("the link that this one is to stand beside is not at this pod")]
+    NoPrimaryLink,
+}
+
+/// Serves one encrypted connection until it ends: what arrives goes to `arrivals`.
+pub fn serve<IO>(
+    io: IO,
+    from: SocketAddr,
+    arrivals: mpsc::Sender<IncomingCall>,
+    link_context: LinkContext,
+    waiting: PendingConnection,
+) -> impl Future<Output = ()> + Send
+where
+    IO: Connection + 'static,
+{
+    let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
+    let (ahead, crew, alarm) = (ReadAhead::default(), ConnectionExecutor::default(), PingTimer::new());
+    let handler = CallHandler {
+        from,
+        certificate: waiting.certificate.clone(),
+        arrivals,
+        ends: LinkEndpoints { remote: Some(from), ..ends(&io) },
+        shared: Shared {
+            link_context: link_context.clone(),
+            ahead: ahead.clone(),
+            tcp_info: io.tcp().and_then(TcpInfoReader::of),
+            connection: connection.clone(),
+            accepted: accepted.clone(),
+            alarm: alarm.clone(),
+        },
+    };
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        // Boxed, because hyper keeps its room as long as the call lasts.
+        Box::pin(handler.clone().answer(request)).map(Ok::<_, Infallible>)
+    });
+    // Boxed, and outside of any async block: those hold what they are given twice, for as long as a link lives.
+    let io = TokioIo::new(Bounded { io, hook: ahead });
+    let mut serving = Box::pin(http(crew.clone(), alarm).serve_connection(io, service));
+    crew.run(Box::pin(async move {
+        let lost = waiting.slots.1.revoked();
+        let let_in = async {
+            let why = tokio::select! {
+                biased;
+                () = accepted.cancelled() => {
+                    drop(waiting.slots);
+                    std::future::pending().await
+                }
+                () = lost.cancelled() => "gave_way",
+                () = tokio::time::sleep_until(waiting.until) => "no_call_in_time",
+            };
+            link_context.metrics.calls_refused.count(why);
+        };
+        let ended = tokio::select! {
+            ended = serving.as_mut() => Some(ended),
+            () = let_in => None,
+            () = connection.cancelled() => {
+                serving.as_mut().graceful_shutdown();
+                tokio::time::timeout(CLOSE_TIMEOUT, serving.as_mut()).await.ok()
+            }
+        };
+        if let Some(Err(e)) = ended {
+            tracing::debug!(%from, error = %e, "link connection ended");
+        }
+    }))
+}
+
+/// HTTP/2 as a pod serves it; its futures run on `crew`, and it pings by `alarm`.
+fn http(crew: ConnectionExecutor, alarm: PingTimer) -> http2::Builder<ConnectionExecutor> {
+    let mut http = http2::Builder::new(crew);
+    http.timer(alarm)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_frame_size(FRAME)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_concurrent_streams(CALLS)
+        .max_header_list_size(METADATA)
+        .keep_alive_interval(Some(PING_EDGE_AFTER))
+        .keep_alive_timeout(PING_TIMEOUT);
+    http
+}
+
+impl Call {
+    /// Lets the caller in.
+    pub fn accept(self) -> Link {
+        let (instance, dialect) = (self.caller.instance(), self.caller.dialect());
+        let peer = match self.caller {
+            Caller::Edge(hello) => {
+                self.shared.ahead.stands_beside(hello.purpose);
+                Remote::Edge(hello.node)
+            }
+            Caller::Peer { .. } => Remote::Peer,
+        };
+        let Shared { link_context, ahead, tcp_info, connection, accepted, alarm } = self.shared;
+        let puller = puller(peer, instance, dialect, &link_context.table, &alarm);
+        puller.sender.reads_tcp_info(tcp_info);
+        puller.sender.set_endpoints(self.ends);
+        let mut response = Response::new(CallBody::Stream { puller: puller.clone(), trailers: true });
+        *response.headers_mut() = Hello::response(link_context.table.instance());
+        response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
+        accepted.cancel();
+        // Fails only if the connection is gone; then the link's first read fails too.
+        let _ = self.answer.send(response);
+        Link::new(
+            &puller,
+            RemoteInfo { answers: true, incoming: self.incoming, ahead, connection },
+            link_context.metrics,
+        )
+    }
+
+    /// Sends the caller away, with its connection.
+    pub fn refuse(self, why: CallRejection) {
+        let mut response = Status::from(why).into_http();
+        // So that another pod sees that it was one of ours who refused.
+        response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
+        let _ = self.answer.send(response);
+        // The refusal is on its way before the connection goes: shutting down gracefully lets it out.
+        self.shared.connection.cancel();
+    }
+}
+
+impl From<CallRejection> for Status {
+    fn from(why: CallRejection) -> Self {
+        let text = why.to_string();
+        match why {
+            CallRejection::Token => Self::unauthenticated(text),
+            CallRejection::Stopping => Self::unavailable(text),
+            CallRejection::NameTaken(_) | CallRejection::SelfDial => Self::already_exists(text),
+            CallRejection::NoPrimaryLink => Self::failed_precondition(text),
+        }
+    }
+}
+
+/// What the calls of one connection share.
+#[derive(Debug, Clone)]
+struct CallHandler {
+    from: SocketAddr,
+    certificate: Certificate,
+    arrivals: mpsc::Sender<IncomingCall>,
+    ends: LinkEndpoints,
+    shared: Shared,
+}
+
+/// What they share with the link that one of them becomes.
+#[derive(Debug, Clone)]
+struct Shared {
+    link_context: LinkContext,
+    ahead: ReadAhead,
+    tcp_info: Option<TcpInfoReader>,
+    connection: CancellationToken,
+    accepted: CancellationToken,
+    alarm: PingTimer,
+}
+
+impl CallHandler {
+    async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
+        if enrol::is_petition(&request) {
+            let arrivals = self.arrivals;
+            let hand_on = move |petition| arrivals.try_send(IncomingCall::Enrol(petition)).is_ok();
+            return enrol::answer(request, self.from, hand_on).await;
+        }
+        if request.uri().path() != PATH {
+            let status = Status::unimplemented("this port serves only tunnel links");
+            return self.refuse(status, "unknown_method");
+        }
+        let (parts, incoming) = request.into_parts();
+        let caller = match Caller::from_request(&parts.headers, self.certificate == Certificate::Peer) {
+            Ok(caller) => caller,
+            Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
+                return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
+            }
+            Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
+        };
+        let (answer, answered) = oneshot::channel();
+        let agent = if let Certificate::Edge(node) = &self.certificate { node.clone() } else { None };
+        let call = Call {
+            from: self.from,
+            caller,
+            agent,
+            incoming,
+            answer,
+            ends: LinkEndpoints { version: user_agent(&parts.headers), ..self.ends.clone() },
+            shared: self.shared.clone(),
+        };
+        if self.arrivals.try_send(IncomingCall::Call(Box::new(call))).is_err() {
+            return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
+        }
+        match answered.await {
+            Ok(response) => response,
+            Err(_) => self.refuse(Status::unavailable("stopping"), "stopping"),
+        }
+    }
+
+    fn refuse(&self, status: Status, cause: &'static str) -> Response<CallBody> {
+        self.shared.link_context.metrics.calls_refused.count(cause);
+        self.shared.connection.cancel();
+        let mut response = status.into_http();
+        response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
+        response
+    }
+}
+
+/// Calls of one connection: one is used, the rest are for a peer that tries again on it.
+const CALLS: u32 = 4;
+/// Before a Go edge's own 10 s, so that it stays quiet.
+const PING_EDGE_AFTER: Duration = Duration::from_secs(9);
+/// For the last frames of a connection that is over.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,0 +1,17 @@
+//! Links, and sessions that outlive them.
+
+pub mod congestion;
+pub mod grpc;
+pub mod link;
+pub mod relay;
+pub mod schedule;
+pub mod sender;
+pub mod session;
+pub mod table;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex and ignores poisoning: each lock of this layer is held for a few steps that cannot panic half way.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

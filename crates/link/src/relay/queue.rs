@@ -1,0 +1,323 @@
+//! What waits on one link for a session that only passes through.
+//!
+//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late
+//! thread still puts into an old one is never sent. Data, Finish, Broken, Reset and Lost stay in order; the other
+//! frames overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
+//! docs/protocol.md#traps, 1 to 3).
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::lock;
+use crate::schedule::{FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome, SendRequest};
+use tunnel_proto::budget::Reservation;
+use tunnel_proto::frame::{SessionFrame, SessionKey};
+use tunnel_proto::halves::joined;
+use tunnel_proto::state::{ControlPriority, LinkId};
+
+/// One direction of a session that passes through, on the link that it leaves by.
+#[derive(Debug)]
+pub(crate) struct RelayQueue {
+    key: SessionKey,
+    queue: Mutex<Queue>,
+    /// Set once it is closed. The link sender reads it without the queue's lock, to drop entries that are not needed. A
+    /// stale read only keeps an entry a little longer.
+    closed: AtomicBool,
+}
+
+/// As much waits as may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QueueFull;
+
+#[derive(Debug)]
+struct Queue {
+    /// Open, Opened, Refused, Resume or Resumed.
+    answer: Option<SessionFrame>,
+    credit: Option<SessionFrame>,
+    /// The limit of the last credit that was sent.
+    limit: u64,
+    /// Data, Finish, Broken, Reset, Lost.
+    ordered: VecDeque<SessionFrame>,
+    /// Bytes of data in `ordered`.
+    bytes: usize,
+    /// What `ordered` takes: bytes, and an overhead for each frame; of all queues together, and of those of its link.
+    taken: (Reservation, Reservation),
+    most: usize,
+    /// Nothing more is taken in: the last frame waits, or was sent.
+    sealed: bool,
+    /// Bytes of data that have come so far.
+    passed: u64,
+    standing: FlowState,
+    in_control: Option<ControlPriority>,
+    in_turns: bool,
+}
+
+impl RelayQueue {
+    /// An empty queue in which at most `most` bytes wait, out of both budgets too.
+    pub(crate) fn new(key: SessionKey, most: usize, budgets: (Reservation, Reservation)) -> Arc<Self> {
+        let queue = Queue {
+            answer: None,
+            credit: None,
+            limit: 0,
+            ordered: VecDeque::new(),
+            bytes: 0,
+            taken: budgets,
+            most,
+            sealed: false,
+            passed: 0,
+            standing: FlowState::default(),
+            in_control: None,
+            in_turns: false,
+        };
+        Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
+    }
+
+    /// Adds a frame. What comes after the last frame is dropped.
+    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendRequest, QueueFull> {
+        let mut queue = lock(&self.queue);
+        if queue.sealed {
+            return Ok(SendRequest::default());
+        }
+        match frame {
+            SessionFrame::Open { .. }
+            | SessionFrame::Opened { .. }
+            | SessionFrame::Resume { .. }
+            | SessionFrame::Resumed { .. } => {
+                queue.empty();
+                queue.answer = Some(frame);
+            }
+            SessionFrame::Refused { .. } => {
+                queue.empty();
+                queue.sealed = true;
+                queue.answer = Some(frame);
+            }
+            SessionFrame::Credit { .. } => queue.credit = Some(frame),
+            SessionFrame::Data(bytes) => queue.data(bytes)?,
+            SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } => queue.finish(frame)?,
+            SessionFrame::Reset { .. } | SessionFrame::PathLost { .. } => {
+                queue.credit = None;
+                queue.sealed = true;
+                queue.ordered.push_back(frame);
+            }
+        }
+        Ok(queue.intent())
+    }
+
+    /// Bytes of data that have come to it so far.
+    pub(crate) fn passed(&self) -> u64 {
+        lock(&self.queue).passed
+    }
+
+    /// Replaces all that waits by this last frame; an answer that waits is still sent before it.
+    pub(crate) fn cut(&self, frame: SessionFrame) -> SendRequest {
+        let mut queue = lock(&self.queue);
+        if queue.sealed {
+            return SendRequest::default();
+        }
+        let answer = queue.answer.take();
+        queue.empty();
+        queue.answer = answer;
+        queue.sealed = true;
+        queue.ordered.push_back(frame);
+        queue.intent()
+    }
+}
+
+impl RelayFrameSource for RelayQueue {
+    fn close(&self) {
+        self.closed.store(true, Relaxed);
+        let mut queue = lock(&self.queue);
+        queue.empty();
+        queue.sealed = true;
+    }
+
+    /// A Lost of a newer attempt is still sent: an old Open or Resume that comes late ends nothing at the far end of
+    /// that one, which would stay bound for ever.
+    fn retire(&self, epoch: u64) {
+        let mut queue = lock(&self.queue);
+        let lost = match queue.ordered.pop_back() {
+            Some(SessionFrame::PathLost { epoch: newer }) if newer > epoch => {
+                Some(SessionFrame::PathLost { epoch: newer })
+            }
+            _ => None,
+        };
+        self.closed.store(lost.is_none(), Relaxed);
+        queue.empty();
+        queue.ordered.extend(lost);
+        queue.sealed = true;
+    }
+}
+
+impl FrameSource for RelayQueue {
+    fn key(&self) -> &SessionKey {
+        &self.key
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> (Option<SessionFrame>, bool) {
+        let mut queue = lock(&self.queue);
+        let frame = queue.answer.take().or_else(|| queue.credit.take());
+        if let Some(SessionFrame::Credit { limit, .. }) = &frame {
+            queue.limit = *limit;
+        }
+        queue.in_control = queue.control();
+        (frame, queue.in_control.is_some())
+    }
+
+    fn next_turn(
+        self: Arc<Self>,
+        _link: LinkId,
+        turn: &QueuedFlow<Arc<dyn FrameSource>>,
+        longest: usize,
+        most: usize,
+        _now: Instant,
+    ) -> SendOutcome {
+        let mut queue = lock(&self.queue);
+        let held = queue.bytes > most;
+        let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+        let standing = if held { turn.standing() } else { turn.standing_after(bytes) };
+        queue.standing = standing;
+        let backlog = queue.backlog();
+        queue.in_turns = backlog.is_some();
+        SendOutcome { frame, bytes, standing, backlog }
+    }
+
+    fn is_over(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
+    }
+}
+
+impl Queue {
+    fn empty(&mut self) {
+        self.answer = None;
+        self.credit = None;
+        self.ordered = VecDeque::new();
+        self.bytes = 0;
+        self.give_back(usize::MAX);
+    }
+
+    fn finish(&mut self, frame: SessionFrame) -> Result<(), QueueFull> {
+        self.grow(OVERHEAD)?;
+        self.ordered.push_back(frame);
+        Ok(())
+    }
+
+    fn grow(&mut self, cost: usize) -> Result<(), QueueFull> {
+        if self.taken.0.size() + cost > self.most || !self.taken.0.try_grow(cost) {
+            return Err(QueueFull);
+        }
+        if !self.taken.1.try_grow(cost) {
+            self.taken.0.resize(self.taken.0.size() - cost);
+            return Err(QueueFull);
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, cost: usize) {
+        let (all, of_link) = &mut self.taken;
+        let left = all.size().saturating_sub(cost);
+        all.resize(left);
+        of_link.resize(left);
+    }
+
+    fn data(&mut self, bytes: Bytes) -> Result<(), QueueFull> {
+        let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGE_BELOW);
+        self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
+        self.bytes += bytes.len();
+        self.passed += bytes.len() as u64;
+        if merged && let Some(SessionFrame::Data(last)) = self.ordered.back_mut() {
+            *last = joined(std::mem::take(last), &bytes);
+        } else {
+            self.ordered.push_back(SessionFrame::Data(bytes));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, longest: usize) -> Option<SessionFrame> {
+        let frame = self.ordered.pop_front()?;
+        let SessionFrame::Data(mut bytes) = frame else {
+            if let SessionFrame::Fin { .. } | SessionFrame::ResetAt { .. } = frame {
+                self.give_back(OVERHEAD);
+            }
+            return Some(frame);
+        };
+        let rest = bytes.split_off(longest.min(bytes.len()));
+        self.bytes -= bytes.len();
+        let mut cost = bytes.len();
+        if rest.is_empty() {
+            cost += OVERHEAD;
+        } else {
+            self.ordered.push_front(SessionFrame::Data(rest));
+        }
+        self.give_back(cost);
+        Some(SessionFrame::Data(bytes))
+    }
+
+    /// Bytes of data that wait; none if nothing at all does.
+    fn backlog(&self) -> Option<usize> {
+        (!self.ordered.is_empty()).then_some(self.bytes)
+    }
+
+    /// What overtakes data. A credit is needed once half of what the last one let come has come.
+    fn control(&self) -> Option<ControlPriority> {
+        let credit = self.credit.as_ref().map(|credit| match credit {
+            SessionFrame::Credit { received, limit }
+                if self.limit.saturating_sub(*received) > limit.saturating_sub(*received) / 2 =>
+            {
+                ControlPriority::Credit
+            }
+            _ => ControlPriority::Needed,
+        });
+        self.answer.as_ref().map(|_| ControlPriority::Answer).or(credit)
+    }
+
+    fn intent(&mut self) -> SendRequest {
+        let control = self.control().filter(|control| self.in_control < Some(*control));
+        let data = if self.in_turns { None } else { self.backlog() };
+        self.in_control = control.or(self.in_control);
+        self.in_turns |= data.is_some();
+        SendRequest { control, data: data.map(|backlog| (self.standing, backlog)) }
+    }
+}
+
+/// What a frame costs beside its bytes.
+const OVERHEAD: usize = 128;
+/// Small pieces that follow one another are joined up to this many bytes, so that keystrokes in a queue cost little.
+const MERGE_BELOW: usize = 4 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_proto::budget::Budget;
+    use tunnel_proto::frame::Category;
+
+    use super::*;
+
+    #[test]
+    fn a_credit_that_waits_is_needed_once_half_of_the_room_is_used_and_keeps_back_no_answer() {
+        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        let budget = Budget::new(1 << 20);
+        let queue = RelayQueue::new(key, 1 << 20, (budget.reservation(), budget.reservation()));
+        let push = |frame| queue.push(frame).unwrap().control;
+        let credit = |received, limit| SessionFrame::Credit { received, limit };
+        // Of the first one it is not known.
+        assert_eq!(push(credit(0, 1000)), Some(ControlPriority::Needed));
+        assert_eq!(queue.clone().next_control(LinkId(1), Instant::now()), (Some(credit(0, 1000)), false));
+        assert_eq!(push(credit(400, 1400)), Some(ControlPriority::Credit));
+        assert_eq!(push(credit(499, 1499)), None);
+        assert_eq!(push(credit(500, 1500)), Some(ControlPriority::Needed));
+        assert_eq!(push(credit(900, 1900)), None);
+        let resumed = SessionFrame::Resumed { received: 0, limit: 9, epoch: 1 };
+        assert_eq!(push(resumed), Some(ControlPriority::Answer));
+    }
+}

@@ -1,0 +1,600 @@
+//! Who sends next on a link: a clock that counts bytes.
+//!
+//! Each session has a standing: an account of what it has sent, in bytes, with a few added for each frame, and whether
+//! it has sent only little each time of late, as interactive ones do and bulk does not. Next is the one whose
+//! next frame ends earliest on its account; ordering by the end, not the start, lets a keystroke pass those that woke
+//! together with it. One that was silent enters at most `MAX_LAG` behind the clock, so a keystroke waits for the
+//! frame on the wire and no other, and a session that keeps coming back with a little gains nothing over those with a
+//! backlog. Knows nothing of links and sessions; reads no clock but its own.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use tunnel_net::tcp_info::TcpInfo;
+use tunnel_proto::frame::{SessionFrame, SessionKey};
+use tunnel_proto::state::{ControlPriority, LinkId};
+
+/// The turns of everything that waits for one link.
+#[derive(Debug)]
+pub(crate) struct Scheduler<K> {
+    clock: u64,
+    entered: u64,
+    small: BinaryHeap<QueuedFlow<K>>,
+    bulk: BinaryHeap<QueuedFlow<K>>,
+}
+
+/// What one has sent on its link so far; nothing, by default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct FlowState {
+    /// On its account.
+    account: u64,
+    /// Turns in a row, up to the latest one, in which it had no more than [`INTERACTIVE_BACKLOG`] to send.
+    small: u32,
+}
+
+/// One that waits for its turn.
+#[derive(Debug)]
+pub(crate) struct QueuedFlow<K> {
+    /// Where its next frame would end on its account.
+    ends: u64,
+    /// Breaks ties: first come, first served.
+    entered: u64,
+    /// Where it stands now.
+    standing: FlowState,
+    /// Whether it has little to send.
+    small: bool,
+    /// Whose turn it is.
+    pub key: K,
+}
+
+impl<K> Scheduler<K> {
+    /// No one waits, and the clock stands at 0.
+    pub(crate) fn new() -> Self {
+        Self { clock: 0, entered: 0, small: BinaryHeap::new(), bulk: BinaryHeap::new() }
+    }
+
+    /// Lets `key` wait for its turn: where it stands, what it has to send, and the longest frame it may send at once.
+    pub(crate) fn enter(&mut self, key: K, standing: FlowState, backlog: usize, longest: usize) {
+        let account = standing.account.max(self.clock.saturating_sub(MAX_LAG));
+        let ends = account + cost(backlog.min(longest));
+        let (standing, small) = (FlowState { account, ..standing }, backlog <= INTERACTIVE_BACKLOG);
+        let turn = QueuedFlow { ends, entered: self.entered, standing, small, key };
+        self.entered += 1;
+        if small { self.small.push(turn) } else { self.bulk.push(turn) }
+    }
+
+    /// Takes who is next; only those with [`INTERACTIVE_BACKLOG`] backlogs if `small_only`.
+    pub(crate) fn next(&mut self, small_only: bool) -> Option<QueuedFlow<K>> {
+        let small_first = match (self.small.peek(), self.bulk.peek()) {
+            (Some(small), Some(bulk)) => small > bulk,
+            (small, _) => small.is_some(),
+        };
+        if small_first || small_only { self.small.pop() } else { self.bulk.pop() }
+    }
+
+    /// Moves the clock to where the frame that was just sent ends.
+    pub(crate) fn sent(&mut self, standing: FlowState) {
+        self.clock = self.clock.max(standing.account);
+    }
+
+    /// Lets only those wait on for whom `stays` holds.
+    pub(crate) fn retain(&mut self, stays: impl Fn(&K) -> bool) {
+        self.small.retain(|turn| stays(&turn.key));
+        self.bulk.retain(|turn| stays(&turn.key));
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.small.len() + self.bulk.len()
+    }
+
+    /// Whether anyone waits with more than a small backlog.
+    pub(crate) fn has_bulk(&self) -> bool {
+        !self.bulk.is_empty()
+    }
+}
+
+impl FlowState {
+    /// Whether it is interactive: it has had little to send each time of late. Bulk leaves a small rest now and then.
+    pub(crate) fn is_interactive(self) -> bool {
+        self.small >= INTERACTIVE_AFTER
+    }
+}
+
+impl<K> QueuedFlow<K> {
+    /// Where the sender stands before this turn.
+    pub(crate) fn standing(&self) -> FlowState {
+        self.standing
+    }
+
+    /// Where the sender stands once it has sent `len` bytes in this turn.
+    pub(crate) fn standing_after(&self, len: usize) -> FlowState {
+        // A frame may be shorter than what there is to send; and more may have come since it began to wait.
+        let little = self.small && len <= INTERACTIVE_BACKLOG;
+        let small = if little { self.standing.small.saturating_add(1) } else { 0 };
+        FlowState { account: self.standing.account + cost(len), small }
+    }
+}
+
+impl<K> Default for Scheduler<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K> PartialEq for QueuedFlow<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl<K> Eq for QueuedFlow<K> {}
+
+impl<K> PartialOrd for QueuedFlow<K> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<K> Ord for QueuedFlow<K> {
+    /// The greatest turn is the one that ends earliest, as a heap wants it.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.ends, other.entered).cmp(&(self.ends, self.entered))
+    }
+}
+
+fn cost(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX / 4) + FRAME_OVERHEAD
+}
+
+/// Backlog in bytes up to which a session counts as a typist: its frames are not held by the cap on bytes under way.
+pub(crate) const INTERACTIVE_BACKLOG: usize = 4 * 1024;
+/// Turns in a row with no more than that, after which it is interactive.
+const INTERACTIVE_AFTER: u32 = 4;
+/// The largest frame: how far behind the clock a session that was silent may enter.
+pub(crate) const MAX_LAG: u64 = 65_200;
+/// What a frame costs beside its bytes: names, ids and headers on the wire.
+const FRAME_OVERHEAD: u64 = 128;
+
+// When the peer is told what has come: Pongs and credits, together and a few times in a round trip.
+//
+// While bulk comes, each would be a packet of its own. The kernel's congestion window grows as long as such packets use
+// half of it, and from 16 packets on, with nine acknowledgements in a round trip, cubic ends its slow start for good if they
+// take longer than they did. They wait behind the bulk in the line's queue; so bulk of ours would later begin at the rate of
+// the little packets. Four in a round trip, and what goes out beside them, leave the window about where it begins, at ten.
+
+/// When Pongs and credits go out on one link.
+#[derive(Debug, Default)]
+pub(crate) struct AckPacing {
+    /// When some did last.
+    went: Option<Instant>,
+    /// From then on others wait so long.
+    apart: Duration,
+    /// They do not wait: one of them is needed, or something else goes out, too.
+    hurried: bool,
+    /// When the kernel was read.
+    read: Option<Instant>,
+}
+
+impl AckPacing {
+    /// Whether they may go now.
+    pub(crate) fn may_go(&self, now: Instant) -> bool {
+        self.hurried || self.next().is_none_or(|next| next <= now)
+    }
+
+    /// From when on they may go, if nothing else does before.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.went.map(|went| went + self.apart)
+    }
+
+    /// One goes now, and the others with it.
+    pub(crate) fn on_sent(&mut self, now: Instant) {
+        self.went = Some(now);
+        self.hurried = true;
+    }
+
+    /// They go with the next frame.
+    pub(crate) fn send_now(&mut self) {
+        self.hurried = true;
+    }
+
+    /// All that may go has gone.
+    pub(crate) fn on_flushed(&mut self) {
+        self.hurried = false;
+    }
+
+    /// Whether the kernel should be read before [`Self::may_go`] is asked for one that waits. Never for those that are rare.
+    pub(crate) fn wants_reading(&self, now: Instant) -> bool {
+        let known = self.read.is_some_and(|read| now - read < FRESH);
+        !self.hurried && !known && self.went.is_some_and(|went| now - went < MAX_WAIT)
+    }
+
+    /// What the kernel knows just now.
+    pub(crate) fn read(&mut self, reading: &TcpInfo, now: Instant) {
+        let least = reading.least_round_trip;
+        self.read = Some(now);
+        // As it is, with a queue; but not a long one of others.
+        self.apart = if least < SHORT { Duration::ZERO } else { reading.rtt.clamp(least, least * 2) / TIMES };
+        self.apart = self.apart.min(MAX_WAIT);
+    }
+}
+
+/// How often in a round trip they go.
+const TIMES: u32 = 4;
+/// On a shorter way they do not wait.
+const SHORT: Duration = Duration::from_millis(5);
+/// They wait no longer on any way.
+const MAX_WAIT: Duration = Duration::from_millis(200);
+/// A reading of the round trip is renewed after so long.
+const FRESH: Duration = Duration::from_millis(100);
+
+// The trait of what has frames to send on a link: an end of a session, or a relay queue.
+//
+// The link sender knows no sessions and no relays, only these: so the rooms above it may know it.
+
+/// One that waits to send on a link. It makes each frame when the link can take it, under its own lock; the link sender
+/// calls it without holding its own.
+pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
+    /// Which session its frames are about.
+    fn key(&self) -> &SessionKey;
+
+    /// Whether it will send nothing more here, for certain. Looks at no lock.
+    fn is_closed(&self) -> bool;
+
+    /// What it sends before data, if anything, and whether it has more of that kind to send.
+    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool);
+
+    /// What it sends in its turn: at most `longest` bytes, nothing if it has more than `most` to send.
+    fn next_turn(
+        self: Arc<Self>,
+        link: LinkId,
+        turn: &QueuedFlow<Arc<dyn FrameSource>>,
+        longest: usize,
+        most: usize,
+        now: Instant,
+    ) -> SendOutcome;
+
+    /// Whether it is relayed and has sent its last frame, so that the link need not count it any more.
+    fn is_over(&self) -> bool;
+}
+
+/// One direction of a session that is relayed. Its link keeps it, so that a newer attempt can end an older one there.
+pub(crate) trait RelayFrameSource: FrameSource {
+    /// It sends nothing more.
+    fn close(&self);
+
+    /// The session is relayed by another source, for attempt `epoch`.
+    fn retire(&self, epoch: u64);
+}
+
+/// What someone who wants to send has to send.
+#[derive(Debug, Default)]
+pub(crate) struct SendRequest {
+    /// Has an answer or credit, which overtake data.
+    pub(crate) control: Option<ControlPriority>,
+    /// Has data: where it stands, and how many bytes.
+    pub(crate) data: Option<(FlowState, usize)>,
+}
+
+/// What was sent in a turn.
+#[derive(Debug)]
+pub(crate) struct SendOutcome {
+    pub(crate) frame: Option<SessionFrame>,
+    /// Bytes of data in `frame`.
+    pub(crate) bytes: usize,
+    /// Where the source stands now.
+    pub(crate) standing: FlowState,
+    /// Bytes it still has to send, if it wants another turn.
+    pub(crate) backlog: Option<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LONGEST: usize = 16 * 1024;
+
+    fn at(account: u64) -> FlowState {
+        FlowState { account, small: 0 }
+    }
+
+    fn new() -> FlowState {
+        FlowState::default()
+    }
+
+    /// Sends everything that `backlogs` hold, frame by frame; returns (session, bytes) in order.
+    fn send_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
+        let mut schedule = Scheduler::new();
+        let mut order: Vec<u32> = backlogs.keys().copied().collect();
+        order.sort_unstable();
+        for who in order {
+            schedule.enter(who, new(), backlogs[&who], LONGEST);
+        }
+        let mut said = Vec::new();
+        while let Some(turn) = schedule.next(false) {
+            let left = backlogs.get_mut(&turn.key).unwrap();
+            let len = (*left).min(LONGEST);
+            *left -= len;
+            said.push((turn.key, len));
+            let standing = turn.standing_after(len);
+            schedule.sent(standing);
+            if *left > 0 {
+                schedule.enter(turn.key, standing, *left, LONGEST);
+            }
+        }
+        said
+    }
+
+    proptest! {
+        /// While all have a backlog, no two are further apart than two frames, whatever their frames' lengths.
+        #[test]
+        fn the_busy_share_alike(sizes in prop::collection::vec(1usize..400_000, 2..8)) {
+            let all: HashMap<u32, usize> = (0u32..).zip(sizes.iter().copied()).collect();
+            let (mut spoken, mut left) = (HashMap::<u32, usize>::new(), all.clone());
+            for (who, len) in send_all(all.clone()) {
+                *spoken.entry(who).or_default() += len;
+                *left.get_mut(&who).unwrap() -= len;
+                let busy: Vec<usize> = left.iter().filter(|(_, l)| **l > LONGEST).map(|(w, _)| spoken.get(w).copied().unwrap_or(0)).collect();
+                if let (Some(most), Some(least)) = (busy.iter().max(), busy.iter().min()) {
+                    prop_assert!(most - least <= 2 * LONGEST + 1024, "{most} {least}");
+                }
+            }
+            prop_assert!(left.values().all(|l| *l == 0));
+        }
+    }
+
+    #[test]
+    fn a_keystroke_is_next_beside_any_backlog() {
+        let mut schedule = Scheduler::new();
+        for who in 0..20 {
+            schedule.enter(who, new(), 1 << 20, LONGEST);
+        }
+        for _ in 0..100 {
+            let turn = schedule.next(false).unwrap();
+            let standing = turn.standing_after(LONGEST);
+            schedule.sent(standing);
+            schedule.enter(turn.key, standing, 1 << 20, LONGEST);
+        }
+        schedule.enter(99, new(), 40, LONGEST);
+        assert_eq!(schedule.next(false).unwrap().key, 99);
+    }
+
+    #[test]
+    fn a_keystroke_is_next_even_beside_sessions_that_wake_together_with_it() {
+        let mut schedule = Scheduler::new();
+        schedule.sent(at(1 << 30));
+        for who in 0..20 {
+            schedule.enter(who, new(), 1 << 20, LONGEST);
+        }
+        schedule.enter(99, new(), 40, LONGEST);
+        assert_eq!(schedule.next(false).unwrap().key, 99);
+    }
+
+    #[test]
+    fn coming_back_with_a_little_gains_nothing() {
+        let mut schedule = Scheduler::new();
+        schedule.enter("bulk", new(), usize::MAX, LONGEST);
+        schedule.enter("sly", new(), 4000, LONGEST);
+        let (mut bulk, mut sly) = (0, 0);
+        for _ in 0..2000 {
+            let turn = schedule.next(false).unwrap();
+            let len = if turn.key == "sly" { 4000 } else { LONGEST };
+            let after = turn.standing_after(len);
+            schedule.sent(after);
+            if turn.key == "sly" {
+                sly += len;
+                schedule.enter("sly", after, 4000, LONGEST);
+            } else {
+                bulk += len;
+                schedule.enter("bulk", after, usize::MAX, LONGEST);
+            }
+        }
+        assert!(sly <= bulk + 2 * 65_200, "sly {sly}, bulk {bulk}");
+    }
+
+    #[test]
+    fn who_sends_little_each_time_is_interactive_and_bulk_with_a_small_rest_is_not() {
+        let mut schedule = Scheduler::new();
+        let mut run = |lens: &[usize]| {
+            lens.iter().fold(new(), |standing, &len| {
+                schedule.enter("one", standing, len, 1 << 20);
+                schedule.next(false).unwrap().standing_after(len)
+            })
+        };
+        assert!(run(&[40, INTERACTIVE_BACKLOG, 1, 0]).is_interactive());
+        assert!(!run(&[40; 3]).is_interactive(), "it may yet become bulk");
+        let block = [65_200, 65_200, 65_200, 65_200, 1344];
+        assert!(!run(&block.repeat(10)).is_interactive());
+        assert!(!run(&[1, 1, 1, 1, 1, INTERACTIVE_BACKLOG + 1]).is_interactive());
+        let mut bulk = new();
+        for _ in 0..10 {
+            schedule.enter("one", bulk, 1 << 20, INTERACTIVE_BACKLOG);
+            bulk = schedule.next(false).unwrap().standing_after(INTERACTIVE_BACKLOG);
+        }
+        assert!(!bulk.is_interactive(), "a slow line has small frames");
+    }
+
+    #[test]
+    fn the_capped_say_only_little() {
+        let mut schedule = Scheduler::new();
+        schedule.enter("bulk", new(), INTERACTIVE_BACKLOG + 1, LONGEST);
+        schedule.enter("small", at(u64::MAX / 8), INTERACTIVE_BACKLOG, LONGEST);
+        assert_eq!(schedule.next(true).unwrap().key, "small");
+        assert!(schedule.next(true).is_none() && schedule.has_bulk());
+        assert_eq!(schedule.next(false).unwrap().key, "bulk");
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod reports_tests {
+    use std::future::poll_fn;
+    use std::sync::{Arc, Mutex};
+
+    use futures_util::FutureExt as _;
+
+    use crate::lock;
+    use crate::schedule::{FrameSource, QueuedFlow, SendOutcome, SendRequest};
+    use crate::sender::LinkSender;
+    use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::{ControlPriority, LinkId};
+
+    use super::*;
+
+    /// A session that always has credit to send, and no data however often it is its turn.
+    #[derive(Debug)]
+    pub(crate) struct Speaker(pub(crate) SessionKey);
+
+    impl FrameSource for Speaker {
+        fn key(&self) -> &SessionKey {
+            &self.0
+        }
+
+        fn is_closed(&self) -> bool {
+            false
+        }
+
+        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> (Option<SessionFrame>, bool) {
+            (Some(SessionFrame::Credit { received: 1, limit: 2 }), false)
+        }
+
+        fn next_turn(
+            self: Arc<Self>,
+            _: LinkId,
+            turn: &QueuedFlow<Arc<dyn FrameSource>>,
+            _: usize,
+            _: usize,
+            _: Instant,
+        ) -> SendOutcome {
+            SendOutcome { frame: None, bytes: 0, standing: turn.standing(), backlog: None }
+        }
+
+        fn is_over(&self) -> bool {
+            false
+        }
+    }
+
+    /// A link of which the kernel says that it is so long.
+    fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
+        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
+        let trip = Duration::from_millis(millis);
+        link.lock().reports.read(&reading(trip), Instant::now());
+        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        (link, Arc::new(Speaker(key)))
+    }
+
+    fn reading(trip: Duration) -> TcpInfo {
+        TcpInfo {
+            rtt: trip,
+            least_round_trip: trip,
+            variation: Duration::ZERO,
+            pacing: 1_000_000,
+            delivered: 0,
+            in_flight: 0,
+            unsent: 0,
+            written: 0,
+        }
+    }
+
+    fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: ControlPriority) {
+        link.enter(reader, &SendRequest { control: Some(control), data: None });
+    }
+
+    /// What goes out just now.
+    fn pulled(link: &LinkSender) -> Vec<FrameKind> {
+        let next = || poll_fn(|cx| link.poll_pull(cx, Instant::now())).now_or_never();
+        std::iter::from_fn(next).flatten().map(|frame| frame.body).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_come_is_told_together_and_four_times_in_a_round_trip() {
+        let ((link, reader), told) = (link(200), Mutex::new(Vec::new()));
+        let began = Instant::now();
+        let pulls = async {
+            while let Some(frame) = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await {
+                lock(&told).push((began.elapsed().as_millis(), matches!(frame.body, FrameKind::Pong(_))));
+            }
+        };
+        let comes = async {
+            for number in 0..400 {
+                link.pong(Some(number));
+                wants(&link, &reader, ControlPriority::Credit);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(55)).await;
+        };
+        tokio::select! {
+            () = pulls => {}
+            () = comes => {}
+        }
+        let told = lock(&told).clone();
+        let mut bursts: Vec<u128> = told.iter().map(|(at, _)| *at).collect();
+        bursts.dedup();
+        assert!((38..=41).contains(&bursts.len()), "{} in ten round trips", bursts.len());
+        let pongs = told.iter().filter(|(_, pong)| *pong).count();
+        assert_eq!((pongs, told.len() - pongs), (bursts.len(), 400), "one answers all pings before it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_credit_that_is_needed_or_a_frame_of_another_kind_takes_the_others_along() {
+        let (link, reader) = link(200);
+        for control in [ControlPriority::Needed, ControlPriority::Answer] {
+            wants(&link, &reader, ControlPriority::Credit);
+            assert_eq!(pulled(&link).len(), 1);
+            tokio::time::advance(Duration::from_millis(5)).await;
+            link.pong(Some(1));
+            wants(&link, &reader, ControlPriority::Credit);
+            assert_eq!(pulled(&link), []);
+            wants(&link, &reader, control);
+            assert_eq!(pulled(&link).len(), 3);
+            tokio::time::advance(Duration::from_millis(50)).await;
+        }
+        link.pong(Some(2));
+        assert_eq!(pulled(&link).len(), 1);
+        link.pong(Some(3));
+        assert_eq!(pulled(&link), []);
+        link.ping();
+        assert!(matches!(pulled(&link)[..], [FrameKind::Ping(_), FrameKind::Pong(Some(3))]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn on_a_short_way_or_an_unknown_one_nothing_waits() {
+        let unknown = LinkSender::new(LinkId(2), Remote::Peer, None, Dialect::NEWEST);
+        for link in [link(4).0, unknown] {
+            for number in 0..10 {
+                link.pong(Some(number));
+                assert_eq!(pulled(&link), [FrameKind::Pong(Some(number))]);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_kernel_is_read_only_for_what_comes_often_and_a_queue_of_others_counts_little() {
+        let (mut reports, trip) = (AckPacing::default(), Duration::from_millis(100));
+        let mut now = Instant::now();
+        for _ in 0..5 {
+            assert!(!reports.wants_reading(now));
+            reports.on_sent(now);
+            reports.on_flushed();
+            now += Duration::from_millis(500);
+        }
+        reports.on_sent(now);
+        reports.on_flushed();
+        assert!(reports.wants_reading(now));
+        reports.read(&TcpInfo { rtt: trip * 9, ..reading(trip) }, now);
+        assert!(!reports.wants_reading(now));
+        assert_eq!(reports.next(), Some(now + Duration::from_millis(50)));
+        reports.read(&TcpInfo { rtt: trip * 9, ..reading(trip * 9) }, now);
+        assert_eq!(reports.next(), Some(now + MAX_WAIT));
+    }
+}

@@ -1,0 +1,851 @@
+//! What waits to be sent on one link, in which order it is sent, and which sessions run there.
+//!
+//! Sessions keep what they have to send; the link sender holds only which of them want a turn. A frame is made when the
+//! link can take it, under the session's lock, so order and fairness are decided at the last moment.
+//!
+//! Two locks are involved, never both at once: the link sender's guards the order of turns, the session's guards what
+//! it sends. The puller takes the next entry under the first lock, releases it, and asks the session for a frame under
+//! the second. Between the two the session may move to another link, or end. So the session compares its path with the
+//! puller's link and gives no frame if it has left; the puller then goes on to the next entry. The other way round, a
+//! session asks for a turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry,
+//! of the same kind. The members have a third lock, which is not held with either.
+
+pub mod signals;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::pin::Pin;
+use std::ptr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::congestion::CongestionController;
+use crate::lock;
+use crate::schedule::{
+    AckPacing, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource, Scheduler,
+    SendRequest,
+};
+use crate::sender::signals::{LinkStats, RttEstimator, WatchWindow};
+use tunnel_base::names::{Instance, NodeName, SessionId};
+use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
+use tunnel_proto::budget::{Budget, Reservation};
+use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::{ControlPriority, LinkId};
+
+/// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
+#[derive(Debug)]
+pub struct LinkSender {
+    /// The link's number within this process; logs show it as `link`.
+    pub id: LinkId,
+    /// The peer at its other end.
+    pub peer: Remote,
+    /// The process at its other end; `None` on a plain link.
+    pub instance: Option<Instance>,
+    /// Whether its sessions can be resumed over another link; not on a plain one.
+    pub resumes: bool,
+    /// The dialect that both ends have agreed on.
+    pub dialect: Dialect,
+    /// Notified when a reader of a plain link's session has taken something.
+    pub(crate) read: Notify,
+    /// Notified at each answer to a ping.
+    answered: Notify,
+    closed: CancellationToken,
+    /// Whether a Drain was said here.
+    drained: AtomicBool,
+    /// Why it was closed, if another process has the peer's name.
+    dismissed: OnceLock<String>,
+    waiting: Mutex<SendQueue>,
+    /// The sessions whose path this is; none once the link has ended.
+    members: Mutex<Option<LinkSessions>>,
+    /// The link for interactive sessions beside this one.
+    interactive: Mutex<Option<Box<Interactive>>>,
+    /// The bytes that may wait here for sessions that are relayed.
+    room: OnceLock<Arc<Budget>>,
+    /// The bytes that may wait here for readers, of a plain peer, to which no window was promised.
+    unread: OnceLock<Arc<Budget>>,
+    round_trip_micros: AtomicU64,
+    /// [`u64::MAX`] before the first answer to a ping.
+    least_round_trip_micros: AtomicU64,
+    made: Instant,
+    /// When the peer last sent anything, in milliseconds since the link was made.
+    last_received_millis: AtomicU64,
+    watch: WatchWindow,
+    seen: LinkStats,
+}
+
+impl LinkSender {
+    /// The sending side of a new link to `peer`. An extended one is paced.
+    pub fn new(id: LinkId, peer: Remote, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
+        let resumes = dialect != Dialect::Plain;
+        Arc::new(Self {
+            id,
+            peer,
+            instance,
+            resumes,
+            dialect,
+            read: Notify::new(),
+            answered: Notify::new(),
+            closed: CancellationToken::new(),
+            drained: AtomicBool::new(false),
+            dismissed: OnceLock::new(),
+            waiting: Mutex::new(SendQueue::new(resumes)),
+            members: Mutex::new(Some(LinkSessions::default())),
+            interactive: Mutex::default(),
+            room: OnceLock::new(),
+            unread: OnceLock::new(),
+            round_trip_micros: AtomicU64::new(INITIAL_RTT_MICROS),
+            least_round_trip_micros: AtomicU64::new(u64::MAX),
+            made: Instant::now(),
+            last_received_millis: AtomicU64::new(0),
+            watch: WatchWindow::default(),
+            seen: LinkStats::default(),
+        })
+    }
+
+    /// The next frame to send; none once the link is closed. Cancel safe: a frame is handed out once, and only if
+    /// ready.
+    pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
+        loop {
+            let next = self.lock_informed(now).poll_next(cx, now);
+            let frame = match std::task::ready!(next) {
+                None => return Poll::Ready(None),
+                Some(Next::Frame(body)) => {
+                    let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
+                    Some(Frame { node, body })
+                }
+                Some(Next::Reply(frame)) => Some(frame),
+                Some(Next::Control(source)) => self.take_control(source, now),
+                Some(Next::Turn { turn, longest, small_only }) => {
+                    self.take_turn(turn, longest, small_only, now)
+                }
+            };
+            if frame.is_some() {
+                return Poll::Ready(frame);
+            }
+        }
+    }
+
+    /// Lets a source wait for its turn, if it has anything to send.
+    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendRequest) {
+        if intent.control.is_none() && intent.data.is_none() {
+            return;
+        }
+        let mut waiting = self.lock();
+        if waiting.closed {
+            return;
+        }
+        waiting.sweep();
+        match intent.control {
+            Some(ControlPriority::Answer) => waiting.answers.push_back(source.clone()),
+            Some(ControlPriority::Credit) => waiting.credits.push_back(source.clone()),
+            Some(ControlPriority::Needed) => {
+                waiting.credits.push_back(source.clone());
+                waiting.reports.send_now();
+            }
+            None => {}
+        }
+        if let Some((standing, backlog)) = intent.data {
+            let longest = waiting.longest_frame();
+            waiting.turns.enter(source.clone(), standing, backlog, longest);
+        }
+        waiting.wake();
+    }
+
+    /// Notes that the peer has sent something just now.
+    pub fn received(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.made).as_millis();
+        self.last_received_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Since when the peer has taken nothing, though something waits for it.
+    pub(crate) fn blocked_since(&self) -> Option<Instant> {
+        self.lock().unpulled
+    }
+
+    /// Sends nothing more on this link.
+    pub fn close(&self) {
+        let mut waiting = self.lock();
+        waiting.closed = true;
+        (waiting.answers, waiting.credits) = Default::default();
+        waiting.turns = Scheduler::new();
+        waiting.replies.clear();
+        waiting.wake();
+        drop(waiting);
+        self.closed.cancel();
+        self.wake_reader();
+    }
+
+    /// Waits until the link is closed. Cancel safe.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
+    pub(crate) fn is_reply_queue_full(&self) -> bool {
+        self.lock().answers.len() >= MAX_QUEUED_REPLIES
+    }
+
+    /// Whether the link was closed.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Entries that wait to be sent: answers, and sessions with control or data, stale ones among them.
+    pub fn waiting(&self) -> usize {
+        let waiting = self.lock();
+        waiting.replies.len() + waiting.queued_senders()
+    }
+
+    /// Lets the source send what overtakes data, and wait again if it has more of that.
+    fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
+        let (frame, again) = source.clone().next_control(self.id, now);
+        let frame = self.sent(&*source, frame, now);
+        if again {
+            self.lock().credits.push_back(source);
+        }
+        frame
+    }
+
+    /// Lets the source send in its turn, and wait again if it has more to send.
+    fn take_turn(
+        &self,
+        turn: QueuedFlow<Arc<dyn FrameSource>>,
+        longest: usize,
+        small_only: bool,
+        now: Instant,
+    ) -> Option<Frame> {
+        let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
+        let sent = turn.key.clone().next_turn(self.id, &turn, longest, most, now);
+        let frame = self.sent(&*turn.key, sent.frame, now);
+        let mut waiting = self.lock();
+        if sent.bytes > 0 {
+            waiting.sent(sent.bytes, sent.standing, now);
+        }
+        if let Some(backlog) = sent.backlog {
+            waiting.turns.enter(turn.key, sent.standing, backlog, longest);
+        }
+        frame
+    }
+
+    /// What a source has sent, as a frame of this link; one that was its last leaves the link.
+    fn sent(&self, source: &dyn FrameSource, frame: Option<SessionFrame>, now: Instant) -> Option<Frame> {
+        if source.is_over() {
+            self.detach_relay(source);
+        }
+        frame.map(|frame| {
+            self.mark_active(now);
+            self.frame(source.key(), frame)
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SendQueue> {
+        lock(&self.waiting)
+    }
+}
+
+/// Replies that may wait at most; beyond it further ones are dropped.
+const MAX_QUEUED_REPLIES: usize = 1000;
+/// Assumed before the first answer to a ping where the kernel does not tell.
+const INITIAL_RTT_MICROS: u64 = 100_000;
+
+// Who waits to send on one link, and who is next.
+
+/// Everything that waits for one link, under the link sender's lock.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    pub(crate) closed: bool,
+    pub(crate) pong: Option<Option<u64>>,
+    /// Since when a ping is to be sent.
+    pub(crate) ping: Option<Instant>,
+    pub(crate) trips: RttEstimator,
+    pub(crate) reports: AckPacing,
+    /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MAX_QUEUED_REPLIES`] but for the
+    /// frames of own sessions.
+    pub(crate) replies: VecDeque<Frame>,
+    pub(crate) answers: VecDeque<Arc<dyn FrameSource>>,
+    /// Sessions that have a credit to send and no answer.
+    pub(crate) credits: VecDeque<Arc<dyn FrameSource>>,
+    pub(crate) turns: Scheduler<Arc<dyn FrameSource>>,
+    /// None on a plain link, whose peer must not be pinged often.
+    pub(crate) pace: Option<CongestionController>,
+    /// Reads the kernel for the pace; none where it cannot.
+    pub(crate) tcp_info: Option<TcpInfoReader>,
+    /// When to look again whether bulk may be sent.
+    look: Option<Pin<Box<Sleep>>>,
+    /// At this many entries the stale ones are removed.
+    sweep_at: usize,
+    /// Since when something waits to be sent that the gRPC stream has not pulled.
+    pub(crate) unpulled: Option<Instant>,
+    puller: Option<Waker>,
+}
+
+/// Who is next.
+pub(crate) enum Next {
+    Frame(FrameKind),
+    Reply(Frame),
+    Control(Arc<dyn FrameSource>),
+    Turn { turn: QueuedFlow<Arc<dyn FrameSource>>, longest: usize, small_only: bool },
+}
+
+impl SendQueue {
+    /// No session waits; `paced` if the peer answers pings.
+    pub(crate) fn new(paced: bool) -> Self {
+        Self {
+            closed: false,
+            pong: None,
+            ping: None,
+            trips: RttEstimator::default(),
+            reports: AckPacing::default(),
+            replies: VecDeque::new(),
+            answers: VecDeque::new(),
+            credits: VecDeque::new(),
+            turns: Scheduler::new(),
+            pace: paced.then(CongestionController::new),
+            tcp_info: None,
+            look: None,
+            sweep_at: SWEEP,
+            unpulled: None,
+            puller: None,
+        }
+    }
+
+    /// Who is next; the caller is woken when someone comes. None once the link is closed.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Next>> {
+        if self.closed {
+            return Poll::Ready(None);
+        }
+        self.unpulled = None;
+        let reports = self.reports.may_go(now);
+        if let Some(number) = self.pong.take_if(|_| reports) {
+            self.reports.on_sent(now);
+            return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
+        }
+        if self.ping.is_some() || self.pace.as_ref().is_some_and(|pace| pace.ping_due(now)) {
+            self.reports.send_now();
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        if let Some(frame) = self.replies.pop_front() {
+            self.reports.send_now();
+            return Poll::Ready(Some(Next::Reply(frame)));
+        }
+        if let Some(session) = self.answers.pop_front() {
+            self.reports.send_now();
+            return Poll::Ready(Some(Next::Control(session)));
+        }
+        if reports && let Some(session) = self.credits.pop_front() {
+            self.reports.on_sent(now);
+            return Poll::Ready(Some(Next::Control(session)));
+        }
+        let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(|pace| pace.is_blocked(now));
+        let longest = self.longest_frame();
+        if let Some(turn) = self.turns.next(small_only) {
+            return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
+        }
+        if small_only && self.pace.as_ref().is_some_and(CongestionController::needs_ping) {
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        self.look_later(cx, now, small_only);
+        if !self.puller.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            self.puller = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// A session has sent so many bytes in its turn, after which it stands there.
+    pub(crate) fn sent(&mut self, bytes: usize, standing: FlowState, now: Instant) {
+        self.turns.sent(standing);
+        self.reports.send_now();
+        if let Some(pace) = &mut self.pace {
+            pace.on_sent(bytes);
+            if standing.is_interactive() {
+                pace.interactive(now);
+            }
+        }
+    }
+
+    /// What is to be read before it is decided who is next, without this lock: then it goes to [`Self::read`].
+    pub(crate) fn wants_reading(&self, now: Instant) -> Option<TcpInfoReader> {
+        let reports = self.pace.is_some() && self.report_waits() && self.reports.wants_reading(now);
+        let wanted = reports || self.paces(now);
+        if wanted { self.tcp_info.clone() } else { None }
+    }
+
+    /// What the kernel knows just now; if it does not tell, it will not.
+    pub(crate) fn read(&mut self, reading: Option<TcpInfo>, now: Instant) {
+        let paces = self.paces(now);
+        match (&mut self.pace, reading) {
+            (Some(pace), Some(reading)) => {
+                self.reports.read(&reading, now);
+                if paces {
+                    pace.read(reading, now);
+                }
+            }
+            (Some(pace), None) => {
+                pace.disable_tcp_info();
+                self.tcp_info = None;
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Whether the pace should know what the kernel knows just now.
+    fn paces(&self, now: Instant) -> bool {
+        self.turns.len() > 0 && self.pace.as_ref().is_some_and(|pace| pace.wants_reading(now))
+    }
+
+    /// Whether the peer is to be told what has come.
+    fn report_waits(&self) -> bool {
+        self.pong.is_some() || !self.credits.is_empty()
+    }
+
+    /// Nothing goes out now. Has the caller woken when time lets something go: reports, or bulk that is `capped`.
+    fn look_later(&mut self, cx: &mut Context<'_>, now: Instant, capped: bool) {
+        let report = if self.report_waits() { self.reports.next() } else { None };
+        self.reports.on_flushed();
+        let bulk = if capped { self.pace.as_mut().and_then(CongestionController::retry_after) } else { None };
+        let Some(at) = bulk.map(|after| now + after).into_iter().chain(report).min() else { return };
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if look.deadline() <= now || look.deadline() > at {
+            look.as_mut().reset(at);
+        }
+        if look.as_mut().poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once
+    /// in a while, when so many have come that a look at all of them costs little for each.
+    pub(crate) fn sweep(&mut self) {
+        if self.queued_senders() < self.sweep_at {
+            return;
+        }
+        self.answers.retain(|source| !source.is_closed());
+        self.credits.retain(|source| !source.is_closed());
+        self.turns.retain(|source| !source.is_closed());
+        self.sweep_at = SWEEP.max(2 * self.queued_senders());
+    }
+
+    /// Entries of those who wait to send.
+    pub(crate) fn queued_senders(&self) -> usize {
+        self.answers.len() + self.credits.len() + self.turns.len()
+    }
+
+    fn ping(&mut self, now: Instant) -> Next {
+        self.ping = None;
+        Next::Frame(FrameKind::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
+    }
+
+    pub(crate) fn longest_frame(&self) -> usize {
+        self.pace.as_ref().map_or(PLAIN_FRAME, CongestionController::longest_frame)
+    }
+
+    pub(crate) fn wake(&mut self) {
+        self.unpulled.get_or_insert_with(Instant::now);
+        if let Some(puller) = self.puller.take() {
+            puller.wake();
+        }
+    }
+}
+
+/// Entries below which a link's list is not worth a look.
+const SWEEP: usize = 1000;
+/// Longest data frame to a plain peer, whose queues count frames.
+const PLAIN_FRAME: usize = 16 * 1024;
+
+// Which sessions run on one link.
+
+/// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the
+/// order in which it came. In that order they learn of the link's end.
+///
+/// The list is what the link's end goes by. [`LinkSender::detach_all`] takes it out whole, and from then on joining fails:
+/// a session that comes too late sees so and treats the link as ended itself. So every session learns of the end once,
+/// in one way or the other.
+#[derive(Debug, Default)]
+pub(crate) struct LinkSessions {
+    own: HashMap<SessionId, u64>,
+    relayed: HashMap<SessionId, Relayed>,
+    came: u64,
+}
+
+#[derive(Debug)]
+struct Relayed {
+    came: u64,
+    source: Arc<dyn RelayFrameSource>,
+    /// The attempt that it belongs to.
+    epoch: u64,
+}
+
+/// What ran on a link that has ended, in the order in which it came.
+#[derive(Debug, Default)]
+pub(crate) struct DetachedSessions {
+    /// Sessions with an end in this process.
+    pub(crate) own: Vec<SessionId>,
+    /// Sessions that were relayed.
+    pub(crate) relayed: Vec<SessionId>,
+}
+
+impl LinkSender {
+    /// Number of sessions whose path this link is, those that are relayed among them.
+    pub fn sessions(&self) -> usize {
+        lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
+    }
+
+    /// Whether it was the path of a session at any time, be it one that has ended since.
+    pub fn has_carried(&self) -> bool {
+        lock(&self.members).as_ref().is_some_and(|members| members.came > 0)
+    }
+
+    /// Adds a session that runs here. False if the link has ended: the caller then treats its path as lost.
+    pub(crate) fn attach(&self, id: SessionId) -> bool {
+        let mut members = lock(&self.members);
+        if let Some(members) = members.as_mut() {
+            members.came += 1;
+            members.own.insert(id, members.came);
+        }
+        members.is_some()
+    }
+
+    /// Removes a session that runs elsewhere, or is over.
+    pub(crate) fn detach(&self, id: SessionId) {
+        if let Some(members) = lock(&self.members).as_mut() {
+            members.own.remove(&id);
+        }
+    }
+
+    /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the
+    /// Lost of an attempt that is newer still. False if the link has ended.
+    ///
+    /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
+    pub(crate) fn attach_relay<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
+        let id = source.key().id;
+        let mut members = lock(&self.members);
+        let Some(known) = members.as_mut() else { return false };
+        if known.relayed.get(&id).is_some_and(|newer| newer.epoch > epoch) {
+            // This attempt comes late: a newer one has passed here meanwhile.
+            drop(members);
+            source.close();
+            return true;
+        }
+        known.came += 1;
+        let relayed = Relayed { came: known.came, source: source.clone(), epoch };
+        let older = known.relayed.insert(id, relayed);
+        drop(members);
+        if let Some(older) = older {
+            older.source.retire(epoch);
+        }
+        // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody
+        // else would remove it then, so this looks again.
+        if source.is_over() {
+            self.detach_relay(&**source);
+        }
+        true
+    }
+
+    /// An empty share of what may wait here for all sessions that are relayed: `most` bytes.
+    pub(crate) fn relay_reservation(&self, most: usize) -> Reservation {
+        self.room.get_or_init(|| Budget::new(most)).reservation()
+    }
+
+    /// An empty share of what may wait here for readers of a plain peer's sessions, which the table of sessions bounds
+    /// in all.
+    pub(crate) fn unread_reservation(&self, most: usize) -> Reservation {
+        self.unread.get_or_init(|| Budget::new(most)).reservation()
+    }
+
+    /// Whether sessions of this plain link have more unread than its share, while half of all is spent.
+    pub(crate) fn exceeds_fair_share(&self, all: &Budget) -> bool {
+        self.unread.get().is_some_and(|share| share.is_exhausted()) && all.used() >= all.limit() / 2
+    }
+
+    /// Removes a relay's source. A newer source of the same session stays: the two differ in their addresses.
+    pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
+        let id = &source.key().id;
+        if let Some(members) = lock(&self.members).as_mut()
+            && members.relayed.get(id).is_some_and(|known| ptr::addr_eq(Arc::as_ptr(&known.source), source))
+        {
+            members.relayed.remove(id);
+        }
+    }
+
+    /// Sessions that are relayed over this link.
+    pub(crate) fn relayed(&self) -> Vec<SessionKey> {
+        let members = lock(&self.members);
+        let relayed = members.iter().flat_map(|members| members.relayed.values());
+        in_order(relayed.map(|relayed| (relayed.came, relayed.source.key().clone())))
+    }
+
+    /// Sessions with an end here.
+    pub(crate) fn own(&self) -> Vec<SessionId> {
+        let members = lock(&self.members);
+        in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
+    }
+
+    /// Every session here.
+    pub(crate) fn members(&self) -> HashSet<SessionId> {
+        let members = lock(&self.members);
+        members.iter().flat_map(|members| members.own.keys().chain(members.relayed.keys())).copied().collect()
+    }
+
+    /// Closes the link for good and returns all that ran on it.
+    pub(crate) fn detach_all(&self) -> DetachedSessions {
+        self.close();
+        let Some(LinkSessions { own, relayed, .. }) = lock(&self.members).take() else {
+            return DetachedSessions::default();
+        };
+        DetachedSessions {
+            own: in_order(own.into_iter().map(|(id, came)| (came, id))),
+            relayed: in_order(relayed.into_iter().map(|(id, relayed)| (relayed.came, id))),
+        }
+    }
+}
+
+fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
+    let mut members: Vec<(u64, T)> = members.collect();
+    members.sort_unstable_by_key(|(came, _)| *came);
+    members.into_iter().map(|(_, member)| member).collect()
+}
+
+// What the kernel knows of a link's line, for the pace.
+
+impl LinkSender {
+    /// Has the kernel asked how much may be under way. It never is for a plain link, which is not paced. For a new link:
+    /// its round trip is the kernel's until a ping is answered.
+    pub(crate) fn reads_tcp_info(&self, reader: Option<TcpInfoReader>) {
+        if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
+            self.set_rtt(info.rtt);
+        }
+        self.lock().tcp_info = reader;
+    }
+
+    /// The round trip to the next machine that ends the connection, as the kernel knows it; none if it does not tell.
+    pub fn line_round_trip(&self) -> Option<Duration> {
+        let reader = self.lock().tcp_info.clone();
+        reader?.read().map(|info| info.rtt)
+    }
+
+    /// Locks what waits. First the kernel is asked, if someone waits for a turn and what is known is old; no lock is held
+    /// meanwhile.
+    pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, SendQueue> {
+        let waiting = self.lock();
+        let Some(reader) = waiting.wants_reading(now) else { return waiting };
+        drop(waiting);
+        let info = reader.read();
+        let mut waiting = self.lock();
+        waiting.read(info, now);
+        waiting
+    }
+}
+
+// The link for interactive sessions that stands beside one that is busy with bulk, and which sessions are to run there.
+
+/// The link beside a busy one.
+#[derive(Debug)]
+pub(crate) struct Interactive {
+    link: Arc<LinkSender>,
+    /// The sessions that are to run there.
+    meant: HashSet<SessionId>,
+}
+
+impl LinkSender {
+    /// From now on interactive sessions of this link may run on that one; on none, with `None`. Returns the one before. What
+    /// runs there goes on over the new one, once it is resumed.
+    pub fn set_interactive(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
+        let meant = self.interactive().map(|before| before.members()).unwrap_or_default();
+        let next = link.map(|link| Box::new(Interactive { link, meant }));
+        self.share(next.is_some());
+        let before = std::mem::replace(&mut *lock(&self.interactive), next);
+        before.map(|before| before.link)
+    }
+
+    /// From now on nothing more goes from here to that link, if it still is the one beside this.
+    pub fn clear_interactive(&self, beside: &Self) {
+        let left = lock(&self.interactive).take_if(|interactive| interactive.link.id == beside.id);
+        if left.is_some() {
+            self.share(false);
+        }
+    }
+
+    /// Bulk leaves a little of the line free while others have a link there.
+    fn share(&self, shared: bool) {
+        self.lock().pace.iter_mut().for_each(|pace| pace.set_shared(shared));
+    }
+
+    /// The link for interactive sessions beside this one.
+    pub fn interactive(&self) -> Option<Arc<Self>> {
+        lock(&self.interactive).as_ref().map(|interactive| interactive.link.clone())
+    }
+
+    /// Where a session is to run that is to be resumed on this link: here, or on the link beside it.
+    pub(crate) fn link_for(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
+        let beside = {
+            let interactive = lock(&self.interactive);
+            let meant = interactive.as_ref().filter(|interactive| interactive.meant.contains(&id));
+            meant.map(|interactive| interactive.link.clone())
+        };
+        beside.filter(|link| !link.is_closed()).unwrap_or_else(|| self.clone())
+    }
+
+    /// Has a session run on the link beside this one, if there is one, or here, from when it is resumed next.
+    pub(crate) fn set_link_for(&self, id: SessionId, beside: bool) {
+        if let Some(interactive) = lock(&self.interactive).as_mut() {
+            if beside {
+                interactive.meant.insert(id)
+            } else {
+                interactive.meant.remove(&id)
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::schedule::reports_tests::Speaker;
+    use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_proto::frame::{Category, SessionKey};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
+        let (mut waiting, mut now) = (SendQueue::new(true), Instant::now());
+        let cap = waiting.pace.as_ref().map(CongestionController::congestion_window);
+        for round in 0..300u64 {
+            now += Duration::from_millis(20);
+            waiting.read(
+                Some(TcpInfo {
+                    // Calm for a second, then later for a while.
+                    rtt: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
+                    least_round_trip: Duration::from_millis(40),
+                    variation: Duration::from_millis(1),
+                    pacing: 1_000_000,
+                    delivered: round * 4_000,
+                    in_flight: 12_000,
+                    unsent: 0,
+                    written: round * 4_000,
+                }),
+                now,
+            );
+            turn(&mut waiting, FlowState::default(), 100, now);
+        }
+        assert_eq!(waiting.pace.as_ref().map(CongestionController::congestion_window), cap);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn less_may_be_unread_on_a_short_way_once_a_session_sends_little_again_and_again() {
+        let neighbour = TcpInfo {
+            rtt: Duration::from_micros(50),
+            least_round_trip: Duration::from_micros(20),
+            variation: Duration::ZERO,
+            pacing: u64::MAX,
+            delivered: 0,
+            in_flight: 0,
+            unsent: 0,
+            written: 0,
+        };
+        let mut bytes = [0, 0];
+        for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
+            let (mut waiting, now) = (SendQueue::new(true), Instant::now());
+            waiting.pace.as_mut().unwrap().read(neighbour, now);
+            let mut standing = FlowState::default();
+            for _ in 0..5 {
+                standing = turn(&mut waiting, standing, len, now).standing_after(len);
+                waiting.sent(len, standing, now);
+            }
+            // The peer's kernel takes all, and the peer reads nothing of it.
+            let pace = waiting.pace.as_mut().unwrap();
+            while !pace.is_blocked(now) {
+                pace.on_sent(1024);
+                *bytes += 1024;
+                pace.read(TcpInfo { written: *bytes, delivered: *bytes, ..neighbour }, now);
+            }
+        }
+        assert!(bytes[0] > 3 << 20 && bytes[1] < 1 << 20, "{bytes:?}");
+    }
+
+    /// The turn of a session that stands there and is to send so many bytes, with all that goes out before it.
+    fn turn(
+        waiting: &mut SendQueue,
+        standing: FlowState,
+        backlog: usize,
+        now: Instant,
+    ) -> QueuedFlow<Arc<dyn FrameSource>> {
+        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        waiting.turns.enter(Arc::new(Speaker(key)), standing, backlog, 65_200);
+        loop {
+            let next = waiting.poll_next(&mut Context::from_waker(Waker::noop()), now);
+            if let Poll::Ready(Some(Next::Turn { turn, .. })) = next {
+                return turn;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tcp_info_tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use tunnel_base::names::NodeName;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_new_links_round_trip_is_the_kernels() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap());
+        let (_far, near) = tokio::join!(far, listener.accept());
+        let (near, _) = near.unwrap();
+        let reader = TcpInfoReader::of(&near).unwrap();
+        let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None, Dialect::Plain);
+        let assumed = link.round_trip();
+        link.reads_tcp_info(Some(reader));
+        assert!(link.round_trip() < assumed, "{:?}", link.round_trip());
+    }
+}
+
+#[cfg(test)]
+mod interactive_tests {
+    use tunnel_base::names::NodeName;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_session_that_is_meant_for_the_link_beside_goes_there_while_that_lives() {
+        let [busy, first, second] = [1, 2, 3].map(|number| {
+            LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), None, Dialect::NEWEST)
+        });
+        let [meant, other] = [(); 2].map(|()| SessionId::random());
+        busy.set_link_for(meant, true);
+        assert_eq!(busy.link_for(meant).id, busy.id, "there is none beside it");
+        assert!(busy.set_interactive(Some(first.clone())).is_none());
+        busy.set_link_for(meant, true);
+        assert_eq!([meant, other].map(|id| busy.link_for(id).id), [first.id, busy.id]);
+        first.attach(meant);
+        first.close();
+        assert_eq!(busy.link_for(meant).id, busy.id);
+        busy.set_link_for(other, true);
+        assert_eq!(busy.set_interactive(Some(second.clone())).map(|before| before.id), Some(first.id));
+        assert_eq!(busy.link_for(meant).id, second.id, "it ran on the one before");
+        assert_eq!(busy.link_for(other).id, busy.id, "it did not");
+        busy.set_link_for(meant, false);
+        assert_eq!(busy.link_for(meant).id, busy.id);
+        busy.clear_interactive(&first);
+        assert_eq!(busy.interactive().map(|beside| beside.id), Some(second.id), "another one has its place");
+        busy.clear_interactive(&second);
+        assert!(busy.interactive().is_none() && busy.set_interactive(None).is_none());
+    }
+}

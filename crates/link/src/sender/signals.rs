@@ -1,0 +1,877 @@
+//! What a link sends beside its sessions: signals, last frames, pings, and a second link beside a silent one.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{info, warn};
+
+use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_proto::frame::{
+    Conflict, ErrorCode, Found, Frame, FrameKind, Load, SessionError, SessionFrame, SessionKey,
+};
+use tunnel_proto::hello::Dialect;
+
+impl LinkSender {
+    /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
+    pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
+        let mut waiting = self.lock();
+        if waiting.replies.len() < MAX_QUEUED_REPLIES {
+            waiting.replies.push_back(self.frame(session, frame));
+            waiting.wake();
+        }
+    }
+
+    /// Sends Lost for a session whose opener leaves this path, behind all that the session has sent here. Never
+    /// refused: the far end would wait otherwise, and there is at most one for each session.
+    pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
+        let mut waiting = self.lock();
+        if !waiting.closed {
+            waiting.replies.push_back(self.frame(session, SessionFrame::PathLost { epoch }));
+            waiting.wake();
+        }
+    }
+
+    /// Asks a pod whether `node` is linked to it. False if too much waits to be sent.
+    pub fn find(&self, node: &NodeName, question: u64) -> bool {
+        self.signal(node, FrameKind::Find(question))
+    }
+
+    /// Sends a pod a Found about `node`. False if too much waits to be sent.
+    pub fn found(&self, node: &NodeName, found: Found) -> bool {
+        self.signal(node, FrameKind::Found(found))
+    }
+
+    /// A pod asks its edge to link to another pod, rather to the one at that address; an edge confirms that it has.
+    /// False if too much waits to be sent, or the peer knows no Drain.
+    pub fn drain(&self, to: Option<SocketAddr>) -> bool {
+        let said = self.peer.node().is_some_and(|node| self.signal(node, FrameKind::Drain(to)));
+        self.drained.fetch_or(said, Relaxed);
+        said
+    }
+
+    /// Whether [`Self::drain`] was said on this link.
+    pub fn is_drained(&self) -> bool {
+        self.drained.load(Relaxed)
+    }
+
+    /// Tells another pod how many nodes are linked here. Says nothing to a peer of version 1, which does not know it.
+    pub fn load(&self, load: Load) {
+        if self.dialect.supports(Dialect::PEER_LOAD) {
+            self.signal(&NodeName::none(), FrameKind::Load(load));
+        }
+    }
+
+    /// Sends an edge, or another pod, a Conflict: of two processes of that name, `keeps` keeps it. Sends nothing to a
+    /// peer of version 1, which does not know the frame.
+    pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
+        if self.dialect.supports(Dialect::CONFLICTS) {
+            let reason = SessionError::new(ErrorCode::Overloaded, why).reason;
+            self.signal(node, FrameKind::Conflict(Conflict { instance: keeps, reason }));
+        }
+    }
+
+    /// Closes the link of an edge whose name another process keeps, and sends it the cause.
+    pub fn close_name_taken(&self, why: String) {
+        // The first reason is as good.
+        let _ = self.dismissed.set(why);
+        self.close();
+    }
+
+    /// Why it was closed, if [`Self::dismiss`] did it.
+    pub(crate) fn close_reason(&self) -> Option<&String> {
+        self.dismissed.get()
+    }
+
+    /// Makes the puller look again, for what a dialect has to send by itself.
+    pub(crate) fn wake_outbound(&self) {
+        self.lock().wake();
+    }
+
+    fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
+        let mut waiting = self.lock();
+        let room = waiting.replies.len() < MAX_QUEUED_REPLIES && !waiting.closed && self.resumes;
+        if room {
+            waiting.replies.push_back(Frame { node: node.clone(), body });
+            waiting.wake();
+        }
+        room
+    }
+
+    /// A frame about a session: on an edge's link only Open and Resume have another node than the link's.
+    pub(crate) fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
+        let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
+        Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
+    }
+}
+
+/// The reply to a session that we do not know.
+pub(crate) fn unknown(epoch: u64) -> SessionFrame {
+    SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::UnknownSession, UNKNOWN) }
+}
+
+/// Why a session cannot be taken up.
+pub(crate) const UNKNOWN: &str = "this process does not know the session";
+
+// Pings and their answers, and what they show: the link's round trip, and whether it has fallen silent.
+
+/// For how long the far end of a link that was dialled here is asked often.
+#[derive(Debug, Default)]
+pub(crate) struct WatchWindow {
+    /// In milliseconds since the link was made.
+    until_millis: AtomicU64,
+    /// Time of the peer's last answer to a ping, on the same clock; 0 before the first answer.
+    answered_millis: AtomicU64,
+    /// Notified when sessions move again after a pause, and when the link is closed.
+    stirred: Notify,
+    /// Notified while the far end does not answer.
+    silent: Notify,
+    /// Notified when sessions move again after a pause.
+    moved: Notify,
+}
+
+/// What is known of a link at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Liveness {
+    /// How often its far end is to be asked; `None`: only when nothing comes from it.
+    pub(crate) ask_every: Option<Duration>,
+    /// Since when a ping waits for its answer.
+    pub(crate) unanswered: Option<Instant>,
+    /// How long it may; `None` before the first answer, which may take [`INITIAL_TIMEOUT`].
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl Liveness {
+    /// When the link counts as silent, if no answer comes.
+    pub(crate) fn silent_at(&self) -> Option<Instant> {
+        self.ask_every?;
+        Some(self.unanswered? + self.timeout.unwrap_or(INITIAL_TIMEOUT))
+    }
+}
+
+impl LinkSender {
+    /// Asks the peer for a sign of life.
+    pub fn ping(&self) {
+        let mut waiting = self.lock();
+        waiting.ping.get_or_insert_with(Instant::now);
+        waiting.wake();
+    }
+
+    /// Asks the peer for a sign of life, as the way to it may have changed: without an answer the link soon counts as
+    /// silent, even if no session has run there lately.
+    pub fn probe(&self) {
+        self.watch.until_millis.fetch_max(self.millis(Instant::now()) + millis(PROBED), Relaxed);
+        self.ping();
+        self.wake_reader();
+    }
+
+    /// Returns true if the peer has answered a ping since then: the link has worked in both directions.
+    pub(crate) fn has_answered_since(&self, since: Instant) -> bool {
+        let answered = self.watch.answered_millis.load(Relaxed);
+        answered > 0 && answered >= self.millis(since)
+    }
+
+    /// Whether the peer answers a ping within so long. Cancel safe.
+    pub async fn ping_within(&self, patience: Duration) -> bool {
+        let mut answered = std::pin::pin!(self.answered.notified());
+        answered.as_mut().enable();
+        self.ping();
+        timeout(patience, answered).await.is_ok()
+    }
+
+    /// Answers a ping; a newer one takes a waiting one's place.
+    pub fn pong(&self, number: Option<u64>) {
+        let mut waiting = self.lock();
+        waiting.pong = Some(number);
+        waiting.wake();
+    }
+
+    /// The peer answered ping `number`. Returns the round trip.
+    pub fn ponged(&self, number: u64, now: Instant) -> Duration {
+        let mut waiting = self.lock();
+        let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
+        let before = pace.congestion_window();
+        pace.on_ack(number, now);
+        let (trip, cap) = (pace.latest_rtt(), pace.congestion_window());
+        waiting.trips.sample(trip);
+        waiting.wake();
+        drop(waiting);
+        self.watch.answered_millis.store(self.millis(now).max(1), Relaxed);
+        self.answered.notify_waiters();
+        if cap != before {
+            let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
+            tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
+        }
+        self.least_round_trip_micros.fetch_min(micros(trip), Relaxed);
+        self.set_rtt(trip);
+        trip
+    }
+
+    pub(crate) fn set_rtt(&self, trip: Duration) {
+        self.round_trip_micros.store(micros(trip), Relaxed);
+    }
+
+    /// The latest round trip.
+    pub fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip_micros.load(Relaxed))
+    }
+
+    /// The least round trip so far; none before the first answer.
+    pub fn min_rtt(&self) -> Option<Duration> {
+        let micros = self.least_round_trip_micros.load(Relaxed);
+        (micros != u64::MAX).then(|| Duration::from_micros(micros))
+    }
+
+    /// Waits until the peer of a link that was dialled here has not answered a ping for 1 s and four round trips. Never
+    /// returns while no session has run there for ten minutes, nor on a plain link. For one task. Cancel safe.
+    pub async fn wait_unresponsive(&self) {
+        loop {
+            while !self.is_silent(Instant::now()) {
+                self.watch.silent.notified().await;
+            }
+            if timeout(LOOK_RETRY_AFTER, self.wait_responsive()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until the peer of a link that has fallen silent answers. Cancel safe.
+    pub async fn wait_responsive(&self) {
+        loop {
+            let mut answered = std::pin::pin!(self.answered.notified());
+            answered.as_mut().enable();
+            if !self.is_silent(Instant::now()) {
+                return;
+            }
+            answered.await;
+        }
+    }
+
+    /// For how long the oldest ping without an answer has waited.
+    pub fn unanswered(&self) -> Option<Duration> {
+        self.life(Instant::now()).unanswered.map(|since| since.elapsed())
+    }
+
+    /// A frame of a session goes over the link.
+    pub(crate) fn mark_active(&self, now: Instant) {
+        let until = self.millis(now) + millis(WATCHED);
+        let before = self.watch.until_millis.load(Relaxed);
+        if until > before {
+            self.watch.until_millis.store(until, Relaxed);
+        }
+        if until >= before + millis(PAUSE) {
+            self.wake_reader();
+            self.watch.moved.notify_waiters();
+        }
+    }
+
+    /// Waits until frames of sessions come or go, or have within the last 2 s. Cancel safe.
+    pub async fn wait_active(&self) {
+        loop {
+            let mut moved = std::pin::pin!(self.watch.moved.notified());
+            moved.as_mut().enable();
+            if self.life(Instant::now()).ask_every == Some(ASK_MOVING) {
+                return;
+            }
+            moved.await;
+        }
+    }
+
+    /// What is known of the link just now.
+    pub(crate) fn life(&self, now: Instant) -> Liveness {
+        let left = self.watch.until_millis.load(Relaxed).saturating_sub(self.millis(now));
+        let ask_every = match left {
+            0 => None,
+            left if left + millis(MOVING) > millis(WATCHED) => Some(ASK_MOVING),
+            _ => Some(ASK_WATCHED),
+        };
+        let waiting = self.lock();
+        let sent = waiting.pace.as_ref().and_then(|pace| pace.unanswered());
+        let unanswered = sent.into_iter().chain(waiting.ping).min();
+        Liveness { ask_every, unanswered, timeout: waiting.trips.ping_timeout() }
+    }
+
+    /// Wakes who reads the link, for a look.
+    pub(crate) fn wake_reader(&self) {
+        self.watch.stirred.notify_one();
+    }
+
+    /// Waits until sessions move after a pause, or the link is probed or closed. For one task. Cancel safe.
+    pub(crate) async fn wait_woken(&self) {
+        self.watch.stirred.notified().await;
+    }
+
+    /// Wakes whoever waits for the link to fall silent, for a look.
+    pub(crate) fn wake_unresponsive(&self) {
+        self.watch.silent.notify_one();
+    }
+
+    fn is_silent(&self, now: Instant) -> bool {
+        self.life(now).silent_at().is_some_and(|at| at <= now)
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        millis(now.saturating_duration_since(self.made))
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn micros(trip: Duration) -> u64 {
+    u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// How long the first answer may take, as the round trip is not known yet: that of a line of 1 s.
+const INITIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Enough for a process that stood still to read the answer that came meanwhile: its clock runs on, and its link seems to
+/// have been silent for as long.
+const LOOK_RETRY_AFTER: Duration = Duration::from_millis(20);
+/// For so long behind a frame of a session its link is watched.
+const WATCHED: Duration = Duration::from_secs(600);
+/// The same behind a probe.
+const PROBED: Duration = Duration::from_secs(15);
+/// For so long behind such a frame sessions count as moving.
+const MOVING: Duration = Duration::from_secs(2);
+/// After a pause as long as this a frame wakes who watches the link.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Between two questions on a link where sessions move.
+const ASK_MOVING: Duration = Duration::from_millis(500);
+/// Between two questions on a link that is watched.
+const ASK_WATCHED: Duration = Duration::from_secs(1);
+
+// The round trips of a link of late, and how long an answer may take.
+
+/// The smoothed round trip of pings, and how much it varies. Pure.
+#[derive(Debug, Default)]
+pub(crate) struct RttEstimator {
+    /// `None` before the first answer.
+    smoothed: Option<Duration>,
+    variation: Duration,
+}
+
+impl RttEstimator {
+    /// A ping was answered after so long.
+    pub(crate) fn sample(&mut self, trip: Duration) {
+        let Some(smoothed) = self.smoothed else {
+            self.smoothed = Some(trip);
+            return;
+        };
+        self.variation = (self.variation * 3 + smoothed.abs_diff(trip)) / 4;
+        self.smoothed = Some((smoothed * 7 + trip) / 8);
+    }
+
+    /// After how long without an answer a link counts as silent: 1 s and four round trips. A packet that is lost is sent
+    /// again after little more than two of them, and a second time a second later. `None` before the first answer.
+    pub(crate) fn ping_timeout(&self) -> Option<Duration> {
+        self.smoothed.map(|smoothed| MIN_PING_TIMEOUT + (smoothed + self.variation) * RTTS_PER_TIMEOUT)
+    }
+}
+
+const MIN_PING_TIMEOUT: Duration = Duration::from_secs(1);
+const RTTS_PER_TIMEOUT: u32 = 4;
+
+// When a link's peer last sent anything, and when to ping it.
+
+/// Time of the peer's last frame, and the ping or end that follows silence.
+#[derive(Debug)]
+pub(crate) struct Keepalive {
+    pub(crate) last_received: Instant,
+    pub(crate) last_ping: Instant,
+    pub(crate) looked: Instant,
+    /// Silence after which the link is given up.
+    pub(crate) silence_limit: Duration,
+    /// Silence after which the peer is pinged.
+    pub(crate) ask_after: Duration,
+    /// Whether this end watches an extended link, as the end that dialled does.
+    pub(crate) watches: bool,
+    /// When to look at a link that is watched.
+    pub(crate) watched: Option<Instant>,
+}
+
+/// What a look at a link of the extended dialect has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeepaliveAction {
+    /// All is well, or an answer is on its way.
+    None,
+    /// Its far end is to be asked.
+    SendPing,
+    /// Its far end has not answered for too long.
+    TimedOut,
+}
+
+impl Keepalive {
+    /// Looks at a link of the extended dialect. One that is watched is asked in turn, whatever comes from it, as only an
+    /// answer shows that both directions work; and not again while an answer is awaited.
+    pub(crate) fn poll(&mut self, life: Liveness, now: Instant) -> KeepaliveAction {
+        let unasked = now - self.last_ping;
+        let look = match (life.silent_at(), life.ask_every) {
+            (Some(at), _) if at <= now => KeepaliveAction::TimedOut,
+            // The round trip has to be known, so the first question comes at once.
+            (_, Some(every)) if life.unanswered.is_none() && (unasked >= every || life.timeout.is_none()) => {
+                KeepaliveAction::SendPing
+            }
+            _ if now - self.last_received >= self.ask_after && unasked >= self.ask_after => {
+                KeepaliveAction::SendPing
+            }
+            _ => KeepaliveAction::None,
+        };
+        if look == KeepaliveAction::SendPing {
+            self.last_ping = now;
+        }
+        let next = life.ask_every.map(|every| now + every / 2);
+        let soon = life.silent_at().filter(|at| *at > now);
+        self.watched =
+            next.map(|next| soon.map_or(next, |at| at.min(next)).max(now + WATCHED_CHECK_INTERVAL));
+        look
+    }
+
+    /// When to look for signs of life next.
+    pub(crate) fn next(&self) -> Instant {
+        if let Some(next) = self.watched {
+            return next;
+        }
+        (self.last_received.max(self.last_ping) + self.ask_after).max(self.looked + CHECK_INTERVAL)
+    }
+
+    /// Notes that something was received: whether it is time for a look as well, which waits for silence else. So a link
+    /// that is pinged in time is never woken for its looks.
+    pub(crate) fn on_receive(&mut self, now: Instant) -> bool {
+        self.last_received = now;
+        now - self.looked >= PING_AFTER * 2
+    }
+}
+
+/// A peer that has sent nothing for this long is pinged.
+pub(crate) const PING_AFTER: Duration = Duration::from_secs(6);
+/// The same at the end that was dialled: later, so that an idle link has one ping at a time and not two that cross.
+pub(crate) const PING_CALLER_AFTER: Duration = Duration::from_millis(7500);
+/// A link on which nothing at all came in for this long is given up.
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// The least time between two looks, so that clocks that stand still do not make us spin.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// The same on a link that is watched.
+const WATCHED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// SuperEdge's heartbeat, which a plain pod answers.
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
+/// A plain edge sends a heartbeat each 60 s; HTTP/2's own pings notice a dead one much sooner.
+pub(crate) const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+
+// What can be seen of a link from outside: who is at its other end, and what has gone over it.
+
+/// The connection under a link, and the program at its other end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LinkEndpoints {
+    /// This end's address.
+    pub local: Option<SocketAddr>,
+    /// The other end's address, a proxy's where one was dialled through.
+    pub remote: Option<SocketAddr>,
+    /// Whether this end has dialled.
+    pub dialled: bool,
+    /// The program at the other end as it calls itself, at most 40 printable characters.
+    pub version: Option<Box<str>>,
+}
+
+/// What has gone over a link so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Messages sent.
+    pub sent_messages: u64,
+    /// Their data in bytes.
+    pub sent_bytes: u64,
+    /// Messages received.
+    pub received_messages: u64,
+    /// Their data in bytes.
+    pub received_bytes: u64,
+}
+
+/// What a link counts while it works.
+#[derive(Debug, Default)]
+pub(crate) struct LinkStats {
+    ends: OnceLock<LinkEndpoints>,
+    sent_messages: AtomicU64,
+    sent_bytes: AtomicU64,
+    received_messages: AtomicU64,
+    received_bytes: AtomicU64,
+}
+
+impl LinkSender {
+    /// Notes who is at its ends; the first one who says so is believed.
+    pub(crate) fn set_endpoints(&self, ends: LinkEndpoints) {
+        let _ = self.seen.ends.set(ends);
+    }
+
+    /// Who is at its ends, if that is known.
+    pub fn ends(&self) -> Option<&LinkEndpoints> {
+        self.seen.ends.get()
+    }
+
+    /// Counts a message that is sent, with so many bytes of data.
+    pub(crate) fn count_sent(&self, bytes: usize) {
+        self.seen.sent_messages.fetch_add(1, Relaxed);
+        self.seen.sent_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Counts a message that was received, with so many bytes of data.
+    pub(crate) fn count_received(&self, bytes: usize) {
+        self.seen.received_messages.fetch_add(1, Relaxed);
+        self.seen.received_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// What has gone over it so far.
+    pub fn traffic(&self) -> Traffic {
+        let LinkStats { sent_messages, sent_bytes, received_messages, received_bytes, .. } = &self.seen;
+        Traffic {
+            sent_messages: sent_messages.load(Relaxed),
+            sent_bytes: sent_bytes.load(Relaxed),
+            received_messages: received_messages.load(Relaxed),
+            received_bytes: received_bytes.load(Relaxed),
+        }
+    }
+
+    /// The latest round trip, of a link that has measured one.
+    pub fn measured_round_trip(&self) -> Option<Duration> {
+        let micros = self.round_trip_micros.load(Relaxed);
+        (micros != INITIAL_RTT_MICROS).then(|| Duration::from_micros(micros))
+    }
+
+    /// When it was made.
+    pub fn created_at(&self) -> Instant {
+        self.made
+    }
+
+    /// How long ago the link was made.
+    pub fn age(&self) -> Duration {
+        self.made.elapsed()
+    }
+
+    /// How long ago the peer last sent anything.
+    pub fn idle_for(&self) -> Duration {
+        self.made.elapsed().saturating_sub(Duration::from_millis(self.last_received_millis.load(Relaxed)))
+    }
+}
+
+// A second link beside one that has fallen silent: the one that answers first carries the sessions on.
+
+/// When a second link may be dialled, for whoever dials links to one place. There is at most one at a time.
+#[derive(Debug)]
+pub struct BackupLink {
+    metrics: Metrics,
+    /// Dialled in vain since one was of use, and when the last of them was.
+    unneeded: u32,
+    last: Option<Instant>,
+    /// No other one is dialled until then.
+    next: Instant,
+}
+
+impl BackupLink {
+    /// None was dialled yet.
+    pub fn new(metrics: Metrics) -> Self {
+        Self { metrics, unneeded: 0, last: None, next: Instant::now() }
+    }
+
+    /// Waits until a link that was dialled here falls silent, and has another one dialled beside it. Returns that one if
+    /// it is there before the silent link answers; otherwise the dial is dropped, and behind a pause that doubles with
+    /// each dial that was of no use, all begins anew. Never returns if the far end would close the older link for the
+    /// newer one. Cancel safe, if `dial` is.
+    pub async fn race<T, E, F>(&mut self, link: &LinkSender, dial: impl Fn() -> F) -> T
+    where
+        F: Future<Output = Result<T, E>>,
+        E: fmt::Display,
+    {
+        if !link.dialect.supports(Dialect::BACKUP_LINKS) {
+            std::future::pending::<()>().await;
+        }
+        loop {
+            sleep_until(self.next).await;
+            link.wait_unresponsive().await;
+            self.begins(link);
+            let made = tokio::select! {
+                biased;
+                () = link.wait_responsive() => {
+                    info!(link = %link.id, "the link answers again: the second one is not needed");
+                    self.record_unneeded("lost", AFTER_LOST);
+                    continue;
+                }
+                made = dial() => made,
+            };
+            match made {
+                Ok(made) => {
+                    info!(link = %link.id, "the second link answers first: sessions go on there, and the silent one is closed");
+                    self.metrics.second_links.count("won");
+                    self.unneeded = 0;
+                    return made;
+                }
+                Err(why) => {
+                    warn!(link = %link.id, error = %format_args!("{why:#}"), "a second link could not be made");
+                    self.record_unneeded("failed", AFTER_FAILED);
+                }
+            }
+        }
+    }
+
+    fn begins(&mut self, link: &LinkSender) {
+        let now = Instant::now();
+        if self.last.replace(now).is_some_and(|last| now - last >= FORGOTTEN) {
+            self.unneeded = 0;
+        }
+        let (unanswered, round_trip) = (link.unanswered().unwrap_or_default(), link.round_trip());
+        warn!(
+            link = %link.id, ?unanswered, ?round_trip,
+            "the link has fallen silent: a second one is dialled beside it, and whichever answers first is kept"
+        );
+        self.metrics.second_links.count("dialled");
+    }
+
+    fn record_unneeded(&mut self, outcome: &'static str, pause: Duration) {
+        self.metrics.second_links.count(outcome);
+        self.next = Instant::now() + pause.saturating_mul(1 << self.unneeded.min(10)).min(MAX_PAUSE);
+        self.unneeded += 1;
+    }
+}
+
+/// Behind the first one that was not needed, or could not be made; doubled with each further one in vain, so that a slow
+/// line is not burdened with handshakes for ever.
+const AFTER_LOST: Duration = Duration::from_secs(5);
+const AFTER_FAILED: Duration = Duration::from_millis(500);
+const MAX_PAUSE: Duration = Duration::from_secs(300);
+/// After so long without one the pauses begin anew.
+const FORGOTTEN: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_steady_line_is_given_a_second_and_four_round_trips_and_one_that_varies_more() {
+        let mut trips = RttEstimator::default();
+        assert_eq!(trips.ping_timeout(), None);
+        for _ in 0..20 {
+            trips.sample(Duration::from_millis(100));
+        }
+        assert_eq!(trips.ping_timeout(), Some(Duration::from_millis(1400)));
+        trips.sample(Duration::from_millis(500));
+        let patience = trips.ping_timeout().unwrap();
+        assert_eq!(patience, Duration::from_millis(1000 + 4 * (150 + 100)));
+    }
+}
+
+#[cfg(test)]
+mod alive_tests {
+    use std::collections::VecDeque;
+
+    use crate::sender::signals::RttEstimator;
+
+    use super::*;
+
+    /// A line on which TCP sends again what is lost, and keeps the order.
+    struct Line {
+        trip: Duration,
+        /// One packet in so many is lost; 0 for none.
+        loses: u64,
+        dice: u64,
+        /// Nothing arrives any more from then on.
+        dies: Option<Instant>,
+        /// When the last packet arrived, there and back.
+        last: [Instant; 2],
+    }
+
+    impl Line {
+        fn is_lost(&mut self) -> bool {
+            self.dice ^= self.dice << 13;
+            self.dice ^= self.dice >> 7;
+            self.dice ^= self.dice << 17;
+            self.loses > 0 && self.dice.is_multiple_of(self.loses)
+        }
+
+        /// When a packet that is sent then arrives: TCP sends it again after a time-out, once more after another, and
+        /// then each time after twice as long.
+        fn arrives(&mut self, way: usize, at: Instant) -> Instant {
+            let timeout = self.trip + Duration::from_millis(400);
+            let (mut sent, mut wait) = (at, timeout);
+            let mut first = true;
+            while self.is_lost() {
+                sent += wait;
+                if !std::mem::take(&mut first) {
+                    wait *= 2;
+                }
+            }
+            self.last[way] = self.last[way].max(sent + self.trip / 2);
+            self.last[way]
+        }
+
+        fn lives(&self, at: Instant) -> bool {
+            self.dies.is_none_or(|dies| at < dies)
+        }
+
+        fn answers(&mut self, ping: Instant) -> Instant {
+            let there = self.arrives(0, ping);
+            self.arrives(1, there)
+        }
+    }
+
+    /// A link that is watched over that line: how often in so long it seems silent, and how long after the line's death it does.
+    fn watched(line: &mut Line, ask_every: Duration, time: Duration) -> (usize, Option<Duration>) {
+        let started = line.last[0];
+        let mut now = started;
+        let mut alive = Keepalive {
+            last_received: now,
+            last_ping: now,
+            looked: now,
+            silence_limit: IDLE_TIMEOUT,
+            ask_after: PING_AFTER,
+            watches: true,
+            watched: None,
+        };
+        let (mut trips, mut pings) = (RttEstimator::default(), VecDeque::<(Instant, Instant)>::new());
+        let (mut silent, mut was) = (0, false);
+        while now < started + time {
+            while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at))
+            {
+                trips.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent));
+                alive.last_received = now;
+            }
+            let unanswered = pings.front().map(|(sent, _)| *sent);
+            let life = Liveness { ask_every: Some(ask_every), unanswered, timeout: trips.ping_timeout() };
+            alive.looked = now;
+            let look = alive.poll(life, now);
+            match look {
+                KeepaliveAction::SendPing => {
+                    let answered = line.answers(now);
+                    pings.push_back((now, answered));
+                }
+                KeepaliveAction::TimedOut if !line.lives(now) => {
+                    return (silent, line.dies.map(|dies| now - dies));
+                }
+                KeepaliveAction::TimedOut => silent += usize::from(!was),
+                KeepaliveAction::None => {}
+            }
+            was = look == KeepaliveAction::TimedOut;
+            now = alive.next();
+        }
+        (silent, None)
+    }
+
+    fn line(trip: u64, loses: u64, seed: u64) -> Line {
+        let now = Instant::now();
+        Line { trip: Duration::from_millis(trip), loses, dice: seed * 7919 + 1, dies: None, last: [now; 2] }
+    }
+
+    #[tokio::test]
+    async fn a_long_line_that_loses_packets_does_not_seem_silent() {
+        for every in [500, 1000].map(Duration::from_millis) {
+            let ten_minutes = Duration::from_secs(600);
+            let times: usize = (1..=30)
+                .map(|seed| {
+                    let (silent, _) = watched(&mut line(600, 50, seed), every, ten_minutes);
+                    silent
+                })
+                .sum();
+            assert!(times <= 1, "{times} times in five hours");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_that_dies_seems_silent_after_a_second_and_four_round_trips_behind_a_ping() {
+        for (trip, every) in [(1, 500), (1, 1000), (100, 500), (100, 1000), (600, 500)] {
+            let (mut line, every) = (line(trip, 0, 1), Duration::from_millis(every));
+            line.dies = Some(line.last[0] + Duration::from_secs(20));
+            let (silent, after) = watched(&mut line, every, Duration::from_secs(60));
+            let (after, trip) = (after.unwrap(), line.trip);
+            // A ping that was under way then counts as well.
+            let soonest = Duration::from_secs(1) + 3 * trip;
+            assert!(silent == 0 && after >= soonest, "{trip:?}: {after:?}");
+            assert!(after <= soonest + every.max(trip) + trip + every / 2, "{trip:?}, {every:?}: {after:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod seen_tests {
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_link_tells_what_went_over_it_and_no_round_trip_before_the_first() {
+        let link = LinkSender::new(LinkId(1), Remote::Peer, None, Dialect::NEWEST);
+        assert_eq!((link.measured_round_trip(), link.ends()), (None, None));
+        link.count_sent(5);
+        link.count_sent(0);
+        link.count_received(7);
+        let seen = link.traffic();
+        assert_eq!((seen.sent_messages, seen.sent_bytes), (2, 5));
+        assert_eq!((seen.received_messages, seen.received_bytes), (1, 7));
+        let ends = LinkEndpoints { version: Some("0.1.0".into()), ..LinkEndpoints::default() };
+        link.set_endpoints(ends.clone());
+        link.set_endpoints(LinkEndpoints::default());
+        assert_eq!(link.ends(), Some(&ends));
+    }
+}
+
+#[cfg(test)]
+mod second_tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::task::{Context, Poll, Waker};
+
+    use tunnel_base::names::NodeName;
+    use tunnel_proto::frame::{FrameKind, Remote};
+    use tunnel_proto::state::LinkId;
+
+    use super::*;
+
+    /// A link that has asked its far end, and the number of that ping.
+    fn asked() -> (Arc<LinkSender>, u64) {
+        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
+        link.probe();
+        let pulled = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
+        let Poll::Ready(Some(frame)) = pulled else { panic!("no ping") };
+        let FrameKind::Ping(Some(number)) = frame.body else { panic!("{frame:?}") };
+        (link, number)
+    }
+
+    /// How many second links are dialled within ten seconds beside a link whose process stands still for that long, if
+    /// the answer is read `after` it goes on.
+    async fn dialled(after: Option<Duration>) -> u32 {
+        let (link, ping) = asked();
+        let dials = AtomicU32::new(0);
+        let mut second = BackupLink::new(Metrics::edge());
+        let dial = || async {
+            dials.fetch_add(1, Relaxed);
+            std::future::pending::<Result<(), &str>>().await
+        };
+        let reader = async {
+            tokio::time::advance(Duration::from_secs(10)).await;
+            link.wake_unresponsive();
+            if let Some(after) = after {
+                tokio::time::sleep(after).await;
+                link.ponged(ping, Instant::now());
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        tokio::select! {
+            () = second.race(&link, dial) => {}
+            () = reader => {}
+        }
+        dials.load(Relaxed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_stood_still_reads_what_came_before_it_dials_a_second_link() {
+        assert_eq!(dialled(Some(Duration::from_millis(1))).await, 0);
+        assert_eq!(dialled(None).await, 1);
+    }
+}

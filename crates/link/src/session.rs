@@ -1,0 +1,712 @@
+//! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its trace in the log.
+
+pub mod stream;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{Level, debug, enabled};
+
+use crate::schedule::{FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
+use crate::sender::LinkSender;
+use crate::session::stream::Parked;
+use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use tunnel_proto::budget::Reservation;
+use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::{Actions, Phase, SessionState};
+use tunnel_proto::state::{ControlPriority, LinkId};
+use tunnel_proto::window::LinkRtt;
+
+/// What the table, the owner and the links share of one end.
+#[derive(Debug)]
+pub(crate) struct SessionCore {
+    /// Id, category and node.
+    pub key: SessionKey,
+    host: Weak<dyn SessionHost>,
+    /// When it was made.
+    started: Instant,
+    /// Acceptor: the opener, once it is known.
+    opener: OnceLock<Opener>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    state: SessionState,
+    sender: Option<Arc<LinkSender>>,
+    /// The link it ran on before, which still counts it as a member.
+    left: Option<Arc<LinkSender>>,
+    /// On which link it waits to send a control frame, and of which kind. An entry on another link is stale and harmless.
+    in_control: Option<(LinkId, ControlPriority)>,
+    /// On which link it waits for its turn to send data.
+    in_turns: Option<LinkId>,
+    /// What it has sent on its link, by which its turns come; starts anew with each link.
+    standing: FlowState,
+    /// The number of the [`Parked`] that may look for a path, and how many were handed out.
+    seeker: Option<u64>,
+    seekers: u64,
+    /// Losses of a path in a row: how many, when the last one was, and how many bytes had moved by then.
+    lost: Option<(u32, Instant, u64)>,
+    /// When its last frame came in.
+    last_frame: Instant,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    /// The tasks that wait for an answer, a path or the end.
+    watcher: Option<Waker>,
+    /// The stage that was logged last.
+    logged: LoggedState,
+}
+
+impl SessionCore {
+    pub(crate) fn new(
+        key: SessionKey,
+        host: Weak<dyn SessionHost>,
+        state: SessionState,
+        sender: Option<Arc<LinkSender>>,
+    ) -> Arc<Self> {
+        let logged = LoggedState::of(&state);
+        logged.log_begin(&key);
+        Arc::new(Self {
+            key,
+            host,
+            started: Instant::now(),
+            opener: OnceLock::new(),
+            inner: Mutex::new(Inner {
+                state,
+                sender,
+                left: None,
+                in_control: None,
+                in_turns: None,
+                standing: FlowState::default(),
+                seeker: None,
+                seekers: 0,
+                lost: None,
+                last_frame: Instant::now(),
+                reader: None,
+                writer: None,
+                watcher: None,
+                logged,
+            }),
+        })
+    }
+
+    /// Takes one frame of this session from the link of `sender`. False if the frame did not count.
+    ///
+    /// An Open or Resume may move the session to that link. The session joins the link's members before the state moves
+    /// there. The other way round another thread could move it on between the two, remove a membership that is not
+    /// there yet, and a stale one would stay. The link cannot end meanwhile, as the read loop that calls this also ends
+    /// it. If the frame did not count after all, the session leaves the members again.
+    pub(crate) fn on_frame(
+        self: &Arc<Self>,
+        sender: &Arc<LinkSender>,
+        frame: SessionFrame,
+        now: Instant,
+    ) -> bool {
+        let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        if moves {
+            sender.attach(self.key.id);
+        }
+        let (mut dropped, mut here) = (false, true);
+        self.with_state(|inner| {
+            inner.last_frame = now;
+            let effects = inner.state.on_frame(sender.id, frame, now);
+            dropped = effects.dropped;
+            here = inner.state.path() == Some(sender.id);
+            if here {
+                inner.move_to(sender);
+            }
+            effects
+        });
+        if moves && !here {
+            self.detach(sender);
+        }
+        !dropped
+    }
+
+    /// Records the opener; from now on no other may resume the session.
+    pub(crate) fn opened_by(&self, opener: Opener) {
+        // The first opener stays; `set` fails if there is one.
+        let _ = self.opener.set(opener);
+    }
+
+    /// Whether that opener may resume the session; true if one of the two is not known.
+    pub(crate) fn is_of(&self, opener: Option<&Opener>) -> bool {
+        Opener::is_compatible(self.opener.get(), opener)
+    }
+
+    /// The process of its other end, once that is known.
+    pub(crate) fn instance(&self) -> Option<Instance> {
+        self.lock().state.instance()
+    }
+
+    /// Resets the session from this side; bytes that were not delivered are dropped.
+    pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
+        self.with_state(|inner| {
+            // A plain peer answers nothing, and its sessions end with its link.
+            let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
+            inner.abandon(why, plain)
+        });
+        self.orphan();
+    }
+
+    /// Resets the session behind all that was written.
+    fn abort(self: &Arc<Self>, why: SessionError) {
+        self.with_state(|inner| inner.state.abort(why, Instant::now()));
+        self.orphan();
+    }
+
+    /// Hands a session whose owner has left to its host, which bounds how long it stays.
+    fn orphan(self: &Arc<Self>) {
+        let stays = self.lock().state.departed_since().is_some();
+        if stays && let Some(host) = self.host.upgrade() {
+            host.departed(self.key.id);
+        }
+    }
+
+    /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
+    pub(crate) fn evict(self: &Arc<Self>) -> bool {
+        let mut gave_way = false;
+        self.with_state(|inner| {
+            let (given, effects) = inner.state.evict();
+            gave_way = given;
+            effects
+        });
+        gave_way
+    }
+
+    /// Resets the session at once and drops unread bytes, to free its memory.
+    pub(crate) fn reset_unread(self: &Arc<Self>, why: SessionError) {
+        self.with_state(|inner| {
+            if inner.state.recv.queued() > 0 {
+                inner.state.drop_unread(&why);
+            }
+            Actions { read: true, ..inner.abandon(why, true) }
+        });
+    }
+
+    /// Whether it is open, with or without a path: then the far end may wait for frames from this end.
+    pub(crate) fn is_active(&self) -> bool {
+        matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
+    }
+
+    /// As [`Self::queued`], if it runs on that link; else none.
+    pub(crate) fn queued_from(&self, link: LinkId) -> usize {
+        let inner = self.lock();
+        if inner.state.path() == Some(link) { inner.state.recv.queued() } else { 0 }
+    }
+
+    /// Of these, the bytes of a plain peer, which were not covered by a limit.
+    pub(crate) fn unreserved(&self) -> usize {
+        self.lock().state.recv.unpromised()
+    }
+
+    /// Runs `step` under the lock, then does what its effects ask for without the lock.
+    fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
+        let mut inner = self.lock();
+        let effects = step(&mut inner);
+        self.apply_actions(inner, effects);
+    }
+
+    /// Takes what is to be done out of the session, releases its lock, and then does it: log, wake, leave links, ask
+    /// the link for a turn, be forgotten.
+    ///
+    /// Each of these takes another lock or runs a waker, and two locks are never held at once. Between the release and
+    /// the deed another thread may change the session again, so each deed bears that: a waker that comes too often only
+    /// makes its task look again; [`Self::part`] looks a second time; a request for a turn on a link that the session
+    /// has left is stale, and the link's puller gets no frame for it; and a session that may be forgotten never comes
+    /// back.
+    fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Actions) {
+        let reader = if effects.read { inner.reader.take() } else { None };
+        let writer = if effects.write { inner.writer.take() } else { None };
+        let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
+        let sender = if inner.state.path().is_none() { inner.sender.take() } else { None };
+        let left = [inner.left.take(), sender];
+        let intent = inner.intent();
+        let ended = inner.state.ended().map(|why| why.code);
+        let change = inner.change();
+        drop(inner);
+        if let Some(change) = change {
+            change.log(self);
+        }
+        for waker in [reader, writer, watcher].into_iter().flatten() {
+            waker.wake();
+        }
+        for left in left.into_iter().flatten() {
+            self.detach(&left);
+        }
+        if let Some((sender, intent)) = intent {
+            sender.enter(self, &intent);
+        }
+        if effects.forget
+            && let Some(host) = self.host.upgrade()
+        {
+            host.forget(self.key.id, ended);
+        }
+    }
+
+    /// Removes the session from the link's members. Adds it again if another thread has moved it back there meanwhile.
+    ///
+    /// Two locks are involved, the link's and the session's, and they are taken one after the other. A Resume may bring
+    /// the session back to this link between the step that left it and this removal, which then removes the new
+    /// membership. So there is a second look under the session's lock. If the link ends just then, joining fails, and
+    /// its end is passed on here, because the link's own list did not have the session.
+    fn detach(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+        sender.detach(self.key.id);
+        let back = self.lock().state.path() == Some(sender.id);
+        if back && !sender.attach(self.key.id) {
+            self.link_ended(sender.id, None, Instant::now());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Gives the session up; `at_once`: nothing of it is kept until the far end has heard of that.
+    fn abandon(&mut self, why: SessionError, at_once: bool) -> Actions {
+        let effects = self.state.abandon(why, Instant::now());
+        let (gone, last) = if at_once { self.state.evict() } else { (false, effects) };
+        if gone { last } else { effects }
+    }
+
+    /// Makes the link of `sender` the one that it runs on. The link before it is left once the lock is released.
+    fn move_to(&mut self, sender: &Arc<LinkSender>) {
+        if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
+            self.standing = FlowState::default();
+            self.left = self.sender.replace(sender.clone());
+        }
+    }
+}
+
+// The frames that a session gives to its link when it is its turn.
+
+impl FrameSource for SessionCore {
+    fn key(&self) -> &SessionKey {
+        &self.key
+    }
+
+    /// Never true: a session may come back to the link at any time.
+    fn is_closed(&self) -> bool {
+        false
+    }
+
+    /// Does nothing: a session leaves its links by itself.
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
+        let mut inner = self.lock();
+        if inner.in_control.is_some_and(|(at, _)| at == link) {
+            inner.in_control = None;
+        }
+        let (frame, effects) = inner.state.next_frame(link, 0);
+        inner.time(frame.as_ref(), now);
+        let frame = frame.map(|frame| self.complete(frame, &inner));
+        self.apply_actions(inner, effects);
+        (frame, false)
+    }
+
+    fn next_turn(
+        self: Arc<Self>,
+        link: LinkId,
+        turn: &QueuedFlow<Arc<dyn FrameSource>>,
+        longest: usize,
+        most: usize,
+        now: Instant,
+    ) -> SendOutcome {
+        let mut inner = self.lock();
+        let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
+        let (mut frame, mut effects) =
+            if held { (None, Actions::default()) } else { inner.state.next_frame(link, longest) };
+        if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
+            && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
+        {
+            let (reset, over) = inner.state.reset_instead(refusal.clone());
+            (frame, effects) = (Some(reset), over);
+        }
+        inner.time(frame.as_ref(), now);
+        let frame = frame.map(|frame| self.complete(frame, &inner));
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+        let standing = if held { turn.standing() } else { turn.standing_after(bytes) };
+        let mut backlog = None;
+        if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
+            inner.standing = standing;
+            backlog = inner.state.backlog();
+        }
+        if inner.in_turns == Some(link) && backlog.is_none() {
+            inner.in_turns = None;
+        }
+        self.apply_actions(inner, effects);
+        SendOutcome { frame, bytes, standing, backlog }
+    }
+}
+
+impl SessionCore {
+    /// Adds this process's instance and the opener, which the state does not know. An edge names no opener, as its pod
+    /// adds it.
+    fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
+        let process = || self.host.upgrade().map(|host| host.instance());
+        match &mut frame {
+            SessionFrame::Opened { instance, .. } => *instance = process(),
+            SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
+                if !inner.speaks_to_cloud() =>
+            {
+                *opener = process().map(Opener::Server);
+            }
+            _ => {}
+        }
+        frame
+    }
+}
+
+impl Inner {
+    /// The turns that it needs on its link and has not asked for yet. The marks `in_control` and `in_turns` name the
+    /// link, so an entry that still waits on an older link does not count.
+    pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
+        let sender = self.sender.as_ref()?;
+        let link = Some(sender.id);
+        let asked = self.in_control.filter(|(at, _)| Some(*at) == link).map(|(_, control)| control);
+        let control = self.state.control().filter(|control| asked < Some(*control));
+        let data = if self.in_turns == link { None } else { self.state.backlog() };
+        if control.is_none() && data.is_none() {
+            return None;
+        }
+        if let Some(control) = control {
+            self.in_control = Some((sender.id, control));
+        }
+        if data.is_some() {
+            self.in_turns = link;
+        }
+        Some((sender.clone(), SendRequest { control, data: data.map(|backlog| (self.standing, backlog)) }))
+    }
+
+    fn speaks_to_cloud(&self) -> bool {
+        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Server(_)))
+    }
+
+    /// Records when a credit is sent, and discards a measurement when the session moves to another path.
+    fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
+        match frame {
+            Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),
+            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => self.state.recv.moved(),
+            _ => {}
+        }
+    }
+}
+
+// How an end gets, loses and leaves a path, and how it is given up.
+
+impl SessionCore {
+    /// What the link knows of the way to the session's far end.
+    pub(crate) fn path_rtt(&self, inner: &Inner) -> LinkRtt {
+        let Some(sender) = &inner.sender else { return LinkRtt::default() };
+        let far = match self.opener.get() {
+            Some(Opener::Server(opener)) => Some(*opener),
+            Some(Opener::Node(_)) | None => inner.state.instance(),
+        };
+        // An edge relays nothing. A pod may, so there the far end's process is compared with the link's.
+        let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);
+        LinkRtt { latest: sender.round_trip(), least: sender.min_rtt().filter(|_| ends_there) }
+    }
+
+    /// Opener: sends Open over the link of `sender`, or Resume if `again`. An Open is believed to reach `process`, if
+    /// that is known.
+    ///
+    /// The task that opens a session and the task that finds it a new path are different ones. If the session has
+    /// become open and lost its path before the first task asks, an Open would be wrong; so nothing is sent unless
+    /// `again` fits the state. The session joins the link's members first: if the link has ended already, the state
+    /// learns that at once, and if it ends later, its list has the session.
+    pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
+        let alive = sender.attach(self.key.id);
+        let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
+        let mut here = false;
+        let mut left = None;
+        self.with_state(|inner| {
+            let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
+            let epoch = inner.state.epoch();
+            let meant = again == inner.state.needs_path();
+            let effects = if meant { inner.state.ask(sender.id) } else { Actions::default() };
+            if meant {
+                inner.state.asks_of(process);
+            }
+            match room {
+                _ if !meant => {}
+                Some((in_all, of_link)) => inner.state.recv.lift_limit(in_all, of_link),
+                None => inner.state.recv.restore_limit(),
+            }
+            here = inner.state.path() == Some(sender.id);
+            if here {
+                left = before.map(|old| (old, epoch));
+                inner.move_to(sender);
+            }
+            if alive { effects } else { inner.state.link_ended(sender.id, None, Instant::now()) }
+        });
+        if let Some((old, epoch)) = left {
+            old.lost(&self.key, epoch);
+        }
+        // The session was resumed elsewhere, or ended, while its seeker waited for this link.
+        if !here {
+            self.detach(sender);
+        }
+    }
+
+    /// Opener: gives up the path over the link of `sender`, which may well be alive, to go on over another one. Sends
+    /// Lost to the far end, unless another thread has moved the session meanwhile.
+    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+        let mut left = None;
+        self.with_state(|inner| {
+            if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
+                return Actions::default();
+            }
+            left = Some(inner.state.epoch());
+            inner.state.link_ended(sender.id, None, Instant::now())
+        });
+        if let Some(epoch) = left {
+            sender.lost(&self.key, epoch);
+        }
+    }
+
+    /// The link has ended; `why` is given if its peer cannot resume.
+    pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
+        self.with_state(|inner| inner.state.link_ended(link, why, now));
+    }
+
+    /// The right to look for a path, if the session has none, needs one, and nobody has that right yet. All is decided
+    /// under one lock, so that two threads that notice the same loss do not both get it.
+    pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
+        let mut inner = self.lock();
+        let needs = inner.state.needs_path() && inner.state.path().is_none();
+        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
+            return None;
+        }
+        inner.seekers += 1;
+        let seeker = inner.seekers;
+        inner.seeker = Some(seeker);
+        let (now, moved) = (Instant::now(), inner.state.moved());
+        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < RECENT_LOSS && before == moved;
+        let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
+        inner.lost = Some((times, now, moved));
+        Some(Parked::new(self.clone(), seeker, times))
+    }
+
+    /// Whether it was opened here, and how many bytes have moved in both directions; none unless it is open and runs on that
+    /// link: one that has left it and found no other yet is still among its members.
+    pub(crate) fn traffic(&self, link: LinkId) -> Option<(bool, u64)> {
+        let inner = self.lock();
+        let runs = inner.state.phase() == Phase::Open && inner.state.path() == Some(link);
+        runs.then(|| (inner.state.is_opener(), inner.state.moved()))
+    }
+
+    /// Whether its last frame waits for its turn on the path that it has.
+    pub(crate) fn owes_last_frame(&self) -> bool {
+        self.lock().state.has_pending_close()
+    }
+
+    /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,
+    /// for its bytes to be delivered. True if it is given up.
+    pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
+        let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
+        let mut undelivered = false;
+        self.with_state(|inner| {
+            if long(inner.state.departed_since()) {
+                let (given, effects) = inner.state.evict();
+                undelivered = given;
+                effects
+            } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
+                inner.state.give_up(why.clone())
+            } else {
+                Actions::default()
+            }
+        });
+        undelivered
+    }
+
+    /// Ends an acceptor here that its opener left before it was open, because a Resume names another process as the
+    /// acceptor. True if there was one; the session may then be relayed through this process.
+    pub(crate) fn supersede(self: &Arc<Self>) -> bool {
+        let mut yields = false;
+        self.with_state(|inner| {
+            yields = !inner.state.is_opener();
+            let why = SessionError::new(ErrorCode::UnknownSession, "its opener went to another process");
+            if yields { inner.state.give_up(why) } else { Actions::default() }
+        });
+        yields
+    }
+}
+
+/// A path that is lost within this time after the last one, before a byte has moved, counts as lost in a row.
+const RECENT_LOSS: Duration = Duration::from_secs(10);
+
+// The interface of a session to the process that it runs in.
+
+/// Keeps the sessions of a process. Never called under a session's lock.
+pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
+    /// The instance of this process.
+    fn instance(&self) -> Instance;
+
+    /// Two empty shares for the bytes that a plain peer sends over that link: one of the process's budget, one of a
+    /// quarter of it, to which the link is limited once half of the budget is taken.
+    fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation);
+
+    /// Takes over a session whose owner has left and whose bytes are still to be delivered.
+    fn departed(&self, id: SessionId);
+
+    /// Forgets a session that is over, for the given reason if it did not end in good order.
+    fn forget(&self, id: SessionId, why: Option<ErrorCode>);
+}
+
+// The lines by which a session can be followed through logs: one for each change of its phase, its path or its epoch.
+//
+// Nothing is formatted under the session's lock, and a frame that changes none of the three costs one comparison.
+
+/// The part of an end's state that is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LoggedState {
+    phase: Phase,
+    epoch: u64,
+    link: Option<LinkId>,
+    resumed: u32,
+    role: &'static str,
+}
+
+/// A change that is to be logged once the lock is released.
+#[derive(Debug)]
+pub(crate) struct Change {
+    before: LoggedState,
+    now: LoggedState,
+    why: Option<SessionError>,
+}
+
+impl LoggedState {
+    pub(crate) fn of(state: &SessionState) -> Self {
+        Self {
+            phase: state.phase(),
+            epoch: state.epoch(),
+            link: state.path(),
+            resumed: state.resumed(),
+            role: if state.is_opener() { "opener" } else { "acceptor" },
+        }
+    }
+
+    /// Logs that there is a new session.
+    pub(crate) fn log_begin(&self, key: &SessionKey) {
+        let SessionKey { id: session, node, .. } = key;
+        let link = self.link.map(tracing::field::display);
+        debug!(%session, epoch = self.epoch, link, %node, role = self.role, "the session begins");
+    }
+
+    /// The change as a sentence for people.
+    fn sentence(&self, before: &Self) -> &'static str {
+        match (self.phase, self.link) {
+            (Phase::Opening, Some(_)) => "the far end is asked to open the session",
+            (Phase::Opening, None) => "the session has no link over which it could be opened",
+            (Phase::Accepting, _) => "the session has another path while its target is dialled",
+            (Phase::Open, _) if self.resumed > before.resumed => "the session is resumed",
+            (Phase::Open, _) => "the session is open",
+            (Phase::Parked, _) => "the session has lost its path and is parked",
+            (Phase::Resuming, _) => "the far end is asked to resume the session",
+            (Phase::LastAck, _) => "all bytes of the session are sent and received",
+            (Phase::Closing, _) => "the session sends its last frame",
+            (Phase::Closed, _) => "the session is over",
+        }
+    }
+}
+
+impl Inner {
+    /// The change by the last step that is to be logged, if any.
+    pub(crate) fn change(&mut self) -> Option<Change> {
+        let now = LoggedState::of(&self.state);
+        if now == self.logged {
+            return None;
+        }
+        let before = std::mem::replace(&mut self.logged, now);
+        enabled!(Level::DEBUG).then(|| Change { before, now, why: self.state.ended().cloned() })
+    }
+}
+
+impl Change {
+    /// Logs it. Another thread's line about a later step may come first; they differ in epoch or link.
+    pub(crate) fn log(self, core: &SessionCore) {
+        let Self { before, now, why } = self;
+        // The last line names the link that was left.
+        let link = now.link.or(before.link).map(tracing::field::display);
+        let why = why.map(tracing::field::display);
+        let (session, node, what) = (core.key.id, &core.key.node, now.sentence(&before));
+        debug!(%session, epoch = now.epoch, link, %node, role = now.role, why, "{what}");
+    }
+}
+
+// What can be seen of one end of a session from outside.
+
+/// One end of a session at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionView {
+    /// Its id, of which people are shown 8 digits.
+    pub id: SessionId,
+    /// The node that it leads to, or that it was opened from.
+    pub node: NodeName,
+    /// What was asked for, and by whom; `None` at the end that was asked.
+    pub opened_for: Option<(Target, String)>,
+    /// How it stands, as a fixed word.
+    pub phase: &'static str,
+    /// The link that it runs on; `None` while it has none.
+    pub link: Option<LinkId>,
+    /// When this end was made.
+    pub started: Instant,
+    /// How often it was resumed on another link.
+    pub resumed: u32,
+    /// Bytes that were written to it here.
+    pub sent_bytes: u64,
+    /// Bytes that have arrived here.
+    pub received_bytes: u64,
+}
+
+impl SessionCore {
+    /// How it stands now.
+    pub(crate) fn view(&self) -> SessionView {
+        let SessionKey { id, node, .. } = &self.key;
+        let inner = self.lock();
+        let state = &inner.state;
+        SessionView {
+            id: *id,
+            node: node.clone(),
+            opened_for: state.opened_for(),
+            phase: word(state.phase()),
+            link: state.path(),
+            started: self.started,
+            resumed: state.resumed(),
+            sent_bytes: state.send.written(),
+            received_bytes: state.recv.taken() + state.recv.queued() as u64,
+        }
+    }
+
+    /// When its last frame came in; before the first one, when it was made.
+    pub(crate) fn last_frame(&self) -> Instant {
+        self.lock().last_frame
+    }
+
+    /// Bytes that have arrived and were not read.
+    pub(crate) fn queued(&self) -> usize {
+        self.lock().state.recv.queued()
+    }
+}
+
+fn word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Opening | Phase::Accepting => "opening",
+        Phase::Open => "open",
+        Phase::Parked => "parked",
+        Phase::Resuming => "resuming",
+        Phase::LastAck | Phase::Closing | Phase::Closed => "ending",
+    }
+}
+
+#[cfg(test)]
+mod tests;

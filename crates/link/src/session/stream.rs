@@ -1,0 +1,415 @@
+//! A session as its owner holds it: before it is open, while it looks for a path, and as a byte stream without copies.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::sender::LinkSender;
+use crate::session::SessionCore;
+use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use tunnel_net::ByteStream;
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+use tunnel_proto::state::{Actions, Phase, SessionState};
+
+/// One proxied TCP conversation, seen as a byte stream without copies.
+///
+/// Reading ends with empty bytes once the peer has finished its direction, and with
+/// [`io::ErrorKind::ConnectionReset`] once the session is gone and all that arrived has been read. While the session
+/// has no path, reads and writes wait. Finishing the writing side leaves the reading side open. Dropping a session that
+/// is open in either direction resets it and forgets what was not delivered; one that is ended in both is delivered in
+/// the background, and so is one that [breaks off](Self::break_off).
+#[derive(Debug)]
+pub struct Session(pub(crate) ResetOnDrop);
+
+/// Bytes and end of a session, for the access log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionTotals {
+    /// Bytes its owner wrote.
+    pub sent: u64,
+    /// Bytes its owner read.
+    pub received: u64,
+    /// How often it was resumed on another path.
+    pub resumed: u32,
+    /// Why it ended, if it did not end in good order.
+    pub ended: Option<SessionError>,
+}
+
+impl Session {
+    /// The session's id.
+    pub fn id(&self) -> SessionId {
+        self.0.id()
+    }
+
+    /// Its account so far.
+    pub fn account(&self) -> SessionTotals {
+        let mut account = SessionTotals { sent: 0, received: 0, resumed: 0, ended: None };
+        self.0.with(|shared| {
+            let inner = shared.lock();
+            account = SessionTotals {
+                sent: inner.state.send.written(),
+                received: inner.state.recv.taken(),
+                resumed: inner.state.resumed(),
+                ended: inner.state.ended().cloned(),
+            };
+        });
+        account
+    }
+
+    /// Ends it like a connection that broke off: delivers what was written, then sends the reason. Bytes from the far
+    /// end are dropped.
+    pub fn break_off(mut self, why: SessionError) {
+        if let Some(shared) = self.0.shared.take() {
+            shared.abort(why);
+        }
+    }
+}
+
+impl ByteStream for Session {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
+        let mut inner = shared.lock();
+        let way = shared.path_rtt(&inner);
+        if let Some(bytes) = inner.state.recv.take(Instant::now(), way) {
+            if let Some(sender) = inner.sender.as_ref().filter(|o| !o.resumes) {
+                sender.read.notify_one();
+            }
+            shared.apply_actions(inner, Actions::default());
+            return Poll::Ready(Ok(bytes));
+        }
+        if inner.state.recv.is_ended() && !inner.state.is_cut() {
+            return Poll::Ready(Ok(Bytes::new()));
+        }
+        if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {
+            return Poll::Ready(Err(why));
+        }
+        keep(&mut inner.reader, cx);
+        Poll::Pending
+    }
+
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        let Some(shared) = &self.0.shared else { return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())) };
+        let mut inner = shared.lock();
+        if let Some(why) = over(&inner.state, io::ErrorKind::BrokenPipe) {
+            return Poll::Ready(Err(why));
+        }
+        if !inner.state.send.has_room() {
+            keep(&mut inner.writer, cx);
+            return Poll::Pending;
+        }
+        inner.state.send.write(std::mem::take(bytes));
+        shared.apply_actions(inner, Actions::default());
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.with(|shared| {
+            shared.with_state(|inner| {
+                inner.state.send.finish();
+                Actions::default()
+            });
+        });
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(shared) = &self.0.shared else { return Poll::Ready(()) };
+        let mut inner = shared.lock();
+        if inner.state.ended().is_some() {
+            return Poll::Ready(());
+        }
+        keep(&mut inner.reader, cx);
+        Poll::Pending
+    }
+}
+
+/// The error of an end that is over, for its owner.
+fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
+    let over = matches!(end.phase(), Phase::Closing | Phase::Closed) || end.ended().is_some();
+    over.then(|| {
+        io::Error::new(
+            kind,
+            end.ended().cloned().unwrap_or_else(|| SessionError::new(ErrorCode::NoError, "session is over")),
+        )
+    })
+}
+
+// The handles of a session before it is open, and while it looks for a path.
+
+/// A session that is asked for and not open yet. Dropping it takes the request back, on the path that it has, and again on
+/// the next one if there is none just then ([`SessionTable::given_up`](crate::table::SessionTable::given_up)) or it is
+/// lost before the far end has answered.
+#[derive(Debug)]
+#[must_use = "dropping an opening takes the request back"]
+pub struct PendingOpen(ResetOnDrop);
+
+/// The result of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenOutcome {
+    /// The target answered: [`PendingOpen::into_session`].
+    Open,
+    /// The far end refused, and no other path would help.
+    Refused(SessionError),
+    /// The link ended, or the node is not behind it: another link may be tried.
+    NoPath,
+}
+
+/// A session that the far end wants to open; answer it by accepting or refusing.
+///
+/// Dropping an offer refuses it, so no opener is ever left waiting.
+#[derive(Debug)]
+#[must_use = "dropping an offer refuses it"]
+pub struct IncomingSession {
+    owned: ResetOnDrop,
+    target: Target,
+    client: String,
+    dial_timeout: Duration,
+}
+
+/// The right to look for a path of an opener's session. There is at most one for each session, so that two tasks never
+/// take each other's answers for late ones. Holding it keeps nothing alive but memory.
+#[derive(Debug)]
+pub struct Parked {
+    shared: Arc<SessionCore>,
+    seeker: u64,
+    again: u32,
+}
+
+impl PendingOpen {
+    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
+        Self(ResetOnDrop::new(shared))
+    }
+
+    /// The session's id.
+    pub fn id(&self) -> SessionId {
+        self.0.id()
+    }
+
+    /// Asks over a link, behind which `process` has the node, if that is known. May be repeated with another one.
+    pub fn ask(&self, link: &Arc<LinkSender>, process: Option<Instance>) {
+        self.0.with(|shared| shared.ask(link, process, false));
+    }
+
+    /// Waits until the request over the link it was last sent on is answered. Cancel safe.
+    pub async fn answer(&self) -> OpenOutcome {
+        poll_fn(|cx| {
+            self.0.watch(cx, |end| match end.phase() {
+                // Nobody is to have it any more, and its acceptor, if there is one, is still to hear that.
+                _ if end.departed_since().is_some() => {
+                    Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
+                }
+                Phase::Opening if end.path().is_some() => None,
+                Phase::Opening => Some(OpenOutcome::NoPath),
+                // The answer may have come, and all of the session behind it, before its owner looked: then it was
+                // open.
+                Phase::Closing | Phase::Closed
+                    if end.ended().is_some() && end.recv.is_untouched() && !end.recv.is_ended() =>
+                {
+                    Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
+                }
+                _ => Some(OpenOutcome::Open),
+            })
+        })
+        .await
+    }
+
+    /// The open session, once [`Self::answer`] has returned [`Answer::Open`].
+    pub fn into_session(mut self) -> Session {
+        Session(ResetOnDrop { shared: self.0.shared.take() })
+    }
+}
+
+impl IncomingSession {
+    pub(crate) fn new(
+        shared: Arc<SessionCore>,
+        target: Target,
+        client: String,
+        dial_timeout: Duration,
+    ) -> Self {
+        Self { owned: ResetOnDrop::new(shared), target, client, dial_timeout }
+    }
+
+    /// The session's id.
+    pub fn id(&self) -> SessionId {
+        self.owned.id()
+    }
+
+    /// The opener's kind of front end.
+    pub fn category(&self) -> Category {
+        self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.key.category)
+    }
+
+    /// The node of the acceptor.
+    pub fn node(&self) -> Option<&NodeName> {
+        self.owned.shared.as_ref().map(|s| &s.key.node)
+    }
+
+    /// The target to dial.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The client at the far end, for the log. Text of the peer: printable, at most 200 bytes.
+    pub fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// How long the dial may take, so that the opener gets the answer in time.
+    pub fn patience(&self) -> Duration {
+        self.dial_timeout
+    }
+
+    /// Waits until the opener has given up. Cancel safe.
+    pub async fn withdrawn(&self) {
+        poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Closed).then_some(()))).await;
+    }
+
+    /// Sends Opened, and returns the byte stream.
+    pub fn accept(mut self) -> Session {
+        self.owned.with(|shared| shared.with_state(|inner| inner.state.accept(Instant::now())));
+        Session(ResetOnDrop { shared: self.owned.shared.take() })
+    }
+
+    /// Sends Refused.
+    pub fn refuse(mut self, why: SessionError) {
+        if let Some(shared) = self.owned.shared.take() {
+            shared.reset(why);
+        }
+    }
+}
+
+impl Parked {
+    pub(crate) fn new(shared: Arc<SessionCore>, seeker: u64, again: u32) -> Self {
+        Self { shared, seeker, again }
+    }
+
+    /// How often in a row its path was lost before this without that a byte moved.
+    pub fn consecutive_losses(&self) -> u32 {
+        self.again
+    }
+
+    /// The node of its acceptor.
+    pub fn node(&self) -> &NodeName {
+        &self.shared.key.node
+    }
+
+    /// The session's id.
+    pub fn id(&self) -> SessionId {
+        self.shared.key.id
+    }
+
+    /// The process of its other end.
+    pub fn instance(&self) -> Option<Instance> {
+        self.shared.instance()
+    }
+
+    /// Whether the session still needs a path. Once it returns false, the next loss makes another [`Parked`].
+    pub fn needs_path(&self) -> bool {
+        let mut inner = self.shared.lock();
+        let mine = inner.seeker == Some(self.seeker);
+        let seeks = mine && inner.state.needs_path();
+        if mine && !seeks {
+            inner.seeker = None;
+        }
+        seeks
+    }
+
+    /// Sends Resume over a link, or the one beside it if the session is to run there.
+    pub fn resume(&self, link: &Arc<LinkSender>) {
+        self.shared.ask(&link.link_for(self.id()), None, true);
+    }
+
+    /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.
+    pub async fn answered(&self) {
+        poll_fn(|cx| watch(&self.shared, cx, |end| (end.phase() != Phase::Resuming).then_some(()))).await;
+    }
+
+    /// Ends the session, because no path was found.
+    pub fn give_up(self, why: SessionError) {
+        self.shared.with_state(|inner| inner.state.give_up(why));
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let mut inner = self.shared.lock();
+        if inner.seeker == Some(self.seeker) {
+            inner.seeker = None;
+        }
+    }
+}
+
+// A session as its owner holds it: dropping it resets the session.
+
+/// Resets the session when dropped.
+#[derive(Debug)]
+pub(crate) struct ResetOnDrop {
+    pub(crate) shared: Option<Arc<SessionCore>>,
+}
+
+impl ResetOnDrop {
+    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
+        Self { shared: Some(shared) }
+    }
+
+    pub(crate) fn id(&self) -> SessionId {
+        self.shared.as_ref().map_or(SessionId::from_bits(0), |s| s.key.id)
+    }
+
+    pub(crate) fn with(&self, step: impl FnOnce(&Arc<SessionCore>)) {
+        if let Some(shared) = &self.shared {
+            step(shared);
+        }
+    }
+
+    pub(crate) fn watch<T>(
+        &self,
+        cx: &Context<'_>,
+        ready: impl FnOnce(&SessionState) -> Option<T>,
+    ) -> Poll<T> {
+        match &self.shared {
+            Some(shared) => watch(shared, cx, ready),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for ResetOnDrop {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.reset(given_up());
+        }
+    }
+}
+
+/// Polls `ready`; while it is pending, the task is woken at each change.
+pub(crate) fn watch<T>(
+    shared: &Arc<SessionCore>,
+    cx: &Context<'_>,
+    ready: impl FnOnce(&SessionState) -> Option<T>,
+) -> Poll<T> {
+    let mut inner = shared.lock();
+    match ready(&inner.state) {
+        Some(ready) => Poll::Ready(ready),
+        None => {
+            keep(&mut inner.watcher, cx);
+            Poll::Pending
+        }
+    }
+}
+
+/// Stores the task's waker.
+pub(crate) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
+    if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *slot = Some(cx.waker().clone());
+    }
+}
+
+/// The refusal of a session whose owner dropped it without a reason.
+pub(crate) fn given_up() -> SessionError {
+    SessionError::new(ErrorCode::Cancelled, "given up by its owner")
+}

@@ -1,0 +1,342 @@
+//! Sessions and the links that count them as members.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::schedule::FrameSource as _;
+use crate::sender::LinkSender;
+use crate::session::stream::{OpenOutcome, PendingOpen};
+use crate::session::{Inner, SessionCore};
+use crate::table::{Event, SessionLimits, SessionTable};
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Instance, NodeName, SessionId};
+use tunnel_net::ByteStream as _;
+use tunnel_proto::budget::Budget;
+use tunnel_proto::frame::{
+    Category, ErrorCode, Frame, FrameKind, Remote, SessionError, SessionFrame, SessionKey,
+};
+use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::SessionState;
+use tunnel_proto::state::{ControlPriority, LinkId};
+
+fn table() -> Arc<SessionTable> {
+    let limits =
+        SessionLimits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+    SessionTable::new(Instance::from_bits(1), limits, Metrics::edge())
+}
+
+fn link(id: u64) -> Arc<LinkSender> {
+    LinkSender::new(LinkId(id), Remote::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
+}
+
+fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
+    let budget = Budget::new(1 << 20);
+    let halves =
+        (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
+    let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
+    let host: Weak<SessionTable> = Arc::downgrade(table);
+    let session = SessionCore::new(key(SessionId::random()), host, end, None);
+    table.insert(&session);
+    session
+}
+
+fn key(id: SessionId) -> SessionKey {
+    SessionKey { id, category: Category::Ssh, node: "node1".parse().unwrap() }
+}
+
+fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
+    let again = session.lock().state.needs_path();
+    session.ask(link, None, again);
+}
+
+#[tokio::test]
+async fn a_session_that_is_over_before_its_opener_looks_was_open() {
+    let now = Instant::now();
+    for (data, total) in [(Some("banner"), 7), (None, 1)] {
+        let (table, link) = (table(), link(1));
+        let session = opener(&table);
+        let opening = PendingOpen::new(session.clone());
+        opening.ask(&link, None);
+        let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
+        let over = SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "closed") };
+        let said = data.map(|data| SessionFrame::Data(data.into()));
+        for frame in [Some(opened), said, Some(SessionFrame::Fin { total }), Some(over)].into_iter().flatten()
+        {
+            assert!(session.on_frame(&link, frame, now));
+        }
+        assert_eq!(opening.answer().await, OpenOutcome::Open);
+        let mut owned = opening.into_session();
+        for want in data.into_iter().chain([""]) {
+            assert_eq!(poll_fn(|cx| owned.poll_read_chunk(cx)).await.unwrap(), want);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the_far_end() {
+    let (table, [near, behind]) = (table(), [2, 3].map(Instance::from_bits));
+    let node = NodeName::none;
+    for (peer, end, known) in [
+        (Remote::Edge(node()), None, true),
+        (Remote::Peer, Some(near), true),
+        (Remote::Peer, Some(behind), false),
+        (Remote::Peer, None, false),
+        (Remote::Server(node()), Some(near), true),
+        (Remote::Server(node()), Some(behind), false),
+    ] {
+        let link = LinkSender::new(LinkId(1), peer, Some(near), Dialect::NEWEST);
+        let session = opener(&table);
+        session.ask(&link, end, false);
+        session.on_frame(&link, SessionFrame::Opened { limit: 9, epoch: 1, instance: end }, Instant::now());
+        let least = || session.path_rtt(&session.lock()).least;
+        assert_eq!(least(), None, "no ping was answered yet");
+        link.ping();
+        let sent = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await.unwrap().body;
+        let FrameKind::Ping(Some(number)) = sent else { panic!("{sent:?}") };
+        link.ponged(number, Instant::now());
+        assert_eq!(least().is_some(), known, "{:?} {end:?}", link.peer);
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
+    let (now, why) = (Instant::now(), SessionError::new(ErrorCode::Overloaded, "no room for it any more"));
+    for (table_ends_it, finishes) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (table, link) = (table(), link(1));
+        let session = opener(&table);
+        let opening = PendingOpen::new(session.clone());
+        opening.ask(&link, None);
+        for frame in [
+            SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
+            SessionFrame::Data("unread".into()),
+            SessionFrame::Fin { total: 7 },
+        ] {
+            assert!(session.on_frame(&link, frame, now));
+        }
+        let mut owned = opening.into_session();
+        if finishes {
+            poll_fn(|cx| owned.poll_finish(cx)).await.unwrap();
+            assert!(said(&link).iter().any(|word| matches!(word, SessionFrame::Fin { .. })));
+            assert!(session.on_frame(&link, SessionFrame::Credit { received: 1, limit: 9 }, now));
+        }
+        match table_ends_it {
+            true => table.reset_on(&link, &why),
+            false => session.reset_unread(why.clone()),
+        }
+        let read = poll_fn(|cx| owned.poll_read_chunk(cx)).await;
+        match read {
+            Ok(bytes) => assert_eq!(bytes, "unread", "all that came is there to be read"),
+            Err(why) => assert!(why.to_string().contains("no room for it any more")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
+    let (table, links) = (table(), [link(1), link(2)]);
+    let session = opener(&table);
+    session.ask(&links[0], None, false);
+    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
+    let now = Instant::now();
+    assert!(
+        session.on_frame(&links[0], opened, now)
+            && session.on_frame(&links[0], SessionFrame::PathLost { epoch: 1 }, now)
+    );
+    session.ask(&links[1], None, false);
+    assert!(session.lock().state.path().is_none());
+    session.ask(&links[1], None, true);
+    assert_eq!(session.lock().state.path(), Some(links[1].id));
+}
+
+#[tokio::test]
+async fn a_session_that_is_over_joins_no_link() {
+    let (table, link) = (table(), link(1));
+    let session = opener(&table);
+    session.reset(SessionError::new(ErrorCode::Cancelled, "enough"));
+    ask(&session, &link);
+    assert_eq!(link.sessions(), 0);
+}
+
+#[tokio::test]
+async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
+    let (table, alive, dead) = (table(), link(1), link(2));
+    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
+    assert!(table.link_ended(&dead, &gone, Instant::now()).is_empty());
+    let session = opener(&table);
+    ask(&session, &alive);
+    assert_eq!(alive.sessions(), 1);
+    ask(&session, &dead);
+    assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
+    // An edge dials at once after the end of a link that was of use, even if its sessions were over by then.
+    assert_eq!((alive.has_carried(), dead.has_carried()), (true, false));
+}
+
+#[tokio::test]
+async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
+    let (table, links, now) = (table(), [link(1), link(2), link(3)], Instant::now());
+    let session = opener(&table);
+    ask(&session, &links[0]);
+    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
+    let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
+    first.resume(&links[1]);
+    assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
+    assert!(first.needs_path());
+    first.resume(&links[2]);
+    assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
+    assert!(!first.needs_path());
+    assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
+    assert!(!first.needs_path(), "and leaves the rest to the second");
+}
+
+#[tokio::test]
+async fn a_session_whose_seeker_was_lost_gets_another() {
+    let (table, links, now) = (table(), [link(1), link(2)], Instant::now());
+    let session = opener(&table);
+    ask(&session, &links[0]);
+    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
+    drop(table.link_ended(&links[0], &gone, now));
+    ask(&session, &links[1]);
+    assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
+}
+
+#[tokio::test]
+async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
+    let (table, link) = (table(), link(2));
+    let plain = LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None, Dialect::Plain);
+    let session = opener(&table);
+    let mut limits = Vec::new();
+    for link in [&plain, &link] {
+        session.ask(link, None, false);
+        let (frame, _) = session.clone().next_control(link.id, Instant::now());
+        let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
+        limits.push(limit);
+    }
+    assert_eq!(limits, [u64::MAX, WINDOWS.start]);
+}
+
+#[tokio::test]
+async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
+    let (table, link) = (table(), link(1));
+    let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+    let opening = table.open(node, target, Category::Ssh, "c".into()).unwrap();
+    opening.ask(&link, None);
+    assert_eq!(said(&link).len(), 1);
+    let why = SessionError::new(ErrorCode::NotAllowed, "its token is revoked");
+    table.reset_on(&link, &why);
+    assert_eq!(opening.answer().await, OpenOutcome::Refused(why));
+}
+
+/// What the session says on that link by now.
+fn said(link: &Arc<LinkSender>) -> Vec<SessionFrame> {
+    let mut cx = Context::from_waker(Waker::noop());
+    let pulled = std::iter::from_fn(|| match link.poll_pull(&mut cx, Instant::now()) {
+        Poll::Ready(frame) => frame,
+        Poll::Pending => None,
+    });
+    let word = |frame: Frame| match frame.body {
+        FrameKind::Session(_, _, word) => Some(word),
+        _ => None,
+    };
+    pulled.filter_map(word).collect()
+}
+
+/// An Open over one link is late; a newer one over another link was refused, for want of room.
+#[tokio::test]
+async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
+    for late in [false, true] {
+        let (here, there) = (table(), table());
+        let links = [link(1), link(2)];
+        let far = [1, 2].map(|id| {
+            LinkSender::new(LinkId(id), Remote::Server("node1".parse().unwrap()), None, Dialect::NEWEST)
+        });
+        let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+        let opening = here.open(node, target, Category::Ssh, "c".into()).unwrap();
+        let key = key(opening.id());
+        let hears = |at: &Arc<SessionTable>, link: &Arc<LinkSender>, frame: &SessionFrame| {
+            at.on_frame(link, key.clone(), frame.clone(), Instant::now())
+        };
+        opening.ask(&links[0], None);
+        let older = said(&links[0]).pop().unwrap();
+        opening.ask(&links[1], None);
+        assert!(matches!(said(&links[1])[..], [SessionFrame::Open { epoch: 2, .. }]));
+        let busy = SessionError::new(ErrorCode::Overloaded, "no room");
+        hears(&here, &links[1], &SessionFrame::Refused { epoch: 2, refusal: busy.clone() });
+        assert_eq!(opening.answer().await, OpenOutcome::Refused(busy));
+        drop(opening);
+        let resume = said(&links[1]).pop().unwrap();
+        let offer = if late { None } else { hears(&there, &far[0], &older) };
+        assert!(late || matches!(offer, Some(Event::Incoming(_))));
+        hears(&there, &far[1], &resume);
+        if late {
+            assert!(hears(&there, &far[0], &older).is_none(), "it opens nothing any more");
+        }
+        let answer = said(&far[1]).pop().unwrap();
+        let expected = if late { ErrorCode::UnknownSession } else { ErrorCode::Cancelled };
+        assert!(
+            matches!(&answer, SessionFrame::Reset { epoch: 3, refusal } if refusal.code == expected),
+            "{answer:?}"
+        );
+        hears(&here, &links[1], &answer);
+        assert!(here.is_empty() && there.is_empty(), "{late}");
+    }
+}
+
+#[tokio::test]
+async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
+    let windows = WindowLimits { start: 16, max: 16 };
+    let limits = SessionLimits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
+    let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
+    let link = LinkSender::new(LinkId(1), Remote::Server("node1".parse().unwrap()), None, Dialect::NEWEST);
+    let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
+    let open = || SessionFrame::Open {
+        target: "[::1]:1".parse().unwrap(),
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut sessions = Vec::new();
+    for _ in 0..1001 {
+        let Some(Event::Incoming(offer)) = on_frame(SessionId::random(), open()) else { panic!("refused") };
+        sessions.push(offer.accept());
+        while link.poll_pull(&mut cx, now).is_ready() {}
+    }
+    // Each has an end of stream to acknowledge, and the link takes nothing any more.
+    for session in &sessions {
+        let _ = on_frame(session.id(), SessionFrame::Fin { total: 1 });
+    }
+    assert!(link.waiting() > 1000);
+    let offered = on_frame(SessionId::random(), open());
+    assert!(matches!(offered, Some(Event::Incoming(_))), "{offered:?}");
+}
+
+const WINDOWS: WindowLimits = WindowLimits { start: 1000, max: 4000 };
+
+#[tokio::test]
+async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
+    let (table, link) = (table(), link(1));
+    let session = opener(&table);
+    session.ask(&link, None, false);
+    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
+    assert!(session.on_frame(&link, opened, Instant::now()));
+    let mut inner = session.lock();
+    inner.in_control = None;
+    let intent = |inner: &mut Inner| inner.intent().and_then(|(_, intent)| intent.control);
+    assert_eq!(intent(&mut inner), None);
+    inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();
+    // What nobody reads is needed by nobody.
+    inner.state.recv.discard();
+    assert_eq!(intent(&mut inner), Some(ControlPriority::Credit));
+    assert_eq!(intent(&mut inner), None);
+    inner.state.recv.finish(501).unwrap();
+    assert_eq!(intent(&mut inner), Some(ControlPriority::Needed));
+    assert_eq!(intent(&mut inner), None);
+}

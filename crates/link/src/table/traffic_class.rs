@@ -1,0 +1,328 @@
+//! Which sessions of a link move bulk, and which are interactive: where there is a link for the latter beside it, each is
+//! moved to where it belongs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::sender::LinkSender;
+use crate::session::stream::Parked;
+use crate::table::SessionTable;
+use tunnel_base::names::SessionId;
+
+/// What is known of the sessions of a link, and of the one beside it, from one look to the next.
+#[derive(Debug, Default)]
+pub struct TrafficClassifier {
+    sessions: HashMap<SessionId, SessionTraffic>,
+    /// Bytes that all of them have moved so far in this look.
+    here: u64,
+    /// The most that they have moved in a look of late.
+    all: u64,
+    /// Time of the last look.
+    looked: Option<Instant>,
+}
+
+/// What a look has shown.
+#[derive(Debug, Default)]
+pub struct Classification {
+    /// Sessions that move bulk.
+    pub bulk: usize,
+    /// Sessions that do not, of those that have been looked at for long enough, and have not begun to.
+    pub interactive: usize,
+    /// Sessions that were opened here and have left their link for the other one: a path is to be sought for each.
+    pub parked: Vec<Parked>,
+}
+
+/// How much one session moves.
+#[derive(Debug, Default)]
+struct SessionTraffic {
+    /// Bytes in both directions, at the last look.
+    moved: u64,
+    bulk: bool,
+    /// Bytes beyond those of a busy look, of late: what comes in bursts, a window in each round trip, adds up here.
+    ahead: u64,
+    /// Looks in a row that speak against `bulk`.
+    against: u32,
+    /// Looks at it so far.
+    looks: u32,
+    /// Looks since it was seen last.
+    unseen: u32,
+}
+
+impl SessionTraffic {
+    /// The session has moved so many bytes in all, and counts as busy if it moves more than so many in a look. How many
+    /// these were in this one.
+    fn look(&mut self, moved: u64, busy_from: u64) -> u64 {
+        // What is relayed is counted anew with each path.
+        let came = moved.checked_sub(self.moved).unwrap_or(moved);
+        let came = if self.looks == 0 { 0 } else { came };
+        self.moved = moved;
+        self.looks = self.looks.saturating_add(1);
+        self.unseen = 0;
+        let (busy, ahead) = (came > busy_from, self.ahead.saturating_add(came));
+        self.ahead = ahead.saturating_sub(busy_from);
+        self.against = if busy == self.bulk { 0 } else { self.against + 1 };
+        let enough = if busy { BULK_AFTER } else { INTERACTIVE_AFTER };
+        if self.against >= enough || busy && ahead >= BULK_AHEAD * busy_from {
+            (self.bulk, self.ahead, self.against) = (busy, 0, 0);
+        }
+        came
+    }
+
+    /// Whether it is interactive, on a way with that round trip: what will be bulk has begun after another one of these, and
+    /// what has begun may yet become bulk.
+    fn is_interactive(&self, trip: Duration) -> bool {
+        let begins = trip.as_millis() / TrafficClassifier::SAMPLE_INTERVAL.as_millis();
+        !self.bulk && self.ahead == 0 && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
+    }
+}
+
+impl TrafficClassifier {
+    /// Between two looks.
+    pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
+
+    fn sample(&mut self, id: SessionId, moved: u64) -> &SessionTraffic {
+        let busy_from = self.busy_from();
+        let weight = self.sessions.entry(id).or_default();
+        self.here = self.here.saturating_add(weight.look(moved, busy_from));
+        weight
+    }
+
+    /// How many bytes a session moves in a look that is busy. Where many share a slow line, each moves little.
+    fn busy_from(&self) -> u64 {
+        if self.all < 2 * BUSY { BUSY } else { (self.all / 16).clamp(BUSY / 4, BUSY) }
+    }
+
+    /// The look is over. Forgets what was not seen for a while: what has lost its path is not seen until it has another one.
+    fn end_look(&mut self, busy: &LinkSender) {
+        self.all = std::mem::take(&mut self.here).max(self.all / 8 * 7);
+        self.sessions.retain(|id, weight| {
+            weight.unseen += 1;
+            let stays = weight.unseen <= FORGOTTEN_AFTER;
+            if !stays {
+                busy.set_link_for(*id, false);
+            }
+            stays
+        });
+    }
+}
+
+impl SessionTable {
+    /// Looks at the sessions of that link and of the one beside it, if there is one, each [`TrafficClassifier::EVERY`]. With one beside
+    /// it, interactive sessions that run here are moved there, and bulk that runs there is moved here: what was opened here
+    /// leaves its path, and what is relayed to that link is released, so that its opener comes again. What was opened at
+    /// the other end, that one sorts.
+    pub fn classify(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> Classification {
+        let mut sorted = Classification::default();
+        let beside = busy.interactive().filter(|beside| !beside.is_closed());
+        // Once the busy link has ended, and until there is the next one, the one beside it is all that there is.
+        let mut moves = if beside.is_some() && !busy.is_closed() { MAX_MOVES_PER_SAMPLE } else { 0 };
+        let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
+        let trip = busy.min_rtt().unwrap_or_default();
+        let before = sorting.looked.replace(Instant::now());
+        for (link, is_beside) in links.into_iter().flatten() {
+            let to = if is_beside { Some(busy) } else { beside.as_ref() };
+            let mut belongs_there = |id, moved| {
+                let weight = sorting.sample(id, moved);
+                sorted.bulk += usize::from(weight.bulk);
+                sorted.interactive += usize::from(weight.is_interactive(trip));
+                if is_beside { weight.bulk } else { weight.is_interactive(trip) }
+            };
+            for session in self.on_link(link) {
+                let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
+                if belongs_there(session.key.id, moved) && is_opener && moves > 0 && may_enter(to, before) {
+                    moves -= 1;
+                    busy.set_link_for(session.key.id, !is_beside);
+                    session.leave(link);
+                    sorted.parked.extend(session.parked());
+                }
+            }
+            for session in link.relayed() {
+                let Some(moved) = self.relays.passed(session.id, link.id) else { continue };
+                if belongs_there(session.id, moved) && moves > 0 && may_enter(to, before) {
+                    moves -= 1;
+                    busy.set_link_for(session.id, !is_beside);
+                    self.relays.path_lost(session.id, None);
+                }
+            }
+        }
+        sorting.end_look(busy);
+        sorted
+    }
+}
+
+/// Returns true if a session may be moved to that link, which has answered since the last look. Otherwise asks the link, as
+/// it may be dead, and the session stays until a later look.
+fn may_enter(link: Option<&Arc<LinkSender>>, since: Option<Instant>) -> bool {
+    let (Some(link), Some(since)) = (link, since) else { return false };
+    let lives = link.has_answered_since(since);
+    if !lives && link.unanswered().is_none() {
+        link.probe();
+    }
+    lives
+}
+
+/// A session that moves more than so many bytes from one look to the next is busy in any case: 32 KiB/s.
+const BUSY: u64 = 8 * 1024;
+/// Beyond that, the bytes of so many busy looks show bulk at once.
+const BULK_AHEAD: u64 = 16;
+/// Looks in a row at which a session is busy, before it counts as bulk; and at which it is not, before it does not any more.
+const BULK_AFTER: u32 = 3;
+const INTERACTIVE_AFTER: u32 = 16;
+/// Looks after which a session may count as interactive: what will be bulk has shown it by then.
+const KNOWN_AFTER: u32 = 4;
+/// Looks after which a session that is not seen is forgotten.
+const FORGOTTEN_AFTER: u32 = 40;
+/// Sessions that are moved at one look.
+const MAX_MOVES_PER_SAMPLE: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use tokio::time::advance;
+
+    use crate::table::SessionLimits;
+    use tunnel_base::metrics::Metrics;
+    use tunnel_base::names::{Instance, NodeName};
+    use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
+    use tunnel_proto::halves::WindowLimits;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
+
+    use super::*;
+
+    /// The link's far end answers each ping that was said so far. Whether there was any.
+    fn answers(link: &LinkSender) -> bool {
+        let (mut cx, now, mut asked) = (Context::from_waker(Waker::noop()), Instant::now(), false);
+        while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, now) {
+            if let FrameKind::Ping(Some(number)) = frame.body {
+                link.ponged(number, now);
+                asked = true;
+            }
+        }
+        asked
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_moved_only_to_a_link_that_has_answered_since_the_last_look() {
+        let windows = WindowLimits { start: 1000, max: 1000 };
+        let limits = SessionLimits { windows, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+        let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::server("", ""));
+        let node: NodeName = "node1".parse().unwrap();
+        let [busy, beside] = [1, 2]
+            .map(|number| LinkSender::new(LinkId(number), Remote::Edge(node.clone()), None, Dialect::NEWEST));
+        let opening =
+            table.open(node.clone(), "node1:22".parse().unwrap(), Category::Ssh, "me".into()).unwrap();
+        opening.ask(&busy, None);
+        let key = SessionKey { id: opening.id(), category: Category::Ssh, node };
+        let opened = SessionFrame::Opened { limit: 1000, epoch: 1, instance: None };
+        table.on_frame(&busy, key, opened, Instant::now());
+        let _session = opening.into_session();
+        busy.set_interactive(Some(beside.clone()));
+        beside.ping();
+        assert!(answers(&beside));
+        let mut sorting = TrafficClassifier::default();
+        let mut moves = async |looks: u32| {
+            let mut moved = 0;
+            for _ in 0..looks {
+                moved += table.classify(&busy, &mut sorting).parked.len();
+                advance(TrafficClassifier::SAMPLE_INTERVAL).await;
+            }
+            moved
+        };
+        assert_eq!(moves(20).await, 0, "it has not answered since then");
+        assert!(answers(&beside), "it was asked");
+        assert_eq!(moves(1).await, 1);
+    }
+
+    /// Looks at a session that moves so much from one look to the next.
+    fn after(weight: &mut SessionTraffic, looks: u32, each: u64) -> (bool, bool) {
+        for _ in 0..looks {
+            let moved = weight.moved + each;
+            weight.look(moved, BUSY);
+        }
+        (weight.bulk, weight.is_interactive(Duration::ZERO))
+    }
+
+    #[test]
+    fn a_session_is_bulk_once_it_stays_busy_and_interactive_once_it_stays_quiet() {
+        let mut weight = SessionTraffic { moved: 1 << 40, ..SessionTraffic::default() };
+        assert_eq!(after(&mut weight, KNOWN_AFTER, 100), (false, false), "not known yet");
+        assert_eq!(after(&mut weight, 1, 100), (false, true));
+        assert_eq!(
+            after(&mut weight, BULK_AFTER - 1, BUSY + 1),
+            (false, false),
+            "a burst, or the begin of bulk"
+        );
+        assert_eq!(after(&mut weight, 1, 100), (false, true));
+        assert_eq!(after(&mut weight, BULK_AFTER, BUSY + 1), (true, false));
+        assert_eq!(after(&mut weight, INTERACTIVE_AFTER - 1, 0), (true, false), "it may stand still");
+        assert_eq!(after(&mut weight, 1, 0), (false, true));
+        assert_eq!(after(&mut weight, 1, BULK_AHEAD * BUSY), (true, false));
+    }
+
+    #[test]
+    fn bulk_that_comes_in_bursts_is_bulk_and_what_is_drawn_on_a_screen_now_and_then_is_not() {
+        let bursts = |bytes: u64, every: u32| {
+            let mut weight = SessionTraffic::default();
+            (0..400).position(|look| after(&mut weight, 1, if look % every == 0 { bytes } else { 0 }).0)
+        };
+        // A window of 64 KiB on a way of 600 ms.
+        assert!(bursts(64 << 10, 3).is_some_and(|looks| looks < 10));
+        // One of 32 KiB, which has begun late, is not taken for interactive before.
+        let mut weight = SessionTraffic::default();
+        let interactive = (0..100u32).any(|look| {
+            let came = if look >= 5 && look % 3 == 2 { 32 << 10 } else { 0 };
+            !after(&mut weight, 1, came).0 && weight.is_interactive(Duration::from_millis(600))
+        });
+        assert!(!interactive && weight.bulk);
+        assert_eq!(bursts(100 << 10, 16), None);
+        assert_eq!(bursts(4 << 10, 1), None);
+    }
+
+    #[test]
+    fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
+        let busy = LinkSender::new(LinkId(1), Remote::Peer, None, Dialect::NEWEST);
+        let bulk = |sessions: u128, each: u64, every: u64| {
+            let mut sorting = TrafficClassifier::default();
+            for look in 0..16 {
+                for n in 0..sessions {
+                    sorting.sample(SessionId::from_bits(n), (look + n as u64) / every * each);
+                }
+                sorting.end_look(&busy);
+            }
+            sorting.sessions.values().filter(|weight| weight.bulk).count()
+        };
+        assert_eq!(bulk(4, 5 << 10, 1), 4);
+        // Whose turn it is has 16 KiB of it.
+        assert_eq!(bulk(4, 16 << 10, 3), 4);
+        assert_eq!((bulk(1, 5 << 10, 1), bulk(8, 1 << 10, 1)), (0, 0));
+    }
+
+    #[test]
+    fn the_longer_the_way_the_longer_bulk_has_to_begin() {
+        let looks = |millis| {
+            let mut weight = SessionTraffic::default();
+            let known = |_: &u32| {
+                weight.look(0, BUSY);
+                weight.is_interactive(Duration::from_millis(millis))
+            };
+            (1..100).find(known)
+        };
+        assert_eq!([0, 200, 600, 2000].map(looks), [5, 5, 7, 13].map(Some));
+    }
+
+    #[test]
+    fn what_moved_before_the_first_look_counts_for_nothing_and_a_new_path_counts_again() {
+        let mut weight = SessionTraffic::default();
+        assert_eq!(
+            [1 << 30, 1 << 30, 100].map(|moved| weight.look(moved, BUSY)),
+            [0, 0, 100],
+            "counted anew"
+        );
+        assert_eq!((weight.bulk, weight.against), (false, 0));
+    }
+}

@@ -1,0 +1,272 @@
+//! Connects to one of several addresses, with a deadline, by a socket that carries the mark of this process.
+
+use std::cmp::Reverse;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use std::{fmt, io};
+
+use socket2::SockRef;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use crate::listen::tune;
+
+/// Why no address answered: the failure of each, the most specific first.
+#[derive(Debug)]
+pub struct ConnectError(Vec<Failure>);
+
+/// The failure of one address, from the least to the most specific.
+#[derive(Debug)]
+pub enum Failure {
+    /// The network reports that the address is unreachable. Usual causes: no route, or a firewall that rejects.
+    Unreachable(SocketAddr, io::Error),
+    /// This machine could not try. Usual causes: too many open files, or no free port left.
+    Local(SocketAddr, io::Error),
+    /// The machine answered that nothing listens there. Usual cause: the service is down, or the port is wrong.
+    Refused(SocketAddr),
+    /// No answer in that time. Usual causes: a firewall that drops, or a machine or a service that hangs. It comes
+    /// first, as the time was spent on this address.
+    Timeout(SocketAddr, Duration),
+}
+
+/// Connects to the first address that answers, in the order given, all within `patience`.
+///
+/// An address may use the time that is left divided by the addresses that are left, so that a dead first one leaves
+/// time for the others. The socket has no delay for small writes, and keep-alive. Cancel safe.
+pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
+    let deadline = Instant::now() + patience;
+    let mut failed = Vec::new();
+    for (left, &at) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
+        let share = deadline.saturating_duration_since(Instant::now()) / left;
+        failed.push(match timeout(share, connect(at)).await {
+            Ok(Ok(socket)) => match tune(&SockRef::from(&socket)) {
+                Ok(()) => return Ok(socket),
+                Err(cause) => Failure::Local(at, cause),
+            },
+            Ok(Err(cause)) => sorted(at, cause, share),
+            Err(_) => round_to_millis(at, share),
+        });
+    }
+    Err(ConnectError::new(failed))
+}
+
+/// The one place where this process opens a connection to another machine.
+async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    put_on(&SockRef::from(&socket))?;
+    socket.connect(at).await
+}
+
+impl ConnectError {
+    fn new(mut failed: Vec<Failure>) -> Self {
+        failed.sort_by_key(|failure| Reverse(failure.rank()));
+        Self(failed)
+    }
+
+    /// The same with those alike sorted by address, for who tries them in any order.
+    pub fn by_address(mut self) -> Self {
+        self.0.sort_by_key(|failure| (Reverse(failure.rank()), failure.at()));
+        self
+    }
+
+    /// The most specific failure; `None` if there was no address.
+    pub fn first(&self) -> Option<&Failure> {
+        self.0.first()
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("there is no address to connect to");
+        }
+        for (n, alike) in self.0.chunk_by(Failure::is_like).enumerate() {
+            let between = if n > 0 { "; " } else { "" };
+            match alike {
+                [Failure::Refused(first), rest @ ..] => {
+                    write!(f, "{between}{first} refused the connection{}", And(", and so did", rest))?;
+                }
+                [Failure::Timeout(first, patience), rest @ ..] => {
+                    write!(
+                        f,
+                        "{between}{first} did not answer within {patience:?}{}",
+                        And(", nor did", rest)
+                    )?;
+                }
+                [Failure::Unreachable(at, cause), ..] => {
+                    write!(f, "{between}{at} cannot be reached: {cause}")?
+                }
+                [Failure::Local(at, cause), ..] => {
+                    write!(f, "{between}cannot connect to {at} from here: {cause}")?;
+                }
+                [] => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// Further addresses that failed in the same manner.
+struct And<'a>(&'static str, &'a [Failure]);
+
+impl fmt::Display for And<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, failure) in self.1.iter().enumerate() {
+            write!(f, "{} {}", if n == 0 { self.0 } else { "," }, failure.at())?;
+        }
+        Ok(())
+    }
+}
+
+impl Failure {
+    fn at(&self) -> SocketAddr {
+        match self {
+            Self::Unreachable(at, _) | Self::Local(at, _) | Self::Refused(at) | Self::Timeout(at, _) => *at,
+        }
+    }
+
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Unreachable(..) => 0,
+            Self::Local(..) => 1,
+            Self::Refused(_) => 2,
+            Self::Timeout(..) => 3,
+        }
+    }
+
+    /// Whether both failures have the same sentence.
+    fn is_like(&self, other: &Self) -> bool {
+        self.rank() == other.rank() && self.rank() >= 2
+    }
+}
+
+/// A time rounded to milliseconds, for messages.
+fn round_to_millis(at: SocketAddr, patience: Duration) -> Failure {
+    let millis = (patience + Duration::from_micros(500)).as_millis();
+    Failure::Timeout(at, Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
+}
+
+fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
+    use io::ErrorKind as Kind;
+    match cause.kind() {
+        Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
+        Kind::TimedOut => round_to_millis(at, patience),
+        Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
+            Failure::Unreachable(at, cause)
+        }
+        _ => Failure::Local(at, cause),
+    }
+}
+
+// The mark that all sockets carry by which this process asks others, so that the kernel's rules know them for its own.
+
+/// Of the whole process, as every rule that looks for it concerns every dial. 0: none.
+static MARK: AtomicU32 = AtomicU32::new(0);
+
+/// From now on each connection that is dialled, and each question of DNS, carries this mark (`SO_MARK`), which takes CAP_NET_ADMIN; 0: none.
+pub fn set(mark: u32) {
+    MARK.store(mark, Relaxed);
+}
+
+/// Puts it on a socket that is about to connect, or to send.
+///
+/// # Errors
+///
+/// The process may not mark sockets.
+pub(crate) fn put_on(socket: &SockRef<'_>) -> io::Result<()> {
+    match MARK.load(Relaxed) {
+        0 => Ok(()),
+        mark => socket.set_mark(mark),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    async fn closed() -> SocketAddr {
+        TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+    }
+
+    /// A listener that is full and whose kernel therefore leaves further connections unanswered.
+    async fn silent() -> (TcpListener, SocketAddr, Vec<TcpStream>) {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(0).unwrap();
+        let at = listener.local_addr().unwrap();
+        let mut held = Vec::new();
+        while let Ok(Ok(socket)) = timeout(Duration::from_millis(100), TcpStream::connect(at)).await {
+            held.push(socket);
+        }
+        (listener, at, held)
+    }
+
+    #[tokio::test]
+    async fn each_address_is_tried_in_order() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let open = listener.local_addr().unwrap();
+        let socket = dial(&[closed().await, open], SOON).await.unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), open);
+        assert!(socket.nodelay().unwrap() && SockRef::from(&socket).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_told_apart_from_silence() {
+        let (_listener, mute, _held) = silent().await;
+        let refuses = closed().await;
+        let brief = Duration::from_millis(100);
+        let says = async |addresses: &[SocketAddr], patience| {
+            dial(addresses, patience).await.unwrap_err().to_string()
+        };
+        assert_eq!(says(&[refuses], SOON).await, format!("{refuses} refused the connection"));
+        assert_eq!(says(&[mute], brief).await, format!("{mute} did not answer within 100ms"));
+        assert_eq!(says(&[], SOON).await, "there is no address to connect to");
+        let failed = dial(&[refuses, mute], brief).await.unwrap_err();
+        assert!(matches!(failed.first(), Some(Failure::Timeout(at, _)) if *at == mute), "it was waited for");
+    }
+
+    #[tokio::test]
+    async fn what_is_said_does_not_depend_on_the_order_in_which_addresses_were_tried() {
+        let [one, two] = [closed().await, closed().await];
+        let says = async |addresses: &[SocketAddr]| {
+            dial(addresses, SOON).await.unwrap_err().by_address().to_string()
+        };
+        assert_eq!(says(&[one, two]).await, says(&[two, one]).await);
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_leaves_time_for_the_next() {
+        let (_listener, mute, _held) = silent().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let open = listener.local_addr().unwrap();
+        let socket = dial(&[mute, open], Duration::from_millis(400)).await.unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), open);
+    }
+
+    #[test]
+    fn all_addresses_are_told_and_a_silent_one_first() {
+        use io::ErrorKind as Kind;
+        let of = |last: u8, kind: Kind| sorted(([192, 0, 2, last], 22).into(), kind.into(), SOON);
+        let failed = |kinds: &[Kind]| {
+            ConnectError::new((1..).zip(kinds).map(|(last, kind)| of(last, *kind)).collect()).to_string()
+        };
+        assert_eq!(
+            failed(&[Kind::ConnectionRefused, Kind::TimedOut, Kind::ConnectionReset, Kind::HostUnreachable]),
+            "192.0.2.2:22 did not answer within 5s; 192.0.2.1:22 refused the connection, and so did 192.0.2.3:22; \
+             192.0.2.4:22 cannot be reached: host unreachable"
+        );
+        assert_eq!(
+            failed(&[Kind::AddrNotAvailable, Kind::TimedOut, Kind::TimedOut, Kind::TimedOut]),
+            "192.0.2.2:22 did not answer within 5s, nor did 192.0.2.3:22, 192.0.2.4:22; cannot connect to 192.0.2.1:22 \
+             from here: address not available"
+        );
+    }
+}

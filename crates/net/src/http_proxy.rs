@@ -1,0 +1,339 @@
+//! Dials through an HTTP proxy, as `HTTPS_PROXY` and `NO_PROXY` ask for it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use std::{fmt, io};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ipnet::IpNet;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use crate::dial::{ConnectError, dial};
+use tunnel_base::logging::printable;
+use tunnel_base::names::{Host, Target};
+
+/// The proxy for connections to pods, and the targets that are dialled without it.
+#[derive(Clone)]
+pub struct HttpProxyClient {
+    at: Target,
+    /// Value of `Proxy-Authorization`. A secret: never shown.
+    authorization: Option<String>,
+    exempt: Exempt,
+}
+
+/// Why a connection through the proxy failed. Each sentence names the proxy; none shows credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    /// The setting is not a proxy's address.
+    #[error("HTTPS_PROXY: {0:?} is not a proxy: want http://host:port or http://user:password@host:port")]
+    Address(String),
+    /// A kind of proxy that is not supported.
+    #[error(
+        "HTTPS_PROXY: {0}:// proxies are not spoken: want http://host:port (what goes through it is encrypted)"
+    )]
+    Scheme(String),
+    /// The proxy itself cannot be reached.
+    #[error("the proxy of HTTPS_PROXY does not answer: {0}")]
+    Dial(#[from] ConnectError),
+    /// The proxy wants credentials, or rejects those that it got.
+    #[error("the proxy {0} wants credentials: set HTTPS_PROXY to http://user:password@host:port")]
+    Credentials(Target),
+    /// The proxy refused the connection.
+    #[error(
+        "the proxy {at} did not connect to {target}: {status}; allow the target there, or add it to NO_PROXY"
+    )]
+    Refused {
+        /// The proxy's address.
+        at: Target,
+        /// The target behind it.
+        target: Target,
+        /// The status line of its answer.
+        status: String,
+    },
+    /// The proxy took the request and did not answer in time.
+    #[error("the proxy {at} did not answer within {timeout:?}")]
+    Timeout {
+        /// The proxy's address.
+        at: Target,
+        /// How long this process waited.
+        timeout: Duration,
+    },
+    /// The peer is not an HTTP proxy, or closed the connection.
+    #[error("the proxy {at} broke off: {cause}")]
+    Broken {
+        /// The proxy's address.
+        at: Target,
+        /// The error.
+        cause: io::Error,
+    },
+}
+
+impl HttpProxyClient {
+    /// From the values of `HTTPS_PROXY` and `NO_PROXY`; `None` if the first is empty.
+    pub fn new(https_proxy: &str, no_proxy: &str) -> Result<Option<Self>, ProxyError> {
+        let url = https_proxy.trim();
+        if url.is_empty() {
+            return Ok(None);
+        }
+        let rest = match url.split_once("://") {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
+            // The error shows only what looks like a scheme, as a password may hold `://` too.
+            Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_alphanumeric()) => {
+                return Err(ProxyError::Scheme(scheme.to_owned()));
+            }
+            _ => url,
+        };
+        let (credentials, place) =
+            rest.rsplit_once('@').map_or((None, rest), |(credentials, place)| (Some(credentials), place));
+        let place = place.split(['/', '?', '#']).next().unwrap_or(place);
+        let at = place.parse().or_else(|_| format!("{place}:{DEFAULT_PORT}").parse());
+        let at: Target = at.map_err(|_| ProxyError::Address(place.to_owned()))?;
+        let authorization = credentials.map(|credentials| {
+            let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+            let plain = [&decoded(user)[..], b":", &decoded(password)].concat();
+            format!("Basic {}", STANDARD.encode(plain))
+        });
+        Ok(Some(Self { at, authorization, exempt: Exempt::new(no_proxy) }))
+    }
+
+    /// Host and port of the proxy, which the caller resolves for [`Self::connect`].
+    pub fn at(&self) -> &Target {
+        &self.at
+    }
+
+    /// Whether connections to a target go through the proxy. This machine is never reached through it.
+    pub fn applies_to(&self, target: &Target) -> bool {
+        !self.exempt.covers(target)
+    }
+
+    /// Connects to `target` through the proxy, which is at one of `addresses`, within `patience`. Cancel safe.
+    pub async fn connect(
+        &self,
+        addresses: &[SocketAddr],
+        target: &Target,
+        patience: Duration,
+    ) -> Result<TcpStream, ProxyError> {
+        let deadline = Instant::now() + patience;
+        let mut socket = dial(addresses, patience).await?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let status = match timeout(left, self.ask(&mut socket, target)).await {
+            Ok(Ok(status)) => status,
+            Ok(Err(cause)) => return Err(ProxyError::Broken { at: self.at.clone(), cause }),
+            Err(_) => return Err(ProxyError::Timeout { at: self.at.clone(), timeout: patience }),
+        };
+        match status.split_ascii_whitespace().nth(1) {
+            Some("200") => Ok(socket),
+            Some("407") => Err(ProxyError::Credentials(self.at.clone())),
+            _ => Err(ProxyError::Refused { at: self.at.clone(), target: target.clone(), status }),
+        }
+    }
+
+    /// Sends CONNECT and reads the answer's head, of which it returns the first line.
+    async fn ask(&self, socket: &mut TcpStream, target: &Target) -> io::Result<String> {
+        let authorization = self.authorization.as_ref();
+        let authorization =
+            authorization.map(|value| format!("Proxy-Authorization: {value}\r\n")).unwrap_or_default();
+        let head = format!(
+            "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: tunnel\r\n{authorization}\r\n"
+        );
+        socket.write_all(head.as_bytes()).await?;
+        let head = head_of(socket).await?;
+        let line =
+            String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
+        if line.starts_with("HTTP/1.") {
+            Ok(printable(&line))
+        } else {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is not HTTP/1"))
+        }
+    }
+}
+
+impl fmt::Debug for HttpProxyClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let credentials = if self.authorization.is_some() { "***@" } else { "" };
+        write!(f, "Proxy({credentials}{})", self.at)
+    }
+}
+
+/// Reads up to and including the empty line, and not a byte further: what follows belongs to the target.
+async fn head_of(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    let mut waiting = vec![0; MAX_HEAD];
+    while head.len() < MAX_HEAD {
+        let n = socket.peek(&mut waiting).await?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let before = head.len();
+        head.extend_from_slice(waiting.get(..n).unwrap_or_default());
+        let end = head.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
+        head.truncate(end.unwrap_or(head.len()));
+        let part = waiting.get_mut(..head.len() - before).unwrap_or_default();
+        socket.read_exact(part).await?;
+        if end.is_some() {
+            return Ok(head);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the head of its answer has no end"))
+}
+
+/// Decodes percent codes (`%41` is `A`); any other text stays.
+fn decoded(text: &str) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let code = match rest {
+            [b'%', high, low, ..] => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
+            _ => None,
+        };
+        plain.push(code.unwrap_or(*first));
+        rest = if code.is_some() { after.get(2..).unwrap_or_default() } else { after };
+    }
+    plain
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+/// Port of an `http://` URL that names none.
+const DEFAULT_PORT: u16 = 80;
+
+/// Bytes of an answer's head at most.
+const MAX_HEAD: usize = 8 * 1024;
+
+// The targets that are reached without the proxy, from `NO_PROXY`.
+
+/// The rules of `NO_PROXY`, as Go's programs read them.
+#[derive(Debug, Clone)]
+pub(crate) struct Exempt(Vec<NoProxyRule>);
+
+#[derive(Debug, Clone)]
+enum NoProxyRule {
+    Everything,
+    Net(IpNet),
+    Ip(IpAddr, Option<u16>),
+    Name {
+        /// The name with a dot in front, in which the names below it end.
+        suffix: String,
+        /// Whether the rule includes the name itself, not only the names below it.
+        itself: bool,
+        port: Option<u16>,
+    },
+}
+
+impl Exempt {
+    /// A list with commas: `*`, networks, addresses, names (which include the names below them; with a leading dot or
+    /// `*.` only those), the last two with an optional port. What is none of these is passed over.
+    pub(crate) fn new(list: &str) -> Self {
+        Self(list.split(',').filter_map(|item| NoProxyRule::new(&item.trim().to_ascii_lowercase())).collect())
+    }
+
+    /// Whether a target is reached directly. Loopback always is.
+    pub(crate) fn covers(&self, target: &Target) -> bool {
+        let own = match &target.host {
+            Host::Ip(ip) => ip.is_loopback(),
+            Host::Name(name) => &**name == "localhost",
+        };
+        own || self.0.iter().any(|rule| rule.covers(target))
+    }
+}
+
+impl NoProxyRule {
+    fn new(item: &str) -> Option<Self> {
+        if item == "*" {
+            return Some(Self::Everything);
+        }
+        if let Ok(net) = item.parse() {
+            return Some(Self::Net(net));
+        }
+        let (host, port) = split_port(item);
+        if let Ok(ip) = host.parse() {
+            return Some(Self::Ip(ip, port));
+        }
+        let host = host.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(host);
+        let below = host.strip_prefix('.');
+        let name = below.unwrap_or(host);
+        (!name.is_empty()).then(|| Self::Name { suffix: format!(".{name}"), itself: below.is_none(), port })
+    }
+
+    fn covers(&self, target: &Target) -> bool {
+        let at_port = |port: &Option<u16>| port.is_none_or(|port| port == target.port);
+        match (self, &target.host) {
+            (Self::Everything, _) => true,
+            (Self::Net(net), Host::Ip(ip)) => net.contains(&ip.to_canonical()),
+            (Self::Ip(only, port), Host::Ip(ip)) => only.to_canonical() == ip.to_canonical() && at_port(port),
+            (Self::Name { suffix, itself, port }, Host::Name(name)) => {
+                let is_it = *itself && suffix.strip_prefix('.') == Some(name);
+                (is_it || name.ends_with(suffix)) && at_port(port)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Takes a port off, and brackets; an IPv6 address without brackets has no port.
+fn split_port(item: &str) -> (&str, Option<u16>) {
+    let (host, port) = match item.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port.parse().ok()),
+        _ => (item, None),
+    };
+    (host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host), port)
+}
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod exempt_tests {
+    use super::*;
+
+    fn direct(list: &str, target: &str) -> bool {
+        Exempt::new(list).covers(&target.parse().unwrap())
+    }
+
+    #[test]
+    fn names_cover_the_names_below_them() {
+        for (list, target, expected) in [
+            ("cloud.io", "cloud.io:443", true),
+            ("cloud.io", "tunnel.Cloud.io:443", true),
+            ("cloud.io", "mycloud.io:443", false),
+            (".cloud.io", "tunnel.cloud.io:443", true),
+            (".cloud.io", "cloud.io:443", false),
+            ("*.cloud.io", "tunnel.cloud.io:443", true),
+            ("a.b, CLOUD.io:9000", "cloud.io:9000", true),
+            ("cloud.io:9000", "cloud.io:9001", false),
+            ("", "cloud.io:443", false),
+            (",,.,", "cloud.io:443", false),
+        ] {
+            assert_eq!(direct(list, target), expected, "{list} {target}");
+        }
+    }
+
+    #[test]
+    fn addresses_and_networks_cover_addresses_only() {
+        for (list, target, expected) in [
+            ("*", "10.0.0.1:1", true),
+            ("*", "a.b:1", true),
+            ("10.0.0.0/8", "10.1.2.3:443", true),
+            ("10.0.0.0/8", "11.1.2.3:443", false),
+            ("10.0.0.0/8", "a.b:443", false),
+            ("192.0.2.1", "192.0.2.1:443", true),
+            ("192.0.2.1:80", "192.0.2.1:443", false),
+            ("2001:db8::1", "[2001:db8::1]:443", true),
+            ("[2001:db8::1]:443", "[2001:db8::1]:443", true),
+            ("[2001:db8::1]:80", "[2001:db8::1]:443", false),
+            ("2001:db8::/32", "[2001:db8::1]:443", true),
+        ] {
+            assert_eq!(direct(list, target), expected, "{list} {target}");
+        }
+    }
+
+    #[test]
+    fn this_machine_is_always_reached_directly() {
+        assert!(direct("", "localhost:1") && direct("", "127.8.0.1:1") && direct("", "[::1]:1"));
+    }
+}

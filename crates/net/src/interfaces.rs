@@ -1,0 +1,219 @@
+//! This machine's own addresses, and which of them other machines use.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io::{self, Read as _};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::tcp_info::{self, find};
+use tunnel_base::policy::plain;
+
+/// This machine's own addresses, as of now: they change with its networks.
+#[derive(Clone)]
+pub struct LocalAddresses(Arc<dyn Fn() -> Addresses + Send + Sync>);
+
+/// A machine's addresses at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Addresses {
+    /// All of them.
+    pub all: Vec<IpAddr>,
+    /// Loopback, and the addresses that other machines use. Link-local addresses and those of dummy interfaces are left
+    /// out: programs listen there for their own machine alone, and with kube-proxy's IPVS mode every Service is there.
+    pub own: Vec<IpAddr>,
+}
+
+impl LocalAddresses {
+    /// Calls `addresses` each time they are needed; it must be quick.
+    pub fn new(addresses: impl Fn() -> Addresses + Send + Sync + 'static) -> Self {
+        Self(Arc::new(addresses))
+    }
+
+    /// Those of this moment.
+    pub fn now(&self) -> Addresses {
+        (self.0)()
+    }
+
+    /// Those of this machine's interfaces, read again after a while, and those that are `given`, which other machines use
+    /// whatever interface they are on.
+    pub fn of_interfaces(given: Vec<IpAddr>) -> Self {
+        let known: Mutex<Option<(Instant, Addresses)>> = Mutex::new(None);
+        Self::new(move || {
+            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((at, addresses)) = &*known
+                && at.elapsed() < INTERFACES_KNOWN
+            {
+                return addresses.clone();
+            }
+            // Without the kernel's answer no address is known to be one that other machines use.
+            let found = interfaces().and_then(|found| Ok((found, dummies()?))).unwrap_or_default();
+            let addresses = sort(&given, &found.0, &found.1);
+            *known = Some((Instant::now(), addresses.clone()));
+            addresses
+        })
+    }
+}
+
+impl fmt::Debug for LocalAddresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.now().all).finish()
+    }
+}
+
+/// Each address with the index of its interface.
+type Interfaces = Vec<(IpAddr, Option<u32>)>;
+
+fn interfaces() -> io::Result<Interfaces> {
+    Ok(if_addrs::get_if_addrs()?.into_iter().map(|one| (one.ip(), one.index)).collect())
+}
+
+fn sort(given: &[IpAddr], found: &[(IpAddr, Option<u32>)], dummies: &HashSet<u32>) -> Addresses {
+    let is_used = |(ip, index): &&(IpAddr, Option<u32>)| {
+        let is_link_local = match plain(*ip) {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        !is_link_local && index.is_some_and(|index| !dummies.contains(&index))
+    };
+    let with = |found: &mut dyn Iterator<Item = &(IpAddr, Option<u32>)>| {
+        given.iter().copied().chain(found.map(|(ip, _)| *ip)).collect()
+    };
+    Addresses { all: with(&mut found.iter()), own: with(&mut found.iter().filter(is_used)) }
+}
+
+/// The indices of all dummy interfaces.
+///
+/// # Errors
+///
+/// The kernel does not list interfaces.
+fn dummies() -> io::Result<HashSet<u32>> {
+    let mut kernel = tcp_info::netlink(NETLINK_ROUTE)?;
+    kernel.send(&question())?;
+    let (mut room, mut found) = (vec![0; ROOM], HashSet::new());
+    loop {
+        // A dump is ready when `send` returns, and each `read` makes the kernel write the next part of it.
+        let len = kernel.read(&mut room)?;
+        let mut rest = room.get(..len).unwrap_or_default();
+        while let Some((len, kind)) = tcp_info::head(rest) {
+            match kind {
+                NLMSG_DONE => return Ok(found),
+                NLMSG_ERROR => return Err(tcp_info::error(rest)),
+                _ => found.extend(rest.get(..len).and_then(dummy)),
+            }
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+/// The index of the interface that a message describes, if that is a dummy.
+fn dummy(message: &[u8]) -> Option<u32> {
+    let index = u32::from_ne_bytes(message.get(INDEX..INDEX + 4)?.try_into().ok()?);
+    let info = find(message.get(ATTRIBUTES..)?, IFLA_LINKINFO)?;
+    let kind = find(info, IFLA_INFO_KIND)?;
+    (kind.strip_suffix(&[0]).unwrap_or(kind) == DUMMY).then_some(index)
+}
+
+/// `struct nlmsghdr`, then `struct ifinfomsg`: all interfaces.
+fn question() -> Vec<u8> {
+    let mut question = u32::try_from(ATTRIBUTES).unwrap_or_default().to_ne_bytes().to_vec();
+    question.extend(RTM_GETLINK.to_ne_bytes());
+    question.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    question.resize(ATTRIBUTES, 0);
+    question
+}
+
+/// How long the list of interfaces is used.
+const INTERFACES_KNOWN: Duration = Duration::from_secs(10);
+
+/// The kind of an interface that leads to no network, as `ip link add … type dummy` makes it.
+const DUMMY: &[u8] = b"dummy";
+const NETLINK_ROUTE: i32 = 0;
+const RTM_GETLINK: u16 = 18;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+/// Where `ifi_index` is: after the header, the family and the type.
+const INDEX: usize = 16 + 4;
+/// Where attributes begin: after the header and `struct ifinfomsg`.
+const ATTRIBUTES: usize = 16 + 16;
+/// More than the kernel writes at once.
+const ROOM: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn link_local_addresses_and_those_of_dummy_interfaces_are_not_own_unless_they_are_given() {
+        let found: Vec<_> = [
+            ("127.0.0.1", Some(1)),
+            ("10.0.0.5", Some(2)),
+            ("169.254.2.1", Some(2)),
+            ("fe80::1", Some(2)),
+            ("::ffff:169.254.2.2", Some(2)),
+            ("fd00::5", Some(2)),
+            ("10.96.0.1", Some(3)),
+            ("fd00::96", Some(3)),
+            ("10.1.1.1", None),
+        ]
+        .into_iter()
+        .map(|(ip, index)| (ip.parse().unwrap(), index))
+        .collect();
+        let given = ips(&["192.0.2.7", "169.254.7.7"]);
+        let Addresses { all, own } = sort(&given, &found, &HashSet::from([3]));
+        assert_eq!(own, ips(&["192.0.2.7", "169.254.7.7", "127.0.0.1", "10.0.0.5", "fd00::5"]));
+        assert_eq!((all.len(), &all[..2]), (11, &given[..]));
+    }
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let len = u16::try_from(4 + value.len()).unwrap();
+        let mut attribute = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
+        attribute.resize(attribute.len().next_multiple_of(4), 0);
+        attribute
+    }
+
+    fn message(index: u32, attributes: &[u8]) -> Vec<u8> {
+        let mut message = question();
+        message[INDEX..INDEX + 4].copy_from_slice(&index.to_ne_bytes());
+        message.extend(attributes);
+        message
+    }
+
+    #[test]
+    fn a_dummy_is_known_by_the_kind_that_the_kernel_reports() {
+        let kind = |kind: &[u8]| attribute(IFLA_LINKINFO, &attribute(IFLA_INFO_KIND, kind));
+        let name = attribute(3, b"dummy\0");
+        let of = |attributes: &[&[u8]]| dummy(&message(7, &attributes.concat()));
+        assert_eq!(of(&[&attribute(3, b"kube-ipvs0\0"), &kind(b"dummy\0")]), Some(7));
+        assert_eq!(of(&[&kind(b"dummy")]), Some(7));
+        assert_eq!(of(&[&name, &kind(b"veth\0")]), None, "a name is not a kind");
+        assert_eq!((of(&[&name]), of(&[]), of(&[&attribute(IFLA_LINKINFO, b"")])), (None, None, None));
+    }
+
+    #[test]
+    fn a_report_of_any_shape_is_no_panic() {
+        for byte in [0, 1, 3, 18, 255] {
+            for len in 0..100 {
+                assert_eq!(dummy(&vec![byte; len]), None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_lists_this_machines_interfaces() {
+        dummies().unwrap();
+        let now = LocalAddresses::of_interfaces(ips(&["192.0.2.7"])).now();
+        assert!(now.own.contains(&"127.0.0.1".parse().unwrap()), "{now:?}");
+        assert!(now.own.iter().all(|ip| now.all.contains(ip)), "{now:?}");
+    }
+}

@@ -1,0 +1,710 @@
+//! Listening sockets, and the options of the sockets that carry our traffic.
+
+use std::convert::Infallible;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fmt, thread};
+
+use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
+use tracing::{error, info, warn};
+
+use crate::socket::Connection;
+
+/// A listening socket of any kind, whose accepting never ends.
+pub trait Accept: Send + Sync {
+    /// The stream that it accepts.
+    type AnyStream: Connection + AsFd + 'static;
+
+    /// The address, for messages.
+    fn at(&self) -> impl fmt::Display;
+
+    /// Waits for the next connection and its address. A socket without addresses (unix) reports loopback. Cancel safe.
+    fn accept(&self) -> impl Future<Output = (Self::AnyStream, SocketAddr)> + Send;
+}
+
+/// A listening TCP socket whose accepting goes on whatever the system lacks for a while.
+#[derive(Debug)]
+pub struct TcpAccept {
+    socket: TcpListener,
+    at: SocketAddr,
+    /// Tells edges of this machine not to dial it.
+    announced: Option<Announcement>,
+}
+
+/// Why an address cannot be listened on: the address, the cause, and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {at}: {cause}{}", Remedy(.cause.kind(), .at.port()))]
+pub struct BindError {
+    /// The address asked for.
+    pub at: SocketAddr,
+    /// The system's error.
+    #[source]
+    pub cause: io::Error,
+}
+
+impl TcpAccept {
+    /// Listens on an address; port 0 takes a free one. `[::]` takes IPv4 too.
+    ///
+    /// Accepted sockets inherit the listener's options (Linux copies them), so they cost nothing for each connection.
+    pub fn bind(at: SocketAddr) -> Result<Self, BindError> {
+        Self::bind_announced(at, |_| None)
+    }
+
+    /// As [`Self::bind`], for a port of operators, which no edge of this machine dials for its clients.
+    pub fn bind_private(at: SocketAddr) -> Result<Self, BindError> {
+        let warn = |at: SocketAddr, cause: &io::Error| {
+            warn!(%at, %cause, "edges of this machine are not told that this port is for operators: clients of theirs may reach it");
+        };
+        Self::bind_announced(at, |at| Announcement::new(at).inspect_err(|cause| warn(at, cause)).ok())
+    }
+
+    fn bind_announced(
+        at: SocketAddr,
+        announce: impl FnOnce(SocketAddr) -> Option<Announcement>,
+    ) -> Result<Self, BindError> {
+        let bound = || {
+            let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            socket.set_reuseaddr(true)?;
+            tune(&SockRef::from(&socket))?;
+            socket.bind(at)?;
+            let at = socket.local_addr()?;
+            let announced = announce(at);
+            Ok(Self { socket: socket.listen(BACKLOG)?, at, announced })
+        };
+        bound().map_err(|cause| BindError { at, cause })
+    }
+
+    /// What was bound, but a default port (`implicit`) that cannot be had is only a warning.
+    pub fn optional(bound: Result<Self, BindError>, implicit: bool) -> Result<Option<Self>, BindError> {
+        match bound {
+            Err(error) if implicit => {
+                error!(%error, "going on without this port, which is only a default: set it to have another");
+                Ok(None)
+            }
+            bound => bound.map(Some),
+        }
+    }
+
+    /// Its address, with the real port.
+    pub fn at(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Waits for the next connection. It has no delay for small writes, and keep-alive probes.
+    ///
+    /// Never fails: what concerns one connection is skipped, and when the system lacks something (files, memory) the
+    /// next try comes after a pause; the first such failure and the end of the trouble are logged. Cancel safe.
+    pub async fn accept(&self) -> (TcpStream, SocketAddr) {
+        let accepted = accept_next(self.at, || self.socket.accept());
+        match &self.announced {
+            None => accepted.await,
+            Some(announced) => tokio::select! {
+                accepted = accepted => accepted,
+                never = announced.answer() => match never {},
+            },
+        }
+    }
+}
+
+/// Accepts until it succeeds: what concerns one connection is skipped, and what the system lacks is tried again.
+async fn accept_next<T, F>(at: impl fmt::Display, accept: impl Fn() -> F) -> T
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let mut failing = false;
+    loop {
+        match accept().await {
+            Ok(accepted) => {
+                if failing {
+                    info!(%at, "accepting connections again");
+                }
+                return accepted;
+            }
+            Err(cause) if is_of_one_connection(&cause) => {}
+            Err(cause) => {
+                if !failing {
+                    warn!(%at, %cause, "cannot accept connections, trying on; too few open files? \
+                           (ulimit -n, LimitNOFILE)");
+                }
+                failing = true;
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+impl Accept for TcpAccept {
+    type AnyStream = TcpStream;
+
+    fn at(&self) -> impl fmt::Display {
+        self.at
+    }
+
+    async fn accept(&self) -> (TcpStream, SocketAddr) {
+        self.accept().await
+    }
+}
+
+/// Sets the options of the sockets of clients and targets: no delay for small writes, keep-alive probes, and a short
+/// queue in the kernel, which would else take 4 MiB for a peer that never reads, and look like a fast reader.
+pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_notsent_lowat(NOTSENT_LOWAT)?;
+    let probes =
+        TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBE_TIMES);
+    socket.set_tcp_keepalive(&probes)
+}
+
+/// Sets the further options of a link's socket: it dies when sent bytes stay unacknowledged, its queue in the kernel is
+/// that of a line, and the kernel sends by `congestion`, if one is named. Not for clients and targets: the timeout also
+/// ends a connection whose reader has only paused.
+pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()> {
+    let socket = SockRef::from(socket);
+    tune(&socket)?;
+    if let Some(congestion) = congestion {
+        socket.set_tcp_congestion(congestion.as_bytes())?;
+    }
+    socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
+    socket.set_tcp_notsent_lowat(UNSENT_ON_LINK)
+}
+
+/// Has the kernel send an interactive link by cubic, or by reno where this process may not have that, whatever
+/// else is configured: BBR stands still once in ten seconds.
+pub fn tune_interactive(socket: &TcpStream) {
+    let socket = SockRef::from(socket);
+    // A socket that is gone shows that to its link.
+    if socket.set_tcp_congestion(b"cubic").is_err() {
+        drop(socket.set_tcp_congestion(b"reno"));
+    }
+}
+
+/// Tries whether this process may have links sent by a congestion control.
+///
+/// # Errors
+///
+/// A sentence with the remedy: the kernel has not got it, or keeps it for others.
+pub fn try_congestion(name: &str) -> Result<(), String> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|cause| cause.to_string())?;
+    let Err(cause) = socket.set_tcp_congestion(name.as_bytes()) else { return Ok(()) };
+    let listed = |which: &str| {
+        let path = format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control");
+        std::fs::read_to_string(path).map_or("unknown".to_owned(), |names| names.trim().to_owned())
+    };
+    Err(match cause.kind() {
+        io::ErrorKind::NotFound => format!(
+            "this kernel has no congestion control {name:?}, it has: {}; load one (modprobe tcp_{name}), name one of \
+             these, or leave the key out",
+            listed("available")
+        ),
+        io::ErrorKind::PermissionDenied => format!(
+            "this process may not use the congestion control {name:?}, but: {}; add it to the sysctl \
+             net.ipv4.tcp_allowed_congestion_control, name one of these, or leave the key out",
+            listed("allowed")
+        ),
+        _ => format!("cannot use the congestion control {name:?}: {cause}; leave the key out"),
+    })
+}
+
+fn is_of_one_connection(cause: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(cause.kind(), Kind::ConnectionAborted | Kind::ConnectionReset | Kind::ConnectionRefused)
+}
+
+/// The remedy at the end of a [`BindError`]'s sentence.
+struct Remedy(io::ErrorKind, u16);
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(kind, port) = self;
+        match kind {
+            io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "; another program has the port (`ss -ltnp 'sport = :{port}'` shows it): stop it, or choose another"
+                )
+            }
+            io::ErrorKind::PermissionDenied if *port < FIRST_FREE_PORT => {
+                write!(
+                    f,
+                    "; ports below {FIRST_FREE_PORT} need a privilege: allow CAP_NET_BIND_SERVICE, or choose another"
+                )
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                f.write_str("; this machine has no such address: use one of its own, or 0.0.0.0 for all")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Connections that wait to be accepted: enough for thousands of edges that come back at once (the kernel lowers it to
+/// its `somaxconn`).
+const BACKLOG: u32 = 4096;
+
+/// Pause after the system lacked something: long enough not to spin, short enough that nobody's dial times out.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A peer that vanished is noticed after 30 s and three probes, a minute in all; NATs forget no earlier.
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+const PROBE_TIMES: u32 = 3;
+
+/// As long as the links' own patience with silence.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Unsent bytes that a client's or target's socket leaves to the kernel: a read buffer's. Whoever reads fast leaves none.
+const NOTSENT_LOWAT: u32 = 64 * 1024;
+
+/// Unsent bytes that a link leaves to the kernel: more adds latency that the schedule cannot remove, with less the
+/// CPU waits at 1 Gbit/s.
+const UNSENT_ON_LINK: u32 = 128 * 1024;
+
+/// Ports below it are privileged.
+const FIRST_FREE_PORT: u16 = 1024;
+
+// Listening on a unix socket: a file that only its owner may open.
+
+/// A listening unix socket, whose file goes with it.
+#[derive(Debug)]
+pub struct UnixAccept {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the file, by which it is known to be ours.
+    file: (u64, u64),
+}
+
+/// Why a path cannot be listened on: the path, the cause, and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalBindError {
+    /// A process answers there.
+    #[error("another program listens on {0}: stop it, or choose another path")]
+    Taken(PathBuf),
+    /// Something else has that name.
+    #[error("{0} exists and is no socket: remove it, or choose another path")]
+    NoSocket(PathBuf),
+    /// The system refused.
+    #[error("cannot listen on {path}: {cause}; check the directory, and that this user may write to it")]
+    System {
+        /// The path asked for.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+}
+
+impl UnixAccept {
+    /// Listens on a path, whose file nobody but its owner may open. The file of a process that is gone is replaced. Waits
+    /// a moment for another program that begins to listen in the same directory: for start-up.
+    ///
+    /// # Errors
+    ///
+    /// Another process listens there, another kind of file has the path, or the system refuses.
+    pub fn bind(path: &Path) -> Result<Self, LocalBindError> {
+        let failed = |cause| LocalBindError::System { path: path.into(), cause };
+        // Of two that start at once, the second would else remove what the first has just made of the file of a third.
+        let _alone = lock_directory(path).map_err(failed)?;
+        match fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => return Err(LocalBindError::NoSocket(path.into())),
+            Ok(_) if answers(path).map_err(failed)? => return Err(LocalBindError::Taken(path.into())),
+            Ok(_) => fs::remove_file(path).map_err(failed)?,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            Err(cause) => return Err(failed(cause)),
+        }
+        Self::bind_new(path).map_err(failed)
+    }
+
+    fn bind_new(path: &Path) -> io::Result<Self> {
+        let socket = private_socket()?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        let backlog = i32::try_from(BACKLOG).unwrap_or(i32::MAX);
+        socket.listen(backlog)?;
+        let socket = UnixListener::from_std(socket.into())?;
+        Ok(Self { socket, path: path.into(), file: identity(path)? })
+    }
+}
+
+impl Accept for UnixAccept {
+    type AnyStream = UnixStream;
+
+    fn at(&self) -> impl fmt::Display {
+        self.path.display()
+    }
+
+    async fn accept(&self) -> (UnixStream, SocketAddr) {
+        let (stream, _) = accept_next(self.path.display(), || self.socket.accept()).await;
+        (stream, (Ipv4Addr::LOCALHOST, 0).into())
+    }
+}
+
+impl Drop for UnixAccept {
+    fn drop(&mut self) {
+        // A newer process may have put its own there.
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A socket whose file will be its owner's alone: the system gives a file the mode of its socket. To change the file's
+/// own mode would be to change that of whatever has its path by then.
+fn private_socket() -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    let file = File::from(OwnedFd::from(socket));
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
+    Ok(OwnedFd::from(file).into())
+}
+
+/// Waits until no other program begins to listen in the directory of a path; none does until the result is dropped.
+fn lock_directory(path: &Path) -> io::Result<File> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = File::open(dir)?;
+    for _ in 0..LOCK_TRIES {
+        match dir.try_lock() {
+            Ok(()) => return Ok(dir),
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::Error(cause)) => return Err(cause),
+        }
+    }
+    Err(io::Error::other("another program locks its directory"))
+}
+
+/// Whether somebody listens on a socket's file.
+fn answers(path: &Path) -> io::Result<bool> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // A full queue must not keep us waiting.
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::unix(path)?) {
+        Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+        Ok(()) => Ok(true),
+        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(cause) => Err(cause),
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
+
+/// How often the lock is tried for, two seconds in all: to begin to listen takes much less.
+const LOCK_TRIES: u32 = 200;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+// Ports of operators are announced to the edges of this machine, which refuse them as targets: what an edge dials comes
+// from loopback, and such a port trusts loopback.
+//
+// An announcement is an abstract unix socket named after the port's address. Such names belong to a network namespace, as
+// loopback does. So they reach across users and containers, need no rights and no directory, and end with their process.
+
+/// Announces a port for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Announcement(UnixListener);
+
+impl Announcement {
+    /// Announces the port at this address. Call it before the port takes connections: an edge looks once it has one.
+    pub(crate) fn new(at: SocketAddr) -> io::Result<Self> {
+        let socket = socket()?;
+        socket.bind(&name(at)?)?;
+        socket.listen(WAITING)?;
+        Ok(Self(UnixListener::from_std(socket.into())?))
+    }
+
+    /// Takes the connections of edges, which only look who listens. Cancel safe.
+    pub(crate) async fn answer(&self) -> Infallible {
+        loop {
+            accept_next("an announcement", || self.0.accept()).await;
+        }
+    }
+}
+
+/// Returns true if a process of this program serves operators at that address, which has to be loopback or among this
+/// machine's `own`.
+///
+/// Any user can take the name of an announcement, so it is believed only from the user who also listens on the port.
+pub fn is_private(at: SocketAddr, own: &[IpAddr]) -> bool {
+    let ip = at.ip().to_canonical();
+    let is_here = ip.is_loopback() || own.iter().any(|own| own.to_canonical() == ip);
+    is_here && is_announced(SocketAddr::new(ip, at.port()))
+}
+
+fn is_announced(at: SocketAddr) -> bool {
+    // A socket of IPv6 may take connections of IPv4 too, and then has its addresses in this form.
+    let of_ipv4: &[IpAddr] = match at.ip() {
+        IpAddr::V4(ip) => &[Ipv4Addr::UNSPECIFIED.into(), ip.to_ipv6_mapped().into()],
+        IpAddr::V6(_) => &[],
+    };
+    let mut listening = [at.ip(), Ipv6Addr::UNSPECIFIED.into()].into_iter().chain(of_ipv4.iter().copied());
+    listening.any(|ip| {
+        let at = SocketAddr::new(ip, at.port());
+        // Where the kernel's list cannot be read, each announcement is believed.
+        announcer(at).is_some_and(|user| !listener(at).is_ok_and(|listener| listener != Some(user)))
+    })
+}
+
+/// The user who has announced a port.
+fn announcer(at: SocketAddr) -> Option<u32> {
+    let socket = socket().ok()?;
+    socket.connect(&name(at).ok()?).ok()?;
+    rustix::net::sockopt::socket_peercred(&socket).ok().map(|user| user.uid.as_raw())
+}
+
+/// The user who listens on a port, as the kernel lists it.
+fn listener(at: SocketAddr) -> io::Result<Option<u32>> {
+    let hex = |octets: &[u8]| -> String {
+        // Words as this processor reads them.
+        let words = octets.chunks_exact(4).filter_map(|word| word.try_into().ok());
+        words.map(|word| format!("{:08X}", u32::from_ne_bytes(word))).collect()
+    };
+    let (list, ip) = match at.ip() {
+        IpAddr::V4(ip) => ("/proc/self/net/tcp", hex(&ip.octets())),
+        IpAddr::V6(ip) => ("/proc/self/net/tcp6", hex(&ip.octets())),
+    };
+    let wanted = format!("{ip}:{:04X}", at.port());
+    for line in BufReader::new(File::open(list)?).lines().skip(1) {
+        let line = line?;
+        let fields: Vec<_> = line.split_ascii_whitespace().collect();
+        match fields.as_slice() {
+            [_, local, _, LISTENS, _, _, _, user, ..] if *local == wanted => return Ok(user.parse().ok()),
+            [_, _, _, LISTENS, ..] => {}
+            // The kernel lists those that listen first, and there may be thousands of others.
+            _ => break,
+        }
+    }
+    Ok(None)
+}
+
+fn socket() -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// The name of the announcement: the first byte makes it abstract. It has no scope of IPv6, which both sides know by
+/// different numbers.
+fn name(at: SocketAddr) -> io::Result<SockAddr> {
+    SockAddr::unix(format!("\0tunnel/private/{}", SocketAddr::new(at.ip(), at.port())))
+}
+
+/// Edges that may look at once.
+const WAITING: i32 = 128;
+/// The state of a listening socket in the kernel's list.
+const LISTENS: &str = "0A";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any_port(ip: &str) -> SocketAddr {
+        SocketAddr::new(ip.parse().unwrap(), 0)
+    }
+
+    #[tokio::test]
+    async fn accepted_sockets_have_the_options_of_their_listener() {
+        let listener = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
+        let (_far, (near, _)) = tokio::join!(TcpStream::connect(listener.at()), listener.accept());
+        let socket = SockRef::from(&near);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_INTERVAL);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBE_TIMES);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), NOTSENT_LOWAT);
+        tune_link(&near, Some("reno")).unwrap();
+        assert!(socket.tcp_congestion().unwrap().starts_with(b"reno"));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT_ON_LINK);
+    }
+
+    #[test]
+    fn a_congestion_control_that_is_not_there_is_told_with_the_remedy() {
+        assert_eq!(try_congestion("reno"), Ok(()));
+        for name in ["slowpoke", "", "a name that is longer than any"] {
+            let failed = try_congestion(name).unwrap_err();
+            assert!(
+                failed.contains(&format!("{name:?}")) && failed.contains("leave the key out"),
+                "{failed}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_told_with_the_remedy() {
+        let first = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
+        let failed = TcpAccept::bind(first.at()).unwrap_err().to_string();
+        assert!(
+            failed.contains(&first.at().to_string()) && failed.contains("another program has"),
+            "{failed}"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_address_of_another_machine_is_told_with_the_remedy() {
+        let failed = TcpAccept::bind(any_port("192.0.2.1")).unwrap_err().to_string();
+        assert!(failed.contains("no such address"), "{failed}");
+    }
+
+    #[test]
+    fn a_privileged_port_is_told_with_the_remedy() {
+        let cause = io::ErrorKind::PermissionDenied.into();
+        let failed = BindError { at: "0.0.0.0:443".parse().unwrap(), cause }.to_string();
+        assert!(failed.contains("CAP_NET_BIND_SERVICE"), "{failed}");
+    }
+}
+
+#[cfg(test)]
+mod unix_tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_its_owners_and_its_file_goes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        let listener = UnixAccept::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let (_client, (_, from)) =
+            tokio::join!(async { UnixStream::connect(&path).await.unwrap() }, listener.accept());
+        assert!(from.ip().is_loopback());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn the_file_of_a_process_that_is_gone_is_taken_over_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "left behind");
+        let first = UnixAccept::bind(&path).unwrap();
+        let taken = UnixAccept::bind(&path).unwrap_err().to_string();
+        assert!(taken.contains("another program listens on") && taken.contains("egress.sock"), "{taken}");
+        // What the first one leaves behind at its end is the second one's file.
+        fs::remove_file(&path).unwrap();
+        let _second = UnixAccept::bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn the_file_is_its_owners_from_its_first_moment() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        private_socket().unwrap().bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[tokio::test]
+    async fn of_two_that_start_at_once_one_listens_and_the_other_is_told_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        for _ in 0..100 {
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let (start, runtime) = (std::sync::Barrier::new(2), tokio::runtime::Handle::current());
+            let bind = || {
+                let _inside = runtime.enter();
+                start.wait();
+                UnixAccept::bind(&path)
+            };
+            let both = thread::scope(|scope| {
+                let both = [scope.spawn(bind), scope.spawn(bind)];
+                both.map(|one| one.join().unwrap())
+            });
+            let (bound, failed): (Vec<_>, Vec<_>) = both.into_iter().partition(Result::is_ok);
+            assert_eq!((bound.len(), failed.len()), (1, 1));
+            assert!(matches!(failed[0], Err(LocalBindError::Taken(_))), "{failed:?}");
+            UnixStream::connect(&path).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_link_leads_to_is_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, file) = (dir.path().join("egress.sock"), dir.path().join("file"));
+        fs::write(&file, "precious").unwrap();
+        for at in [&file, &dir.path().join("nothing")] {
+            std::os::unix::fs::symlink(at, &link).unwrap();
+            let refused = UnixAccept::bind(&link).unwrap_err().to_string();
+            assert!(refused.contains("is no socket"), "{refused}");
+            fs::remove_file(&link).unwrap();
+        }
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_listened_on_is_told_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        let refused = UnixAccept::bind(&file).unwrap_err().to_string();
+        assert!(refused.contains("is no socket") && file.exists(), "{refused}");
+        let nowhere = UnixAccept::bind(&dir.path().join("a/b")).unwrap_err().to_string();
+        assert!(nowhere.contains("check the directory"), "{nowhere}");
+        let long = UnixAccept::bind(&dir.path().join("x".repeat(120))).unwrap_err().to_string();
+        assert!(long.contains("cannot listen on"), "{long}");
+    }
+}
+
+#[cfg(test)]
+mod private_tests {
+    use tokio::net::TcpListener;
+
+    use crate::listen::TcpAccept;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_of_operators_is_known_by_each_address_that_leads_to_it() {
+        for (at, known, unknown) in [
+            ("127.0.0.1:0", &["127.0.0.1"][..], &["127.0.0.2", "192.0.2.7", "::1"][..]),
+            ("0.0.0.0:0", &["127.0.0.1", "127.9.9.9", "192.0.2.7"], &["::1"]),
+            ("[::]:0", &["::1", "127.0.0.1", "192.0.2.7", "2001:db8::7"], &[]),
+            ("[::1]:0", &["::1"], &["127.0.0.1"]),
+            ("[::ffff:127.0.0.1]:0", &["127.0.0.1"], &["::1"]),
+        ] {
+            let listener = TcpAccept::bind_private(at.parse().unwrap()).unwrap();
+            let (port, own) =
+                (listener.at().port(), ["192.0.2.7", "2001:db8::7"].map(|ip| ip.parse().unwrap()));
+            let leads = |ip: &str| is_private(SocketAddr::new(ip.parse().unwrap(), port), &own);
+            assert!(known.iter().all(|ip| leads(ip)) && !unknown.iter().any(|ip| leads(ip)), "{at}");
+            assert!(!leads("192.0.2.8"), "{at}: that is another machine's");
+            drop(listener);
+            assert!(!leads(known[0]), "{at}: it ends with its port");
+        }
+    }
+
+    #[tokio::test]
+    async fn other_ports_are_not_private_whatever_others_announce() {
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = free.local_addr().unwrap();
+        assert!(!is_private(at, &[]));
+        assert_eq!(listener(at).unwrap(), Some(rustix::process::getuid().as_raw()));
+        // Nobody listens there, so nobody's word is believed.
+        let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
+        let _announced = Announcement::new(everywhere).unwrap();
+        assert_eq!(announcer(everywhere), Some(rustix::process::getuid().as_raw()));
+        assert_eq!(listener(everywhere).unwrap(), None);
+        assert!(!is_private(at, &[]));
+    }
+
+    #[tokio::test]
+    async fn one_that_is_announced_goes_on_accepting_and_can_be_looked_for_without_end() {
+        let port = TcpAccept::bind_private("127.0.0.1:0".parse().unwrap()).unwrap();
+        let looks = async {
+            for _ in 0..4 * WAITING {
+                assert!(is_private(port.at(), &[]));
+                tokio::task::yield_now().await;
+            }
+            let _client = tokio::net::TcpStream::connect(port.at()).await.unwrap();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            _ = port.accept() => {}
+            () = looks => {}
+        }
+    }
+}

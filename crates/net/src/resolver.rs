@@ -1,0 +1,382 @@
+//! Resolves names to addresses within a bounded time.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::str::FromStr as _;
+use std::time::Duration;
+use std::{fmt, io};
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use hickory_resolver::Hosts;
+use hickory_resolver::config::{
+    ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+};
+use hickory_resolver::lookup_ip::LookupIp;
+use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
+use hickory_resolver::net::runtime::{RuntimeProvider, TokioRuntimeProvider};
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RecordType};
+use hickory_resolver::system_conf::parse_resolv_conf;
+use socket2::SockRef;
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::timeout;
+use tracing::warn;
+
+use crate::dial::dial;
+use crate::reload::{Reload, ReloadError};
+use tunnel_base::drain::Drain;
+
+/// Asks DNS for addresses: the system's way, or certain servers only. Cheap to clone; clones share one cache.
+///
+/// Addresses are cached for 2 s at most and failures not at all, so that a name that moved is soon found.
+#[derive(Debug, Clone)]
+pub struct Resolver(Reload<Names>);
+
+/// Why a name has no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// DNS answered that the name has none. Usual cause: a typing error, or a service that is gone.
+    #[error("{0} is not known to DNS")]
+    NotFound(String),
+    /// DNS gave no answer in time. Usual cause: the servers of `/etc/resolv.conf` cannot be reached.
+    #[error("DNS gave no address for {name} within {timeout:?}")]
+    Timeout {
+        /// The name.
+        name: String,
+        /// How long this process waited.
+        timeout: Duration,
+    },
+    /// The DNS server refused, or its answer was malformed.
+    #[error("DNS failed for {name}: {cause}")]
+    Failed {
+        /// The name.
+        name: String,
+        /// The resolver's error.
+        cause: String,
+    },
+}
+
+/// Finds the addresses of names.
+pub trait Lookup: fmt::Debug + Send + Sync {
+    /// As [`Resolver::lookup`].
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>>;
+}
+
+impl Lookup for Resolver {
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>> {
+        self.lookup(name).boxed()
+    }
+}
+
+impl Resolver {
+    /// The system's: `/etc/hosts`, then the servers and search list of `/etc/resolv.conf`; without that file a server
+    /// on this machine, as the C library does it. DNS is not asked for a name in `/etc/hosts`, whichever families it has
+    /// there. Blocks on the disk: for start-up. Run [`Self::watch`] too.
+    pub fn system() -> Result<Self, ReloadError> {
+        let paths: Vec<_> =
+            [RESOLV_CONF, HOSTS].map(PathBuf::from).into_iter().filter(|p| p.exists()).collect();
+        let places = [RESOLV_CONF, HOSTS].map(|file| paths.iter().position(|path| path.as_os_str() == file));
+        let made = move |contents: &[Vec<u8>]| {
+            let [resolv_conf, hosts] = places.map(|place| contents.get(place?));
+            let (config, options) = system_servers(resolv_conf);
+            build(config, options, hosts_of(hosts.map_or(&[], Vec::as_slice)))
+                .map_err(|cause| format!("cannot set up DNS: {cause}"))
+        };
+        Reload::new(paths, made).map(Self)
+    }
+
+    /// Certain servers only, over UDP and TCP: no hosts file, no search list, and a name is asked for as it is.
+    pub fn of_servers(servers: &[SocketAddr]) -> Result<Self, LookupError> {
+        let servers = servers.iter().map(name_server).collect();
+        let mut options = ResolverOpts::default();
+        options.ndots = 0;
+        build(ResolverConfig::from_name_servers(servers), options, Hosts::default())
+            .map(|resolver| Self(Reload::fixed(resolver)))
+            .map_err(|cause| LookupError::Failed { name: "any name".into(), cause: cause.to_string() })
+    }
+
+    /// Follows changes of the system's files until draining begins: an edge that moves to another network gets other
+    /// servers.
+    pub async fn watch(self, drain: Drain) {
+        self.0.watch(drain).await;
+    }
+
+    /// The addresses of a name, IPv4 first; at least one. An address in text is its own answer, and `localhost` and the
+    /// names below it are this machine, without DNS. Takes at most 5 s. Cancel safe.
+    pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+        if let Ok(ip) = name.parse() {
+            return Ok(vec![ip]);
+        }
+        if is_localhost(name) {
+            return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+        }
+        let names = self.0.load();
+        let own = names.in_hosts(name);
+        if !own.is_empty() {
+            return Ok(own);
+        }
+        let found = timeout(QUERY_TIMEOUT, names.dns.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
+        let mut addresses: Vec<IpAddr> = found.map_err(|cause| failed(name, &cause))?.iter().collect();
+        addresses.sort_by_key(IpAddr::is_ipv6);
+        if addresses.is_empty() { Err(LookupError::NotFound(name.into())) } else { Ok(addresses) }
+    }
+}
+
+/// The names of the hosts file, and DNS for all others.
+#[derive(Debug)]
+struct Names {
+    hosts: Hosts,
+    dns: hickory_resolver::Resolver<MarkedRuntime>,
+}
+
+impl Names {
+    /// The addresses that the hosts file has for a name, IPv4 first; none if it is not there.
+    fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
+        let Ok(name) = Name::from_str(name) else { return Vec::new() };
+        let of = |kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind));
+        let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
+        found.flat_map(|found| LookupIp::from(found).into_iter()).collect()
+    }
+}
+
+/// The resolver gets no hosts file: it would query servers for each family that the file lacks.
+fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<Names, NetError> {
+    let mut builder = hickory_resolver::Resolver::builder_with_config(config, MarkedRuntime::default());
+    let to_set = builder.options_mut();
+    *to_set = options;
+    to_set.use_hosts_file = ResolveHosts::Never;
+    to_set.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+    to_set.timeout = to_set.timeout.min(ONE_TRY);
+    to_set.positive_max_ttl = Some(FAILURE_TTL);
+    to_set.negative_max_ttl = Some(Duration::ZERO);
+    Ok(Names { hosts, dns: builder.build()? })
+}
+
+/// The names of a hosts file; lines that cannot be read are left out.
+fn hosts_of(content: &[u8]) -> Hosts {
+    let mut hosts = Hosts::default();
+    if let Err(cause) = hosts.read_hosts_conf(String::from_utf8_lossy(content).as_bytes()) {
+        warn!(%cause, "cannot read every line of {HOSTS}");
+    }
+    hosts
+}
+
+/// The servers of `resolv.conf`; when it is missing or names none, a server on this machine.
+fn system_servers(resolv_conf: Option<&Vec<u8>>) -> (ResolverConfig, ResolverOpts) {
+    let servers = resolv_conf.map_or_else(|| Err(NetError::from("there is no such file")), parse_resolv_conf);
+    servers.unwrap_or_else(|cause| {
+        warn!(%cause, "{RESOLV_CONF} names no DNS server: asking 127.0.0.1");
+        let own = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
+        (ResolverConfig::from_name_servers(vec![own]), ResolverOpts::default())
+    })
+}
+
+fn name_server(at: &SocketAddr) -> NameServerConfig {
+    let (mut udp, mut tcp) = (ConnectionConfig::udp(), ConnectionConfig::tcp());
+    (udp.port, tcp.port) = (at.port(), at.port());
+    NameServerConfig::new(at.ip(), true, vec![udp, tcp])
+}
+
+fn is_localhost(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost")
+}
+
+fn failed(name: &str, cause: &NetError) -> LookupError {
+    let name = name.to_owned();
+    match cause {
+        cause if cause.is_no_records_found() => LookupError::NotFound(name),
+        NetError::Timeout => LookupError::Timeout { name, timeout: QUERY_TIMEOUT },
+        cause => LookupError::Failed { name, cause: cause.to_string() },
+    }
+}
+
+/// Ceiling of a whole lookup: half of what an edge has for dialing a target. A dead server alone costs its timeout
+/// once for each attempt and one more.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Ceiling of one question to one server, so that a second server is asked within [`QUERY_TIMEOUT`].
+const ONE_TRY: Duration = Duration::from_secs(2);
+
+/// How long an address is cached: a burst of connections asks once, a node that moved is soon found again.
+const FAILURE_TTL: Duration = Duration::from_secs(2);
+
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+const HOSTS: &str = "/etc/hosts";
+
+// Questions of DNS leave by sockets that carry the mark of this process.
+
+/// Runs a resolver on tokio, as its own way to do so does, but for the mark.
+#[derive(Clone, Default)]
+pub(crate) struct MarkedRuntime(TokioRuntimeProvider);
+
+impl RuntimeProvider for MarkedRuntime {
+    type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
+    type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
+    type Udp = UdpSocket;
+    type Tcp = AsyncIoTokioAsStd<TcpStream>;
+
+    fn create_handle(&self) -> Self::Handle {
+        self.0.create_handle()
+    }
+
+    fn connect_tcp(
+        &self,
+        server: SocketAddr,
+        _from: Option<SocketAddr>,
+        patience: Option<Duration>,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
+        Box::pin(async move {
+            let socket = dial(&[server], patience.unwrap_or(ONE_TRY)).await.map_err(io::Error::other)?;
+            Ok(AsyncIoTokioAsStd(socket))
+        })
+    }
+
+    fn bind_udp(
+        &self,
+        at: SocketAddr,
+        server: SocketAddr,
+    ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Udp>>>> {
+        let bound = self.0.bind_udp(at, server);
+        Box::pin(async move {
+            let socket = bound.await?;
+            crate::dial::put_on(&SockRef::from(&socket))?;
+            Ok(socket)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use hickory_resolver::proto::op::{Message, ResponseCode};
+    use hickory_resolver::proto::rr::rdata::A;
+    use hickory_resolver::proto::rr::{RData, Record};
+    use tokio::net::UdpSocket;
+
+    use super::*;
+
+    /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and has no other name.
+    async fn server() -> (SocketAddr, Arc<AtomicUsize>, Drain) {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = socket.local_addr().unwrap();
+        let (queries, drain) = (Arc::new(AtomicUsize::new(0)), Drain::new());
+        let count = Arc::clone(&queries);
+        drain.spawn(tracing::Span::none(), async move {
+            let mut space = [0; 1500];
+            loop {
+                let (n, from) = socket.recv_from(&mut space).await.unwrap();
+                count.fetch_add(1, Ordering::Relaxed);
+                let question = Message::from_vec(&space[..n]).unwrap();
+                let _ = socket.send_to(&answer(&question).to_vec().unwrap(), from).await;
+            }
+        });
+        (at, queries, drain)
+    }
+
+    fn answer(question: &Message) -> Message {
+        let query = &question.queries[0];
+        let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
+        answer.add_query(query.clone());
+        match query.name().to_ascii().as_str() {
+            "edge1.nodes." if query.query_type() == RecordType::A => {
+                let address = RData::A(A::new(10, 0, 0, 7));
+                answer.add_answer(Record::from_rdata(query.name().clone(), 60, address));
+            }
+            "edge1.nodes." => {}
+            "broken." => answer.metadata.response_code = ResponseCode::ServFail,
+            _ => answer.metadata.response_code = ResponseCode::NXDomain,
+        }
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_name_is_asked_of_the_given_server_and_remembered_briefly() {
+        let (at, queries, _drain) = server().await;
+        let resolver = Resolver::of_servers(&[at]).unwrap();
+        let expected: IpAddr = "10.0.0.7".parse().unwrap();
+        assert_eq!(resolver.lookup("edge1.nodes.").await.unwrap(), [expected]);
+        assert_eq!(queries.load(Ordering::Relaxed), 2, "one question for each kind of address");
+        resolver.lookup("edge1.nodes.").await.unwrap();
+        assert!(
+            queries.load(Ordering::Relaxed) <= 3,
+            "the address is remembered, that there is no other is not"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_miss_is_told_from_a_failure_and_is_not_remembered() {
+        let (at, queries, _drain) = server().await;
+        let resolver = Resolver::of_servers(&[at]).unwrap();
+        let missed = resolver.lookup("edge2.nodes.").await;
+        assert_eq!(missed, Err(LookupError::NotFound("edge2.nodes.".into())));
+        let before = queries.load(Ordering::Relaxed);
+        assert_eq!(resolver.lookup("edge2.nodes.").await, missed);
+        assert!(queries.load(Ordering::Relaxed) > before);
+        assert!(matches!(resolver.lookup("broken.").await, Err(LookupError::Failed { .. })));
+    }
+
+    #[tokio::test]
+    async fn this_machine_and_addresses_need_no_server() {
+        let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
+        let own: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        assert_eq!(resolver.lookup("LocalHost.").await.unwrap(), own);
+        assert_eq!(resolver.lookup("x.localhost").await.unwrap(), own);
+        assert_eq!(resolver.lookup("::1").await.unwrap(), own[1..]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_costs_no_more_than_the_ceiling() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let resolver = Resolver::of_servers(&[silent.local_addr().unwrap()]).unwrap();
+        let start = tokio::time::Instant::now();
+        assert!(resolver.lookup("edge1.nodes.").await.is_err());
+        assert!(start.elapsed() <= QUERY_TIMEOUT, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_in_hosts_is_final_for_both_families() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let server = name_server(&silent.local_addr().unwrap());
+        let search = vec![Name::from_ascii("cluster.example.").unwrap()];
+        let config = ResolverConfig::from_parts(None, search, vec![server]);
+        let mut options = ResolverOpts::default();
+        options.ndots = 5;
+        let text = "192.0.2.7 Pod.example.org pod # \u{e9}\nnot an address\n2001:db8::7 six\n192.0.2.8 both\n2001:db8::8 both\n";
+        let names = build(config, options, hosts_of(text.as_bytes())).unwrap();
+        let resolver = Resolver(Reload::fixed(names));
+        let start = tokio::time::Instant::now();
+        for (name, expected) in [
+            ("pod", vec!["192.0.2.7"]),
+            ("pod.example.org", vec!["192.0.2.7"]),
+            ("pod.EXAMPLE.org.", vec!["192.0.2.7"]),
+            ("six", vec!["2001:db8::7"]),
+            ("both", vec!["192.0.2.8", "2001:db8::8"]),
+        ] {
+            let expected: Vec<IpAddr> = expected.iter().map(|ip| ip.parse().unwrap()).collect();
+            assert_eq!(resolver.lookup(name).await, Ok(expected), "{name}");
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "no server was asked");
+    }
+
+    #[tokio::test]
+    async fn the_systems_resolver_stands_whatever_its_files_say() {
+        assert!(Resolver::system().is_ok());
+        for nothing in [None, Some(&b"# empty\n".to_vec())] {
+            let (config, _) = system_servers(nothing);
+            assert_eq!(config.name_servers()[0].ip, Ipv4Addr::LOCALHOST);
+        }
+        let (config, options) =
+            system_servers(Some(&b"nameserver 192.0.2.53\nsearch a.b\noptions ndots:5\n".to_vec()));
+        assert_eq!(
+            (config.name_servers()[0].ip.to_string().as_str(), config.search().len()),
+            ("192.0.2.53", 1)
+        );
+        assert_eq!(options.ndots, 5);
+    }
+}

@@ -1,0 +1,531 @@
+//! Sockets as streams that hand bytes over without copying, with no buffer while nothing arrives.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::{client, server};
+
+use crate::ByteStream;
+use crate::pool::{Pool, PooledBuffer};
+
+/// The stream of a client or a target: TCP, TLS over it, or another kind.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
+    /// The TCP socket under it, whose options decide how its end looks to the peer; `None` for a stream of another
+    /// kind, which always ends in good order.
+    fn tcp(&self) -> Option<&TcpStream>;
+
+    /// Completes once the peer has reset the connection; never, where the system does not report that. A peer that has
+    /// only finished its direction is not gone. Reads nothing. Cancel safe.
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        let tcp = self.tcp();
+        async move {
+            match tcp {
+                // It also ends, with an error, when the runtime shuts down.
+                Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Whether a peer that has finished its direction may still read. Over TLS few do: whoever closes says the same.
+    fn may_half_close(&self) -> bool {
+        true
+    }
+
+    /// Sets what the peer sees when this is dropped: a reset (`true`), or an end in good order.
+    ///
+    /// A session may be cut at any moment, and its bytes must not look complete then: nc, and ssh behind it, would even
+    /// wait for the rest after an end in good order. So it is `true` while bytes are copied, and `false` once all of
+    /// them have been. Has no effect on a socket that is closed already.
+    fn breaks_off(&self, broken: bool) {
+        if let Some(tcp) = self.tcp() {
+            let _ = SockRef::from(tcp).set_linger(broken.then_some(Duration::ZERO));
+        }
+    }
+}
+
+impl Connection for TcpStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+}
+
+/// Ends in good order always, as the system knows no reset for it: the protocol within has to mark its own end, as TLS
+/// does.
+impl Connection for UnixStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+
+    async fn gone(&self) {
+        // A peer that has closed its socket takes no bytes either; a peer that has only ended its direction does.
+        let ended = self.ready(Interest::PRIORITY).await;
+        if ended.is_ok() && self.ready(Interest::WRITABLE).await.is_ok_and(|ready| !ready.is_write_closed()) {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Closing sends the peer an alert of TLS; breaking off does not, and resets the socket.
+impl<T: Connection> Connection for server::TlsStream<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.get_ref().0.tcp()
+    }
+
+    fn may_half_close(&self) -> bool {
+        false
+    }
+}
+
+/// As the one of a server.
+impl<T: Connection> Connection for client::TlsStream<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.get_ref().0.tcp()
+    }
+}
+
+impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.io.tcp()
+    }
+
+    fn may_half_close(&self) -> bool {
+        self.io.may_half_close()
+    }
+}
+
+/// A socket, or TLS over one, as a [`ByteStream`]. It holds a read buffer only while a read is filling it.
+pub struct Socket<T> {
+    io: T,
+    pool: Pool,
+    /// Bytes that came behind a head; they are handed out first.
+    buffered: Bytes,
+}
+
+/// A socket for TLS to sit on, read 64 KiB at a time: the TLS library asks for 4 KiB, a system call each.
+///
+/// What arrives waits in a pool buffer, which goes back once a read finds nothing. Writes pass straight through.
+pub type Buffered<T> = Hooked<T, ReadBuffer>;
+
+/// What has arrived of a [`Buffered`] socket's bytes.
+pub struct ReadBuffer {
+    pool: Pool,
+    arrived: Option<Arrived>,
+}
+
+impl<T> Socket<T> {
+    /// Wraps a stream.
+    pub fn new(io: T, pool: Pool) -> Self {
+        Self::with_early(io, pool, Bytes::new())
+    }
+
+    /// Wraps a stream of which the bytes `buffered` have already been read.
+    pub fn with_early(io: T, pool: Pool, buffered: Bytes) -> Self {
+        Self { io, pool, buffered }
+    }
+
+    /// The stream inside, to set socket options.
+    pub fn io(&self) -> &T {
+        &self.io
+    }
+
+    /// The stream itself, without what was read early.
+    pub fn into_io(self) -> T {
+        self.io
+    }
+}
+
+impl<T> Buffered<T> {
+    /// Wraps a socket.
+    pub fn new(io: T, pool: Pool) -> Self {
+        Self { io, hook: ReadBuffer { pool, arrived: None } }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        if !self.buffered.is_empty() {
+            return Poll::Ready(Ok(std::mem::take(&mut self.buffered)));
+        }
+        let mut buffer = self.pool.take();
+        let room = buffer.get_mut(..CHUNK).unwrap_or_default();
+        let mut unfilled = ReadBuf::new(room);
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut unfilled))?;
+        let n = unfilled.filled().len();
+        Poll::Ready(Ok(buffer.freeze(n)))
+    }
+
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        match ready!(Pin::new(&mut self.io).poll_write(cx, bytes))? {
+            0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            n => {
+                bytes.advance(n.min(bytes.len()));
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+impl<T: AsyncRead + Unpin> ReadHook<T> for ReadBuffer {
+    fn poll_read(
+        &mut self,
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.arrived.as_ref().is_none_or(Arrived::is_empty) {
+            let buffer = match self.arrived.take() {
+                Some(used_up) => used_up.buffer,
+                None => self.pool.take(),
+            };
+            let arrived = ready!(Arrived::poll(io, cx, buffer))?;
+            self.arrived = (!arrived.is_empty()).then_some(arrived);
+        }
+        if let Some(arrived) = &mut self.arrived {
+            arrived.copy(out);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Socket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").field("io", &self.io).field("early", &self.buffered.len()).finish()
+    }
+}
+
+impl fmt::Debug for ReadBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadBuffer")
+    }
+}
+
+/// A buffer with bytes that were read and not yet handed out: `taken..filled`.
+struct Arrived {
+    buffer: PooledBuffer,
+    taken: usize,
+    filled: usize,
+}
+
+impl Arrived {
+    /// Reads once; when nothing is there, `buffer` goes back to its pool.
+    fn poll<T: AsyncRead + Unpin>(
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        mut buffer: PooledBuffer,
+    ) -> Poll<io::Result<Self>> {
+        let mut unfilled = ReadBuf::new(&mut buffer);
+        ready!(io.poll_read(cx, &mut unfilled))?;
+        let filled = unfilled.filled().len();
+        Poll::Ready(Ok(Self { buffer, taken: 0, filled }))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.taken >= self.filled
+    }
+
+    fn copy(&mut self, out: &mut ReadBuf<'_>) {
+        let waiting = self.buffer.get(self.taken..self.filled).unwrap_or_default();
+        let part = waiting.get(..out.remaining()).unwrap_or(waiting);
+        out.put_slice(part);
+        self.taken += part.len();
+    }
+}
+
+/// Bytes that a [`Socket`] hands over at once at the most. A link carries them in one frame, whose heads and TLS's fit
+/// with them into one of HTTP/2's, and into one segment on loopback: a frame that is cut in two costs nearly twice the
+/// calls into the kernel.
+pub const CHUNK: usize = 65_200;
+
+// A stream that is read through a hook, while what is written passes straight through.
+
+/// A stream, and the hook that its reads go through.
+#[derive(Debug)]
+pub struct Hooked<T, H> {
+    /// The stream.
+    pub io: T,
+    /// Reads it.
+    pub hook: H,
+}
+
+/// Reads the inner stream for a reader of the [`Hooked`] one.
+pub trait ReadHook<T> {
+    /// As [`AsyncRead::poll_read`] of the stream `io`.
+    fn poll_read(
+        &mut self,
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>>;
+}
+
+impl<T: AsyncRead + Unpin, H: ReadHook<T> + Unpin> AsyncRead for Hooked<T, H> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self { io, hook } = self.get_mut();
+        hook.poll_read(Pin::new(io), cx, out)
+    }
+}
+
+impl<T: AsyncWrite + Unpin, H: Unpin> AsyncWrite for Hooked<T, H> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+// A byte stream as tokio's traits have it, for TLS to sit on.
+
+/// Wraps a [`ByteStream`]. It holds what was read and does not fit, and what was written and has no room yet: at most one
+/// piece of each.
+#[derive(Debug)]
+pub struct ByteStreamIo<D> {
+    inner: D,
+    unread: Bytes,
+    unsent: Bytes,
+}
+
+impl<D> ByteStreamIo<D> {
+    /// Wraps a stream.
+    pub fn new(inner: D) -> Self {
+        Self { inner, unread: Bytes::new(), unsent: Bytes::new() }
+    }
+
+    /// The stream inside.
+    pub fn get_ref(&self) -> &D {
+        &self.inner
+    }
+
+    /// The stream itself, without what it was not given yet.
+    pub fn into_inner(self) -> D {
+        self.inner
+    }
+}
+
+impl<D: ByteStream> ByteStreamIo<D> {
+    fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.unsent.is_empty() {
+            ready!(self.inner.poll_write_chunk(cx, &mut self.unsent))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<D: ByteStream> AsyncRead for ByteStreamIo<D> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.unread.is_empty() {
+            self.unread = ready!(self.inner.poll_read_chunk(cx))?;
+        }
+        let n = self.unread.len().min(out.remaining());
+        out.put_slice(self.unread.get(..n).unwrap_or_default());
+        self.unread.advance(n);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<D: ByteStream> AsyncWrite for ByteStreamIo<D> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.poll_push(cx))?;
+        let taken = bytes.get(..CHUNK).unwrap_or(bytes);
+        self.unsent = Bytes::copy_from_slice(taken);
+        // What has no room waits here: it is taken.
+        match self.poll_push(cx) {
+            Poll::Ready(Err(cause)) => Poll::Ready(Err(cause)),
+            _ => Poll::Ready(Ok(taken.len())),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_push(cx))?;
+        self.inner.poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_push(cx))?;
+        self.inner.poll_finish(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use crate::pool::BUFFER;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn early_bytes_come_first_and_then_the_sockets() {
+        let (mut far, near) = duplex(64);
+        let mut socket = Socket::with_early(near, Pool::new(), Bytes::from_static(b"early "));
+        far.write_all(b"late").await.unwrap();
+        drop(far);
+        let mut all = Vec::new();
+        loop {
+            match poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap() {
+                end if end.is_empty() => break,
+                bytes => all.extend_from_slice(&bytes),
+            }
+        }
+        assert_eq!(all, b"early late");
+    }
+
+    #[tokio::test]
+    async fn a_socket_with_nothing_to_read_holds_no_buffer() {
+        let (far, near) = duplex(64);
+        let pool = Pool::new();
+        let mut socket = Socket::new(near, pool.clone());
+        let mut buffered = Buffered::new(far, pool.clone());
+        poll_fn(|cx| {
+            assert!(socket.poll_read_chunk(cx).is_pending());
+            let mut space = [0; 8];
+            assert!(Pin::new(&mut buffered).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        assert_eq!(pool.idle(), 1, "the one buffer both used is back");
+        assert!(buffered.hook.arrived.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_chunk_is_never_longer_than_a_frame_of_a_link_carries() {
+        let (mut far, near) = duplex(4 * BUFFER);
+        far.write_all(&vec![7; 2 * BUFFER]).await.unwrap();
+        let mut socket = Socket::new(near, Pool::new());
+        let chunk = poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap();
+        assert_eq!(chunk.len(), CHUNK);
+    }
+
+    #[tokio::test]
+    async fn finishing_leaves_the_reading_side_open() {
+        let (mut far, near) = duplex(64);
+        let mut socket = Socket::new(near, Pool::new());
+        let mut bytes = Bytes::from_static(b"question");
+        poll_fn(|cx| socket.poll_write_chunk(cx, &mut bytes)).await.unwrap();
+        assert!(bytes.is_empty());
+        poll_fn(|cx| socket.poll_finish(cx)).await.unwrap();
+        let mut asked = String::new();
+        far.read_to_string(&mut asked).await.unwrap();
+        far.write_all(b"answer").await.unwrap();
+        assert_eq!(
+            (asked.as_str(), &poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap()[..]),
+            ("question", &b"answer"[..])
+        );
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_takes_nothing_is_an_error_and_not_a_loop() {
+        let mut socket = Socket::new(
+            tokio::io::join(tokio::io::empty(), io::Cursor::new(Box::<[u8]>::default())),
+            Pool::new(),
+        );
+        let mut bytes = Bytes::from_static(b"x");
+        let failed = poll_fn(|cx| socket.poll_write_chunk(cx, &mut bytes)).await.unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::WriteZero);
+    }
+
+    proptest! {
+        #[test]
+        fn small_reads_through_a_buffer_see_every_byte(
+            len in 0..3 * BUFFER, pipe in 1..2 * BUFFER, step in 1..5000usize,
+        ) {
+            let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+            let expected = sent.clone();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let got = runtime.block_on(async move {
+                let (mut far, near) = duplex(pipe);
+                let mut buffered = Buffered::new(near, Pool::new());
+                let write = async move { far.write_all(&sent).await.unwrap() };
+                let read = async move {
+                    let (mut got, mut space) = (Vec::new(), vec![0; step]);
+                    loop {
+                        match buffered.read(&mut space).await.unwrap() {
+                            0 => return got,
+                            n => got.extend_from_slice(&space[..n]),
+                        }
+                    }
+                };
+                tokio::join!(write, read).1
+            });
+            prop_assert!(got == expected);
+        }
+    }
+}
+
+#[cfg(test)]
+mod under_tls_tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use crate::pool::Pool;
+    use crate::socket::Socket;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_byte_passes_both_ways_through_a_stream_with_little_room() {
+        let (near, far) = duplex(1000);
+        let mut ours = ByteStreamIo::new(Socket::new(near, Pool::new()));
+        let (mut read, mut write) = tokio::io::split(far);
+        let content: Vec<u8> = (0..300_000_u32).map(|n| n.to_be_bytes()[3]).collect();
+        let echo = async {
+            tokio::io::copy(&mut read, &mut write).await.unwrap();
+            write.shutdown().await.unwrap();
+        };
+        let talk = async {
+            let (mut reads, mut writes) = tokio::io::split(&mut ours);
+            let send = async {
+                writes.write_all(&content).await.unwrap();
+                writes.shutdown().await.unwrap();
+            };
+            let mut back = Vec::new();
+            let (_, ()) = tokio::join!(reads.read_to_end(&mut back), send);
+            back
+        };
+        let ((), back) = tokio::join!(echo, talk);
+        assert!(back == content, "{} bytes", back.len());
+    }
+}

@@ -1,0 +1,328 @@
+//! What the kernel knows of a connection: round trip, what is under way, what waits (`TCP_INFO`, `sock_diag`).
+
+use std::io::{self, Read as _};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpStream;
+
+/// Reads what the kernel knows of one connection. It holds no file, so it may outlive the connection.
+#[derive(Debug, Clone)]
+pub struct TcpInfoReader {
+    from: SocketAddr,
+    to: SocketAddr,
+}
+
+/// What the kernel knew at one moment. Bytes are those of TCP, so with TLS's and HTTP/2's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// The round trip of late, smoothed.
+    pub rtt: Duration,
+    /// The least of the last five minutes.
+    pub least_round_trip: Duration,
+    /// By how much single ones differ from it, on average.
+    pub variation: Duration,
+    /// Bytes a second at which the kernel means to send just now.
+    pub pacing: u64,
+    /// Bytes that have arrived, in order or not. Counted in full segments, so a little too many; it goes round.
+    pub delivered: u64,
+    /// Bytes on the way.
+    pub in_flight: u64,
+    /// Bytes that were written, and not sent even once.
+    pub unsent: u64,
+    /// Bytes that were written in all.
+    pub written: u64,
+}
+
+impl TcpInfoReader {
+    /// For a connection; none if that has ended.
+    pub fn of(socket: &TcpStream) -> Option<Self> {
+        Some(Self { from: socket.local_addr().ok()?, to: socket.peer_addr().ok()? })
+    }
+
+    /// Asks the kernel, which takes some microseconds; none if it does not tell.
+    pub fn read(&self) -> Option<TcpInfo> {
+        let mut kernel = KERNEL.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = match &mut *kernel {
+            Some(open) => open,
+            none => none.insert(open().ok()?),
+        };
+        let mut room = [0; ROOM];
+        let answer = ask(kernel, self.from, self.to, TCP_INFO, &mut room).ok()?;
+        tcp_info(attribute(answer, TCP_INFO)?)
+    }
+}
+
+/// `struct tcp_info`, which newer kernels only ever make longer: of Linux 4.19 and later.
+fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
+    let short = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
+    let long = |at: usize| Some(u64::from_ne_bytes(info.get(at..at + 8)?.try_into().ok()?));
+    let [segment, unacknowledged, selected, lost, again] = [16, 24, 28, 32, 36].map(short);
+    let segment = u64::from(segment?);
+    let under_way = u64::from(unacknowledged?) + u64::from(again?);
+    let unsent = u64::from(short(144)?);
+    let round_trip = Duration::from_micros(short(68)?.into());
+    Some(TcpInfo {
+        rtt: round_trip,
+        // Before the first one it says that it would be for ever.
+        least_round_trip: round_trip.min(Duration::from_micros(short(148)?.into())),
+        variation: Duration::from_micros(short(72)?.into()),
+        pacing: long(104)?,
+        delivered: u64::from(short(192)?) * segment,
+        in_flight: under_way.saturating_sub(u64::from(selected?) + u64::from(lost?)) * segment,
+        unsent,
+        written: long(200)?.saturating_sub(long(208)?) + unsent,
+    })
+}
+
+/// One for the process; none before the first reading, nor where there is no such thing. A process that had no file left for it
+/// tries again at the next link.
+static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
+
+// What the kernel reports of a socket (`sock_diag`, as `ss` shows it): no privilege is needed.
+
+/// Bytes that were written to a socket and that its peer's kernel has not acknowledged; 0 once it is closed.
+///
+/// # Errors
+///
+/// The system does not report it.
+pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
+    let Ok(to) = socket.peer_addr() else { return Ok(0) };
+    let mut room = [0; ROOM];
+    let answer = ask(&open()?, socket.local_addr()?, to, 0, &mut room);
+    match answer {
+        Ok(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
+        // The socket was closed.
+        Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(0),
+        Err(cause) => Err(cause),
+    }
+}
+
+/// A socket to ask the kernel with.
+///
+/// # Errors
+///
+/// The system has no such thing, or no file is left.
+pub(crate) fn open() -> io::Result<Socket> {
+    netlink(NETLINK_SOCK_DIAG)
+}
+
+/// A socket to the kernel for one of netlink's protocols, which never waits.
+///
+/// # Errors
+///
+/// The system has no such thing, or no file is left.
+pub fn netlink(protocol: i32) -> io::Result<Socket> {
+    let kernel = Socket::new(Domain::from(AF_NETLINK), Type::DGRAM, Some(Protocol::from(protocol)))?;
+    kernel.set_nonblocking(true)?;
+    Ok(kernel)
+}
+
+/// `nlmsg_len` and `nlmsg_type` of the first of some messages; none behind the last, or if it is none.
+pub fn head(messages: &[u8]) -> Option<(usize, u16)> {
+    let len = usize::try_from(number(messages, 0)?).ok()?;
+    (len >= HEAD).then_some((len, kind(messages)?))
+}
+
+/// Asks about the socket between two addresses, with an attribute unless that is 0. The answer stands in `room`.
+///
+/// # Errors
+///
+/// There is no such socket, or the system does not report it.
+pub(crate) fn ask<'a>(
+    mut kernel: &Socket,
+    from: SocketAddr,
+    to: SocketAddr,
+    attribute: u16,
+    room: &'a mut [u8; ROOM],
+) -> io::Result<&'a [u8]> {
+    kernel.send(&question(from, to, attribute))?;
+    let len = kernel.read(room)?;
+    let answer = room.get(..len).unwrap_or_default();
+    if kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(error(answer)) }
+}
+
+/// The value of one attribute of an answer.
+pub(crate) fn attribute(answer: &[u8], wanted: u16) -> Option<&[u8]> {
+    find(answer.get(ATTRIBUTES..)?, wanted)
+}
+
+/// The value of one of some attributes.
+pub fn find(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    split(attributes).find(|(kind, ..)| *kind == wanted).map(|(_, value, _)| value)
+}
+
+/// Each attribute: its kind, its value, and all of it with the bytes that fill it up.
+pub fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
+    let mut rest = attributes;
+    std::iter::from_fn(move || {
+        let half = |at: usize| Some(u16::from_ne_bytes(rest.get(at..at + 2)?.try_into().ok()?));
+        let (len, kind) = (usize::from(half(0)?), half(2)? & KIND);
+        let value = rest.get(4..len)?;
+        let (whole, left) = rest.split_at_checked(len.next_multiple_of(4)).unwrap_or((rest, &[]));
+        rest = left;
+        Some((kind, value, whole))
+    })
+}
+
+/// `struct nlmsghdr`, then `struct inet_diag_req_v2`: the very socket between two addresses.
+fn question(from: SocketAddr, to: SocketAddr, attribute: u16) -> Vec<u8> {
+    let family = if from.is_ipv4() { AF_INET } else { AF_INET6 };
+    let wanted = if attribute == 0 { 0 } else { 1 << (attribute - 1) };
+    let mut question = Vec::with_capacity(QUESTION);
+    question.extend(u32::try_from(QUESTION).unwrap_or_default().to_ne_bytes());
+    question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    question.extend(NLM_F_REQUEST.to_ne_bytes());
+    question.extend([0; 8]);
+    question.extend([family, IPPROTO_TCP, wanted, 0]);
+    question.extend(u32::MAX.to_ne_bytes());
+    question.extend(from.port().to_be_bytes());
+    question.extend(to.port().to_be_bytes());
+    for ip in [from.ip(), to.ip()] {
+        match ip {
+            IpAddr::V4(ip) => {
+                question.extend(ip.octets());
+                question.extend([0; 12]);
+            }
+            IpAddr::V6(ip) => question.extend(ip.octets()),
+        }
+    }
+    // Any interface, and no cookie.
+    question.extend([0; 4]);
+    question.extend([u8::MAX; 8]);
+    question
+}
+
+/// What an answer that is none says.
+pub fn error(answer: &[u8]) -> io::Error {
+    match number(answer, 16) {
+        // Errors are reported negated.
+        Some(code) if kind(answer) == Some(NLMSG_ERROR) => {
+            io::Error::from_raw_os_error(code.cast_signed().saturating_neg())
+        }
+        _ => io::ErrorKind::InvalidData.into(),
+    }
+}
+
+/// The `nlmsg_type` of an answer.
+fn kind(answer: &[u8]) -> Option<u16> {
+    Some(u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?))
+}
+
+fn number(answer: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
+}
+
+const AF_NETLINK: i32 = 16;
+const NETLINK_SOCK_DIAG: i32 = 4;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
+const NLM_F_REQUEST: u16 = 1;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const IPPROTO_TCP: u8 = 6;
+const ENOENT: i32 = 2;
+/// The length of `struct nlmsghdr`.
+const HEAD: usize = 16;
+const QUESTION: usize = 16 + 56;
+/// Where `idiag_wqueue` stands: behind the header, family and state, the two addresses, the timer, and `idiag_rqueue`.
+const WQUEUE: usize = 16 + 4 + 48 + 4 + 4;
+/// Where attributes begin: behind the header and `struct inet_diag_msg`.
+const ATTRIBUTES: usize = 16 + 72;
+/// The part of an attribute's kind that is no flag.
+const KIND: u16 = 0x3fff;
+/// The attribute with `struct tcp_info`.
+pub(crate) const TCP_INFO: u16 = 2;
+/// More than any answer about one socket takes.
+pub(crate) const ROOM: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_tells_what_was_written_and_what_arrived() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap());
+        let (far, near) = tokio::join!(far, listener.accept());
+        let (mut far, (mut near, _)) = (far.unwrap(), near.unwrap());
+        let reader = TcpInfoReader::of(&near).unwrap();
+        let before = reader.read().unwrap();
+        assert_eq!((before.in_flight, before.unsent), (0, 0));
+        near.write_all(&[0; 100_000]).await.unwrap();
+        far.read_exact(&mut vec![0; 100_000]).await.unwrap();
+        let mut after = reader.read().unwrap();
+        while after.in_flight + after.unsent > 0 {
+            tokio::task::yield_now().await;
+            after = reader.read().unwrap();
+        }
+        assert_eq!(after.written - before.written, 100_000);
+        assert!(after.delivered - before.delivered >= 100_000 && after.pacing > 0, "{after:?}");
+        assert!(after.rtt > Duration::ZERO && after.rtt < Duration::from_secs(1), "{after:?}");
+        assert!(after.least_round_trip > Duration::ZERO && after.least_round_trip <= after.rtt, "{after:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_of_a_connection_that_is_gone() {
+        let reader =
+            TcpInfoReader { from: "127.0.0.1:9".parse().unwrap(), to: "127.0.0.1:1".parse().unwrap() };
+        assert_eq!(reader.read(), None);
+    }
+
+    #[test]
+    fn an_answer_of_any_length_is_no_panic() {
+        assert!((0..300).filter_map(|len| tcp_info(&vec![1; len])).count() == 300 - 216);
+    }
+}
+
+#[cfg(test)]
+mod diag_tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_is_what_the_peer_has_not_got_yet() {
+        for (at, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
+            let listener = TcpListener::bind(at).await.unwrap();
+            let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().unwrap().port());
+            let (far, near) = tokio::join!(TcpStream::connect(to), listener.accept());
+            let (mut far, (near, _)) = (far.unwrap(), near.unwrap());
+            assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}");
+            let mut written = 0;
+            // As much as the kernels take while nobody reads.
+            while unacknowledged(&near).unwrap() == 0 {
+                near.writable().await.unwrap();
+                written += near.try_write(&[0; 64 << 10]).unwrap_or_default();
+            }
+            let mut read = vec![0; written];
+            far.read_exact(&mut read).await.unwrap();
+            while unacknowledged(&near).unwrap() > 0 {
+                tokio::task::yield_now().await;
+            }
+            near.try_write(b"more").unwrap();
+            drop(far);
+            near.readable().await.unwrap();
+            near.try_read(&mut [0; 9]).unwrap_err();
+            assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}, broken off");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_any_shape_is_no_panic() {
+        for len in 0..200 {
+            let answer = vec![20; len];
+            assert!(error(&answer).kind() == io::ErrorKind::InvalidData && attribute(&answer, 2).is_none());
+        }
+        let mut error = vec![0; 36];
+        error[4] = 2;
+        error[16..20].copy_from_slice(&(-95i32).to_ne_bytes());
+        assert_eq!(super::error(&error).raw_os_error(), Some(95));
+    }
+}

@@ -1,0 +1,544 @@
+//! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
+
+pub mod certificate;
+pub mod handshake;
+#[cfg(any(test, feature = "test-util"))]
+pub mod testing;
+pub mod tickets;
+pub mod verify;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio_rustls::rustls::{
+    self, CipherSuite, ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
+    SupportedProtocolVersion, version,
+};
+use tracing::warn;
+
+use crate::reload::{Reload, ReloadError};
+use crate::tls::certificate::SingleCertResolver;
+use crate::tls::verify::{ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier};
+
+/// What a server's TLS is made from.
+#[derive(Debug, Clone)]
+pub struct TlsServerConfig {
+    /// Certificate and key to show.
+    pub identity: Identity,
+    /// Whether clients show certificates too.
+    pub clients: ClientAuth,
+    /// Versions and suites.
+    pub offer: TlsParams,
+    /// Application protocols, the most wanted first: `h2` for links, only `http/1.1` for HTTPS.
+    pub alpn: Vec<Vec<u8>>,
+}
+
+/// What a client's TLS is made from.
+#[derive(Debug, Clone)]
+pub struct TlsClientConfig {
+    /// Which servers it trusts.
+    pub trust: Trust,
+    /// Certificate and key to show to servers that ask.
+    pub identity: Option<Identity>,
+    /// Application protocols, the most wanted first.
+    pub alpn: Vec<Vec<u8>>,
+}
+
+/// PEM files of a certificate chain (leaf first) and its key; they may be one file.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The chain.
+    pub cert: PathBuf,
+    /// The key.
+    pub key: PathBuf,
+}
+
+/// Which certificates a server asks of its clients.
+#[derive(Debug, Clone)]
+pub enum ClientAuth {
+    /// No certificate is asked for.
+    Anonymous,
+    /// One issued by a CA of this file, and not to an edge, or no handshake.
+    Required(PathBuf),
+    /// For a pod's own port: edges show none; another pod shows one that a CA of this file issued to a *server* of
+    /// this name (none: the first DNS name of our own), as our own is. Any other ends the handshake.
+    Peers(PathBuf, Option<ServerName<'static>>),
+    /// Edges may show one as well; what others show is as the inner one says.
+    Edges(EdgeCerts, Box<Self>),
+}
+
+/// Which servers a client trusts.
+#[derive(Debug, Clone)]
+pub enum Trust {
+    /// Those whose certificate was issued by a CA of this file (one or several). The system's CAs are not asked.
+    Ca(PathBuf),
+    /// Any certificate: for loopback targets, where no third party is on the path, and where the operator says so.
+    NoVerify,
+}
+
+/// Why TLS settings cannot be used. Each sentence is for the operator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TlsError {
+    /// The text is not one of Go's names of TLS versions.
+    #[error("{0:?} is not a TLS version: want VersionTLS12 or VersionTLS13")]
+    Version(String),
+    /// None of the suites is supported.
+    #[error(
+        "none of the cipher suites {0:?} is offered here: leave the list empty, or add \
+             TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+    )]
+    NoSuite(String),
+    /// Not something a certificate can be checked against.
+    #[error(
+        "{0:?} is neither a DNS name nor an IP address: set the name that the server's certificate carries"
+    )]
+    Name(String),
+}
+
+impl TlsServerConfig {
+    /// Reads the files now. Warnings about the certificate are logged, here and whenever it changes.
+    ///
+    /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]; established connections are not affected.
+    pub fn load(self) -> Result<Reload<ServerConfig>, ReloadError> {
+        let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
+        paths.extend(self.clients.files());
+        Reload::new(paths, move |contents| match contents {
+            [cert, key, cas @ ..] => self.config(cert, key, cas),
+            _ => Err("a file is missing".into()),
+        })
+    }
+
+    fn config(&self, cert: &[u8], key: &[u8], cas: &[Vec<u8>]) -> Result<ServerConfig, String> {
+        let provider = self.offer.provider();
+        let identity = self.identity.certified(cert, key, &provider)?;
+        for warning in
+            identity.cert.first().map_or(Ok(Vec::new()), |leaf| certificate::check(leaf)).unwrap_or_default()
+        {
+            warn!(file = %self.identity.cert.display(), "the server's certificate {warning}");
+        }
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(self.offer.versions())
+            .map_err(text)?;
+        let builder = match self.clients.verifier(cas, &identity, provider)? {
+            Some(verifier) => builder.with_client_cert_verifier(verifier),
+            None => builder.with_no_client_auth(),
+        };
+        let shown = SingleCertResolver::new(identity, self.identity.cert.clone());
+        let mut config = builder.with_cert_resolver(Arc::new(shown));
+        config.alpn_protocols.clone_from(&self.alpn);
+        // A session that is resumed by its id asks nobody whether its certificate is still valid; a ticket does.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        // The clients keep the tickets: thousands of edges that come back at once, to whichever pod, resume without memory here.
+        config.ticketer = Arc::new(self.tickets(cert, key, cas, Arc::clone(&config.time_provider))?);
+        Ok(config)
+    }
+}
+
+impl TlsClientConfig {
+    /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
+        let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
+        let paths = identity.chain(self.trust.ca().cloned()).collect();
+        Reload::new(paths, move |contents| match (&self.identity, contents) {
+            (Some(identity), [cert, key, ca @ ..]) => self.config(Some((identity, cert, key)), ca.first()),
+            (_, ca) => self.config(None, ca.first()),
+        })
+    }
+
+    fn config(
+        &self,
+        identity: Option<(&Identity, &[u8], &[u8])>,
+        ca: Option<&Vec<u8>>,
+    ) -> Result<ClientConfig, String> {
+        let provider = TlsParams::default().provider();
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(text)?;
+        let builder = match (&self.trust, ca) {
+            (Trust::Ca(path), Some(pem)) => builder.with_root_certificates(roots(path, pem)?),
+            (Trust::Ca(path), None) => return Err(format!("{} is missing", path.display())),
+            (Trust::NoVerify, _) => {
+                let anyone = Arc::new(NoVerifier(Arc::clone(&provider)));
+                builder.dangerous().with_custom_certificate_verifier(anyone)
+            }
+        };
+        let mut config = match identity {
+            Some((identity, cert, key)) => {
+                let certified = identity.certified(cert, key, &provider)?;
+                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified)))
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols.clone_from(&self.alpn);
+        Ok(config)
+    }
+}
+
+/// The name to check a server's certificate against: a DNS name, or an address, which is then looked for among the
+/// certificate's addresses while no name is sent.
+pub fn server_name(text: &str) -> Result<ServerName<'static>, TlsError> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::Name(text.to_owned()))
+}
+
+impl Identity {
+    fn certified(&self, cert: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<CertifiedKey, String> {
+        let chain = certs(&self.cert, cert).map_err(text)?;
+        let key = private_key(&self.key, key).map_err(text)?;
+        if let Some(leaf) = chain.first() {
+            certificate::check(leaf).map_err(|fault| format!("{} {fault}", self.cert.display()))?;
+        }
+        CertifiedKey::from_der(chain, key, provider).map_err(|cause| match cause {
+            rustls::Error::InconsistentKeys(_) => format!(
+                "the key in {} does not belong to the certificate in {}: replace both together",
+                self.key.display(),
+                self.cert.display()
+            ),
+            cause => format!("{} and {}: {cause}", self.cert.display(), self.key.display()),
+        })
+    }
+}
+
+impl ClientAuth {
+    fn files(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Anonymous => Vec::new(),
+            Self::Required(ca) | Self::Peers(ca, _) => vec![ca.clone()],
+            Self::Edges(agents, others) => [vec![agents.ca.clone()], others.files()].concat(),
+        }
+    }
+
+    /// The verifier of clients' certificates, from the files of CAs; `None` if no certificate is asked for.
+    fn verifier(
+        &self,
+        cas: &[Vec<u8>],
+        own: &CertifiedKey,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+        let Some((ca, more)) = cas.split_first() else { return Ok(None) };
+        match self {
+            Self::Anonymous => Ok(None),
+            Self::Edges(agents, others) => {
+                let issuers = roots(&agents.ca, ca)?;
+                for (path, pem) in others.files().iter().zip(more) {
+                    agents.check_disjoint(&issuers, path, &roots(path, pem)?)?;
+                }
+                let issuers = Arc::new(issuers);
+                let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
+                let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
+                Ok(Some(Arc::new(EdgeCertVerifier::new(issued, others))))
+            }
+            Self::Required(path) => {
+                let issued =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, ca)?), provider);
+                Ok(Some(Arc::new(ClientVerifier(issued.build().map_err(text)?))))
+            }
+            Self::Peers(path, name) => {
+                let peers = PeerCertVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
+                Ok(peers
+                    .inspect_err(|cause| warn!("no other pod can link to this one: {cause}"))
+                    .ok()
+                    .map(|peers| Arc::new(peers) as _))
+            }
+        }
+    }
+}
+
+impl Trust {
+    fn ca(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Ca(ca) => Some(ca),
+            Self::NoVerify => None,
+        }
+    }
+}
+
+fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let (_, ignored) = roots.add_parsable_certificates(certs(path, pem).map_err(text)?);
+    if roots.is_empty() {
+        return Err(format!("{} holds no usable CA certificate: want X.509 version 3", path.display()));
+    }
+    if ignored > 0 {
+        warn!(file = %path.display(), ignored, "some CA certificates cannot be used and are left out");
+    }
+    Ok(roots)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn text(cause: impl ToString) -> String {
+    cause.to_string()
+}
+
+// The TLS versions and cipher suites that a server offers, from Go's names.
+
+/// Versions and suites to offer. The default is TLS 1.2 and 1.3 with every suite the library has.
+#[derive(Debug, Clone)]
+pub struct TlsParams {
+    provider: Arc<CryptoProvider>,
+    versions: &'static [&'static SupportedProtocolVersion],
+}
+
+impl TlsParams {
+    /// From `tls_min_version` and `tls_cipher_suites` as SuperEdge spells them; empty text means the default.
+    ///
+    /// TLS 1.3 and its suites are always on, as in Go. The second value is a warning for each thing that is not as
+    /// it was asked for: suites that do not exist here are left out, versions below 1.2 become 1.2.
+    pub fn parse(min_version: &str, suites: &str) -> Result<(Self, Vec<String>), TlsError> {
+        let mut warnings = Vec::new();
+        let mut versions = match min_version.trim() {
+            "" | "VersionTLS12" => BOTH,
+            "VersionTLS13" => NEWEST,
+            old @ ("VersionTLS10" | "VersionTLS11") => {
+                warnings
+                    .push(format!("tls_min_version {old} is not offered any more: raised to VersionTLS12"));
+                BOTH
+            }
+            other => return Err(TlsError::Version(other.to_owned())),
+        };
+        let mut provider = provider();
+        if !suites.trim().is_empty() {
+            let (wanted, unknown) = chosen(&provider, suites);
+            if wanted.is_empty() {
+                return Err(TlsError::NoSuite(suites.to_owned()));
+            }
+            warnings.extend(unknown.iter().map(|name| {
+                format!(
+                    "tls_cipher_suites: {name} is not offered here (insecure, or misspelt) and is left out"
+                )
+            }));
+            provider.cipher_suites.retain(|suite| suite.tls13().is_some() || wanted.contains(suite));
+            if !wanted.iter().any(|suite| suite.tls13().is_none()) {
+                versions = NEWEST;
+            }
+        }
+        Ok((Self { provider: Arc::new(provider), versions }, warnings))
+    }
+
+    pub(crate) fn provider(&self) -> Arc<CryptoProvider> {
+        Arc::clone(&self.provider)
+    }
+
+    pub(crate) fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
+        self.versions
+    }
+}
+
+impl Default for TlsParams {
+    fn default() -> Self {
+        Self { provider: Arc::new(provider()), versions: BOTH }
+    }
+}
+
+/// The library's, with AES-128 and SHA-256 wanted most of TLS 1.3's suites: each byte costs less than with AES-256, and each
+/// handshake than with SHA-384, for which processors have no instructions.
+fn provider() -> CryptoProvider {
+    let mut provider = aws_lc_rs::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    provider
+}
+
+/// The suites of a list that are supported, and the names of the others.
+fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match provider.cipher_suites.iter().find(|suite| is_called(suite, name)) {
+            Some(suite) => known.push(*suite),
+            None => unknown.push(name),
+        }
+    }
+    (known, unknown)
+}
+
+/// Go writes `TLS_` where the library writes `TLS13_`, and has two old names without their `_SHA256`.
+fn is_called(suite: &SupportedCipherSuite, name: &str) -> bool {
+    let Some(ours) = suite.suite().as_str() else { return false };
+    let ours = ours.strip_prefix("TLS13_").or_else(|| ours.strip_prefix("TLS_")).unwrap_or(ours);
+    let name = name.strip_prefix("TLS_").unwrap_or(name);
+    name == ours || (name.ends_with("_CHACHA20_POLY1305") && ours.strip_suffix("_SHA256") == Some(name))
+}
+
+const BOTH: &[&SupportedProtocolVersion] = &[&version::TLS13, &version::TLS12];
+const NEWEST: &[&SupportedProtocolVersion] = &[&version::TLS13];
+
+// A pod's TLS towards other pods: both show the certificate that they show to edges.
+
+/// The files of a pod that dials other pods.
+#[derive(Debug, Clone)]
+pub struct PeerTlsConfig {
+    /// Its own certificate and key, the same as on its port.
+    pub identity: Identity,
+    /// The file of CAs that issue pods' certificates.
+    pub ca: PathBuf,
+    /// The DNS name that all of them carry; `None`: the first one of this pod's certificate.
+    pub name: Option<ServerName<'static>>,
+}
+
+/// TLS for dialling another pod.
+#[derive(Debug)]
+pub struct PeerTls {
+    /// Shows this pod's certificate, and trusts the CAs.
+    pub config: Arc<ClientConfig>,
+    /// The name that the other pod's certificate must carry.
+    pub name: ServerName<'static>,
+}
+
+impl PeerTlsConfig {
+    /// Reads the files now. Take [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read, or our own certificate would be refused by other pods: why, with the remedy. Dates
+    /// are not checked here; the server's side warns of them.
+    pub fn load(self) -> Result<Reload<PeerTls>, ReloadError> {
+        let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
+        let client = TlsClientConfig {
+            trust: Trust::Ca(self.ca.clone()),
+            identity: Some(self.identity),
+            alpn: vec![b"h2".to_vec()],
+        };
+        let (ca_path, name) = (self.ca, self.name);
+        Reload::new(paths, move |contents| {
+            let ([cert, key, ca], Some(identity)) = (contents, &client.identity) else {
+                return Err("a file is missing".into());
+            };
+            let own = certs(&identity.cert, cert).map_err(text)?;
+            let provider = TlsParams::default().provider();
+            let peers = PeerCertVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
+            let config = client.config(Some((identity, cert, key)), Some(ca))?;
+            Ok(PeerTls { config: Arc::new(config), name: peers.name().clone() })
+        })
+    }
+}
+
+// Certificates and keys out of PEM files; the only user of the PEM library.
+
+/// Why a PEM file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    /// The file is not PEM, or has a damaged block.
+    #[error("{} is damaged: {cause}; write it anew from the original; `openssl x509 -in FILE -noout -text` shows what a certificate holds", .path.display())]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// The parser's error.
+        cause: std::io::Error,
+    },
+    /// No certificate in a file that must have one. Usual cause: the key's path in place of the certificate's.
+    #[error("{} holds no certificate: want at least one `BEGIN CERTIFICATE` block", .0.display())]
+    NoCertificate(PathBuf),
+    /// No private key in a file that must have one. Usual causes: the wrong path, or a key with a passphrase.
+    #[error(
+        "{} holds no private key: want one `BEGIN PRIVATE KEY` block without a passphrase \
+         (take one off with `openssl pkey -in old.key -out new.key`)", .0.display()
+    )]
+    NoKey(PathBuf),
+}
+
+/// All certificates of a file, at least one. `path` is for the error only.
+pub fn certs(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    let certs = rustls_pemfile::certs(&mut &*pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|cause| PemError::Damaged { path: path.into(), cause })?;
+    if certs.is_empty() { Err(PemError::NoCertificate(path.into())) } else { Ok(certs) }
+}
+
+/// The first private key of a file: PKCS#8, PKCS#1 or SEC1. `path` is for the error only.
+pub fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
+    rustls_pemfile::private_key(&mut &*pem)
+        .map_err(|cause| PemError::Damaged { path: path.into(), cause })?
+        .ok_or_else(|| PemError::NoKey(path.into()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+#[cfg(test)]
+mod offer_tests {
+    use super::*;
+
+    /// The list SuperEdge ships.
+    const SHIPPED: &str = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,\
+        TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,\
+        TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,\
+        TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,TLS_RSA_WITH_AES_128_CBC_SHA";
+
+    fn old_suites(offer: &TlsParams) -> usize {
+        offer.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count()
+    }
+
+    #[test]
+    fn the_shipped_list_gives_six_suites_and_warns_of_the_rest() {
+        let (offer, warnings) = TlsParams::parse("VersionTLS12", SHIPPED).unwrap();
+        assert_eq!(old_suites(&offer), 6);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert_eq!(offer.provider.cipher_suites.len() - 6, 3, "TLS 1.3's own are always on");
+    }
+
+    #[test]
+    fn empty_texts_mean_the_default() {
+        let (offer, warnings) = TlsParams::parse("", " ").unwrap();
+        assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (2, 6, 0));
+    }
+
+    #[test]
+    fn links_come_to_the_suite_that_costs_least() {
+        for offer in [TlsParams::default(), TlsParams::parse("", SHIPPED).unwrap().0] {
+            let first = offer.provider.cipher_suites[0].suite();
+            assert_eq!(first, CipherSuite::TLS13_AES_128_GCM_SHA256);
+        }
+    }
+
+    #[test]
+    fn old_versions_are_raised_with_a_warning_and_unknown_ones_are_refused() {
+        let (offer, warnings) = TlsParams::parse("VersionTLS10", "").unwrap();
+        assert_eq!((offer.versions.len(), warnings.len()), (2, 1));
+        assert_eq!(TlsParams::parse("VersionTLS13", "").unwrap().0.versions.len(), 1);
+        assert!(matches!(TlsParams::parse("1.2", ""), Err(TlsError::Version(_))));
+    }
+
+    #[test]
+    fn a_list_with_nothing_usable_is_an_error() {
+        assert!(matches!(TlsParams::parse("", "TLS_RSA_WITH_RC4_128_SHA"), Err(TlsError::NoSuite(_))));
+    }
+
+    #[test]
+    fn a_list_of_tls_1_3_suites_only_offers_no_older_version() {
+        let (offer, warnings) = TlsParams::parse("", "TLS_AES_128_GCM_SHA256").unwrap();
+        assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (1, 0, 0));
+    }
+}
+
+#[cfg(test)]
+mod pem_tests {
+    use super::*;
+
+    #[test]
+    fn certificates_and_key_are_found_in_one_file() {
+        let made = rcgen::generate_simple_self_signed(["edge".into()]).unwrap();
+        let both = format!("{}{}{}", made.cert.pem(), made.signing_key.serialize_pem(), made.cert.pem());
+        assert_eq!(certs(Path::new("x"), both.as_bytes()).unwrap().len(), 2);
+        assert!(private_key(Path::new("x"), both.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_the_files_name() {
+        let path = Path::new("cloud.crt");
+        for (shown, wanted) in [
+            (certs(path, b"").unwrap_err(), "cloud.crt holds no certificate"),
+            (private_key(path, b"no pem").unwrap_err(), "cloud.crt holds no private key"),
+            (
+                certs(path, b"-----BEGIN CERTIFICATE-----\n???\n-----END CERTIFICATE-----\n").unwrap_err(),
+                "is damaged",
+            ),
+            (certs(path, b"-----BEGIN CERTIFICATE-----\nAAAA\n").unwrap_err(), "is damaged"),
+        ] {
+            assert!(shown.to_string().contains(wanted), "{shown}");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Certificates: their names, their end, and the faults that clients would only report as "bad certificate".
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_rustls::rustls::client::verify_server_name;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tracing::warn;
+use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
+
+/// Checks the certificate that a server will show. A fault with which it cannot serve is an error; a fault that only
+/// some clients refuse, and dates, are warnings. Each sentence names the remedy.
+pub(crate) fn check(der: &[u8]) -> Result<Vec<CertificateWarning>, String> {
+    check_at(der, ASN1Time::now())
+}
+
+/// The certificate's first DNS name that is not a wildcard.
+pub(crate) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
+    let (_, cert) = X509Certificate::from_der(der).ok()?;
+    let names = cert.subject_alternative_name().ok()??;
+    names.value.general_names.iter().find_map(|name| match name {
+        GeneralName::DNSName(name) => ServerName::try_from((*name).to_owned()).ok(),
+        _ => None,
+    })
+}
+
+/// Its first name or address that a client can dial, as a URL has it. A wildcard is none.
+pub fn host_of(der: &[u8]) -> Option<String> {
+    let (_, cert) = X509Certificate::from_der(der).ok()?;
+    let names = cert.subject_alternative_name().ok()??;
+    names.value.general_names.iter().find_map(|name| match name {
+        GeneralName::DNSName(name) => ServerName::try_from(*name).ok().map(|name| name.to_str().into_owned()),
+        GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
+            (Ok(v4), _) => Some(std::net::Ipv4Addr::from(v4).to_string()),
+            (_, Ok(v6)) => Some(format!("[{}]", std::net::Ipv6Addr::from(v6))),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+/// What it calls its owner: the common names of the subject, then the DNS names.
+pub(crate) fn names(der: &[u8]) -> Vec<String> {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
+    let common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let others = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
+    let dns = others.into_iter().flatten().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(*name),
+        _ => None,
+    });
+    common.chain(dns).map(str::to_owned).collect()
+}
+
+/// Its DNS names.
+pub(crate) fn dns_names(der: &[u8]) -> Vec<String> {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
+    let names = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
+    let dns = names.into_iter().flatten().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    });
+    dns.collect()
+}
+
+/// Whether it says of itself to be an edge's: its subject is exactly [`EDGE`].
+pub(crate) fn is_edges(der: &[u8]) -> bool {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
+    let (subject, (common_name, organization)) = (cert.subject(), EDGE);
+    let is = |name: Option<&str>, wanted| name == Some(wanted);
+    subject.iter_attributes().count() == 2
+        && is(subject.iter_common_name().next().and_then(|name| name.as_str().ok()), common_name)
+        && is(subject.iter_organization().next().and_then(|name| name.as_str().ok()), organization)
+}
+
+/// Returns true if it was made for an edge, for its links or for its kubelet. Common names are compared as `names` in
+/// settings are, without case.
+pub(crate) fn is_for_edges(der: &[u8]) -> bool {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
+    let mut common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    common.any(|name| {
+        let name = name.to_ascii_lowercase();
+        name == EDGE.0 || name.starts_with(KUBELET_CLIENT)
+    })
+}
+
+/// The dates between which it is valid, in seconds since 1970.
+pub(crate) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
+    let (_, cert) =
+        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    let seconds = |time: ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+    let (from, to) = (seconds(cert.validity().not_before), seconds(cert.validity().not_after));
+    Ok(from..=to.max(from))
+}
+
+/// What a certificate is for, and how it stands today.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// Common names, then DNS names.
+    pub names: Vec<String>,
+    /// The first DNS name that is no wildcard.
+    pub dns: Option<String>,
+    /// Its last day, as `2026-11-22`.
+    pub until: String,
+    /// Days until then; below 0 once it is over.
+    pub days: i64,
+    /// What some or all clients refuse, each with the remedy.
+    pub oddities: Vec<CertificateWarning>,
+}
+
+/// Something about a certificate for which some or all clients refuse it. Displays as a sentence that goes on behind the
+/// file's name, with the remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateWarning {
+    /// What it concerns.
+    pub about: CertWarningKind,
+    /// What was found.
+    pub found: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// What an [`CertificateWarning`] concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CertWarningKind {
+    /// What it was issued for.
+    Kind,
+    /// It is over.
+    Dates,
+    /// It has not begun: that, or this machine's clock.
+    Clock,
+}
+
+impl fmt::Display for CertificateWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.found, self.remedy)
+    }
+}
+
+/// What a server's certificate is for, and what is wrong with it.
+///
+/// # Errors
+///
+/// No server can show it; a sentence that goes on behind the file's name.
+pub fn summary(der: &[u8]) -> Result<Summary, String> {
+    let now = ASN1Time::now();
+    let oddities = check_at(der, now)?;
+    let (_, cert) =
+        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    let end = cert.validity().not_after;
+    Ok(Summary {
+        names: names(der),
+        dns: first_name(der).map(|name| name.to_str().into_owned()),
+        until: day(end),
+        days: (end.timestamp() - now.timestamp()).div_euclid(24 * 60 * 60),
+        oddities,
+    })
+}
+
+fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String> {
+    let (_, cert) =
+        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    if cert.version() != X509Version::V3 {
+        return Err("is not X.509 version 3, which no client accepts: issue it anew with subject \
+                    alternative names: `tunnel init` makes one"
+            .into());
+    }
+    let mut odd = Vec::new();
+    let mut is =
+        |about, found: &str, remedy| odd.push(CertificateWarning { about, found: found.to_owned(), remedy });
+    if cert.is_ca() {
+        is(
+            CertWarningKind::Kind,
+            "is a CA's certificate, which edges of this program refuse as a server's",
+            "issue one for the server from it: `tunnel init` makes one",
+        );
+    }
+    if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
+        is(
+            CertWarningKind::Kind,
+            "has no subject alternative names, without which no client accepts it",
+            "issue it anew with the names and addresses that clients use",
+        );
+    }
+    if let Ok(Some(uses)) = cert.extended_key_usage()
+        && !(uses.value.any || uses.value.server_auth)
+    {
+        let found = "may not be used by a server (extended key usage), so clients refuse it";
+        is(CertWarningKind::Kind, found, "issue one with serverAuth");
+    }
+    let (from, to) = (cert.validity().not_before, cert.validity().not_after);
+    if now < from {
+        is(
+            CertWarningKind::Clock,
+            &format!("is not valid before {}", day(from)),
+            "check this machine's clock, or wait",
+        );
+    }
+    if now > to {
+        let remedy = "issue it anew, it is read again without a restart";
+        is(CertWarningKind::Dates, &format!("expired on {}", day(to)), remedy);
+    }
+    Ok(odd)
+}
+
+/// A day, as `2026-11-22`.
+fn day(time: ASN1Time) -> String {
+    time.to_datetime().date().to_string()
+}
+
+// When the certificates of a file end.
+
+/// Seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotAfter {
+    /// The first end of all.
+    pub first: u64,
+    /// The last.
+    pub last: u64,
+}
+
+impl NotAfter {
+    /// Of a PEM text; `None`: it holds no certificate that can be read.
+    pub fn of(pem: &[u8]) -> Option<Self> {
+        let certificates = rustls_pemfile::certs(&mut &*pem).filter_map(Result::ok).collect::<Vec<_>>();
+        let ends = certificates.iter().filter_map(|der| validity(der).ok()).map(|valid| *valid.end());
+        let (first, last) = (ends.clone().min()?, ends.max()?);
+        Some(Self { first, last })
+    }
+}
+
+/// A time as people write it.
+pub fn date(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
+    time.map_or_else(|| seconds.to_string(), |time| time.to_string())
+}
+
+// The certificate that a server shows, and a warning of clients that expect another name.
+
+/// Shows one certificate to all.
+#[derive(Debug)]
+pub(crate) struct SingleCertResolver {
+    certified: Arc<CertifiedKey>,
+    file: PathBuf,
+    warned: Mutex<Option<Instant>>,
+}
+
+impl SingleCertResolver {
+    /// Shows what was read from `file`.
+    pub(crate) fn new(certified: CertifiedKey, file: PathBuf) -> Self {
+        Self { certified: Arc::new(certified), file, warned: Mutex::default() }
+    }
+
+    /// Whether the certificate is for that name. One that cannot be read is not judged.
+    fn is_for(&self, name: &str) -> bool {
+        let Some(leaf) = self.certified.cert.first() else { return true };
+        match (ParsedCertificate::try_from(leaf), ServerName::try_from(name)) {
+            (Ok(leaf), Ok(name)) => verify_server_name(&leaf, &name).is_ok(),
+            _ => true,
+        }
+    }
+
+    /// Whether it is time for another warning.
+    fn may_warn(&self) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL);
+        if may {
+            *warned = Some(Instant::now());
+        }
+        may
+    }
+}
+
+impl ResolvesServerCert for SingleCertResolver {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        if let Some(name) = hello.server_name()
+            && !self.is_for(name)
+            && self.may_warn()
+        {
+            warn!(
+                name,
+                file = %self.file.display(),
+                "a client expects this name, and the certificate does not have it: a client that verifies it goes away; \
+                 issue the certificate with it among its subject alternative names"
+            );
+        }
+        Some(self.certified.clone())
+    }
+}
+
+/// Between two such warnings: each client may send any name.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The one common name, and the one organization, of edges' certificates. They are YurtTunnel's.
+pub const EDGE: (&str, &str) = ("tunnel-agent-client", "openyurt:yurttunnel");
+
+/// How the common name begins of a certificate that an edge presents to its kubelet, as `tunnel init` makes them:
+/// `tunnel:NODE`. Kubelets' CA also signs clients' certificates.
+pub const KUBELET_CLIENT: &str = "tunnel:";
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
+
+    use super::*;
+
+    fn made(change: impl FnOnce(&mut CertificateParams)) -> Vec<u8> {
+        let mut params = CertificateParams::new(["tunnel.cloud.io".to_owned()]).unwrap();
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(2030, 1, 1);
+        change(&mut params);
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    fn warned(change: impl FnOnce(&mut CertificateParams)) -> String {
+        let now = ASN1Time::from_timestamp(1_750_000_000).unwrap();
+        let odd = check_at(&made(change), now).unwrap();
+        odd.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    }
+
+    #[test]
+    fn a_good_certificate_gives_no_warning() {
+        assert_eq!(warned(|_| ()), "");
+    }
+
+    #[test]
+    fn each_fault_is_told_with_its_remedy() {
+        let ca = |p: &mut CertificateParams| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        assert!(warned(ca).contains("is a CA's certificate"));
+        let uses = |p: &mut CertificateParams| {
+            p.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        };
+        assert!(warned(uses).contains("may not be used by a server"));
+        assert!(warned(|p| p.subject_alt_names.clear()).contains("no subject alternative names"));
+        assert!(warned(|p| p.not_after = date_time_ymd(2021, 1, 1)).contains("expired on"));
+        assert!(warned(|p| p.not_before = date_time_ymd(2029, 1, 1)).contains("not valid before"));
+        assert!(check(b"junk").unwrap_err().contains("not an X.509"));
+    }
+
+    #[test]
+    fn its_names_are_the_common_name_and_the_dns_names() {
+        let der = made(|p| {
+            p.distinguished_name.push(rcgen::DnType::CommonName, "system:kube-apiserver");
+            p.subject_alt_names.push(rcgen::SanType::IpAddress([10, 0, 0, 1].into()));
+        });
+        assert_eq!(names(&der), ["system:kube-apiserver", "tunnel.cloud.io"]);
+        assert_eq!(names(b"junk"), [""; 0]);
+    }
+
+    #[test]
+    fn certificates_for_edges_are_recognised_by_their_common_name() {
+        let of = |common_name: &str, organization: Option<&str>| {
+            made(|p| {
+                p.distinguished_name = rcgen::DistinguishedName::new();
+                p.distinguished_name.push(rcgen::DnType::CommonName, common_name);
+                if let Some(organization) = organization {
+                    p.distinguished_name.push(rcgen::DnType::OrganizationName, organization);
+                }
+            })
+        };
+        for (name, organization, is_links) in [
+            (EDGE.0, Some(EDGE.1), true),
+            (EDGE.0, Some("o"), false),
+            (EDGE.0, None, false),
+            ("Tunnel-Agent-Client", Some(EDGE.1), false),
+            ("tunnel:node1", None, false),
+            ("TUNNEL:node1", Some("system:masters"), false),
+        ] {
+            let der = of(name, organization);
+            assert!(is_for_edges(&der), "{name}, {organization:?}");
+            assert_eq!(is_edges(&der), is_links, "{name}, {organization:?}");
+        }
+        for name in ["tunnel-proxy-client", "tunnel", "kube-apiserver", "tunnel-agent-client-2"] {
+            assert!(!is_for_edges(&of(name, Some(EDGE.1))), "{name}");
+        }
+        assert!(!is_for_edges(b"junk"));
+    }
+
+    #[test]
+    fn version_1_is_refused() {
+        // The version is the innermost integer of `[0] { INTEGER 2 }`; without extensions' version it reads as v1.
+        let mut der = made(|_| ());
+        let at = der.windows(5).position(|w| w == [0xa0, 3, 2, 1, 2]).unwrap();
+        der[at + 4] = 0;
+        assert!(check(&der).unwrap_err().contains("version 3"));
+    }
+}
+
+#[cfg(test)]
+mod shown_tests {
+    use crate::tls::TlsParams;
+    use crate::tls::testing::Authority;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_the_certificate_lacks_is_told_once_a_minute() {
+        let ca = Authority::new("ca");
+        let identity = ca.issue("s", "*.edge.example");
+        let read = |file: &PathBuf| std::fs::read(file).unwrap();
+        let (cert, key) = (read(&identity.cert), read(&identity.key));
+        let certified = identity.certified(&cert, &key, &TlsParams::default().provider()).unwrap();
+        let shown = SingleCertResolver::new(certified, identity.cert);
+        assert!(
+            shown.is_for("node1.edge.example") && !shown.is_for("node1") && !shown.is_for("a.b.edge.example")
+        );
+        assert!(shown.may_warn() && !shown.may_warn());
+        tokio::time::advance(WARN_INTERVAL).await;
+        assert!(shown.may_warn());
+    }
+}

@@ -1,0 +1,237 @@
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use rcgen::{CertificateParams, KeyPair};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio_rustls::rustls::pki_types::UnixTime;
+use tokio_rustls::rustls::time_provider::TimeProvider;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::pool::Pool;
+use crate::socket::Buffered;
+use crate::tls::testing::{Authority, client, server};
+use tunnel_base::drain::Drain;
+
+use super::*;
+
+/// A clock that a test sets, in seconds since 1970.
+#[derive(Debug, Clone)]
+pub(crate) struct SetTime(pub(crate) Arc<AtomicU64>);
+
+impl TimeProvider for SetTime {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Relaxed))))
+    }
+}
+
+/// As [`server`], now, with a clock that the test sets.
+pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime) -> ServerConfig {
+    let read = |file: &PathBuf| std::fs::read(file).unwrap();
+    let (cert, key) = (read(&identity.cert), read(&identity.key));
+    let cas: Vec<_> = clients.files().iter().map(read).collect();
+    let settings = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let mut config = settings.config(&cert, &key, &cas).unwrap();
+    config.time_provider = Arc::new(clock.clone());
+    config.ticketer = Arc::new(settings.tickets(&cert, &key, &cas, Arc::new(clock.clone())).unwrap());
+    config
+}
+
+/// Handshakes and sends a byte each way, since a refused client certificate shows only when the client reads.
+async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
+    let (near, far) = duplex(1 << 16);
+    let accept = async {
+        let mut tls = TlsAcceptor::from(server.load()).accept(Buffered::new(far, Pool::new())).await?;
+        tls.write_all(b"x").await?;
+        tls.shutdown().await
+    };
+    let connect = async {
+        let mut tls = TlsConnector::from(client.load()).connect(server_name(name).unwrap(), near).await?;
+        assert_eq!(tls.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        tls.read_u8().await
+    };
+    let (accepted, connected) = tokio::join!(accept, connect);
+    connected.and(accepted)
+}
+
+#[tokio::test]
+async fn names_and_addresses_are_checked_against_the_certificate() {
+    let ca = Authority::new("one");
+    let trust = client(Trust::Ca(ca.ca()), None);
+    let by_name = server(ca.issue("name", "tunnel.cloud.io"), ClientAuth::Anonymous);
+    let by_address = server(ca.issue("address", "127.0.0.1"), ClientAuth::Anonymous);
+    meet(&by_name, &trust, "tunnel.cloud.io").await.unwrap();
+    meet(&by_address, &trust, "127.0.0.1").await.unwrap();
+    assert!(meet(&by_name, &trust, "127.0.0.1").await.is_err());
+    assert!(meet(&by_address, &trust, "tunnel.cloud.io").await.is_err());
+    meet(&by_name, &client(Trust::NoVerify, None), "127.0.0.1").await.unwrap();
+    assert!(matches!(server_name("no name"), Err(TlsError::Name(_))));
+    assert!(server_name("[::1]").is_ok());
+}
+
+#[tokio::test]
+async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
+    let (one, two) = (Authority::new("one"), Authority::new("two"));
+    let served = server(two.issue("s", "a.b"), ClientAuth::Anonymous);
+    assert!(meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
+    let both = [std::fs::read(one.ca()).unwrap(), std::fs::read(two.ca()).unwrap()].concat();
+    std::fs::write(one.ca(), both).unwrap();
+    meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_of_that_authority_is_refused() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let required = server(ours.issue("s", "a.b"), ClientAuth::Required(ours.ca()));
+    let nobody = client(Trust::Ca(ours.ca()), None);
+    let known = client(Trust::Ca(ours.ca()), Some(ours.issue("c", "pod")));
+    let stranger = client(Trust::Ca(ours.ca()), Some(theirs.issue("c", "pod")));
+    meet(&required, &known, "a.b").await.unwrap();
+    for refused in [nobody, stranger] {
+        assert!(meet(&required, &refused, "a.b").await.is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_files_are_used_for_the_next_handshake() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let identity = old.issue("s", "a.b");
+    let served = server(identity.clone(), ClientAuth::Anonymous);
+    let trust = client(Trust::Ca(old.ca()), None);
+    meet(&served, &trust, "a.b").await.unwrap();
+
+    let drain = Drain::new();
+    drain.spawn(tracing::Span::none(), served.clone().watch(drain.clone()));
+    drain.spawn(tracing::Span::none(), trust.clone().watch(drain.clone()));
+    let fresh = new.issue("s", "a.b");
+    for (from, to) in [(new.ca(), old.ca()), (fresh.cert, identity.cert), (fresh.key, identity.key)] {
+        std::fs::copy(from, to).unwrap();
+    }
+    let before = (served.load(), trust.load());
+    while Arc::ptr_eq(&before.0, &served.load()) || Arc::ptr_eq(&before.1, &trust.load()) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    meet(&served, &trust, "a.b").await.unwrap();
+    assert!(meet(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(), "it is the new one's");
+}
+
+#[test]
+fn a_key_of_another_certificate_is_said_so() {
+    let ca = Authority::new("one");
+    let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
+    let mixed = Identity { cert: one.cert, key: two.key };
+    let failed = TlsServerConfig {
+        identity: mixed,
+        clients: ClientAuth::Anonymous,
+        offer: TlsParams::default(),
+        alpn: vec![],
+    }
+    .load()
+    .unwrap_err();
+    assert!(failed.to_string().contains("does not belong to"), "{failed}");
+}
+
+/// What a pod serves with, and what it dials with.
+fn peer_server(
+    ca: &Authority,
+    identity: Identity,
+    name: Option<&str>,
+) -> (Reload<ServerConfig>, PeerTlsConfig) {
+    let name = name.map(|name| server_name(name).unwrap());
+    let served = server(identity.clone(), ClientAuth::Peers(ca.ca(), name.clone()));
+    (served, PeerTlsConfig { identity, ca: ca.ca(), name })
+}
+
+fn dialer(mutual: PeerTlsConfig) -> (Reload<ClientConfig>, String) {
+    let dialer = mutual.load().unwrap().load();
+    (Reload::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
+}
+
+/// Does a handshake; returns whether the server has seen a certificate.
+async fn meet_as(
+    server: &Reload<ServerConfig>,
+    client: &Reload<ClientConfig>,
+    name: &str,
+) -> io::Result<bool> {
+    let (near, far) = duplex(1 << 16);
+    let accept = async {
+        let mut tls = TlsAcceptor::from(server.load()).accept(far).await?;
+        tls.write_all(b"x").await?;
+        Ok::<_, io::Error>(tls.get_ref().1.peer_certificates().is_some())
+    };
+    let connect = async {
+        let mut tls = TlsConnector::from(client.load()).connect(server_name(name).unwrap(), near).await?;
+        tls.read_u8().await
+    };
+    let (accepted, connected) = tokio::join!(accept, connect);
+    connected.and(accepted)
+}
+
+#[tokio::test]
+async fn servers_know_each_other_by_what_they_show_to_edges() {
+    let ca = Authority::new("ours");
+    let (first, _) = peer_server(&ca, ca.issue("1", "cloud.test"), None);
+    let (_, second) = peer_server(&ca, ca.issue("2", "cloud.test"), None);
+    let (second, name) = dialer(second);
+    assert!(meet_as(&first, &second, &name).await.unwrap());
+    let edge = client(Trust::Ca(ca.ca()), None);
+    assert!(!meet_as(&first, &edge, "cloud.test").await.unwrap(), "an edge shows none and is let in");
+}
+
+#[tokio::test]
+async fn who_is_of_another_ca_or_has_another_name_is_no_server() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (served, _) = peer_server(&ours, ours.issue("s", "cloud.test"), None);
+    let of_theirs = theirs.issue("c", "cloud.test");
+    let of_another_name = ours.issue("c", "edge.test");
+    for impostor in [of_theirs, of_another_name] {
+        let impostor = client(Trust::Ca(ours.ca()), Some(impostor));
+        assert!(meet_as(&served, &impostor, "cloud.test").await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_client_only_certificate_is_no_servers() {
+    let ca = Authority::new("ours");
+    let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(["cloud.test".to_owned()]).unwrap();
+    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let identity = ca.issue("c", "cloud.test");
+    std::fs::write(&identity.cert, params.signed_by(&key, &ca.issuer).unwrap().pem()).unwrap();
+    std::fs::write(&identity.key, key.serialize_pem()).unwrap();
+    let impostor = client(Trust::Ca(ca.ca()), Some(identity));
+    assert!(meet_as(&served, &impostor, "cloud.test").await.is_err());
+}
+
+#[test]
+fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let why = |ca: &Authority, identity: Identity, name: Option<&str>| {
+        peer_server(ca, identity, name).1.load().unwrap_err().to_string()
+    };
+    let missing = why(&ours, ours.issue("1", "cloud.test"), Some("tunnel.test"));
+    assert!(missing.contains("\"tunnel.test\"") && missing.contains("issue it anew"), "{missing}");
+    let foreign = why(&ours, theirs.issue("2", "cloud.test"), None);
+    assert!(foreign.contains("mode.cloud.stream.server.ca"), "{foreign}");
+    let nameless = why(&ours, ours.issue("3", "127.0.0.1"), None);
+    assert!(nameless.contains("no DNS name"), "{nameless}");
+}
+
+#[tokio::test]
+async fn a_server_that_no_other_would_believe_still_serves_its_edges() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (served, _) = peer_server(&ours, theirs.issue("s", "cloud.test"), None);
+    assert!(!meet_as(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_not_valid_now_is_no_servers() {
+    let ca = Authority::new("ours");
+    let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
+    for (from, to) in [(2000, 2001), (2090, 2091)] {
+        let late = client(Trust::Ca(ca.ca()), Some(ca.issue_for("c", "cloud.test", from..to)));
+        assert!(meet_as(&served, &late, "cloud.test").await.is_err());
+    }
+}

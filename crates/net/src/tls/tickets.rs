@@ -1,0 +1,269 @@
+//! Tickets by which edges resume sessions at any pod, whichever gave them: what seals them comes from the private key that
+//! all pods share, so that pods that start anew know them too.
+//!
+//! Where clients are known by their certificates, no such ticket is taken: who has that key could seal one with any certificate.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use aws_lc_rs::aead::{AES_256_GCM, Aad, Nonce, RandomizedNonceKey};
+use aws_lc_rs::digest::{Context, Digest, SHA256};
+use aws_lc_rs::error::Unspecified;
+use aws_lc_rs::hkdf::{HKDF_SHA256, Prk, Salt};
+use tokio_rustls::rustls::ProtocolVersion;
+use tokio_rustls::rustls::crypto::aws_lc_rs::Ticketer;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::server::ProducesTickets;
+use tokio_rustls::rustls::time_provider::TimeProvider;
+
+use crate::tls::{self, ClientAuth, TlsServerConfig, certificate, text};
+
+/// What a server's sessions stand on. Only servers that agree on all of it take each other's tickets.
+struct TicketScope<'a> {
+    /// The private key.
+    key: &'a [u8],
+    /// The certificates, who is believed and what is offered, in the same order at each.
+    parts: Vec<&'a [u8]>,
+}
+
+/// Seals and opens tickets.
+pub(crate) struct Tickets {
+    /// The end of the certificate, in seconds since 1970: no ticket outlives it.
+    until: u64,
+    clock: Arc<dyn TimeProvider>,
+    /// For TLS 1.3; `None`: `own` seals those, too.
+    shared: Option<Shared>,
+    /// Nobody else ever has its keys. Tickets of TLS 1.2 hold what decrypts their whole session, so it seals all of those.
+    own: Arc<dyn ProducesTickets>,
+}
+
+/// The keys of all servers on the same ground.
+struct Shared {
+    root: Prk,
+    link_context: Digest,
+    keys: ArcSwap<Keys>,
+}
+
+/// The keys of the days whose tickets are taken.
+struct Keys {
+    today: u64,
+    /// From the oldest day on to tomorrow, as clocks differ.
+    of_days: Vec<RandomizedNonceKey>,
+}
+
+impl TlsServerConfig {
+    /// What gives and takes the tickets of a server with these files.
+    pub(crate) fn tickets(
+        &self,
+        cert: &[u8],
+        key: &[u8],
+        cas: &[Vec<u8>],
+        clock: Arc<dyn TimeProvider>,
+    ) -> Result<Tickets, String> {
+        let leaf = tls::certs(&self.identity.cert, cert).map_err(text)?;
+        let until =
+            leaf.first().map_or(Ok(0), |leaf| certificate::validity(leaf).map(|dates| *dates.end()))?;
+        let own = Ticketer::new().map_err(text)?;
+        let shared =
+            if self.clients.are_named() { None } else { Some(self.shared(cert, key, cas, &*clock)?) };
+        Ok(Tickets { until, clock, shared, own })
+    }
+
+    fn shared(
+        &self,
+        cert: &[u8],
+        key: &[u8],
+        cas: &[Vec<u8>],
+        clock: &dyn TimeProvider,
+    ) -> Result<Shared, String> {
+        let private = tls::private_key(&self.identity.key, key).map_err(text)?;
+        let (rule, offered) = (self.clients.rule(), self.alpn.concat());
+        let mut parts = vec![cert, rule.as_bytes(), &offered];
+        parts.extend(cas.iter().map(Vec::as_slice));
+        Shared::new(&TicketScope { key: private.secret_der(), parts }, now(clock)).map_err(text)
+    }
+}
+
+impl ClientAuth {
+    /// Whether any client may come to a name by its certificate. Pods prove themselves by the very key of which shared tickets are
+    /// made, and edges are below pods.
+    fn are_named(&self) -> bool {
+        match self {
+            Self::Required(_) => true,
+            Self::Anonymous | Self::Peers(..) => false,
+            Self::Edges(_, others) => others.are_named(),
+        }
+    }
+
+    /// The same text for all servers that believe by the same rule, given the same files.
+    fn rule(&self) -> String {
+        match self {
+            Self::Anonymous => "anonymous".into(),
+            Self::Required(_) => "required".into(),
+            Self::Peers(_, name) => {
+                format!("siblings {}", name.as_ref().map(ServerName::to_str).unwrap_or_default())
+            }
+            Self::Edges(_, others) => format!("agents, {}", others.rule()),
+        }
+    }
+}
+
+impl Shared {
+    /// For servers on that ground.
+    ///
+    /// # Errors
+    ///
+    /// The library makes no keys.
+    fn new(link_context: &TicketScope<'_>, now: u64) -> Result<Self, Unspecified> {
+        let root = Salt::new(HKDF_SHA256, LABEL).extract(link_context.key);
+        let mut parts = Context::new(&SHA256);
+        for part in &link_context.parts {
+            parts.update(&(part.len() as u64).to_be_bytes());
+            parts.update(part);
+        }
+        let link_context = parts.finish();
+        let keys = ArcSwap::from_pointee(Keys::new(&root, link_context.as_ref(), now / DAY)?);
+        Ok(Self { root, link_context, keys })
+    }
+
+    fn keys(&self, now: u64) -> Option<Arc<Keys>> {
+        let keys = self.keys.load_full();
+        if keys.today == now / DAY {
+            return Some(keys);
+        }
+        let keys = Arc::new(Keys::new(&self.root, self.link_context.as_ref(), now / DAY).ok()?);
+        self.keys.store(Arc::clone(&keys));
+        Some(keys)
+    }
+
+    fn seal(&self, plain: &[u8], now: u64) -> Option<Vec<u8>> {
+        let keys = self.keys(now)?;
+        let day = keys.today.to_be_bytes();
+        let mut sealed = plain.to_vec();
+        let nonce = keys.of(keys.today)?.seal_in_place_append_tag(Aad::from(day), &mut sealed).ok()?;
+        Some([&day[..], nonce.as_ref(), &sealed].concat())
+    }
+
+    fn open(&self, ticket: &[u8], now: u64) -> Option<Vec<u8>> {
+        let (day, sealed) = ticket.split_first_chunk::<8>()?;
+        let (nonce, sealed) = sealed.split_first_chunk::<12>()?;
+        let (keys, mut sealed) = (self.keys(now)?, sealed.to_vec());
+        let key = keys.of(u64::from_be_bytes(*day))?;
+        let plain = key.open_in_place(Nonce::from(nonce), Aad::from(day), &mut sealed).ok()?;
+        Some(plain.to_vec())
+    }
+}
+
+impl Tickets {
+    /// Whether the certificates of both sides are valid. If not, a whole handshake judges, and lets in who has a new one.
+    fn may_resume(&self, session: &TicketSession<'_>, now: u64) -> bool {
+        let is_valid = |leaf| certificate::validity(leaf).is_ok_and(|dates| dates.contains(&now));
+        now < self.until && session.leaf.is_none_or(is_valid)
+    }
+}
+
+impl Keys {
+    fn new(root: &Prk, link_context: &[u8], today: u64) -> Result<Self, Unspecified> {
+        let of_day = |day: u64| {
+            let (mut key, day) = ([0; 32], day.to_be_bytes());
+            root.expand(&[link_context, &day], HKDF_SHA256)?.fill(&mut key)?;
+            RandomizedNonceKey::new(&AES_256_GCM, &key)
+        };
+        let days = today.saturating_sub(DAYS)..=today + 1;
+        Ok(Self { today, of_days: days.map(of_day).collect::<Result<_, _>>()? })
+    }
+
+    fn of(&self, day: u64) -> Option<&RandomizedNonceKey> {
+        let nth = day.checked_sub(self.today.saturating_sub(DAYS))?;
+        self.of_days.get(usize::try_from(nth).ok()?)
+    }
+}
+
+impl ProducesTickets for Tickets {
+    fn enabled(&self) -> bool {
+        true
+    }
+
+    fn lifetime(&self) -> u32 {
+        let left = self.until.saturating_sub(now(&*self.clock));
+        let most = self.shared.as_ref().map_or_else(|| self.own.lifetime().into(), |_| DAYS * DAY);
+        u32::try_from(left.min(most)).unwrap_or(0)
+    }
+
+    fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
+        let now = now(&*self.clock);
+        let session = TicketSession::read(plain).filter(|session| self.may_resume(session, now))?;
+        match &self.shared {
+            Some(shared) if session.version == ProtocolVersion::TLSv1_3 => shared.seal(plain, now),
+            _ => self.own.encrypt(plain),
+        }
+    }
+
+    fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
+        let now = now(&*self.clock);
+        let opened = self.shared.as_ref().and_then(|shared| shared.open(ticket, now));
+        let plain = opened.or_else(|| self.own.decrypt(ticket))?;
+        TicketSession::read(&plain).is_some_and(|session| self.may_resume(&session, now)).then_some(plain)
+    }
+}
+
+impl fmt::Debug for Tickets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tickets").field("until", &self.until).finish_non_exhaustive()
+    }
+}
+
+/// What a ticket says of its session.
+#[derive(Debug, PartialEq)]
+struct TicketSession<'a> {
+    version: ProtocolVersion,
+    /// The certificate that the client has shown, without those behind it, if it has shown one.
+    leaf: Option<&'a [u8]>,
+}
+
+impl<'a> TicketSession<'a> {
+    /// From the text that the library writes into a ticket. That is the library's own affair: of a text that is not as known
+    /// here there is no ticket, and a whole handshake instead.
+    fn read(text: &'a [u8]) -> Option<Self> {
+        let (_server_name, text) = optional::<1>(text)?;
+        let (version, text) = text.split_first_chunk()?;
+        let (_suite, text) = text.split_first_chunk::<2>()?;
+        let (_secret, text) = counted::<1>(text)?;
+        let (_extended_secret, text) = text.split_first()?;
+        let (chain, _) = optional::<3>(text)?;
+        let leaf = match chain {
+            Some(chain) => Some(counted::<3>(chain)?.0),
+            None => None,
+        };
+        Some(Self { version: ProtocolVersion::from(u16::from_be_bytes(*version)), leaf })
+    }
+}
+
+/// What stands behind its length of so many bytes, and the rest.
+fn counted<const N: usize>(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, text) = text.split_first_chunk::<N>()?;
+    text.split_at_checked(len.iter().fold(0, |len, byte| len << 8 | usize::from(*byte)))
+}
+
+/// The same behind a byte that says whether it is there.
+fn optional<const N: usize>(text: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
+    match text.split_first()? {
+        (0, rest) => Some((None, rest)),
+        (1, rest) => counted::<N>(rest).map(|(it, rest)| (Some(it), rest)),
+        _ => None,
+    }
+}
+
+fn now(clock: &dyn TimeProvider) -> u64 {
+    clock.current_time().map_or(0, |now| now.as_secs())
+}
+
+/// In what this program derives from the private key.
+const LABEL: &[u8] = b"tunnel: session tickets, 1";
+const DAY: u64 = 24 * 3600;
+/// So many days are tickets taken; TLS 1.3 allows no more.
+const DAYS: u64 = 7;
+
+#[cfg(test)]
+pub(crate) mod tests;

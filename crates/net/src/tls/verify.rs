@@ -1,0 +1,465 @@
+//! Two certificate verifiers of our own: for another pod of the same cloud, and one that trusts any server.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use tokio_rustls::rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+};
+
+use crate::tls::{TlsParams, certificate, text};
+
+/// Trusts a client that shows a *server's* certificate for the cloud's name, from the cloud's CA: a process that can
+/// pose as the cloud to edges is a pod, so no further certificates are needed. A client without a certificate passes,
+/// and is not a pod.
+#[derive(Debug)]
+pub(crate) struct PeerCertVerifier {
+    servers: Arc<WebPkiServerVerifier>,
+    name: ServerName<'static>,
+}
+
+impl PeerCertVerifier {
+    /// Trusts certificates from `roots` for `name`, or without it for the first DNS name of this pod's chain.
+    ///
+    /// # Errors
+    ///
+    /// This pod's own certificate would not pass, so no sibling's would: the reason and the remedy.
+    pub(crate) fn new(
+        roots: RootCertStore,
+        name: Option<&ServerName<'static>>,
+        own: &[CertificateDer<'_>],
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, String> {
+        let (leaf, above) = own.split_first().ok_or("there is no certificate of our own")?;
+        let name = match name {
+            Some(name) => name.clone(),
+            None => certificate::first_name(leaf).ok_or(NO_NAME)?,
+        };
+        let servers = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+            .build()
+            .map_err(text)?;
+        // The dates were checked when the certificate was read, and only bring warnings.
+        let valid = certificate::validity(leaf)?;
+        let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
+        let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
+        servers.verify_server_cert(leaf, above, &name, &[], at).map_err(|cause| unfit(&cause, &name))?;
+        Ok(Self { servers, name })
+    }
+
+    /// The name that pods' certificates carry.
+    pub(crate) fn name(&self) -> &ServerName<'static> {
+        &self.name
+    }
+}
+
+impl ClientCertVerifier for PeerCertVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        // A pod has one certificate and needs no hint.
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.servers.verify_server_cert(leaf, above, &self.name, &[], now)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.servers.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.servers.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.servers.supported_verify_schemes()
+    }
+}
+
+/// Of these authorities the one that has signed a server's certificate, which comes first in its chain. Dates and names do
+/// not count.
+pub fn issuer(
+    authorities: &[CertificateDer<'static>],
+    chain: &[CertificateDer<'_>],
+) -> Option<CertificateDer<'static>> {
+    let (leaf, above) = chain.split_first()?;
+    let valid = certificate::validity(leaf).ok()?;
+    let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
+    let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
+    let name = ServerName::try_from("localhost").ok()?;
+    let has_signed = |authority: &&CertificateDer<'static>| {
+        let mut roots = RootCertStore::empty();
+        let provider = TlsParams::default().provider();
+        if roots.add((*authority).clone()).is_err() {
+            return false;
+        }
+        let servers = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        // The name is looked at last.
+        servers.is_ok_and(|servers| match servers.verify_server_cert(leaf, above, &name, &[], at) {
+            Ok(_) => true,
+            Err(Error::InvalidCertificate(cause)) => matches!(
+                cause,
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }
+            ),
+            Err(_) => false,
+        })
+    };
+    authorities.iter().find(has_signed).cloned()
+}
+
+/// Trusts every certificate, but still checks that the server has its key.
+#[derive(Debug)]
+pub(crate) struct NoVerifier(pub(crate) Arc<CryptoProvider>);
+
+impl ServerCertVerifier for NoVerifier {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
+    let name = name.to_str();
+    match cause {
+        Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => format!(
+            "our own certificate does not carry the name {name:?}, by which pods know each other: issue it anew with \
+             that name, or set mode.cloud.registry.name to one that it carries"
+        ),
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            "our own certificate was not issued by a CA of mode.cloud.stream.server.ca, so other pods refuse it: name \
+             the file of the CA that signed it"
+                .into()
+        }
+        cause => format!(
+            "our own certificate will not do as a server's for {name:?}, so other pods refuse it: {cause}; issue it anew \
+             for servers: `tunnel init` makes one"
+        ),
+    }
+}
+
+const NO_NAME: &str = "our own certificate carries no DNS name by which pods could know each other: issue it anew with \
+                       one, the same for all pods";
+
+// Edges that show a certificate: which of them are trusted at the port for links, and that they are clients nowhere.
+
+/// What edges' certificates are: issued by a CA of this file, with exactly the subject `EDGE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EdgeCerts {
+    /// The file of CAs.
+    pub ca: PathBuf,
+}
+
+impl EdgeCerts {
+    /// The node whose certificate this is: its one DNS name; `None`: it is not an edge's, inner `None`: it has none, or several.
+    /// Whether it is to be believed was settled by the handshake.
+    pub fn node(der: &[u8]) -> Option<Option<String>> {
+        certificate::is_edges(der).then(|| match certificate::dns_names(der).as_slice() {
+            [node] => Some(node.clone()),
+            _ => None,
+        })
+    }
+
+    /// An error if one of the CAs of edges' certificates is one of that file, too, in whichever certificate: a cluster's
+    /// signs for others as well, and must not make pods.
+    pub(crate) fn check_disjoint(
+        &self,
+        issuers: &RootCertStore,
+        path: &Path,
+        others: &RootCertStore,
+    ) -> Result<(), String> {
+        let keys = |of: &RootCertStore| -> BTreeSet<Vec<u8>> {
+            of.roots.iter().map(|root| root.subject_public_key_info.to_vec()).collect()
+        };
+        if keys(issuers).is_disjoint(&keys(others)) {
+            return Ok(());
+        }
+        Err(format!(
+            "{} (agent_ca) and {} (ca) hold the same authority: who signs edges' certificates signs for others, too, who \
+             could then pose as a pod; give the pods an authority of their own in ca",
+            self.ca.display(),
+            path.display()
+        ))
+    }
+}
+
+/// Believes certificates with the subject of edges' by one rule, and all others by another: no CA makes both.
+#[derive(Debug)]
+pub(crate) struct EdgeCertVerifier {
+    issued: Arc<dyn ClientCertVerifier>,
+    /// `None`: nobody else may show one.
+    others: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl EdgeCertVerifier {
+    /// `issued` believes those of the agents' CAs.
+    pub(crate) fn new(
+        issued: Arc<dyn ClientCertVerifier>,
+        others: Option<Arc<dyn ClientCertVerifier>>,
+    ) -> Self {
+        Self { issued, others }
+    }
+}
+
+impl ClientCertVerifier for EdgeCertVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        // Who calls has one certificate and needs no hint.
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        if certificate::is_edges(leaf) {
+            return self.issued.verify_client_cert(leaf, above, now);
+        }
+        match &self.others {
+            Some(others) => others.verify_client_cert(leaf, above, now),
+            None => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.issued.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.issued.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.issued.supported_verify_schemes()
+    }
+}
+
+/// Trusts clients by another rule, but never by a certificate that was made for an edge: a node, or a thief of its disk,
+/// would otherwise be a client of all other nodes.
+#[derive(Debug)]
+pub(crate) struct ClientVerifier(pub(crate) Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ClientVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.0.verify_client_cert(leaf, above, now)?;
+        if certificate::is_for_edges(leaf) {
+            return Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
+        }
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tls::certificate::EDGE;
+    use rcgen::{
+        BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    };
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio_rustls::rustls::HandshakeKind;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use crate::tls::testing::{Authority, client, server};
+    use crate::tls::tickets::tests::meet;
+    use crate::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig, Trust, server_name};
+
+    use super::*;
+
+    /// A cluster's authority, in a folder.
+    struct Cluster {
+        issuer: Issuer<'static, KeyPair>,
+        dir: tempfile::TempDir,
+    }
+
+    impl Cluster {
+        fn new() -> Self {
+            let (key, mut params) = (KeyPair::generate().unwrap(), CertificateParams::default());
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+            Self { issuer: Issuer::new(params, key), dir }
+        }
+
+        /// A client's certificate of that subject for these nodes.
+        fn issue(&self, common_name: &str, nodes: &[&str]) -> Identity {
+            let names: Vec<_> = nodes.iter().map(|node| (*node).to_owned()).collect();
+            let mut params = CertificateParams::new(names).unwrap();
+            params.distinguished_name.push(DnType::CommonName, common_name);
+            params.distinguished_name.push(DnType::OrganizationName, EDGE.1);
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            let key = KeyPair::generate().unwrap();
+            let file = self.dir.path().join(format!("{common_name}-{}.pem", nodes.join("-")));
+            let text = params.signed_by(&key, &self.issuer).unwrap().pem() + &key.serialize_pem();
+            std::fs::write(&file, text).unwrap();
+            Identity { cert: file.clone(), key: file }
+        }
+    }
+
+    #[test]
+    fn the_authority_of_edges_certificates_is_never_the_servers() {
+        let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
+        let load = |ca: PathBuf| {
+            let agents = EdgeCerts { ca };
+            let peers = ClientAuth::Peers(cloud.ca(), None);
+            let clients = ClientAuth::Edges(agents, Box::new(peers));
+            let offer = TlsParams::default();
+            let identity = cloud.issue("pod", "a.b");
+            TlsServerConfig { identity, clients, offer, alpn: Vec::new() }.load()
+        };
+        let file = cluster.dir.path().join("ca.crt");
+        assert!(load(file.clone()).is_ok());
+        let both = std::fs::read_to_string(&file).unwrap() + &std::fs::read_to_string(cloud.ca()).unwrap();
+        std::fs::write(&file, both).unwrap();
+        for shared in [cloud.ca(), file] {
+            let why = load(shared).map(drop).unwrap_err().to_string();
+            assert!(why.contains("hold the same authority") && why.contains("of their own in ca"), "{why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_edge_with_a_certificate_resumes_at_any_server() {
+        let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
+        let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
+        let peers = ClientAuth::Peers(cloud.ca(), None);
+        let (identity, clients) = (cloud.issue("pod", "a.b"), ClientAuth::Edges(agents, Box::new(peers)));
+        let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
+        for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
+            assert_eq!(meet(&edge, &server(identity.clone(), clients.clone()).load()).await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_edges_certificate_is_of_the_clusters_authority_and_a_servers_of_the_clouds() {
+        let (cloud, cluster, other) = (Authority::new("cloud"), Cluster::new(), Cluster::new());
+        let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
+        let peers = ClientAuth::Peers(cloud.ca(), None);
+        let peer_server = cloud.issue("pod", "a.b");
+        let tls = server(peer_server.clone(), ClientAuth::Edges(agents.clone(), Box::new(peers)));
+        let shows = async |shown: Option<Identity>| {
+            let connector = TlsConnector::from(client(Trust::Ca(cloud.ca()), shown).load());
+            let (near, far) = duplex(1 << 16);
+            let connect = async {
+                let mut near = connector.connect(server_name("a.b").unwrap(), near).await?;
+                near.read_u8().await
+            };
+            let accept = async {
+                let mut stream = TlsAcceptor::from(tls.load()).accept(far).await?;
+                stream.write_all(b"x").await?;
+                let leaf = stream.get_ref().1.peer_certificates().map(|shown| shown[0].clone());
+                Ok::<_, std::io::Error>(leaf.map(|leaf| EdgeCerts::node(&leaf)))
+            };
+            let (accepted, _) = tokio::join!(accept, connect);
+            accepted.map_err(|cause| cause.to_string())
+        };
+        assert_eq!(shows(None).await, Ok(None));
+        assert_eq!(shows(Some(peer_server)).await, Ok(Some(None)), "it is no edge's");
+        let node = Some(Some(Some("node1".to_owned())));
+        assert_eq!(shows(Some(cluster.issue(EDGE.0, &["node1"]))).await, Ok(node));
+        let several = shows(Some(cluster.issue(EDGE.0, &["node1", "node2"]))).await;
+        assert_eq!(several, Ok(Some(Some(None))), "it is no one node's");
+        for foreign in [other.issue(EDGE.0, &["node1"]), cluster.issue("system:node:node1", &["node1"])] {
+            assert!(shows(Some(foreign)).await.is_err());
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! How many bytes this process may promise to take, or keep for resending.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A process-wide allowance in bytes, shared by all sessions.
+#[derive(Debug)]
+pub struct Budget {
+    limit: usize,
+    used: AtomicUsize,
+}
+
+/// What one session holds of a [`Budget`]; given back when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<Budget>,
+    held: usize,
+}
+
+impl Budget {
+    /// An allowance of `limit` bytes.
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicUsize::new(0) })
+    }
+
+    /// Bytes held by all shares. May pass the limit by what [`Reservation::set`] forced.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Bytes that there are.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Whether nothing is left.
+    pub fn is_exhausted(&self) -> bool {
+        self.used() >= self.limit
+    }
+
+    /// By how many powers of two a new share should be smaller than usual: 0 while half is left, 2 while a quarter is,
+    /// then 4. So many sessions fit, each with little, before one has to be refused.
+    pub fn pressure(&self) -> u32 {
+        match self.used().saturating_mul(4) / self.limit.max(1) {
+            0 | 1 => 0,
+            2 => 2,
+            _ => 4,
+        }
+    }
+
+    /// A share of `bytes`, or none if that much is not left.
+    pub fn try_reserve(self: &Arc<Self>, bytes: usize) -> Option<Reservation> {
+        let mut share = self.reservation();
+        share.try_grow(bytes).then_some(share)
+    }
+
+    /// An empty share.
+    pub fn reservation(self: &Arc<Self>) -> Reservation {
+        Reservation { budget: self.clone(), held: 0 }
+    }
+}
+
+impl Reservation {
+    /// Holds `bytes` more if the budget has them.
+    pub fn try_grow(&mut self, bytes: usize) -> bool {
+        let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.budget.limit);
+        let granted = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
+        if granted {
+            self.held += bytes;
+        }
+        granted
+    }
+
+    /// As [`Self::grow`], but only while half of the budget stays free: who has much leaves room for who comes.
+    pub(crate) fn try_grow_shared(&mut self, bytes: usize) -> bool {
+        let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit / 2;
+        fits && self.try_grow(bytes)
+    }
+
+    /// Holds exactly `bytes`, even if that spends more than the budget has.
+    pub fn resize(&mut self, bytes: usize) {
+        if bytes >= self.held {
+            self.budget.used.fetch_add(bytes - self.held, Relaxed);
+        } else {
+            self.budget.used.fetch_sub(self.held - bytes, Relaxed);
+        }
+        self.held = bytes;
+    }
+
+    /// An empty share of the same budget.
+    pub(crate) fn new_empty(&self) -> Self {
+        self.budget.reservation()
+    }
+
+    /// Bytes held.
+    pub fn size(&self) -> usize {
+        self.held
+    }
+
+    /// Whether the whole budget is spent.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.budget.is_exhausted()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.resize(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn shares_never_claim_more_than_there_is_and_give_all_back(steps in prop::collection::vec((0usize..4, 0usize..90), 0..60)) {
+            let budget = Budget::new(100);
+            let mut shares: Vec<Reservation> = (0..4).map(|_| budget.reservation()).collect();
+            for (who, bytes) in steps {
+                if bytes < 60 { shares[who].try_grow(bytes); } else { let held = shares[who].size(); shares[who].resize(held / 2); }
+                prop_assert_eq!(budget.used(), shares.iter().map(Reservation::size).sum::<usize>());
+                prop_assert!(budget.used() <= 100);
+            }
+            drop(shares);
+            prop_assert_eq!(budget.used(), 0);
+        }
+    }
+
+    #[test]
+    fn a_thousand_sessions_fit_where_two_hundred_whole_windows_would() {
+        let budget = Budget::new(6 << 20);
+        let shares: Vec<Reservation> =
+            std::iter::from_fn(|| budget.try_reserve((32 * 1024) >> budget.pressure())).collect();
+        assert_eq!(shares.len(), 96 + 192 + 768);
+        assert_eq!((shares[0].size(), shares[1000].size()), (32 * 1024, 2 * 1024));
+    }
+
+    #[test]
+    fn who_widens_leaves_half_to_others() {
+        let budget = Budget::new(100);
+        let mut share = budget.try_reserve(30).unwrap();
+        assert!(share.try_grow_shared(20) && !share.try_grow_shared(1) && share.try_grow(1));
+        assert_eq!((share.size(), budget.used()), (51, 51));
+    }
+
+    #[test]
+    fn a_spent_budget_refuses_a_claim() {
+        let budget = Budget::new(10);
+        let first = budget.try_reserve(10).unwrap();
+        assert!(budget.is_exhausted() && budget.try_reserve(1).is_none());
+        drop(first);
+        assert!(budget.try_reserve(1).is_some());
+    }
+}

@@ -1,0 +1,234 @@
+//! The wire stands still: every frame and every header, byte for byte as `recorded.txt` has them. Programs of other
+//! versions rely on each line. A new frame gets a new line; one that changes or goes breaks them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use crate::codec::proto::StreamMsg;
+use crate::codec::{Decoder, encode, from_message, to_message};
+use crate::frame::{
+    Category, Conflict, ErrorCode, Found, Frame, FrameKind, Load, Remote, SessionError, SessionFrame,
+};
+use crate::hello::{Caller, Hello, LinkPurpose};
+use crate::superedge::{self, PlainCodec, PlainEvent};
+use tunnel_base::names::{Instance, NodeName, SessionId};
+
+fn node() -> NodeName {
+    "Edge-1".parse().unwrap()
+}
+
+fn id() -> SessionId {
+    SessionId::from_bits(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff)
+}
+
+fn instance() -> Instance {
+    Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)
+}
+
+fn refusal(code: ErrorCode) -> SessionError {
+    SessionError::new(code, "because")
+}
+
+fn open(opener: Option<&str>) -> SessionFrame {
+    let opener = opener.map(|text| text.parse().unwrap());
+    SessionFrame::Open {
+        target: "[fd00::1]:22".parse().unwrap(),
+        limit: 65_536,
+        epoch: 1,
+        client: "root".into(),
+        opener,
+    }
+}
+
+fn resume(opener: Option<&str>) -> SessionFrame {
+    let opener = opener.map(|text| text.parse().unwrap());
+    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance: Some(instance()), opener }
+}
+
+const POD: &str = "pod/0102030405060708090a0b0c0d0e0f10";
+
+/// Every session frame of the extended dialect.
+fn session_frames() -> Vec<(&'static str, SessionFrame)> {
+    vec![
+        ("open, version 1", open(None)),
+        ("open, of an edge", open(Some("node/Edge-2"))),
+        ("open, of a pod", open(Some(POD))),
+        ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
+        ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) }),
+        ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
+        ("data, none", SessionFrame::Data(Bytes::new())),
+        ("finish", SessionFrame::Fin { total: 6 }),
+        ("broken", SessionFrame::ResetAt { total: 6, refusal: refusal(ErrorCode::Cancelled) }),
+        ("reset", SessionFrame::Reset { epoch: 1, refusal: refusal(ErrorCode::Cancelled) }),
+        ("reset, over", SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "") }),
+        ("credit", SessionFrame::Credit { received: 5, limit: 131_072 }),
+        ("resume, version 1", resume(None)),
+        ("resume, of an edge", resume(Some("node/Edge-2"))),
+        ("resume, of a pod", resume(Some(POD))),
+        ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
+        ("lost", SessionFrame::PathLost { epoch: 2 }),
+    ]
+}
+
+/// Every other frame of it, with the peer that gets it.
+fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
+    let (edge, cloud) = (Remote::Edge(node()), Remote::Server(node()));
+    let found = |age: Option<u64>| {
+        let (silence, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
+        let instance = Some(instance());
+        FrameKind::Found(Found { here: true, silence, instance, age, ..Found::not_here(7) })
+    };
+    let conflict =
+        FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
+    let load = Load { nodes: 5000, stopping: false, intercepts: false };
+    let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
+    vec![
+        ("ping", FrameKind::Ping(Some(258)), edge.clone()),
+        ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
+        ("drain", FrameKind::Drain(None), cloud.clone()),
+        ("drain, elsewhere", FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), cloud.clone()),
+        ("find", FrameKind::Find(7), Remote::Peer),
+        ("found, version 1", found(None), Remote::Peer),
+        ("found", found(Some(60_000)), Remote::Peer),
+        (
+            "found, with addresses",
+            FrameKind::Found(Found { here: true, ips, ..Found::not_here(7) }),
+            Remote::Peer,
+        ),
+        ("found, away", FrameKind::Found(Found::not_here(7)), Remote::Peer),
+        (
+            "found, authoritative",
+            FrameKind::Found(Found { authoritative: true, ..Found::not_here(7) }),
+            Remote::Peer,
+        ),
+        (
+            "found, elsewhere",
+            FrameKind::Found(Found { at: Some(instance()), ..Found::not_here(7) }),
+            Remote::Peer,
+        ),
+        ("conflict", conflict, cloud),
+        (
+            "conflict, between pods",
+            FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
+            Remote::Peer,
+        ),
+        ("load", FrameKind::Load(load), Remote::Peer),
+        ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Remote::Peer),
+        ("load, of a pod that catches", FrameKind::Load(Load { intercepts: true, ..load }), Remote::Peer),
+    ]
+}
+
+/// The messages of a plain link: from a pod to its edge, and from an edge to its pod.
+fn plainly() -> Vec<(&'static str, StreamMsg)> {
+    let mut said = Vec::new();
+    let (mut plain, now) = (PlainCodec::new(node()), Instant::now());
+    let mut say = |plain: &mut PlainCodec, name, id, frame| {
+        let _ =
+            plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, frame) }, now);
+        said.push((name, plain.next_message().unwrap()));
+    };
+    say(&mut plain, "plain connecting", id(), open(None));
+    say(&mut plain, "plain tcp-forward", id(), SessionFrame::Data(Bytes::from_static(b"hello")));
+    say(
+        &mut plain,
+        "plain closed",
+        id(),
+        SessionFrame::Reset { epoch: 1, refusal: refusal(ErrorCode::Cancelled) },
+    );
+    let connecting = said[0].1.clone();
+    let mut say = |name, topic: &str, frame| {
+        let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
+        let PlainEvent::Session(message) = plain.on_message(message, now) else { panic!("an Open") };
+        let body = FrameKind::Session(message.id, Category::Ssh, frame);
+        let _ = plain.send_frame(Frame { node: node(), body }, now);
+        said.push((name, plain.next_message().unwrap()));
+    };
+    say("plain connected", "any text", SessionFrame::Opened { limit: 1, epoch: 1, instance: None });
+    say(
+        "plain connect-failed",
+        "other text",
+        SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) },
+    );
+    said.push(("plain heartbeat", superedge::heartbeat(&node())));
+    said
+}
+
+fn headers(headers: &HeaderMap) -> String {
+    let lines = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+    let mut lines: BTreeMap<_, _> = lines.collect();
+    // Another one with each release.
+    if let Some(version) = lines.get_mut("tunnel-version") {
+        *version = "VERSION";
+    }
+    lines.iter().map(|(name, value)| format!("{name}: {value}; ")).collect()
+}
+
+fn hex(message: StreamMsg) -> String {
+    encode(message).to_bytes().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[tokio::test]
+async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
+    let mut now = Vec::new();
+    for (name, frame) in session_frames() {
+        let body = FrameKind::Session(id(), Category::HttpProxy, frame);
+        now.push((name, hex(to_message(Frame { node: node(), body }))));
+    }
+    for (name, body, _) in signals() {
+        now.push((name, hex(to_message(Frame { node: node(), body }))));
+    }
+    for (name, message) in plainly() {
+        now.push((name, hex(message)));
+    }
+    now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
+    for (name, older) in [
+        ("header of an edge, beside", LinkPurpose::Backup),
+        ("header of an edge, interactive", LinkPurpose::Interactive),
+    ] {
+        let mut said = Hello::edge_request(&node(), "t", instance());
+        Hello::with_purpose(&mut said, older);
+        now.push((name, headers(&said)));
+    }
+    now.push(("header of a pod", headers(&Caller::peer_request(instance()))));
+    now.push(("header of a pod, beside", headers(&Caller::peer_backup_request(instance()))));
+    now.push(("header of an answer", headers(&Hello::response(instance()))));
+    let now: String = now.iter().map(|(name, said)| format!("{name} = {}\n", said.trim_end())).collect();
+    let recorded = include_str!("recorded.txt");
+    for (now, recorded) in now.lines().zip(recorded.lines()) {
+        assert_eq!(now, recorded, "programs of other versions would not understand this one");
+    }
+    assert_eq!(
+        now.lines().count(),
+        recorded.lines().count(),
+        "a frame without a line, or one that has gone:\n{now}"
+    );
+}
+
+#[test]
+fn every_recorded_frame_is_still_understood() {
+    let known: BTreeMap<&str, &str> =
+        include_str!("recorded.txt").lines().map(|line| line.split_once(" = ").unwrap()).collect();
+    let read = |name: &str| {
+        let text = known[name];
+        let bytes = (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap());
+        let mut reader = Decoder::default();
+        reader.push(bytes.collect());
+        reader.next_message().unwrap().unwrap()
+    };
+    for (name, frame) in session_frames() {
+        let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, frame) };
+        assert_eq!(from_message(read(name), &Remote::Peer), Ok(frame), "{name}");
+    }
+    for (name, body, peer) in signals() {
+        assert_eq!(from_message(read(name), &peer), Ok(Frame { node: node(), body }), "{name}");
+    }
+}

@@ -1,0 +1,1108 @@
+//! Sending half of one session: the bytes that its owner wrote, until the peer has acknowledged them.
+//!
+//! ```text
+//!    base          next                written
+//!     | sent, kept  |  unsent           |
+//! ----+-------------+-------------------+---> offsets; the end of stream counts as one more
+//!     received by the peer: forgotten   limit: how far the peer lets us send
+//! ```
+//!
+//! Nothing here waits, locks or reads a clock.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::time::Instant;
+
+use crate::budget::Reservation;
+use crate::window::{LinkRtt, PathRttEstimator, ReadRate};
+
+/// See the module's picture.
+#[derive(Debug)]
+pub struct SendHalf {
+    /// Bytes from `base` on, in the pieces in which they were written.
+    kept: VecDeque<Bytes>,
+    /// What [`Self::kept`] costs: bytes, and an overhead for each piece.
+    cost: Reservation,
+    base: u64,
+    next: u64,
+    /// Highest `next` ever, end included: the peer may have received this much.
+    reached: u64,
+    written: u64,
+    limit: u64,
+    /// Which piece holds `next`, and how far into it.
+    cursor: (usize, usize),
+    finished: bool,
+    finish_sent: bool,
+    finish_received: bool,
+}
+
+/// The peer acknowledges bytes that were never sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer acknowledged offset {received}, sent were {base} to {reached}")]
+pub(crate) struct AckError {
+    received: u64,
+    base: u64,
+    reached: u64,
+}
+
+impl SendHalf {
+    /// An empty half that may not send yet; `cost` counts the bytes that it keeps.
+    pub fn new(cost: Reservation) -> Self {
+        Self {
+            kept: VecDeque::new(),
+            cost,
+            base: 0,
+            next: 0,
+            reached: 0,
+            written: 0,
+            limit: 0,
+            cursor: (0, 0),
+            finished: false,
+            finish_sent: false,
+            finish_received: false,
+        }
+    }
+
+    /// Whether the owner may write more now. One whose peer takes no more has to wait: what it wrote would only lie here.
+    pub fn has_room(&self) -> bool {
+        let kept = self.written - self.base;
+        let most_unsent = if self.written < self.limit { MAX_UNSENT } else { 1 };
+        self.unsent() < most_unsent && kept < MAX_UNACKED && (kept < FAIR_UNACKED || !self.cost.is_spent())
+    }
+
+    /// Appends bytes to send. The caller has asked [`Self::has_room`].
+    pub fn write(&mut self, bytes: Bytes) {
+        if bytes.is_empty() || self.finished {
+            return;
+        }
+        self.written += send_as_u64(bytes.len());
+        let last = self.kept.len().wrapping_sub(1);
+        if let Some(tail) = self.kept.back_mut().filter(|tail| tail.len() + bytes.len() <= MERGE_BELOW) {
+            if self.cursor == (last + 1, 0) {
+                self.cursor = (last, tail.len());
+            }
+            self.cost.resize(self.cost.size() + bytes.len());
+            *tail = joined(std::mem::take(tail), &bytes);
+            return;
+        }
+        self.cost.resize(self.cost.size() + bytes.len() + PIECE);
+        self.kept.push_back(bytes);
+    }
+
+    /// Ends the direction. Calling it again changes nothing.
+    pub fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    /// Bytes written and not sent.
+    pub(crate) fn unsent(&self) -> u64 {
+        self.written - self.next
+    }
+
+    /// Bytes that may be sent at once.
+    pub(crate) fn sendable(&self) -> usize {
+        usize::try_from(self.written.min(self.limit).saturating_sub(self.next)).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes its owner wrote, in all.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Bytes that the peer has received.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.base
+    }
+
+    /// Whether the peer has received anything.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.base == 0 && !self.finish_received
+    }
+
+    /// Takes the next bytes to send, at most `max`; small pieces are joined.
+    pub(crate) fn take(&mut self, max: usize) -> Option<Bytes> {
+        let max = max.min(self.sendable());
+        let (at, skip) = self.cursor;
+        let piece = self.kept.get(at)?;
+        if max == 0 {
+            return None;
+        }
+        let whole = piece.len() - skip;
+        let bytes = if whole >= max || whole >= WORTH_ALONE || at + 1 == self.kept.len() {
+            let len = whole.min(max);
+            self.cursor = if len == whole { (at + 1, 0) } else { (at, skip + len) };
+            piece.slice(skip..skip + len)
+        } else {
+            self.join(max)
+        };
+        self.next += send_as_u64(bytes.len());
+        self.reached = self.reached.max(self.next);
+        Some(bytes)
+    }
+
+    /// Whether the end of stream is to be sent now.
+    pub(crate) fn finish_due(&self) -> bool {
+        self.finished && !self.finish_sent && self.next == self.written
+    }
+
+    /// Takes the end of stream, if it is due: the number of bytes of this direction, its end counted.
+    pub(crate) fn take_finish(&mut self) -> Option<u64> {
+        if !self.finish_due() {
+            return None;
+        }
+        self.finish_sent = true;
+        self.reached = self.written + 1;
+        Some(self.reached)
+    }
+
+    /// Handles an acknowledgement: the peer has all before `received`, and accepts bytes below `limit`. Neither goes
+    /// back.
+    pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+        if received > self.reached {
+            return Err(AckError { received, base: self.base, reached: self.reached });
+        }
+        self.limit = self.limit.max(limit);
+        self.drop_before(received);
+        Ok(())
+    }
+
+    /// Goes on from what the peer has received, on a new path. What it has not received is sent again.
+    pub(crate) fn rewind(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+        if received < self.base || received > self.reached {
+            return Err(AckError { received, base: self.base, reached: self.reached });
+        }
+        self.acknowledge(received, limit)?;
+        self.next = self.base;
+        self.cursor = (0, 0);
+        self.finish_sent = self.finish_received;
+        Ok(())
+    }
+
+    /// Whether the owner has ended the direction.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Whether the peer has received everything and the end.
+    pub(crate) fn is_done(&self) -> bool {
+        self.finish_received
+    }
+
+    /// Drops all bytes, as the session is over.
+    pub(crate) fn forget(&mut self) {
+        self.kept.clear();
+        self.cost.resize(0);
+        self.cursor = (0, 0);
+        self.base = self.written;
+        self.next = self.written;
+        self.finished = true;
+        self.finish_sent = true;
+    }
+
+    /// Copies pieces from the cursor on into one, at most `max` bytes.
+    fn join(&mut self, max: usize) -> Bytes {
+        let mut joined = BytesMut::with_capacity(max.min(JOINED));
+        let (mut at, mut skip) = self.cursor;
+        while let Some(piece) = self.kept.get(at) {
+            let len = (piece.len() - skip).min(max.min(JOINED) - joined.len());
+            if len == 0 {
+                break;
+            }
+            joined.extend_from_slice(&piece[skip..skip + len]);
+            skip += len;
+            if skip == piece.len() {
+                (at, skip) = (at + 1, 0);
+            }
+        }
+        self.cursor = (at, skip);
+        joined.freeze()
+    }
+
+    fn drop_before(&mut self, received: u64) {
+        if self.finished && received > self.written {
+            self.finish_received = true;
+            self.finish_sent = true;
+        }
+        let received = received.min(self.written);
+        while self.base < received {
+            let Some(front) = self.kept.front_mut() else { break };
+            let gone = received - self.base;
+            if gone >= send_as_u64(front.len()) {
+                self.base += send_as_u64(front.len());
+                self.cost.resize(self.cost.size().saturating_sub(front.len() + PIECE));
+                self.kept.pop_front();
+                self.cursor = if self.cursor.0 == 0 { (0, 0) } else { (self.cursor.0 - 1, self.cursor.1) };
+            } else {
+                let part = usize::try_from(gone).unwrap_or(front.len());
+                self.cost.resize(self.cost.size().saturating_sub(part));
+                front.advance(part);
+                self.base = received;
+                if self.cursor.0 == 0 {
+                    self.cursor.1 = self.cursor.1.saturating_sub(part);
+                }
+            }
+        }
+        self.next = self.next.max(self.base);
+    }
+}
+
+fn send_as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+/// A write waits once this much is unsent that the peer would take: two large frames, so that the link never runs dry.
+const MAX_UNSENT: u64 = 128 * 1024;
+/// Sent and unreceived bytes a session keeps at the most, whatever the peer's limit: the largest window.
+const MAX_UNACKED: u64 = 4 * 1024 * 1024;
+/// A session that keeps less than this may always write, even when others have spent the budget. A peer acknowledges at
+/// least every 64 KiB, so that a session never waits for an acknowledgement that is not due.
+const FAIR_UNACKED: u64 = 64 * 1024;
+/// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its
+/// bytes.
+const MERGE_BELOW: usize = 1024;
+/// A piece this long is sent as it is; copying it to join it with others would cost more than a frame.
+const WORTH_ALONE: usize = 4 * 1024;
+/// Longest frame made by joining small pieces.
+const JOINED: usize = 16 * 1024;
+
+// Receiving half of one session: the limit of the peer, and the bytes that have arrived.
+//
+// ```text
+// limit = taken by the reader + queued (arrived, unread) + room (the peer may still send)
+// ```
+//
+// Credit is announced once half the window is owed: often enough that a steady sender never stops, seldom enough that
+// small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a
+// clock.
+
+/// How large windows are, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct WindowLimits {
+    /// The window of a new session, or of one that was silent.
+    pub start: u64,
+    /// The largest window of one session.
+    pub max: u64,
+}
+
+/// See the module's formula.
+#[derive(Debug)]
+pub struct RecvHalf {
+    queue: Queue,
+    /// Stored in order, read or not; the end counts as one.
+    received: u64,
+    taken: u64,
+    limit: u64,
+    /// The last `received` that was sent to the peer.
+    reported: u64,
+    total: Option<u64>,
+    window: u64,
+    windows: WindowLimits,
+    /// The budget for bytes below the limit.
+    reserved: Reservation,
+    rounds: ReadRate,
+    last_data: Option<Instant>,
+    /// The limit before the last credit.
+    old_limit: u64,
+    trips: PathRttEstimator,
+}
+
+/// How the peer violated the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FlowControlError {
+    /// It sent data beyond the limit.
+    #[error("the peer sent data up to offset {0}, allowed was {1}")]
+    PastLimit(u64, u64),
+    /// It sent data behind the end of stream.
+    #[error("the peer sent data behind its end of stream")]
+    PastEnd,
+    /// Its end of stream has another offset than the end of its data.
+    #[error("the peer ended its direction at {0}, received were {1}")]
+    WrongEnd(u64, u64),
+}
+
+impl RecvHalf {
+    /// A half with the first window; `promised` already holds its bytes.
+    pub fn new(windows: WindowLimits, reserved: Reservation) -> Self {
+        Self {
+            queue: Queue::new(reserved.new_empty()),
+            received: 0,
+            taken: 0,
+            limit: windows.start,
+            reported: 0,
+            total: None,
+            window: windows.start,
+            windows,
+            reserved,
+            rounds: ReadRate::default(),
+            last_data: None,
+            old_limit: windows.start,
+            trips: PathRttEstimator::default(),
+        }
+    }
+
+    /// Lifts the limit for a plain peer, which knows none. Instead its queued bytes are counted for the process and for
+    /// the link, whose reading pauses when they are too many.
+    pub fn lift_limit(&mut self, in_all: Reservation, of_link: Reservation) {
+        self.limit = u64::MAX;
+        self.queue.count_in(in_all, Some(of_link));
+    }
+
+    /// Whether the peer has no limit, as only a plain one has none.
+    pub(crate) fn is_endless(&self) -> bool {
+        self.queue.is_unpromised()
+    }
+
+    /// Restores the limit for a peer that keeps to one, after a plain peer from which nothing has come.
+    pub fn restore_limit(&mut self) {
+        if self.queue.is_unpromised() {
+            self.limit = self.taken.saturating_add(self.window);
+            self.queue.count_in(self.reserved.new_empty(), None);
+        }
+    }
+
+    /// Stores bytes that arrived.
+    pub fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), FlowControlError> {
+        let end = self.received.saturating_add(as_u64(bytes.len()));
+        if self.total.is_some() {
+            return Err(FlowControlError::PastEnd);
+        }
+        if end > self.limit {
+            return Err(FlowControlError::PastLimit(end, self.limit));
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.last_data.is_some_and(|last| now - last >= WINDOW_IDLE) {
+            self.window = self.windows.start;
+            self.rounds.interrupt();
+            self.trips.interrupt();
+        }
+        self.last_data = Some(now);
+        let held_up = self.trips.arrived(end, now);
+        if held_up && self.queue.bytes() == 0 && !self.trips.is_short() {
+            // The reader waited, too: it is the window that was too narrow.
+            self.grow(self.window.saturating_mul(2));
+        }
+        self.rounds.arrived(self.taken, now);
+        self.received = end;
+        self.queue.push(bytes);
+        Ok(())
+    }
+
+    /// Stores the end of the peer's direction, which had `total` bytes with its end.
+    pub fn finish(&mut self, total: u64) -> Result<(), FlowControlError> {
+        if self.total == Some(total) {
+            return Ok(());
+        }
+        if self.total.is_some() || total != self.received.saturating_add(1) {
+            return Err(FlowControlError::WrongEnd(total, self.received));
+        }
+        self.total = Some(total);
+        self.received = total;
+        Ok(())
+    }
+
+    /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
+    /// forgotten the rest.
+    pub(crate) fn on_reset_at(&self, total: u64) -> Result<(), FlowControlError> {
+        let here = self.total.unwrap_or(self.received.saturating_add(1));
+        if total == 0 || here == total {
+            Ok(())
+        } else {
+            Err(FlowControlError::WrongEnd(total, self.received))
+        }
+    }
+
+    /// Returns the next bytes for the reader, and widens the window if it takes them fast.
+    pub fn take(&mut self, now: Instant, way: LinkRtt) -> Option<Bytes> {
+        let bytes = self.queue.pop()?;
+        let before = self.taken;
+        self.taken += as_u64(bytes.len());
+        let trip = self.trips.effective_rtt(way);
+        let wanted = self.rounds.took(before, self.taken, trip, now);
+        let most = if self.trips.is_short() { self.taken / 2 } else { u64::MAX };
+        self.grow(wanted.min(most));
+        Some(bytes)
+    }
+
+    /// Whether a Credit is due.
+    pub(crate) fn credit_due(&self) -> bool {
+        let unreported = self.received - self.reported;
+        if self.total.is_some() {
+            return unreported > 0;
+        }
+        let rise = self.next_limit().saturating_sub(self.limit);
+        rise >= (self.window / 2).max(1) || unreported >= MAX_DELAYED_ACK
+    }
+
+    /// Whether a Credit that is due must not wait: the peer may send less than it does in a round trip and a quarter, so it
+    /// would come to its limit before it hears of more; or it has said all.
+    pub(crate) fn is_credit_urgent(&self) -> bool {
+        let in_a_trip = self.trips.of_least(self.rounds.in_a_trip(self.taken));
+        self.total.is_some() || self.limit.saturating_sub(self.received) < in_a_trip + in_a_trip / 4
+    }
+
+    /// The fields of a Credit: `received` and `limit`.
+    pub(crate) fn credit(&mut self) -> (u64, u64) {
+        self.old_limit = self.limit;
+        self.limit = self.next_limit();
+        self.reported = self.received;
+        if !self.queue.is_unpromised() {
+            let promised = usize::try_from((self.limit - self.taken).max(self.window)).unwrap_or(usize::MAX);
+            if self.total.is_some() {
+                self.reserved.resize(self.queue.bytes());
+            } else if promised < self.reserved.size() {
+                self.reserved.resize(promised);
+            }
+        }
+        (self.received, self.limit)
+    }
+
+    /// Records that the result of [`Self::credit`] is sent, on the path on which the bytes come.
+    pub fn credit_sent(&mut self, now: Instant) {
+        if self.limit > self.old_limit {
+            self.trips.credit(self.old_limit, self.received, now);
+        }
+    }
+
+    /// Discards measurements, because the session runs on another path.
+    pub fn moved(&mut self) {
+        self.trips.forget();
+    }
+
+    /// The limit that the peer knows, or gets with the next answer; for
+    /// [`crate::frame::SessionFrame::Open`] and its kin.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Accepts no more bytes and frees their budget at once, as it may take long until the peer has read the last
+    /// frame.
+    pub(crate) fn close(&mut self) {
+        self.rounds.interrupt();
+        // Without a limit the queue itself counts its bytes.
+        self.reserved.resize(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
+    }
+
+    /// Drops what was stored and not taken, as if it had been taken.
+    pub fn discard(&mut self) {
+        self.taken += as_u64(self.queued());
+        self.queue.clear();
+        self.rounds.interrupt();
+    }
+
+    /// Bytes stored and not yet taken.
+    pub fn queued(&self) -> usize {
+        self.queue.bytes()
+    }
+
+    /// Of these, the bytes without a limit: all, or none.
+    pub fn unpromised(&self) -> usize {
+        if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }
+    }
+
+    /// Bytes the reader has taken, in all.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Whether nothing at all has arrived.
+    pub fn is_untouched(&self) -> bool {
+        self.received == 0
+    }
+
+    /// Whether the end of stream has arrived.
+    pub fn is_ended(&self) -> bool {
+        self.total.is_some()
+    }
+
+    /// Whether the end of stream has arrived and was acknowledged.
+    pub(crate) fn is_done(&self) -> bool {
+        self.total.is_some_and(|total| self.reported == total)
+    }
+
+    fn next_limit(&self) -> u64 {
+        if self.total.is_some() { self.limit } else { self.limit.max(self.taken.saturating_add(self.window)) }
+    }
+
+    fn grow(&mut self, wanted: u64) {
+        let wider = wanted.min(self.windows.max);
+        // Not for each read.
+        if wider < self.window + self.window / 8 || self.queue.is_unpromised() {
+            return;
+        }
+        let promised = usize::try_from(wider).unwrap_or(usize::MAX);
+        if self.reserved.try_grow_shared(promised.saturating_sub(self.reserved.size())) {
+            self.window = wider;
+        }
+    }
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+/// After this long without data a session starts again with its first window.
+const WINDOW_IDLE: Duration = Duration::from_secs(5);
+/// A Credit acknowledges at least every so many bytes. A peer that has spent its memory for unacknowledged bytes relies
+/// on it.
+const MAX_DELAYED_ACK: u64 = 64 * 1024;
+
+// Bytes that have arrived and were not read, and the memory that they take.
+
+/// Bytes that wait for a reader. Small pieces are joined where they arrive, so that one-byte frames cost no more than
+/// large ones.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pieces: VecDeque<Bytes>,
+    bytes: usize,
+    /// The overhead of the pieces; without a limit, their bytes too.
+    cost: Reservation,
+    /// Without a limit: the same, counted against the budget of the peer's link.
+    of_link: Option<Reservation>,
+}
+
+impl Queue {
+    /// An empty queue for a peer that keeps to a limit.
+    pub(crate) fn new(cost: Reservation) -> Self {
+        Self { pieces: VecDeque::new(), bytes: 0, cost, of_link: None }
+    }
+
+    /// From now on all is counted, in one budget for the process and one for the link; or, without the latter, only
+    /// what pieces cost beside their bytes.
+    pub(crate) fn count_in(&mut self, cost: Reservation, of_link: Option<Reservation>) {
+        (self.cost, self.of_link) = (cost, of_link);
+        self.count();
+    }
+
+    /// Whether the bytes themselves are counted, because the peer has no limit.
+    pub(crate) fn is_unpromised(&self) -> bool {
+        self.of_link.is_some()
+    }
+
+    pub(crate) fn push(&mut self, bytes: Bytes) {
+        self.bytes += bytes.len();
+        match self.pieces.pop_back() {
+            Some(last) if last.len() + bytes.len() <= QUEUE_JOINED => {
+                self.pieces.push_back(joined(last, &bytes))
+            }
+            last => self.pieces.extend(last.into_iter().chain([bytes])),
+        }
+        self.count();
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Bytes> {
+        let bytes = self.pieces.pop_front()?;
+        self.bytes -= bytes.len();
+        self.count();
+        Some(bytes)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        (self.pieces, self.bytes) = (VecDeque::new(), 0);
+        self.count();
+    }
+
+    /// Bytes that wait.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn count(&mut self) {
+        let pieces = self.pieces.len() * PIECE;
+        match &mut self.of_link {
+            None => self.cost.resize(pieces),
+            Some(of_link) => {
+                self.cost.resize(self.bytes + pieces);
+                of_link.resize(self.bytes + pieces);
+            }
+        }
+    }
+}
+
+/// Pieces that follow one another are joined up to this many bytes.
+const QUEUE_JOINED: usize = 4 * 1024;
+
+// Pieces of a byte stream that wait in memory: what is small is joined to what came before it.
+
+/// `last` with `more` behind it. Room grows by doubling, so that joining byte after byte copies each about twice; a
+/// `last` that somebody else holds too is copied.
+pub fn joined(last: Bytes, more: &[u8]) -> Bytes {
+    match last.try_into_mut() {
+        Ok(mut both) => {
+            both.extend_from_slice(more);
+            both.freeze()
+        }
+        Err(last) => [&last[..], more].concat().into(),
+    }
+}
+
+/// What a piece that waits costs beside its bytes: its place in a queue, and its allocation.
+pub(crate) const PIECE: usize = 96;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::budget::Budget;
+
+    use super::*;
+
+    /// What a link takes at most at once.
+    const MAX_FRAME: usize = 65_200;
+
+    fn half() -> SendHalf {
+        SendHalf::new(Budget::new(1 << 30).reservation())
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write(usize),
+        Take(usize),
+        Acknowledge(u64),
+        PutBack(u64),
+        Grant(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (1usize..9000).prop_map(Step::Write),
+            (1usize..70000).prop_map(Step::Take),
+            (0u64..100).prop_map(Step::Acknowledge),
+            (0u64..100).prop_map(Step::PutBack),
+            (0u64..30000).prop_map(Step::Grant),
+        ]
+    }
+
+    proptest! {
+        /// Whatever is written, sent, acknowledged and put back: the peer gets every byte once, in order.
+        #[test]
+        fn every_byte_arrives_once_and_in_order(steps in prop::collection::vec(step(), 0..80)) {
+            let mut half = half();
+            let (mut written, mut arrived, mut limit, mut acked) = (Vec::<u8>::new(), Vec::<u8>::new(), 0u64, 0u64);
+            for step in steps {
+                match step {
+                    Step::Write(n) => {
+                        let piece: Vec<u8> = (0..n).map(|i| (written.len() + i) as u8).collect();
+                        written.extend(&piece);
+                        half.write(piece.into());
+                    }
+                    Step::Take(max) => if let Some(bytes) = half.take(max) {
+                        prop_assert!(!bytes.is_empty() && bytes.len() <= max);
+                        arrived.extend(bytes);
+                        prop_assert!(arrived.len() as u64 <= limit);
+                    },
+                    Step::Acknowledge(percent) => {
+                        acked = acked.max(arrived.len() as u64 * percent / 100);
+                        half.acknowledge(acked, limit).unwrap();
+                    }
+                    Step::PutBack(percent) => {
+                        acked = acked.max(arrived.len() as u64 * percent / 100);
+                        arrived.truncate(acked as usize);
+                        half.rewind(acked, limit).unwrap();
+                    }
+                    Step::Grant(more) => { limit += more; half.acknowledge(acked, limit).unwrap(); }
+                }
+                prop_assert_eq!(&written[..arrived.len()], &arrived[..]);
+            }
+            half.finish();
+            half.acknowledge(acked, u64::MAX).unwrap();
+            while let Some(bytes) = half.take(5000) { arrived.extend(bytes); }
+            prop_assert_eq!(&written, &arrived);
+            prop_assert_eq!(half.take_finish(), Some(written.len() as u64 + 1));
+            half.acknowledge(written.len() as u64 + 1, 0).unwrap();
+            prop_assert!(half.is_done());
+            prop_assert_eq!(half.cost.size(), 0);
+        }
+
+        #[test]
+        fn an_offset_that_was_never_sent_is_refused(sent in 0usize..100, beyond in 1u64..100) {
+            let mut half = half();
+            half.write(vec![0; 100].into());
+            half.acknowledge(0, 100).unwrap();
+            if sent > 0 { half.take(sent); }
+            prop_assert!(half.acknowledge(sent as u64 + beyond, 0).is_err());
+            prop_assert!(half.rewind(sent as u64 + beyond, 0).is_err());
+        }
+    }
+
+    #[test]
+    fn a_finish_that_was_sent_but_not_received_is_sent_again_after_a_put_back() {
+        let mut half = half();
+        half.finish();
+        assert_eq!(half.take_finish(), Some(1));
+        assert_eq!(half.take_finish(), None);
+        half.rewind(0, 0).unwrap();
+        assert_eq!(half.take_finish(), Some(1));
+        half.rewind(1, 0).unwrap();
+        assert!(half.is_done() && half.take_finish().is_none());
+    }
+
+    #[test]
+    fn a_write_waits_beyond_what_may_be_unsent_or_kept() {
+        let mut half = half();
+        half.acknowledge(0, u64::MAX).unwrap();
+        half.write(vec![0; 128 * 1024].into());
+        assert!(!half.has_room());
+        while half.take(MAX_FRAME).is_some() {}
+        assert!(half.has_room());
+        while half.has_room() {
+            half.write(vec![0; 64 * 1024].into());
+            while half.take(MAX_FRAME).is_some() {}
+        }
+        assert!(half.written() >= 4 << 20 && half.written() < 5 << 20);
+    }
+
+    /// What a client never reads must not be read of its target either: the peer's limit is as far as it goes, and one
+    /// write beyond it.
+    #[test]
+    fn a_write_waits_while_the_peer_takes_nothing() {
+        let mut half = half();
+        half.write(vec![0; 100].into());
+        assert!(!half.has_room(), "the peer has not said what it takes");
+        half.acknowledge(0, 64 * 1024).unwrap();
+        while half.has_room() {
+            half.write(vec![0; 40 * 1024].into());
+            while half.take(MAX_FRAME).is_some() {}
+        }
+        assert_eq!((half.written(), half.unsent()), (80 * 1024 + 100, 16 * 1024 + 100));
+        half.acknowledge(0, 81 * 1024).unwrap();
+        assert!(half.has_room(), "the limit was raised");
+    }
+
+    #[test]
+    fn one_byte_writes_are_put_together() {
+        let mut half = half();
+        half.acknowledge(0, u64::MAX).unwrap();
+        for _ in 0..10_000 {
+            half.write(Bytes::from_static(b"x"));
+        }
+        assert!(half.cost.size() < 12_000, "{}", half.cost.size());
+        assert_eq!(half.take(MAX_FRAME).unwrap().len(), 10_000);
+    }
+
+    /// The peer acknowledges only every 64 KiB: a typist beside sessions that hold the whole budget must still go on.
+    #[test]
+    fn a_spent_budget_leaves_each_session_what_its_peer_leaves_unacknowledged() {
+        let budget = Budget::new(1000);
+        let mut half = SendHalf::new(budget.reservation());
+        half.acknowledge(0, u64::MAX).unwrap();
+        for _ in 0..64 * 1024 / 64 {
+            assert!(half.has_room());
+            half.write(vec![0; 64].into());
+            half.take(MAX_FRAME);
+        }
+        assert!(budget.is_exhausted() && !half.has_room());
+        half.acknowledge(64 * 1024, u64::MAX).unwrap();
+        assert!(half.has_room());
+    }
+}
+
+#[cfg(test)]
+mod recv_tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use crate::budget::Budget;
+
+    use super::*;
+
+    const WINDOWS: WindowLimits = WindowLimits { start: 1000, max: 8000 };
+
+    fn half(budget: usize) -> RecvHalf {
+        RecvHalf::new(WINDOWS, Budget::new(budget).try_reserve(1000).unwrap())
+    }
+
+    /// A way of which only the link's latest round trip is known.
+    fn over(latest: Duration) -> LinkRtt {
+        LinkRtt { latest, least: None }
+    }
+
+    fn bytes(len: usize) -> Bytes {
+        vec![0; len].into()
+    }
+
+    proptest! {
+        /// A sender that keeps to the limit is never a violator, never stops for good, and memory stays within a
+        /// window.
+        #[test]
+        fn credit_keeps_a_steady_sender_going(steps in prop::collection::vec((0usize..2000, 0u64..50, any::<bool>()), 1..200)) {
+            let mut half = half(1 << 20);
+            let (mut now, mut sent, mut limit) = (Instant::now(), 0u64, half.limit());
+            for (want, millis, read) in steps {
+                now += Duration::from_millis(millis);
+                let len = want.min((limit - sent) as usize);
+                half.data(bytes(len), now).unwrap();
+                sent += len as u64;
+                if read { while half.take(now, over(Duration::from_millis(10))).is_some() {} }
+                if half.credit_due() {
+                    let (received, new) = half.credit();
+                    prop_assert_eq!(received, sent);
+                    prop_assert!(new >= limit);
+                    limit = new;
+                }
+                prop_assert!(half.queued() as u64 + (limit - sent) <= 8000);
+                prop_assert!(half.reserved.size() as u64 >= limit - half.taken());
+                prop_assert!(!(read && limit == sent), "a sender whose reader keeps up has room");
+            }
+        }
+    }
+
+    proptest! {
+        /// However it is cut, what waits is what came, costs little more than its bytes, and is given back.
+        #[test]
+        fn what_waits_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
+            let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
+            let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
+            if plain { half.lift_limit(plain_budgets[0].reservation(), plain_budgets[1].reservation()); }
+            let mut came = Vec::new();
+            for (n, cut) in cuts.into_iter().enumerate() {
+                came.extend(vec![n as u8; cut]);
+                half.data(vec![n as u8; cut].into(), Instant::now()).unwrap();
+            }
+            let used = plain_budgets.each_ref().map(|budget| budget.used());
+            let pieces = promised.used() + used[0].saturating_sub(came.len());
+            prop_assert!(pieces <= 96 + came.len() / 20, "{} for {}", pieces, came.len());
+            prop_assert_eq!(used, if plain { [came.len() + pieces; 2] } else { [0; 2] });
+            let mut taken = Vec::new();
+            while let Some(bytes) = half.take(Instant::now(), over(Duration::ZERO)) { taken.extend_from_slice(&bytes); }
+            prop_assert!(taken == came);
+            prop_assert_eq!((promised.used(), plain_budgets.map(|budget| budget.used())), (0, [0; 2]));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn data_past_the_limit_is_a_violation() {
+        let mut half = half(1 << 20);
+        half.data(bytes(1000), Instant::now()).unwrap();
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(FlowControlError::PastLimit(1001, 1000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_comes_once_at_its_place_and_is_told_at_once() {
+        let mut half = half(1 << 20);
+        half.data(bytes(10), Instant::now()).unwrap();
+        assert!(!half.credit_due());
+        assert_eq!(half.finish(10), Err(FlowControlError::WrongEnd(10, 10)));
+        half.finish(11).unwrap();
+        half.finish(11).unwrap();
+        assert!(half.credit_due() && !half.is_done());
+        assert_eq!(half.credit().0, 11);
+        assert!(half.is_done() && !half.credit_due());
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(FlowControlError::PastEnd));
+    }
+
+    /// How wide the window is after two seconds in which the reader took `per_trip` bytes in each round trip of 10 ms.
+    async fn window_after(half: &mut RecvHalf, per_trip: usize) -> u64 {
+        for _ in 0..200 {
+            half.data(bytes(per_trip), Instant::now()).unwrap();
+            half.take(Instant::now(), over(Duration::from_millis(10))).unwrap();
+            half.credit();
+            tokio::time::advance(Duration::from_micros(10_001)).await;
+        }
+        half.window
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_is_two_round_trips_of_what_is_taken_within_the_budget() {
+        assert_eq!(window_after(&mut half(1 << 20), 200).await, 1000);
+        // Of the first round trip it is not known whether it is followed by a wider one.
+        assert_eq!(window_after(&mut half(1 << 20), 700).await, 2800);
+        let mut steady = half(1 << 20);
+        window_after(&mut steady, 200).await;
+        assert_eq!(window_after(&mut steady, 290).await, 1000);
+        assert_eq!(window_after(&mut steady, 420).await, 1000);
+        assert_eq!(window_after(&mut steady, 600).await, 1200);
+        assert_eq!(window_after(&mut steady, 900).await, 2700);
+        assert_eq!(window_after(&mut half(1 << 20), 1000).await, 4000);
+        assert_eq!(window_after(&mut half(4000), 1000).await, 2000, "half of the budget is for others");
+    }
+
+    /// As TCP's slow start is, over a way of 600 ms, up to a rate in bytes a millisecond, while credits that are not needed wait
+    /// for so long after each other. The bytes sent, those of a sender that is never stopped, and the credits of the last ten
+    /// round trips.
+    async fn doubles_up_to(rate: u64, apart: usize, round_trips: usize) -> (u64, u64, usize) {
+        const WAY: usize = 300;
+        let windows = WindowLimits { start: 64 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(64 * 1024).unwrap());
+        let (mut sent, mut limit, mut would) = (0, half.limit(), 0);
+        let (mut data, mut credits) = (VecDeque::from([0; WAY]), VecDeque::from([limit; WAY]));
+        let mut told = Vec::<usize>::new();
+        for milli in 0..round_trips * 2 * WAY {
+            limit = limit.max(credits.pop_front().unwrap());
+            let doublings = (milli / (2 * WAY)).min(20);
+            would += (((14 * 1024) << doublings) / (2 * WAY as u64)).min(rate);
+            let len = would.min(limit) - sent;
+            sent += len;
+            data.push_back(len as usize);
+            half.data(bytes(data.pop_front().unwrap()), Instant::now()).unwrap();
+            while half.take(Instant::now(), over(Duration::from_millis(600))).is_some() {}
+            let may = half.is_credit_urgent() || told.last().is_none_or(|last| milli >= last + apart);
+            credits.push_back(if may && half.credit_due() {
+                told.push(milli);
+                half.credit().1
+            } else {
+                0
+            });
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let last = told.iter().filter(|at| **at >= round_trips.saturating_sub(10) * 2 * WAY).count();
+        (sent, would, last)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_that_doubles_each_round_trip_is_hardly_held() {
+        let (sent, would, _) = doubles_up_to(u64::MAX, 0, 7).await;
+        assert!(would > 1_700_000 && sent > would * 99 / 100, "{sent} of {would}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn credits_that_wait_for_each_other_for_a_quarter_of_a_round_trip_hold_no_sender() {
+        for rate in [20, 200, 2000, 4000] {
+            let (at_once, _, _) = doubles_up_to(rate, 0, 20).await;
+            let (sent, _, credits) = doubles_up_to(rate, 150, 20).await;
+            assert!(sent >= at_once * 999 / 1000 && credits <= 40, "{sent} of {at_once}, {credits} credits");
+        }
+        // More than the largest window: there each is needed.
+        let (at_once, would, often) = doubles_up_to(10_000, 0, 20).await;
+        let (sent, _, credits) = doubles_up_to(10_000, 150, 20).await;
+        assert!(at_once < would * 9 / 10 && sent >= at_once * 99 / 100, "{sent} of {at_once}, of {would}");
+        assert!(credits > 50 && often > 500, "{credits} credits, {often} without waiting");
+    }
+
+    /// What comes in one round trip may be half a window: the credit for the first frame of a burst brings as much, and that
+    /// for the others is not due.
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_that_stands_at_its_limit_gets_a_wider_window() {
+        let (way, windows) = (Duration::from_millis(600), WindowLimits { start: 16 * 4096, max: 4 << 20 });
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(16 * 4096).unwrap());
+        let (mut sent, mut limit) = (0, half.limit());
+        for round in 0..30 {
+            let begin = Instant::now();
+            // It comes up slowly, and then sends all that it may.
+            let most = [6, 6, 9, 10, 10, 14].get(round).map_or(u64::MAX, |frames| frames * 4096);
+            let until = limit.min(most.saturating_add(sent));
+            while sent < until {
+                sent += 4096;
+                half.data(bytes(4096), Instant::now()).unwrap();
+                half.take(Instant::now(), over(way)).unwrap();
+                tokio::time::advance(Duration::from_micros(100)).await;
+                if half.credit_due() {
+                    limit = half.credit().1;
+                    half.credit_sent(Instant::now());
+                }
+            }
+            tokio::time::sleep_until(begin + way + Duration::from_millis(5)).await;
+        }
+        assert!(half.window > 3 << 20, "{}", half.window);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_that_stands_at_its_limit_before_a_slow_reader_does_not() {
+        let windows = WindowLimits { start: 128 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(128 * 1024).unwrap());
+        let (mut sent, mut limit) = (0, half.limit());
+        let mut credits = VecDeque::from([None; 60]);
+        // 4 KiB every 100 ms; 600 ms there and back.
+        for tick in 0..2000 {
+            while sent < limit {
+                sent += 4096;
+                half.data(bytes(4096), Instant::now()).unwrap();
+            }
+            if tick % 10 == 0 {
+                half.take(Instant::now(), over(Duration::from_millis(600)));
+            }
+            let credit = half.credit_due().then(|| half.credit().1);
+            if credit.is_some() {
+                half.credit_sent(Instant::now());
+            }
+            credits.push_back(credit);
+            limit = credits.pop_front().flatten().unwrap_or(limit);
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        assert_eq!(half.window, windows.start);
+    }
+
+    /// How wide the window is once so much was taken as fast as the window lets it come, and nothing more is.
+    async fn window_once_taken(all: usize, way: LinkRtt) -> u64 {
+        let windows = WindowLimits { start: 64 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(64 * 1024).unwrap());
+        while half.taken < all as u64 {
+            while half.received < half.limit() && half.taken < all as u64 {
+                let len = (half.limit() - half.received).min(8 * 1024);
+                half.data(bytes(len as usize), Instant::now()).unwrap();
+                half.take(Instant::now(), way).unwrap();
+            }
+            half.credit();
+            half.credit_sent(Instant::now());
+            tokio::time::advance(way.latest + Duration::from_micros(1)).await;
+        }
+        half.window
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_never_reads_is_promised_little_more_than_its_kernel_took() {
+        let (near, far) = (over(Duration::from_millis(1)), over(Duration::from_millis(50)));
+        let busy = LinkRtt { least: Some(Duration::from_micros(300)), ..far };
+        for near in [near, busy] {
+            assert!(window_once_taken(240 * 1024, near).await <= 128 * 1024);
+        }
+        assert!(window_once_taken(240 * 1024, far).await >= 240 * 1024);
+        assert!(window_once_taken(9 << 20, near).await >= 3 << 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_all_at_once_after_a_while_gets_no_wider_window() {
+        let mut half = half(1 << 20);
+        for _ in 0..20 {
+            let room = (half.limit() - half.received) as usize;
+            half.data(bytes(room), Instant::now()).unwrap();
+            tokio::time::advance(Duration::from_millis(100)).await;
+            while half.take(Instant::now(), over(Duration::from_millis(10))).is_some() {}
+            half.credit();
+        }
+        assert_eq!(half.window, 1000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_grows_by_the_whole_way_where_pings_know_only_the_first_link() {
+        let (way, ping) = (Duration::from_millis(100), Duration::from_millis(1));
+        let mut half = half(1 << 20);
+        let mut now = Instant::now();
+        let (mut sent, mut limit) = (0, half.limit());
+        while half.window < 8000 {
+            assert!(now.duration_since(Instant::now()) < way * 20, "the window stays at {}", half.window);
+            // All that it may send comes at once, and is read at once; what that allows, one round trip later.
+            half.data(bytes((limit - sent) as usize), now).unwrap();
+            sent = limit;
+            while half.take(now, over(ping)).is_some() {}
+            assert!(half.credit_due());
+            limit = half.credit().1;
+            half.credit_sent(now);
+            now += way;
+        }
+        assert!(!half.trips.is_short());
+        // Elsewhere the way may be short.
+        half.moved();
+        assert!(half.trips.is_short());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_takes_a_grown_window_back() {
+        let mut half = half(1 << 20);
+        half.grow(4000);
+        half.credit();
+        assert_eq!((half.window, half.reserved.size()), (4000, 4000));
+        let now = Instant::now();
+        half.data(bytes(100), now).unwrap();
+        half.data(bytes(3900), now + Duration::from_secs(5)).unwrap();
+        while half.take(now + Duration::from_secs(6), over(Duration::ZERO)).is_some() {}
+        assert_eq!(half.window, 1000);
+        half.credit();
+        assert_eq!(half.reserved.size(), 1000);
+        assert_eq!(half.limit(), 5000);
+    }
+}

@@ -1,0 +1,484 @@
+//! The hello of a link: gRPC metadata in both directions, from which both ends derive the dialect.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
+
+use crate::frame::MAX_NODE_IPS;
+use tunnel_base::names::{Instance, NodeName};
+
+/// The dialect of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// SuperEdge's messages only; sessions end with the link.
+    Plain,
+    /// The extension, with which sessions can be resumed. The number is the version that both ends have.
+    Extended(u8),
+}
+
+/// The hello of a caller.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// The node that it claims to be.
+    pub node: NodeName,
+    /// The secret that proves it.
+    pub token: String,
+    /// Its process; `None` with the plain dialect.
+    pub instance: Option<Instance>,
+    /// The dialect of both ends.
+    pub dialect: Dialect,
+    /// What becomes of an older link of the same process.
+    pub purpose: LinkPurpose,
+    /// The addresses that it claims its node has: at most 8.
+    pub ips: Box<[IpAddr]>,
+}
+
+/// What becomes of an older link of an edge's process at the same pod, when the edge makes another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkPurpose {
+    /// The new one closes it.
+    Primary,
+    /// It has fallen silent, and stays until the edge ends one of the two.
+    Backup,
+    /// It is busy with bulk, and stays the one by which the node is found; the new one is for sessions that say little.
+    Interactive,
+}
+
+/// The caller of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// An edge, with a token that proves its name.
+    Edge(Hello),
+    /// Another pod, which has shown the cloud's certificate. Its dialect is always extended.
+    Peer {
+        /// Its process.
+        instance: Instance,
+        /// The dialect of both ends.
+        dialect: Dialect,
+        /// Whether an older link of the same process stays beside this one, until that pod ends one of them.
+        backup: bool,
+    },
+}
+
+/// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (docs/superedge.md#authentication).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    /// The call has no `authorization`.
+    #[error("failed to obtain token")]
+    NoToken,
+    /// `authorization` is not the JSON object that is expected.
+    #[error("authorization is not the JSON that an edge sends: {0}")]
+    NotJson(String),
+    /// The node's name is not valid.
+    #[error("{0}")]
+    BadName(String),
+    /// The role is unknown, or a pod shows a token.
+    #[error("role {0:?} cannot come with a token")]
+    BadRole(String),
+    /// A caller that claims to be a pod has not shown a pod's certificate.
+    #[error("a pod has to show its certificate: give it the cloud's, and name the CA file on this side")]
+    NoCertificate,
+    /// The caller claims to be a pod, but not of this program.
+    #[error("a pod has to speak the extended dialect")]
+    PlainPeer,
+}
+
+impl Dialect {
+    /// The newest dialect of this program.
+    pub const NEWEST: Self = Self::Extended(VERSION);
+    /// From this version on each Open and Resume carries the opener, Found carries the age of the link, and an edge
+    /// gets a Conflict about its name.
+    pub const CONFLICTS: u8 = 2;
+    /// From this version on an end whose connection broke off sends Broken behind its last bytes, and gets an answer.
+    pub const RESET_AT: u8 = 2;
+    /// From this version on a pod keeps an older link of a process beside a newer one that is marked so.
+    pub const BACKUP_LINKS: u8 = 2;
+    /// From this version on pods tell each other how many nodes they have.
+    pub const PEER_LOAD: u8 = 2;
+    /// From this version on a pod announces a node to its homes only, which keep where it is for all others.
+    pub const LOCATION_REPLICAS: u8 = 3;
+    /// From this version on a pod takes a link for sessions that say little beside one that is busy with bulk.
+    pub const INTERACTIVE: u8 = 4;
+
+    /// Whether both ends have that version of the extension, or a newer one.
+    pub fn supports(self, version: u8) -> bool {
+        matches!(self, Self::Extended(both) if both >= version)
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain => f.write_str("plain"),
+            Self::Extended(version) => write!(f, "extended/{version}"),
+        }
+    }
+}
+
+impl Caller {
+    /// Reads a request's metadata. `certified`: whether the connection has shown a pod's certificate.
+    pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
+        if headers.get(&ROLE).is_none_or(|role| role.as_bytes() != POD) {
+            return Hello::from_request(headers).map(Self::Edge);
+        }
+        if headers.contains_key(http::header::AUTHORIZATION) {
+            return Err(HelloError::BadRole("pod".into()));
+        }
+        if !certified {
+            return Err(HelloError::NoCertificate);
+        }
+        match agreed(headers) {
+            (dialect, Some(instance)) => {
+                Ok(Self::Peer { instance, dialect, backup: older(headers, dialect) == LinkPurpose::Backup })
+            }
+            (_, None) => Err(HelloError::PlainPeer),
+        }
+    }
+
+    /// The metadata of a pod's request to another pod.
+    pub fn peer_request(instance: Instance) -> HeaderMap {
+        let mut headers = local_headers(instance);
+        headers.insert(ROLE, HeaderValue::from_static("pod"));
+        headers
+    }
+
+    /// As [`Self::peer_request`], for a link that leaves an older one of this process in place.
+    pub fn peer_backup_request(instance: Instance) -> HeaderMap {
+        let mut headers = Self::peer_request(instance);
+        headers.insert(BESIDE, SILENT);
+        headers
+    }
+
+    /// The dialect of both ends.
+    pub fn dialect(&self) -> Dialect {
+        match self {
+            Self::Edge(hello) => hello.dialect,
+            Self::Peer { dialect, .. } => *dialect,
+        }
+    }
+
+    /// Its process; `None` with the plain dialect.
+    pub fn instance(&self) -> Option<Instance> {
+        match self {
+            Self::Edge(hello) => hello.instance,
+            Self::Peer { instance, .. } => Some(*instance),
+        }
+    }
+}
+
+impl Hello {
+    /// Reads a request's metadata, leniently: unknown headers and JSON members are ignored.
+    pub fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
+        let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
+        let text = String::from_utf8_lossy(text.as_bytes());
+        let json = text.strip_prefix("Bearer ").unwrap_or(&text);
+        let claim = Credentials::read(json)?;
+        let node = claim.nodename.parse().map_err(|e| HelloError::BadName(format!("{e}")))?;
+        let (dialect, instance) = agreed(headers);
+        let older = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
+            None | Some(EDGE) => older(headers, dialect),
+            Some(INTERACTIVE) if dialect.supports(Dialect::INTERACTIVE) => LinkPurpose::Interactive,
+            Some(role) => {
+                return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
+            }
+        };
+        Ok(Self { node, token: claim.token, instance, dialect, purpose: older, ips: ips(headers) })
+    }
+
+    /// The metadata of an edge's request.
+    pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
+        let claim = Credentials { nodename: node.as_str().into(), token: token.into() };
+        let json = serde_json::to_string(&claim).unwrap_or_default();
+        let mut headers = local_headers(instance);
+        if let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {json}")) {
+            value.set_sensitive(true);
+            headers.insert(http::header::AUTHORIZATION, value);
+        }
+        headers.insert(ROLE, HeaderValue::from_static("edge"));
+        headers
+    }
+
+    /// Adds to a request of an edge what becomes of its older link. One stays only at a pod that has [`Dialect::BESIDE`],
+    /// or for a busy one [`Dialect::INTERACTIVE`]: any other closes it.
+    pub fn with_purpose(headers: &mut HeaderMap, older: LinkPurpose) {
+        match older {
+            LinkPurpose::Primary => None,
+            LinkPurpose::Backup => headers.insert(BESIDE, SILENT),
+            LinkPurpose::Interactive => headers.insert(ROLE, HeaderValue::from_static("interactive")),
+        };
+    }
+
+    /// Adds to a request of an edge which addresses its node has; the first 8 of them.
+    pub fn with_node_ips(headers: &mut HeaderMap, ips: &[IpAddr]) {
+        let all: Vec<_> = ips.iter().take(MAX_NODE_IPS).map(ToString::to_string).collect();
+        let value = HeaderValue::from_str(&all.join(",")).ok().filter(|value| !value.is_empty());
+        headers.extend(value.map(|value| (IPS, value)));
+    }
+
+    /// The metadata of a pod's answer.
+    pub fn response(instance: Instance) -> HeaderMap {
+        local_headers(instance)
+    }
+
+    /// Reads the metadata of a pod's answer.
+    pub fn from_response(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
+        agreed(headers)
+    }
+}
+
+fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
+    let text = headers.get(&IPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text.split(',').take(MAX_NODE_IPS).filter_map(|ip| ip.parse().ok()).collect()
+}
+
+fn older(headers: &HeaderMap, dialect: Dialect) -> LinkPurpose {
+    let silent = dialect.supports(Dialect::BACKUP_LINKS) && headers.get(&BESIDE) == Some(&SILENT);
+    if silent { LinkPurpose::Backup } else { LinkPurpose::Primary }
+}
+
+impl fmt::Debug for Hello {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hello({}, {:?}, {:?})", self.node, self.dialect, self.instance)
+    }
+}
+
+fn local_headers(instance: Instance) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(DIALECT, HeaderValue::from(u16::from(VERSION)));
+    if let Ok(value) = HeaderValue::from_str(&instance.to_string()) {
+        headers.insert(INSTANCE, value);
+    }
+    headers.insert(PROGRAM, HeaderValue::from_static(env!("CARGO_PKG_VERSION")));
+    headers
+}
+
+/// The program that has sent this metadata, as it calls itself, for people: our version, or else its `user-agent`. At
+/// most 40 printable characters.
+pub fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
+    let said = headers.get(&PROGRAM).or_else(|| headers.get(http::header::USER_AGENT))?;
+    let text: String =
+        said.to_str().ok()?.chars().filter(char::is_ascii_graphic).take(PROGRAM_CHARS).collect();
+    (!text.is_empty()).then(|| text.into())
+}
+
+fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
+    let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let version = text(&DIALECT).and_then(|v| v.parse::<u64>().ok()).filter(|v| *v > 0);
+    let instance = text(&INSTANCE).and_then(|i| i.parse().ok());
+    match (version, instance) {
+        (Some(version), Some(instance)) => {
+            let both = version.min(u64::from(VERSION));
+            (Dialect::Extended(u8::try_from(both).unwrap_or(VERSION)), Some(instance))
+        }
+        _ => (Dialect::Plain, None),
+    }
+}
+
+/// The highest version of the extended dialect that this program has.
+const VERSION: u8 = 4;
+const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
+const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
+const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
+/// Header of a link that leaves an older one of its process in place, which has fallen silent.
+const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
+const SILENT: HeaderValue = HeaderValue::from_static("1");
+/// Header with the addresses of an edge's node.
+const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
+/// Header with the version of the program, for people.
+const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
+/// What is kept of it.
+const PROGRAM_CHARS: usize = 40;
+/// The role of a pod. Without a role, or with any other known one, the caller is an edge.
+const POD: &[u8] = b"pod";
+const EDGE: &[u8] = b"edge";
+/// The role of an edge's interactive link: an older pod refuses it, and would pass over a header that it does not know.
+const INTERACTIVE: &[u8] = b"interactive";
+
+// What an edge shows to prove its name.
+
+/// The JSON in `authorization`. As in Go, the case of member names does not matter.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Credentials {
+    pub(crate) nodename: String,
+    pub(crate) token: String,
+}
+
+impl Credentials {
+    pub(crate) fn read(json: &str) -> Result<Self, HelloError> {
+        let members: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(json).map_err(|e| HelloError::NotJson(e.to_string()))?;
+        let member = |name: &str| {
+            let found = members.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
+            match found {
+                None => Ok(String::new()),
+                Some((_, serde_json::Value::String(text))) => Ok(text.clone()),
+                Some(_) => Err(HelloError::NotJson(format!("{name} is not a string"))),
+            }
+        };
+        Ok(Self { nodename: member("nodename")?, token: member("token")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(authorization: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", HeaderValue::from_bytes(authorization.as_bytes()).unwrap());
+        headers
+    }
+
+    #[test]
+    fn an_edge_says_who_it_is_and_both_agree_on_the_smaller_version() {
+        let node = "edge-1".parse().unwrap();
+        let mut headers = Hello::edge_request(&node, "a<b>&c", Instance::from_bits(3));
+        let hello = Hello::from_request(&headers).unwrap();
+        assert_eq!(hello.token, "a<b>&c");
+        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(4), Some(Instance::from_bits(3))));
+        for (said, agreed) in [("1", 1), ("3", 3), ("7", 4), ("70000", 4)] {
+            headers.insert("tunnel-dialect", HeaderValue::from_static(said));
+            assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Extended(agreed));
+        }
+        headers.remove("tunnel-instance");
+        assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Plain);
+    }
+
+    #[test]
+    fn the_program_is_told_for_people_and_cut_to_what_can_be_printed() {
+        let node = "edge-1".parse().unwrap();
+        let ours = Hello::edge_request(&node, "t", Instance::from_bits(3));
+        assert_eq!(user_agent(&ours).as_deref(), Some(env!("CARGO_PKG_VERSION")));
+        let go = |value: &[u8]| {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            user_agent(&HeaderMap::from_iter([(http::header::USER_AGENT, value)]))
+        };
+        assert_eq!(go(b"grpc-go/1.38.0").as_deref(), Some("grpc-go/1.38.0"));
+        assert_eq!(go(&[b'a'; 100]).unwrap().len(), PROGRAM_CHARS);
+        assert_eq!((go(b"\xff"), go(b"\t"), user_agent(&HeaderMap::new())), (None, None, None));
+    }
+
+    #[test]
+    fn a_link_beside_another_is_marked_and_the_mark_counts_only_where_both_know_it() {
+        let node = "edge-1".parse().unwrap();
+        let mut headers = Hello::edge_request(&node, "t", Instance::from_bits(3));
+        let older = |headers: &HeaderMap| Hello::from_request(headers).unwrap().purpose;
+        assert_eq!(older(&headers), LinkPurpose::Primary);
+        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
+        for version in 1..=4_u8 {
+            headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
+            let known =
+                if version >= Dialect::BACKUP_LINKS { LinkPurpose::Backup } else { LinkPurpose::Primary };
+            assert_eq!(older(&headers), known, "version {version}");
+        }
+        for other in ["0", "2"] {
+            headers.insert("tunnel-beside", HeaderValue::from_static(other));
+            assert_eq!(older(&headers), LinkPurpose::Primary);
+        }
+        Hello::with_purpose(&mut headers, LinkPurpose::Backup);
+        headers.remove("tunnel-instance");
+        assert_eq!(
+            older(&headers),
+            LinkPurpose::Primary,
+            "a plain edge has no process that could have two links"
+        );
+    }
+
+    #[test]
+    fn an_interactive_link_has_a_role_of_its_own_and_who_does_not_know_it_refuses() {
+        let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+        Hello::with_purpose(&mut headers, LinkPurpose::Interactive);
+        for version in 1..=4_u8 {
+            headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
+            let read = Hello::from_request(&headers).map(|hello| hello.purpose);
+            let refused = Err(HelloError::BadRole("interactive".into()));
+            assert_eq!(
+                read,
+                if version >= Dialect::INTERACTIVE { Ok(LinkPurpose::Interactive) } else { refused }
+            );
+        }
+        headers.remove("tunnel-instance");
+        assert!(
+            Hello::from_request(&headers).is_err(),
+            "a plain edge has no process that could have two links"
+        );
+    }
+
+    #[test]
+    fn an_edge_names_its_nodes_addresses_and_no_more_than_a_few_are_read() {
+        let ours = |ips: &[IpAddr]| {
+            let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+            Hello::with_node_ips(&mut headers, ips);
+            headers
+        };
+        let both: [IpAddr; 2] = [[10, 0, 0, 7].into(), "fd00::7".parse().unwrap()];
+        assert_eq!(*Hello::from_request(&ours(&both)).unwrap().ips, both);
+        assert!(!ours(&[]).contains_key("tunnel-node-ips"));
+        let many: Vec<_> = (0..100).map(|last| IpAddr::from([10, 0, 0, last])).collect();
+        assert_eq!(*Hello::from_request(&ours(&many)).unwrap().ips, many[..MAX_NODE_IPS]);
+        let mut headers = ours(&[]);
+        let wild = "x,10.0.0.7,,fd00::7 ,1.2.3.4,a,b,c,10.0.0.9";
+        headers.insert("tunnel-node-ips", HeaderValue::from_static(wild));
+        assert_eq!(
+            *Hello::from_request(&headers).unwrap().ips,
+            ["10.0.0.7", "1.2.3.4"].map(|ip| ip.parse().unwrap()) as [IpAddr; 2]
+        );
+    }
+
+    #[test]
+    fn what_go_edges_send_is_read_leniently() {
+        for text in [
+            r#"Bearer {"nodename":"n1","token":"t"}"#,
+            r#"{"NodeName":"n1","TOKEN":"t","more":1}"#,
+            "Bearer {\"nodename\":\"n1\",\"token\":\"\\u0074\"}",
+        ] {
+            let hello = Hello::from_request(&request(text)).unwrap();
+            assert_eq!((hello.node.as_str(), hello.token.as_str()), ("n1", "t"));
+            assert_eq!(hello.dialect, Dialect::Plain);
+        }
+        assert_eq!(Hello::from_request(&HeaderMap::new()), Err(HelloError::NoToken));
+        assert!(matches!(Hello::from_request(&request("Bearer nonsense")), Err(HelloError::NotJson(_))));
+        assert!(matches!(Hello::from_request(&request("{}")), Err(HelloError::BadName(_))));
+        assert!(matches!(Hello::from_request(&request(r#"{"nodename":1}"#)), Err(HelloError::NotJson(_))));
+    }
+
+    #[test]
+    fn a_server_with_a_token_is_refused_and_no_token_is_ever_shown() {
+        let mut headers = request(r#"{"nodename":"n1","token":"secret"}"#);
+        assert!(!format!("{:?}", Hello::from_request(&headers).unwrap()).contains("secret"));
+        headers.insert("tunnel-role", HeaderValue::from_static("pod"));
+        assert!(matches!(Hello::from_request(&headers), Err(HelloError::BadRole(_))));
+        let ours = Hello::edge_request(&"n".parse().unwrap(), "secret", Instance::from_bits(1));
+        assert!(!format!("{ours:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_server_needs_its_certificate_its_instance_and_no_token() {
+        let ours = Caller::peer_request(Instance::from_bits(5));
+        let server =
+            Caller::Peer { instance: Instance::from_bits(5), dialect: Dialect::NEWEST, backup: false };
+        assert_eq!(Caller::from_request(&ours, true), Ok(server));
+        assert_eq!(Caller::from_request(&ours, false), Err(HelloError::NoCertificate));
+        let mut plain = ours.clone();
+        plain.remove("tunnel-instance");
+        assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainPeer));
+        let mut both = ours;
+        both.extend(request(r#"{"nodename":"n1","token":"secret"}"#));
+        assert_eq!(Caller::from_request(&both, true), Err(HelloError::BadRole("pod".into())));
+    }
+
+    #[test]
+    fn an_edge_is_an_edge_whatever_certificate_it_shows() {
+        let headers = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
+        for certified in [false, true] {
+            let caller = Caller::from_request(&headers, certified).unwrap();
+            assert!(matches!(&caller, Caller::Edge(hello) if hello.node.as_str() == "n1"));
+            assert_eq!(
+                (caller.instance(), caller.dialect()),
+                (Some(Instance::from_bits(3)), Dialect::NEWEST)
+            );
+        }
+    }
+}

@@ -1,0 +1,777 @@
+//! Every cell of the two tables in docs/protocol.md#states.
+
+use bytes::Bytes;
+
+use crate::budget::Budget;
+use crate::frame::ErrorCode;
+use crate::halves::WindowLimits;
+use tunnel_base::names::Instance;
+
+use super::*;
+
+const A: LinkId = LinkId(1);
+const B: LinkId = LinkId(2);
+const WINDOWS: WindowLimits = WindowLimits { start: 1000, max: 4000 };
+
+fn halves() -> (SendHalf, RecvHalf) {
+    let budget = Budget::new(1 << 20);
+    (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()))
+}
+
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn refusal(code: ErrorCode) -> SessionError {
+    SessionError::new(code, "because")
+}
+
+fn instance() -> Option<Instance> {
+    Some(Instance::from_bits(7))
+}
+
+/// An opener in the given phase, on link A with epoch 1 (parked: without; resuming: on B with epoch 2).
+fn opener(phase: Phase) -> SessionState {
+    let (send, recv) = halves();
+    let mut end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
+    let _ = end.ask(A);
+    assert!(matches!(end.next_frame(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
+    if phase == Phase::Opening {
+        return end;
+    }
+    let _ = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    if phase == Phase::Closing {
+        end.send.finish();
+        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Fin { total: 1 })));
+        let _ = end.on_frame(A, SessionFrame::Fin { total: 1 }, now());
+        let _ = end.on_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
+    }
+    if matches!(phase, Phase::Parked | Phase::Resuming) {
+        let _ = end.link_ended(A, None, now());
+    }
+    if phase == Phase::Resuming {
+        let _ = end.ask(B);
+        assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Resume { epoch: 2, received: 0, .. })));
+    }
+    assert_eq!(end.phase(), phase);
+    end
+}
+
+/// An acceptor in the given phase, on link A with epoch 1; parked: without.
+fn acceptor(phase: Phase) -> SessionState {
+    let (send, recv) = halves();
+    let mut end = SessionState::acceptor(A, 1, 500, send, recv);
+    if phase == Phase::Accepting {
+        return end;
+    }
+    let _ = end.accept(now());
+    assert!(matches!(end.next_frame(A, 0).0, Some(SessionFrame::Opened { epoch: 1, limit: 1000, .. })));
+    if phase == Phase::Parked {
+        let _ = end.on_frame(A, SessionFrame::PathLost { epoch: 1 }, now());
+    }
+    if phase == Phase::LastAck {
+        end.send.finish();
+        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Fin { total: 1 })));
+        let _ = end.on_frame(A, SessionFrame::Fin { total: 1 }, now());
+        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Credit { received: 1, .. })));
+        let _ = end.on_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
+    }
+    assert_eq!(end.phase(), phase);
+    end
+}
+
+fn data(len: usize) -> SessionFrame {
+    SessionFrame::Data(vec![0; len].into())
+}
+
+fn credit() -> SessionFrame {
+    SessionFrame::Credit { received: 0, limit: 600 }
+}
+
+fn finish() -> SessionFrame {
+    SessionFrame::Fin { total: 1 }
+}
+
+fn open(epoch: u64) -> SessionFrame {
+    SessionFrame::Open {
+        target: "node1:22".parse().unwrap(),
+        limit: 700,
+        epoch,
+        client: String::new(),
+        opener: None,
+    }
+}
+
+fn resume(epoch: u64) -> SessionFrame {
+    SessionFrame::Resume { received: 0, limit: 700, epoch, instance: instance(), opener: None }
+}
+
+fn reset(epoch: u64, code: ErrorCode) -> SessionFrame {
+    SessionFrame::Reset { epoch, refusal: refusal(code) }
+}
+
+/// Takes in a frame on `link` and expects it to be dropped without a trace.
+#[expect(clippy::needless_pass_by_value, reason = "most words are made for this one call")]
+fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
+    let phase = end.phase();
+    let path = end.path();
+    assert!(end.on_frame(link, frame.clone(), now()).dropped, "{frame:?} in {phase:?}");
+    assert_eq!((end.phase(), end.path()), (phase, path), "{frame:?} in {phase:?}");
+}
+
+#[tokio::test]
+async fn opener_asking() {
+    let mut end = opener(Phase::Opening);
+    let effects = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    assert!(effects.state && effects.write);
+    assert_eq!(end.phase(), Phase::Open);
+    for epoch in [0, 2] {
+        dropped(opener(Phase::Opening), A, SessionFrame::Opened { limit: 500, epoch, instance: None });
+        dropped(
+            opener(Phase::Opening),
+            A,
+            SessionFrame::Refused { epoch, refusal: refusal(ErrorCode::NotAllowed) },
+        );
+    }
+    let mut end = opener(Phase::Opening);
+    assert!(
+        end.on_frame(
+            A,
+            SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NodeNotConnected) },
+            now()
+        )
+        .state
+    );
+    assert_eq!((end.phase(), end.path()), (Phase::Opening, None));
+    let mut end = opener(Phase::Opening);
+    assert!(
+        end.on_frame(A, SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NotAllowed) }, now())
+            .forget
+    );
+    assert_eq!(end.ended(), Some(&refusal(ErrorCode::NotAllowed)));
+    for frame in [data(1), credit(), finish(), SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 }] {
+        dropped(opener(Phase::Opening), A, frame);
+    }
+    dropped(opener(Phase::Opening), A, SessionFrame::PathLost { epoch: 0 });
+    let mut end = opener(Phase::Opening);
+    assert!(end.on_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).state);
+    assert_eq!((end.phase(), end.path()), (Phase::Opening, None));
+    let _ = end.ask(B);
+    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
+    let mut end = opener(Phase::Opening);
+    assert!(end.on_frame(A, reset(1, ErrorCode::Internal), now()).forget);
+}
+
+#[tokio::test]
+async fn opener_open() {
+    dropped(opener(Phase::Open), A, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
+    dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
+    dropped(
+        opener(Phase::Open),
+        A,
+        SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
+    );
+    for frame in
+        [data(1), credit(), finish(), reset(1, ErrorCode::Internal), SessionFrame::PathLost { epoch: 1 }]
+    {
+        dropped(opener(Phase::Open), B, frame);
+    }
+    let mut end = opener(Phase::Open);
+    assert!(end.on_frame(A, data(10), now()).read && end.on_frame(A, credit(), now()).write);
+    assert!(end.on_frame(A, SessionFrame::Fin { total: 11 }, now()).read);
+    assert!(end.control().is_some());
+    let mut end = opener(Phase::Open);
+    assert!(end.on_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).state);
+    assert_eq!((end.phase(), end.path()), (Phase::Parked, None));
+    let mut end = opener(Phase::Open);
+    let _ = end.on_frame(A, data(10), now());
+    assert!(end.on_frame(A, reset(1, ErrorCode::TargetUnreachable), now()).forget);
+    assert_eq!(end.ended().unwrap().code, ErrorCode::TargetUnreachable);
+    assert!(end.recv.take(now(), Default::default()).is_some());
+    let mut end = opener(Phase::Open);
+    end.send.write(Bytes::from_static(b"unsent"));
+    let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
+    assert_eq!(said(&mut end, A), [broken(0)]);
+    assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+}
+
+#[tokio::test]
+async fn opener_parked() {
+    for frame in [
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
+        SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
+        data(1),
+        credit(),
+        finish(),
+        SessionFrame::PathLost { epoch: 1 },
+        reset(1, ErrorCode::Internal),
+    ] {
+        dropped(opener(Phase::Parked), A, frame);
+    }
+    let mut end = opener(Phase::Parked);
+    assert!(end.next_frame(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
+    end.send.write(Bytes::from_static(b"forgotten"));
+    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the acceptor does not know yet");
+    assert!(end.needs_path() && end.send.unsent() == 0);
+    let _ = end.ask(B);
+    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.next_frame(B, 99).0, Some(broken(0)));
+    assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+}
+
+#[tokio::test]
+async fn opener_resuming() {
+    for frame in [
+        data(1),
+        credit(),
+        finish(),
+        reset(1, ErrorCode::UnknownSession),
+        SessionFrame::PathLost { epoch: 1 },
+    ] {
+        dropped(opener(Phase::Resuming), B, frame);
+    }
+    dropped(opener(Phase::Resuming), B, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
+    dropped(opener(Phase::Resuming), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 2 });
+    let mut end = opener(Phase::Resuming);
+    assert!(end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now()).write);
+    assert_eq!((end.phase(), end.resumed()), (Phase::Open, 1));
+    let mut end = opener(Phase::Resuming);
+    assert!(end.on_frame(B, SessionFrame::PathLost { epoch: 2 }, now()).state);
+    assert_eq!(end.phase(), Phase::Parked);
+    let mut end = opener(Phase::Resuming);
+    assert!(end.on_frame(B, reset(2, ErrorCode::UnknownSession), now()).forget);
+    let mut end = opener(Phase::Resuming);
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 1, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.ended().unwrap().code, ErrorCode::ProtocolError, "an offset that was never sent");
+    let mut end = opener(Phase::Resuming);
+    let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
+    assert_eq!(end.next_frame(B, 0).0, None, "the Resume may not have reached the acceptor");
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.next_frame(B, 9).0, Some(broken(0)));
+    assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+}
+
+#[tokio::test]
+async fn opener_over_says_so_and_forgets() {
+    let mut end = opener(Phase::Closing);
+    let (frame, effects) = end.next_frame(A, 99);
+    let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{frame:?}") };
+    assert!(refusal.code == ErrorCode::NoError && effects.forget && end.ended().is_none());
+    assert!(opener(Phase::Closing).link_ended(A, None, now()).forget);
+    assert!(opener(Phase::Closing).on_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).forget);
+    assert!(opener(Phase::Closing).on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+    assert_eq!(opener(Phase::Closing).abandon(refusal, now()), Actions::default());
+}
+
+#[tokio::test]
+async fn acceptor_dialling() {
+    for frame in [data(1), credit(), finish(), open(1), resume(1)] {
+        dropped(acceptor(Phase::Accepting), A, frame);
+    }
+    let mut end = acceptor(Phase::Accepting);
+    let _ = end.on_frame(B, open(2), now());
+    assert_eq!((end.path(), end.next_frame(B, 99).0), (Some(B), None), "silent while it still dials");
+    let _ = end.accept(now());
+    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    let mut end = acceptor(Phase::Accepting);
+    let _ = end.link_ended(A, None, now());
+    assert_eq!((end.phase(), end.path()), (Phase::Accepting, None));
+    let _ = end.accept(now());
+    assert_eq!(end.phase(), Phase::Parked);
+    let _ = end.on_frame(B, open(2), now());
+    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    assert!(acceptor(Phase::Accepting).on_frame(A, reset(1, ErrorCode::Cancelled), now()).forget);
+    let mut end = acceptor(Phase::Accepting);
+    let _ = end.abandon(refusal(ErrorCode::TargetRefused), now());
+    assert!(matches!(
+        end.next_frame(A, 0),
+        (Some(SessionFrame::Refused { epoch: 1, .. }), Actions { forget: true, .. })
+    ));
+}
+
+#[tokio::test]
+async fn acceptor_open() {
+    dropped(acceptor(Phase::Open), A, open(1));
+    dropped(acceptor(Phase::Open), B, resume(1));
+    for frame in
+        [data(1), credit(), finish(), reset(1, ErrorCode::Cancelled), SessionFrame::PathLost { epoch: 1 }]
+    {
+        dropped(acceptor(Phase::Open), B, frame);
+    }
+    let mut end = acceptor(Phase::Open);
+    end.send.write(Bytes::from_static(b"hello"));
+    assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Data(_))));
+    let _ = end.on_frame(B, open(2), now());
+    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    assert_eq!(
+        end.next_frame(B, 99).0,
+        Some(SessionFrame::Data(Bytes::from_static(b"hello"))),
+        "its direction starts at 0 again"
+    );
+    let mut end = acceptor(Phase::Open);
+    let _ = end.on_frame(A, data(1), now());
+    dropped(end, B, open(2));
+    let mut end = acceptor(Phase::Open);
+    end.send.write(Bytes::from_static(b"hello"));
+    let _ = end.next_frame(A, 99);
+    let _ = end.on_frame(A, data(5), now());
+    let _ = end.on_frame(
+        B,
+        SessionFrame::Resume { received: 2, limit: 700, epoch: 2, instance: None, opener: None },
+        now(),
+    );
+    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
+    assert_eq!(end.next_frame(B, 99).0, Some(SessionFrame::Data(Bytes::from_static(b"llo"))));
+    assert!(end.on_frame(A, data(1), now()).dropped, "the old link does not count any more");
+    assert!(acceptor(Phase::Open).on_frame(A, reset(1, ErrorCode::Cancelled), now()).forget);
+    let mut end = acceptor(Phase::Open);
+    let _ = end.on_frame(A, data(1001), now());
+    assert!(
+        matches!(end.next_frame(A, 0).0, Some(SessionFrame::Reset { refusal, .. }) if refusal.code == ErrorCode::ProtocolError)
+    );
+}
+
+#[tokio::test]
+async fn acceptor_parked() {
+    for frame in [
+        data(1),
+        credit(),
+        finish(),
+        reset(1, ErrorCode::Cancelled),
+        SessionFrame::PathLost { epoch: 1 },
+        open(1),
+        resume(1),
+    ] {
+        dropped(acceptor(Phase::Parked), A, frame);
+    }
+    assert!(acceptor(Phase::Parked).parked_since().is_some());
+    for frame in [open(2), resume(2)] {
+        let mut end = acceptor(Phase::Parked);
+        let _ = end.on_frame(B, frame, now());
+        assert_eq!((end.phase(), end.parked_since()), (Phase::Open, None));
+        assert!(end.next_frame(B, 0).0.is_some());
+    }
+    for asked in [open(2), resume(2)] {
+        let mut end = acceptor(Phase::Parked);
+        end.send.write(Bytes::from_static(b"forgotten"));
+        assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the opener does not know yet");
+        let _ = end.on_frame(B, asked, now());
+        let words = said(&mut end, B);
+        assert!(matches!(
+            words[..],
+            [
+                SessionFrame::Opened { .. } | SessionFrame::Resumed { .. },
+                SessionFrame::ResetAt { total: 0, .. }
+            ]
+        ));
+        assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+    }
+    assert!(acceptor(Phase::Parked).give_up(refusal(ErrorCode::Cancelled)).forget);
+}
+
+#[tokio::test]
+async fn acceptor_that_has_said_and_heard_all() {
+    for frame in [data(1), credit(), finish(), open(2), resume(1)] {
+        dropped(acceptor(Phase::LastAck), A, frame);
+    }
+    let mut end = acceptor(Phase::LastAck);
+    let _ = end.on_frame(
+        B,
+        SessionFrame::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None },
+        now(),
+    );
+    assert!(matches!(end.next_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
+    assert_eq!(end.phase(), Phase::LastAck);
+    let mut end = acceptor(Phase::LastAck);
+    let _ = end.link_ended(A, None, now());
+    assert!(end.phase() == Phase::LastAck && end.parked_since().is_some());
+    let mut end = acceptor(Phase::LastAck);
+    assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+    assert!(end.ended().is_none());
+    assert_eq!(acceptor(Phase::LastAck).abandon(refusal(ErrorCode::Cancelled), now()), Actions::default());
+}
+
+#[tokio::test]
+async fn an_owner_who_drops_after_both_ends_of_stream_lets_the_rest_be_delivered() {
+    let mut end = opener(Phase::Open);
+    end.send.write(Bytes::from_static(b"tail"));
+    end.send.finish();
+    let _ = end.on_frame(A, finish(), now());
+    assert_eq!(end.abandon(refusal(ErrorCode::Cancelled), now()), Actions::default());
+    let said: Vec<SessionFrame> = std::iter::from_fn(|| end.next_frame(A, 99).0).collect();
+    assert!(
+        matches!(
+            said[..],
+            [SessionFrame::Credit { .. }, SessionFrame::Data(_), SessionFrame::Fin { total: 5 }]
+        ),
+        "{said:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_link_that_ends_touches_only_what_runs_on_it() {
+    let mut end = opener(Phase::Open);
+    assert_eq!(end.link_ended(B, None, now()), Actions::default());
+    assert_eq!(end.phase(), Phase::Open);
+    assert!(
+        end.link_ended(A, Some(refusal(ErrorCode::Internal)), now()).forget,
+        "a plain peer cannot resume"
+    );
+}
+
+#[tokio::test]
+async fn only_acceptors_take_open_and_resume_and_only_openers_their_answers() {
+    for frame in [open(9), resume(9)] {
+        dropped(opener(Phase::Open), A, frame);
+    }
+    for frame in [
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
+        SessionFrame::Resumed { received: 0, limit: 1, epoch: 1 },
+        SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
+    ] {
+        dropped(acceptor(Phase::Open), A, frame);
+    }
+}
+
+#[tokio::test]
+async fn an_opener_that_gives_up_while_it_resumes_says_so() {
+    let mut end = opener(Phase::Resuming);
+    let _ = end.give_up(refusal(ErrorCode::Cancelled));
+    assert!(matches!(
+        end.next_frame(B, 0),
+        (Some(SessionFrame::Reset { epoch: 2, .. }), Actions { forget: true, .. })
+    ));
+    let mut end = opener(Phase::Parked);
+    assert!(end.give_up(refusal(ErrorCode::Cancelled)).forget);
+    let mut end = opener(Phase::Open);
+    let _ = end.give_up(refusal(ErrorCode::Cancelled));
+    assert_eq!(end.phase(), Phase::Open, "the answer came just in time");
+}
+
+#[tokio::test]
+async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
+    for (phase, asked) in [(Phase::Accepting, open(2)), (Phase::Open, resume(2))] {
+        let mut end = acceptor(phase);
+        if phase == Phase::Open {
+            let _ = end.on_frame(A, broken(1), now());
+        } else {
+            let _ = end.abandon(refusal(ErrorCode::TargetRefused), now());
+        }
+        assert!(!end.on_frame(B, asked, now()).dropped);
+        assert!(end.next_frame(A, 0).0.is_none());
+        let (frame, effects) = end.next_frame(B, 0);
+        assert!(
+            matches!(
+                frame,
+                Some(SessionFrame::Refused { epoch: 2, .. } | SessionFrame::Reset { epoch: 2, .. })
+            ),
+            "{frame:?}"
+        );
+        assert!(effects.forget);
+    }
+}
+
+#[tokio::test]
+async fn a_resume_that_a_server_on_the_way_sends_back_is_tried_on_elsewhere() {
+    for code in [ErrorCode::NodeNotConnected, ErrorCode::Overloaded] {
+        let mut end = opener(Phase::Resuming);
+        assert!(end.on_frame(B, reset(2, code), now()).state);
+        assert_eq!((end.phase(), end.path(), end.ended()), (Phase::Parked, None, None));
+        assert!(end.ask(A).state);
+        assert_eq!(end.phase(), Phase::Resuming);
+    }
+}
+
+fn broken(total: u64) -> SessionFrame {
+    SessionFrame::ResetAt { total, refusal: refusal(ErrorCode::Cancelled) }
+}
+
+/// All that an end sends on a link.
+fn said(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
+    std::iter::from_fn(|| end.next_frame(link, 5).0).collect()
+}
+
+#[tokio::test]
+async fn what_an_owner_wrote_before_its_connection_broke_off_is_said_before_that() {
+    for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
+        let _ = end.on_frame(A, data(10), now());
+        end.send.write(Bytes::from_static(b"last words"));
+        assert!(!end.abort(refusal(ErrorCode::Cancelled), now()).forget);
+        let words = said(&mut end, A);
+        let data = [&b"last "[..], b"words"].map(|part| SessionFrame::Data(Bytes::from_static(part)));
+        assert_eq!(words, [data[0].clone(), data[1].clone(), broken(11)]);
+        assert!(end.phase() == Phase::Open && end.backlog().is_none(), "kept until the peer has it");
+        assert!(!end.on_frame(A, self::data(5), now()).read && end.recv.queued() == 0, "nobody reads");
+        assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+        assert_eq!(end.ended(), Some(&refusal(ErrorCode::Cancelled)));
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_credit_when_the_connection_breaks_off_waits_on() {
+    let mut end = opener(Phase::Open);
+    end.send.write(vec![0; 502].into());
+    let _ = end.abort(refusal(ErrorCode::Cancelled), now());
+    assert_eq!(said(&mut end, A).len(), 100);
+    let _ = end.on_frame(A, SessionFrame::Credit { received: 500, limit: 600 }, now());
+    assert_eq!(said(&mut end, A), [data(2), broken(503)]);
+}
+
+#[tokio::test]
+async fn the_end_of_a_direction_stays_one_although_the_connection_breaks_off() {
+    let mut end = acceptor(Phase::Open);
+    end.send.finish();
+    let _ = end.abort(refusal(ErrorCode::Cancelled), now());
+    assert_eq!(said(&mut end, A), [finish(), broken(1)]);
+    let mut peer = opener(Phase::Open);
+    let _ = peer.on_frame(A, finish(), now());
+    let _ = peer.on_frame(A, broken(1), now());
+    assert!(
+        peer.recv.is_ended()
+            && peer.next_frame(A, 0).0 == Some(SessionFrame::Reset { epoch: 1, refusal: over() })
+    );
+}
+
+fn over() -> SessionError {
+    SessionError::new(ErrorCode::NoError, "")
+}
+
+#[tokio::test]
+async fn a_break_that_was_said_is_said_again_on_the_next_path() {
+    let mut end = opener(Phase::Open);
+    end.send.write(Bytes::from_static(b"hello"));
+    let _ = end.abort(refusal(ErrorCode::Cancelled), now());
+    assert_eq!(said(&mut end, A).len(), 2);
+    let _ = end.link_ended(A, None, now());
+    assert!(end.needs_path());
+    let _ = end.ask(B);
+    assert!(matches!(said(&mut end, B)[..], [SessionFrame::Resume { epoch: 2, .. }]));
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 3, limit: 900, epoch: 2 }, now());
+    assert_eq!(said(&mut end, B), [SessionFrame::Data(Bytes::from_static(b"lo")), broken(6)]);
+
+    let mut end = acceptor(Phase::Parked);
+    end.send.write(Bytes::from_static(b"hello"));
+    let _ = end.abort(refusal(ErrorCode::Cancelled), now());
+    for epoch in [2, 3] {
+        let _ = end.on_frame(B, resume(epoch), now());
+        let words = said(&mut end, B);
+        assert!(
+            matches!(
+                words[..],
+                [SessionFrame::Resumed { .. }, SessionFrame::Data(_), SessionFrame::ResetAt { total: 6, .. }]
+            ),
+            "{words:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_it_has_it() {
+    assert!(opener(Phase::Open).on_frame(A, broken(0), now()).read, "the rest is forgotten");
+    for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
+        end.send.write(Bytes::from_static(b"of no use any more"));
+        let _ = end.on_frame(A, data(10), now());
+        assert!(end.on_frame(A, broken(11), now()).read);
+        assert_eq!(end.ended(), Some(&refusal(ErrorCode::Cancelled)));
+        assert!(!end.recv.is_ended() && end.recv.take(now(), Default::default()).is_some());
+        assert!(
+            matches!(end.next_frame(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Actions { forget: true, .. }) if refusal == over())
+        );
+    }
+    let mut end = acceptor(Phase::LastAck);
+    let _ = end.on_frame(A, broken(1), now());
+    assert!(
+        matches!(end.next_frame(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == over())
+    );
+    let mut end = opener(Phase::Open);
+    let _ = end.on_frame(A, broken(2), now());
+    assert_eq!(end.ended().unwrap().code, ErrorCode::ProtocolError, "a byte is missing");
+    dropped(opener(Phase::Opening), A, broken(1));
+    dropped(opener(Phase::Parked), A, broken(1));
+    dropped(opener(Phase::Resuming), B, broken(1));
+    dropped(opener(Phase::Open), B, broken(1));
+}
+
+#[tokio::test]
+async fn what_waits_to_be_delivered_gives_way() {
+    let mut end = opener(Phase::Open);
+    assert!(!end.evict().0, "it has an owner");
+    end.send.write(Bytes::from_static(b"hello"));
+    let _ = end.abort(refusal(ErrorCode::Cancelled), now());
+    assert!(end.departed_since().is_some() && end.evict().0);
+    assert_eq!(said(&mut end, A), [reset(1, ErrorCode::Cancelled)]);
+    let mut end = acceptor(Phase::Parked);
+    let _ = end.abort(refusal(ErrorCode::Cancelled), now());
+    assert!(end.evict().1.forget);
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_next_one() {
+    let mut end = opener(Phase::Opening);
+    end.asks_of(instance());
+    let _ = end.link_ended(A, None, now());
+    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
+    assert!(end.needs_path() && end.departed_since().is_some() && end.instance() == instance());
+    let _ = end.ask(B);
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{words:?}");
+    // An acceptor that is open shows it by one of these frames, and learns that it is given up.
+    for answer in [
+        SessionFrame::Resumed { received: 0, limit: 500, epoch: 2 },
+        SessionFrame::Opened { limit: 500, epoch: 2, instance: instance() },
+    ] {
+        let mut end = given_up();
+        let _ = end.on_frame(B, answer, now());
+        assert_eq!(said(&mut end, B), [broken(0)]);
+        assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+    }
+    // One that is not there, or was not open, gets nothing more.
+    for answer in [
+        reset(2, ErrorCode::UnknownSession),
+        reset(2, ErrorCode::Cancelled),
+        SessionFrame::Refused { epoch: 2, refusal: refusal(ErrorCode::TargetRefused) },
+    ] {
+        assert!(given_up().on_frame(B, answer, now()).forget);
+    }
+    let mut end = given_up();
+    assert!(
+        end.on_frame(B, reset(2, ErrorCode::NodeNotConnected), now()).state && end.needs_path(),
+        "it looks on"
+    );
+}
+
+/// An opening that was given up when it had no path, and has sent a Resume on B with epoch 2.
+fn given_up() -> SessionState {
+    let mut end = opener(Phase::Opening);
+    let _ = end.link_ended(A, None, now());
+    let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
+    let _ = end.ask(B);
+    assert_eq!(said(&mut end, B).len(), 1);
+    end
+}
+
+#[tokio::test]
+async fn an_opening_that_can_have_reached_nobody_is_forgotten_at_once() {
+    let mut unsent = opener(Phase::Opening);
+    let _ = unsent.on_frame(
+        A,
+        SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NodeNotConnected) },
+        now(),
+    );
+    assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "it is not there");
+    let (send, recv) = halves();
+    let mut unsent = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
+    let _ = unsent.ask(A);
+    let _ = unsent.link_ended(A, None, now());
+    assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "its Open was never sent");
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_before_its_next_open_is_sent_opens_nothing() {
+    let mut end = opener(Phase::Opening);
+    let _ = end.ask(B);
+    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { epoch: 2, .. }]), "{words:?}");
+}
+
+fn refused(epoch: u64, code: ErrorCode) -> SessionFrame {
+    SessionFrame::Refused { epoch, refusal: refusal(code) }
+}
+
+#[tokio::test]
+async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
+    // Its first Open may still come to an acceptor over the path that was left.
+    let asked_twice = || {
+        let mut end = opener(Phase::Opening);
+        let _ = end.ask(B);
+        assert!(matches!(said(&mut end, B)[..], [SessionFrame::Open { epoch: 2, .. }]));
+        end
+    };
+    let mut end = asked_twice();
+    let effects = end.on_frame(B, refused(2, ErrorCode::Overloaded), now());
+    assert!(effects.state && !effects.forget && end.departed_since().is_some());
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 3, .. }]), "{words:?}");
+    assert!(end.on_frame(B, reset(3, ErrorCode::UnknownSession), now()).forget);
+    assert_eq!(end.ended().unwrap().code, ErrorCode::Overloaded, "why it was refused stays");
+    // It was given up, and the Reset that says so did not leave before the refusal came.
+    let mut end = asked_twice();
+    let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
+    assert!(!end.on_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { epoch: 3, .. }]), "{words:?}");
+    assert!(
+        end.on_frame(B, refused(3, ErrorCode::TargetRefused), now()).forget,
+        "an older acceptor's answer to the Resume"
+    );
+    // A plain peer would never answer a Resume.
+    let mut end = asked_twice();
+    let budget = Budget::new(1000);
+    end.recv.lift_limit(budget.reservation(), budget.reservation());
+    assert!(end.on_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
+    assert!(
+        opener(Phase::Opening).on_frame(A, refused(1, ErrorCode::Overloaded), now()).forget,
+        "nothing went astray"
+    );
+}
+
+/// An opening that was given up while its Open was not answered.
+fn given_up_on_its_path() -> SessionState {
+    let mut end = opener(Phase::Opening);
+    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget && end.departed_since().is_some());
+    end
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_says_so_and_asks_whether_that_was_heard() {
+    let mut end = given_up_on_its_path();
+    let words = said(&mut end, A);
+    let [SessionFrame::Reset { epoch: 1, .. }, SessionFrame::Resume { received: 0, epoch: 2, .. }] =
+        words[..]
+    else {
+        panic!("{words:?}")
+    };
+    dropped(given_up_on_its_path(), A, SessionFrame::Opened { limit: 500, epoch: 0, instance: None });
+    let refused = SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) };
+    assert!(end.on_frame(A, refused, now()).dropped, "it answers the Open, not what was said last");
+    assert!(end.on_frame(A, reset(2, ErrorCode::UnknownSession), now()).forget);
+    assert_eq!(end.ended().unwrap().code, ErrorCode::Cancelled);
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_on_a_path_that_is_lost_takes_itself_back_over_the_next_one() {
+    for heard in [0, 1, 2] {
+        let mut end = given_up_on_its_path();
+        for _ in 0..heard {
+            assert!(end.next_frame(A, 0).0.is_some());
+        }
+        assert!(!end.link_ended(A, None, now()).forget && end.needs_path() && end.path().is_none());
+        let _ = end.ask(B);
+        let words = said(&mut end, B);
+        assert!(matches!(words[..], [SessionFrame::Resume { .. }]), "{words:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_opening_that_is_answered_as_it_is_given_up_is_an_open_one_that_is_given_up() {
+    let mut end = given_up_on_its_path();
+    let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() };
+    assert!(!end.on_frame(A, opened, now()).dropped);
+    assert_eq!(said(&mut end, A), [broken(0)]);
+    assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+}
+
+#[tokio::test]
+async fn an_acceptor_that_is_resumed_while_it_dials_stops_and_says_so_once() {
+    let mut end = acceptor(Phase::Accepting);
+    let _ = end.link_ended(A, None, now());
+    assert!(!end.on_frame(B, resume(2), now()).dropped);
+    assert_eq!(
+        said(&mut end, B)[..],
+        [SessionFrame::Reset { epoch: 2, refusal: end.ended().unwrap().clone() }]
+    );
+    assert_eq!((end.phase(), end.ended().unwrap().code), (Phase::Closed, ErrorCode::Cancelled));
+    assert_eq!(end.accept(now()), Actions::default());
+}

@@ -1,0 +1,246 @@
+//! Conversations with a plain peer, written by hand from docs/superedge.md#session-messages.
+
+use crate::superedge::MAX_TOPIC;
+
+use super::*;
+
+fn plain() -> PlainCodec {
+    PlainCodec::new("edge-1".parse().unwrap())
+}
+
+fn id() -> SessionId {
+    SessionId::from_bits(42)
+}
+
+/// The message that is sent, and the frames that our session gets.
+fn say_to(
+    plain: &mut PlainCodec,
+    id: SessionId,
+    word: SessionFrame,
+) -> (Option<StreamMsg>, Vec<SessionFrame>) {
+    let node = plain.node.clone();
+    let decoded =
+        plain.send_frame(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) }, Instant::now());
+    let message = plain.next_message();
+    assert_eq!(plain.next_message(), None);
+    (message, decoded.map(|h| h.frames).unwrap_or_default())
+}
+
+fn send_frame(plain: &mut PlainCodec, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
+    say_to(plain, id(), word)
+}
+
+/// The type of the message with which the peer is answered.
+fn answer(plain: &mut PlainCodec, meaning: &PlainEvent) -> String {
+    assert_eq!(*meaning, PlainEvent::Answered);
+    plain.next_message().unwrap().r#type
+}
+
+fn on_message(plain: &mut PlainCodec, kind: &str, topic: &str, data: &str) -> PlainEvent {
+    let message = StreamMsg {
+        node: "edge-1".into(),
+        category: "ssh".into(),
+        r#type: kind.into(),
+        topic: topic.into(),
+        data: Bytes::copy_from_slice(data.as_bytes()),
+        addr: "127.0.0.1:22".into(),
+    };
+    plain.on_message(message, Instant::now())
+}
+
+fn frames(meaning: PlainEvent) -> Vec<SessionFrame> {
+    match meaning {
+        PlainEvent::Session(decoded) => decoded.frames,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tcp_port_is_called_what_the_peer_knows() {
+    let mut plain = plain();
+    let target = "127.0.0.1:6443".parse().unwrap();
+    let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
+    let body = FrameKind::Session(id(), Category::Tcp, open);
+    assert!(plain.send_frame(Frame { node: plain.node.clone(), body }, Instant::now()).is_none());
+    let message = plain.next_message().unwrap();
+    let said = (message.category.as_str(), message.r#type.as_str(), message.addr.as_str());
+    assert_eq!(said, ("ssh", "connecting", "127.0.0.1:6443"));
+    let PlainEvent::Session(decoded) = on_message(&mut plain, "connected", &message.topic, "") else {
+        panic!()
+    };
+    assert_eq!((decoded.id, decoded.category), (id(), Category::Tcp));
+}
+
+fn opened(plain: &mut PlainCodec) -> String {
+    let open = SessionFrame::Open {
+        target: "edge-1:22".parse().unwrap(),
+        limit: 9,
+        epoch: 3,
+        client: String::new(),
+        opener: None,
+    };
+    let message = send_frame(plain, open).0.unwrap();
+    assert_eq!((message.r#type.as_str(), message.addr.as_str()), ("connecting", "127.0.0.1:22"));
+    assert_eq!(&message.data[..], b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n\r\n");
+    assert_eq!(
+        frames(on_message(plain, "connected", &message.topic, "")),
+        [SessionFrame::Opened { limit: u64::MAX, epoch: 3, instance: None }]
+    );
+    message.topic
+}
+
+#[tokio::test]
+async fn an_edge_that_speaks_no_tls_is_not_asked_to() {
+    let mut plain = plain();
+    let open = SessionFrame::Open {
+        target: "edge-1:10250".parse().unwrap(),
+        limit: 9,
+        epoch: 3,
+        client: String::new(),
+        opener: None,
+    };
+    let body = FrameKind::Session(id(), Category::Https, open);
+    let answer = plain.send_frame(Frame { node: "edge-1".parse().unwrap(), body }, Instant::now()).unwrap();
+    let [SessionFrame::Refused { refusal, epoch: 3 }] = &answer.frames[..] else { panic!("{answer:?}") };
+    assert!(refusal.reason.contains("mode = \"passthrough\""), "{refusal}");
+    assert_eq!(plain.next_message(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_the_edge_closes() {
+    let mut plain = plain();
+    let topic = opened(&mut plain);
+    let said = send_frame(&mut plain, SessionFrame::Data("ls\n".into()));
+    assert_eq!(said.0.unwrap().r#type, "tcp-forward");
+    assert_eq!(said.1, [SessionFrame::Credit { received: 3, limit: u64::MAX }]);
+    assert_eq!(
+        frames(on_message(&mut plain, "tcp-forward", &topic, "a b")),
+        [SessionFrame::Data("a b".into())]
+    );
+    let end = frames(on_message(&mut plain, "closed", &topic, "EOF"));
+    assert!(
+        matches!(&end[..], [SessionFrame::Fin { total: 4 }, SessionFrame::Reset { epoch: 3, refusal }] if refusal.code == ErrorCode::NoError)
+    );
+    assert_eq!(send_frame(&mut plain, SessionFrame::Fin { total: 4 }), (None, vec![]), "closed is said once");
+    assert!(plain.sessions.is_empty() && plain.by_topic.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() {
+    let mut plain = plain();
+    let topic = opened(&mut plain);
+    let said = send_frame(&mut plain, SessionFrame::Fin { total: 1 });
+    assert!(said.0.is_none());
+    assert_eq!(said.1, [SessionFrame::Credit { received: 1, limit: u64::MAX }]);
+    assert_eq!(frames(on_message(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
+    assert!(plain.tick(Instant::now() + Duration::from_secs(29)).is_empty());
+    let ended = plain.tick(Instant::now() + Duration::from_secs(30));
+    assert_eq!(plain.next_message().unwrap().r#type, "closed");
+    assert!(matches!(ended[0].frames[..], [SessionFrame::Fin { total: 12 }, SessionFrame::Reset { .. }]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
+    for goes_on in [false, true] {
+        let (mut plain, now) = (plain(), Instant::now());
+        let PlainEvent::Session(asked) = on_message(&mut plain, "connecting", "t", "CONNECT") else {
+            panic!()
+        };
+        frames(on_message(&mut plain, "tcp-forward", "t", "question"));
+        say_to(&mut plain, asked.id, SessionFrame::Data("answer".into()));
+        assert_eq!(plain.next_end(), None);
+        assert_eq!(say_to(&mut plain, asked.id, SessionFrame::Fin { total: 7 }).0, None);
+        assert_eq!(plain.next_end(), Some(now + AFTER_TARGET));
+        if goes_on {
+            frames(on_message(&mut plain, "tcp-forward", "t", "more"));
+        }
+        let ended = plain.ended(now + AFTER_TARGET);
+        assert_eq!(ended, if goes_on { vec![] } else { vec![asked.id] });
+        for id in ended {
+            // What has come is not taken yet.
+            plain.postpone_close(id, now + AFTER_TARGET);
+            assert_eq!(plain.ended(now + AFTER_TARGET), []);
+            assert_eq!(plain.ended(now + AFTER_TARGET * 2), [id]);
+            let decoded = plain.close(id).unwrap();
+            assert!(
+                matches!(decoded.frames[..], [SessionFrame::Fin { total: 9 }, SessionFrame::Reset { .. }]),
+                "{decoded:?}"
+            );
+            assert_eq!(plain.next_message().unwrap().r#type, "closed");
+        }
+        assert_eq!(plain.tick(now + Duration::from_secs(30)).len(), usize::from(goes_on));
+        assert!(plain.sessions.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_dial_says_why() {
+    let mut plain = plain();
+    let open = SessionFrame::Open {
+        target: "10.0.0.9:22".parse().unwrap(),
+        limit: 9,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
+    let topic = send_frame(&mut plain, open).0.unwrap().topic;
+    let text = "dial tcp 10.0.0.9:22: connect: connection refused";
+    let decoded = frames(on_message(&mut plain, "connect-failed", &topic, text));
+    assert!(
+        matches!(&decoded[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == ErrorCode::TargetRefused && refusal.reason == text)
+    );
+    assert!(plain.sessions.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_to_a_session_given_up_is_closed() {
+    let mut plain = plain();
+    let topic = opened(&mut plain);
+    let left =
+        SessionFrame::Reset { epoch: 3, refusal: SessionError::new(ErrorCode::Cancelled, "client left") };
+    assert_eq!(send_frame(&mut plain, left).0.unwrap().r#type, "closed");
+    let meaning = on_message(&mut plain, "tcp-forward", &topic, "x");
+    assert_eq!(answer(&mut plain, &meaning), "closed");
+    let meaning = on_message(&mut plain, "closed", &topic, "");
+    assert!(matches!(meaning, PlainEvent::Unknown(_)), "never answer closed with closed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_server_opens_with_any_topic() {
+    let mut plain = plain();
+    let PlainEvent::Session(decoded) = on_message(&mut plain, "connecting", "any text at all", "CONNECT")
+    else {
+        panic!()
+    };
+    let [SessionFrame::Open { limit: u64::MAX, target, .. }] = &decoded.frames[..] else {
+        panic!("{decoded:?}")
+    };
+    assert_eq!(target.to_string(), "127.0.0.1:22");
+    let opened = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
+    assert_eq!(say_to(&mut plain, decoded.id, opened).0.unwrap().topic, "any text at all");
+    let meaning = on_message(&mut plain, "connecting", &"x".repeat(257), "");
+    assert_eq!(answer(&mut plain, &meaning), "connect-failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn heartbeats_and_nonsense() {
+    let mut plain = plain();
+    let beat = heartbeat(&plain.node);
+    assert_eq!(beat.topic, "edge-1heartbeat");
+    assert_eq!(plain.on_message(beat, Instant::now()), PlainEvent::Heartbeat);
+    let meaning = on_message(&mut plain, "access", "t", "");
+    assert_eq!(answer(&mut plain, &meaning), "closed");
+    let foreign = StreamMsg { node: "other".into(), category: "ssh".into(), ..StreamMsg::default() };
+    assert_eq!(plain.on_message(foreign, Instant::now()), PlainEvent::Unknown("wrong_node"));
+}
+
+#[tokio::test]
+async fn what_is_said_of_a_topic_that_nobody_could_have_is_not_repeated() {
+    let mut plain = plain();
+    let long = "x".repeat(MAX_TOPIC + 1);
+    for kind in ["tcp-forward", "connected", "connecting"] {
+        let meaning = on_message(&mut plain, kind, &long, "");
+        let said = plain.next_message().map_or(0, |message| message.topic.len());
+        assert!(said <= MAX_TOPIC, "{kind}: {meaning:?} and {said} bytes");
+    }
+}
