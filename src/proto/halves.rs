@@ -40,7 +40,7 @@ pub(crate) struct SendHalf {
 
 /// The remote acknowledged bytes that were never sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("remote acknowledged offset {received}, but the bytes sent are {base} to {reached}")]
+#[error("protocol error: remote acknowledged offset {received}, but the bytes sent are {base} to {reached}")]
 pub(crate) struct AckError {
     received: u64,
     base: u64,
@@ -312,13 +312,13 @@ pub(crate) struct RecvHalf {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FlowControlError {
     /// The remote sent data beyond the limit.
-    #[error("remote sent data up to offset {0}, but the limit is {1}")]
+    #[error("protocol error: remote sent data up to offset {0}, but the limit is {1}")]
     PastLimit(u64, u64),
     /// The remote sent data after its end of stream.
-    #[error("remote sent data after its end of stream")]
+    #[error("protocol error: remote sent data after its end of stream")]
     PastEnd,
     /// The offset of the end of stream is not the end of the data.
-    #[error("remote ended its direction at {0}, but {1} were received")]
+    #[error("protocol error: remote ended its direction at {0}, but {1} were received")]
     WrongEnd(u64, u64),
 }
 
