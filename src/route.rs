@@ -548,7 +548,7 @@ impl Uplinks {
         &self.node
     }
 
-    /// Adds a new link. Closes the oldest beyond [`MAX_LINKS`].
+    /// Adds a new link. Closes the oldest link beyond `MAX_LINKS`.
     pub fn add(&self, link: Arc<LinkSender>) {
         let oldest = {
             let mut links = self.lock();

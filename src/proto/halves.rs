@@ -439,8 +439,8 @@ impl RecvHalf {
 
     /// Returns true if a due Credit must not be delayed.
     ///
-    /// That is the case if the remote may send less than it does in 1.25 RTTs, so that it would reach its limit before
-    /// the Credit arrives, or if its direction has ended.
+    /// That is the case if the remote's direction has ended. It is also the case if the remote may send less than it does
+    /// in 1.25 RTTs: it would reach its limit before the Credit arrives.
     pub(crate) fn is_credit_urgent(&self) -> bool {
         let in_a_trip = self.trips.of_least(self.rounds.in_a_trip(self.taken));
         self.total.is_some() || self.limit.saturating_sub(self.received) < in_a_trip + in_a_trip / 4

@@ -108,7 +108,7 @@ impl PlainCodec {
         self.waiting.pop_front()
     }
 
-    /// Sends `closed` for finished sessions that were idle for [`HALF_OPEN`].
+    /// Sends `closed` for finished sessions that were idle for `HALF_OPEN`.
     pub fn tick(&mut self, now: Instant) -> Vec<Decoded> {
         let late = |s: &PlainSession| s.finished && now - s.last >= HALF_OPEN;
         let ids: Vec<SessionId> = self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect();

@@ -56,7 +56,7 @@ impl Hops {
             && *instance != Instance::from_bits(to as u128 + 1)
         {
             ledger.fault(format!(
-                "session {:?} is offered to process {to}, not {instance:?}",
+                "session {:?} is resumed at process {to}, not {instance:?}",
                 ledger.number(*id)
             ));
         }
