@@ -1,4 +1,4 @@
-//! Paths for sessions: from a request to an open session, and from a session without a path to its next one.
+//! Routes sessions: from a request to an open session, and from a session without a path to its next path.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,58 +17,58 @@ use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
 use tunnel_proto::state::LinkId;
 
-/// What a front end asks for.
+/// A request of a listener for a session.
 #[derive(Debug, Clone)]
 pub struct SessionRequest {
-    /// The node at which the target is.
+    /// Node of the target.
     pub node: NodeName,
-    /// What to dial there. Its host may be the node itself.
+    /// Target to dial there. Its host may be the node itself.
     pub target: Target,
-    /// The front end that asks.
+    /// Kind of the listener.
     pub category: Category,
-    /// The client (user and address), for the log of the far end.
+    /// Client (user and address), for the log of the remote.
     pub client: String,
 }
 
-/// Why a target could not be reached. Each sentence is shown to the client as it is.
+/// Reason why a target could not be reached. The texts are shown to clients.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
-    /// The node is not linked to any pod. The usual cause: its edge is down, or still connecting.
+    /// The node is not connected to any server. Usually its edge is down, or still connecting.
     #[error("node {node} {}", missing.sentence())]
     Offline {
-        /// The node that was asked for.
+        /// Requested node.
         node: NodeName,
-        /// Which pods were asked, and when the node was last seen.
+        /// Servers that were asked, and when the node was last connected.
         missing: NodeNotFound,
     },
-    /// The node's edge refused; its link works.
+    /// The node's edge refused the session; its link works.
     #[error("node {node}: {refusal}")]
     Refused {
-        /// The node that refused.
+        /// Node that refused.
         node: NodeName,
-        /// The edge's reason.
+        /// Reason given by the edge.
         refusal: SessionError,
     },
-    /// No answer within the time to open.
+    /// No reply within the timeout.
     #[error("node {node} did not answer within {timeout:?}")]
     Timeout {
-        /// The node that was asked.
+        /// Requested node.
         node: NodeName,
-        /// How long the answer was waited for.
+        /// Timeout.
         timeout: Duration,
     },
-    /// This pod has as many sessions as it may, or is draining.
+    /// This server or edge has reached a limit, or is draining.
     #[error("{0}")]
     Busy(&'static str),
 }
 
-/// Why no session was opened, and the id of the one that was asked for, if it came to that: the far end knows it.
+/// Reason why no session was opened, and the session's id if one was requested: the remote knows it.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct OpenError {
-    /// The id that the far end may have logged.
+    /// Id that the remote may have logged.
     pub session: Option<SessionId>,
-    /// Why.
+    /// Reason.
     #[source]
     pub why: RouteError,
 }
@@ -79,28 +79,28 @@ impl From<RouteError> for OpenError {
     }
 }
 
-/// Opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
+/// A router that opens sessions, and finds new paths for sessions that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionRouter {
     pub(crate) paths: PathSource,
     table: Arc<SessionTable>,
-    /// How long opening may take in all.
+    /// Timeout for opening a session, over all paths.
     pub(crate) timeout: Duration,
-    /// How long a session may be without a path.
+    /// Timeout for resuming a session.
     grace: Duration,
     pub(crate) chance: RandomFraction,
 }
 
-/// A random number from 0 to 1, for the pauses between tries.
+/// A source of random numbers from 0 to 1, for the backoff between attempts.
 pub type RandomFraction = fn() -> f64;
 
 impl SessionRouter {
-    /// For a pod: paths lead to the nodes that `finder` finds.
+    /// Creates the router of a server: `finder` finds the nodes.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
         Self { paths: PathSource::Pod(finder), table, timeout: patience, grace, chance: rand::random }
     }
 
-    /// For an edge: every path leads over one of its links to the cloud.
+    /// Creates the router of an edge: every path uses one of its links to the cloud.
     pub fn from_edge(
         uplinks: Arc<Uplinks>,
         table: Arc<SessionTable>,
@@ -110,17 +110,21 @@ impl SessionRouter {
         Self { paths: PathSource::Edge(uplinks), table, timeout: patience, grace, chance: rand::random }
     }
 
-    /// With pauses drawn from `chance`, for simulations with a seed.
+    /// Replaces the source of random numbers, for simulations with a seed.
     #[must_use]
     pub fn with_chance(self, chance: RandomFraction) -> Self {
         Self { chance, ..self }
     }
 
-    /// Opens a session to the request's target. Cancel safe: a dropped call leaves nothing behind.
+    /// Opens a session to the request's target.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a dropped call leaves nothing behind.
     ///
     /// # Errors
     ///
-    /// No session could be opened; the sentence is fit for the client.
+    /// Returns an error if no session could be opened. Its text may be shown to the client.
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
         let SessionRequest { node, target, category, client } = request;
         let until = Instant::now() + self.timeout;
@@ -136,9 +140,9 @@ impl SessionRouter {
         let opening = opening.map_err(|TableFull| {
             RouteError::Busy(match self.paths {
                 PathSource::Pod(_) | PathSource::Pods(_) => {
-                    "this pod has no room left: [mode.cloud.session] max or memory of the pod"
+                    "session or memory limit of this server reached: [mode.cloud.session] max or memory"
                 }
-                PathSource::Edge(_) => "this edge has no room left: [mode.edge.session] memory of the edge",
+                PathSource::Edge(_) => "memory limit of this edge reached: [mode.edge.session] memory",
             })
         })?;
         let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));
@@ -148,14 +152,14 @@ impl SessionRouter {
         }
     }
 
-    /// Has a new path looked for, as [`Self::seek`] does, in a task of its own.
+    /// Spawns a task that runs [`Self::resume`].
     pub fn spawn_resume(&self, parked: Parked, drain: &Drain) {
-        let (route, span) = (self.clone(), info_span!("seek", session = %parked.id()));
+        let (route, span) = (self.clone(), info_span!("resume", session = %parked.id()));
         drain.spawn(span, async move { route.resume(parked).await });
     }
 
-    /// Looks for paths for openings that were given up when they had none, so that their acceptors get the reset, until
-    /// draining begins.
+    /// Resumes cancelled openings that have no path, so that their acceptors get the reset. Returns when draining
+    /// starts.
     pub async fn resume_cancelled(self, drain: Drain) {
         loop {
             tokio::select! {
@@ -165,12 +169,11 @@ impl SessionRouter {
         }
     }
 
-    /// Looks for a new path for a session until the session has one or is over, or the grace time has passed.
+    /// Searches for a new path until the session has one or has ended, or the resume timeout has passed.
     ///
-    /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path
-    /// is lost before this notices, the loop goes on with the same [`Parked`], which is the right to look for a path:
-    /// [`Parked::seeks`] gives it up only when it finds, under the session's lock, that no path is needed. So a loss is
-    /// never left without a seeker.
+    /// At most one task searches per session, because there is at most one [`Parked`] of it. If the new path is lost
+    /// before this task notices, the loop continues with the same [`Parked`]. [`Parked::needs_path`] releases it only
+    /// if, under the session's lock, no path is needed. So no loss remains without a search.
     pub async fn resume(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
@@ -180,9 +183,9 @@ impl SessionRouter {
         while parked.needs_path() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {
-                    (ErrorCode::UnknownSession, format!("{far} came back as another process"))
+                    (ErrorCode::UnknownSession, format!("{far} reconnected as another process"))
                 } else {
-                    (ErrorCode::Cancelled, format!("{far} did not come back within {:?}", self.grace))
+                    (ErrorCode::Cancelled, format!("{far} did not reconnect within {:?}", self.grace))
                 };
                 return parked.give_up(SessionError::new(code, why));
             }
@@ -195,7 +198,7 @@ impl SessionRouter {
     }
 }
 
-/// Asks on one path after another until the session is open or refused for good.
+/// Asks on one path after another until the session is open or refused.
 async fn ask(opening: &PendingOpen, search: &mut PathSearch<'_>) -> Result<(), RouteError> {
     loop {
         match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
@@ -211,40 +214,38 @@ async fn ask(opening: &PendingOpen, search: &mut PathSearch<'_>) -> Result<(), R
     }
 }
 
-/// How long a new session waits for a node that was linked a moment ago, or was remembered at a pod that no longer has
-/// it.
+/// Time for which a new session waits for a node that was connected a moment ago, or was cached at a server that no
+/// longer has it.
 pub(crate) const MOVING: Duration = Duration::from_secs(3);
 
-// One session's search for paths: over which it asks next, and when.
-
-/// What one session knows of its paths. It asks over one at a time.
+/// The search of one session for paths. It asks over one path at a time.
 ///
-/// A search belongs to one task, so it needs no lock. Links and nodes change under it at any moment; it notices by a
-/// waiter that is always made before the look it belongs to.
+/// A search belongs to one task, so it needs no lock. Links and nodes may change concurrently; a waiter that is always
+/// created before the lookup notices that.
 #[derive(Debug)]
 pub(crate) struct PathSearch<'a> {
     paths: &'a PathSource,
     chance: RandomFraction,
     node: &'a NodeName,
-    /// The process of the node that is sought; `None` if any process will do.
+    /// Process of the node that is searched for; `None` for any process.
     instance: Option<Instance>,
-    /// When the search ends.
+    /// End of the search.
     until: Instant,
-    /// How long it goes on looking for a node that no pod has; `None`: until the end of the search.
+    /// Time for which it searches for a node that no server has; `None`: until the end of the search.
     timeout: Option<Duration>,
-    /// The path over which it asks next, or has asked.
+    /// Path to ask over next, or that was asked.
     path: Option<Path>,
-    /// Whether it has asked over that path; then the next look is for another one.
+    /// Whether the path was asked; the next lookup then searches for another one.
     tried: bool,
-    /// How long it waits for an answer before it looks for another path.
+    /// Time to wait for a reply before searching for another path.
     wait: Duration,
     backoff: Backoff,
-    /// Since when it finds the node only as another process.
+    /// Time since which only another process of the node was found.
     another: Option<Instant>,
 }
 
 impl<'a> PathSearch<'a> {
-    /// A search among `paths` for a path to `node`, and to its process `instance` if one is given.
+    /// Creates a search among `paths` for `node`, and for its process `instance` if given.
     pub(crate) fn new(
         paths: &'a PathSource,
         node: &'a NodeName,
@@ -267,12 +268,12 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// Limits how long it goes on looking each time that no pod has the node.
+    /// Limits how long each search continues while no server has the node.
     pub(crate) fn at_most(self, patience: Duration) -> Self {
         Self { timeout: Some(patience), ..self }
     }
 
-    /// Begins with a pause, which grows with `times`: so often in a row a path was found and was soon lost again.
+    /// Starts with a delay that grows with `times`: the number of consecutive paths that were lost soon.
     pub(crate) async fn again(&mut self, times: u32) {
         if times > 0 {
             self.backoff = Backoff::after(times);
@@ -284,22 +285,23 @@ impl<'a> PathSearch<'a> {
         self.backoff.pause((self.chance)()).min(MAX_PAUSE)
     }
 
-    /// The node that is looked for.
+    /// Returns the node that is searched for.
     pub(crate) fn node(&self) -> &NodeName {
         self.node
     }
 
-    /// The link over which it asks next, if that is a plain one.
+    /// Returns the link to ask over next, if it is a plain one.
     pub(crate) fn plain(&self) -> Option<Arc<LinkSender>> {
         self.path.as_ref().map(|path| path.sender.clone()).filter(|link| !link.resumes)
     }
 
-    /// Looks for the first path. A new session waits for a node that is moving from pod to pod, as a running session
-    /// does; it waits for no other node. Cancel safe.
+    /// Searches for the first path. Cancel safe.
+    ///
+    /// A new session waits for a node that is moving between servers, as a running session does, but for no other node.
     ///
     /// # Errors
     ///
-    /// No pod has the node, or the time is over.
+    /// Returns an error if no server has the node, or the search has timed out.
     pub(crate) async fn first(&mut self) -> Result<(), NodeNotFound> {
         match timeout_at(self.until, self.paths.find(self.node, self.instance, None)).await {
             Ok(Ok(path)) => {
@@ -311,12 +313,13 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// Looks until there is a path to ask over. That may be the one that was asked before, but then only after a pause.
-    /// Cancel safe.
+    /// Searches until there is a path to ask over. Cancel safe.
+    ///
+    /// It may be the path that was asked before, but then only after a delay.
     ///
     /// # Errors
     ///
-    /// The time is over, or the process that is sought is gone.
+    /// Returns an error if the search has timed out, or the process that is searched for has been replaced.
     pub(crate) async fn next(&mut self) -> Result<(), NodeNotFound> {
         let until = self.timeout.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
         let before = self.path.take().filter(|_| self.tried);
@@ -324,13 +327,13 @@ impl<'a> PathSearch<'a> {
             self.paths.is_wrong(self.node, before);
         }
         let mut paused = before.is_none();
-        // The pod that was asked may still answer that it has the node, and sooner than the pod that does. So the first
-        // look leaves it out.
+        // The server that was asked may still claim to have the node, and reply sooner than the server that does. So
+        // the first lookup excludes it.
         let mut not = before.as_ref().map(|before| before.sender.clone());
         not.take_if(|link| link.peer != Remote::Peer || link.is_closed());
         let mut missing = NodeNotFound::default();
         loop {
-            // The waiter is made before the look: a link that comes between the two ends the wait below.
+            // Create the waiter before the lookup: a link that is added in between ends the wait below.
             let arrival = self.paths.arrival(self.node);
             let (others, not) = (not.is_some(), not.take());
             if self.paths.is_another(self.node, self.instance) {
@@ -364,8 +367,9 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// Asks over the path that was found, and then over others, as long as none has answered and others are left.
-    /// Returns the answer to the last question; `answer` waits for it, and is polled only after something was asked.
+    /// Asks over the path that was found, and then over others while none has answered and others are left.
+    ///
+    /// Returns the reply to the last request. `answer` waits for it, and is polled only after a request.
     pub(crate) async fn ask<A>(&mut self, ask: impl Fn(&Path), answer: impl Future<Output = A>) -> A {
         let mut answer = pin!(answer);
         loop {
@@ -378,13 +382,13 @@ impl<'a> PathSearch<'a> {
                 answer = &mut answer => return answer,
                 other = self.other() => other,
             };
-            tracing::debug!(node = %self.node, wait = ?self.wait, "no answer: asking on another path");
+            tracing::debug!(node = %self.node, wait = ?self.wait, "no answer, trying another path");
             (self.path, self.tried) = (Some(other), false);
             self.wait = (self.wait * 2).min(MAX_ANSWER_TIMEOUT);
         }
     }
 
-    /// Another path than the one that was asked, once no answer has come for too long and there is one.
+    /// Returns another path than the one that was asked, once no reply has arrived for too long and there is one.
     async fn other(&self) -> Path {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
@@ -394,7 +398,7 @@ impl<'a> PathSearch<'a> {
             if let Ok(path) = self.paths.find(self.node, self.instance, not).await {
                 return path;
             }
-            // There is only this path: its answer may be late because the target is dialled slowly.
+            // There is only this path. Its reply may be late because dialling the target is slow.
             let pause = backoff.pause((self.chance)()) + RETRY_INTERVAL;
             tokio::select! {
                 biased;
@@ -404,7 +408,7 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// An error if the search should end.
+    /// Returns an error if the search must end.
     fn check_may_continue(&mut self, missing: &NodeNotFound, until: Instant) -> Result<(), NodeNotFound> {
         let now = Instant::now();
         if !missing.another {
@@ -415,39 +419,37 @@ impl<'a> PathSearch<'a> {
         if now >= until { Err(NodeNotFound { another: false, ..missing.clone() }) } else { Ok(()) }
     }
 
-    /// When it stops looking: at `until`, or earlier if it has found only another process of the node for too long.
+    /// Returns the end of the search: `until`, or earlier if only another process of the node was found for too long.
     fn limit(&self, until: Instant) -> Instant {
         self.another.map_or(until, |since| until.min(since + REPLACED_AFTER))
     }
 }
 
-/// How long the first answer is waited for before the search looks for another path. It doubles each time, because a
-/// path may be slower than the wait.
+/// Time to wait for the first reply before searching for another path. It doubles each time, because a path may be
+/// slower than that.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest of these waits.
+/// Maximum time to wait for a reply.
 const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest pause between two looks. Links that come end the pause; it is for changes that nobody announces.
+/// Maximum delay between two lookups. New links end the delay; it is for changes that are not announced.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// The least pause between two looks for another path.
+/// Minimum delay between two lookups for another path.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// After so long with only another process of the node found, the sought one counts as gone.
+/// If only another process of the node was found for this long, the one that is searched for has been replaced.
 const REPLACED_AFTER: Duration = Duration::from_secs(3);
 
-// Where paths come from: a pod finds nodes, an edge has its links to the cloud.
-
-/// Where this process gets its paths from.
+/// The source of this process's paths.
 #[derive(Debug, Clone)]
 pub(crate) enum PathSource {
-    /// On a pod: paths to nodes.
+    /// On a server: paths to nodes.
     Pod(Arc<Finder>),
-    /// On a pod: paths to other pods, by their process, for sessions whose target another pod has dialled for an edge.
+    /// On a server: paths to peers, by process, for sessions of an edge with a target that a peer has dialled.
     Pods(Arc<Finder>),
-    /// On an edge: every path begins with a link to the cloud, which finds the rest.
+    /// On an edge: every path starts with a link to the cloud, which finds the rest.
     Edge(Arc<Uplinks>),
 }
 
 impl PathSource {
-    /// A path to a node: to its process `instance` if one is given, and not over the link `not`. Cancel safe.
+    /// Finds a path to a node: to its process `instance` if given, and not over the link `not`. Cancel safe.
     pub(crate) async fn find(
         &self,
         node: &NodeName,
@@ -460,14 +462,14 @@ impl PathSource {
             Self::Edge(uplinks) => {
                 let newest =
                     uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
-                // By its own name it means the cloud: the pod that it asks is the one that dials.
+                // On an edge, its own name means the cloud: the server that is asked dials the target.
                 let own = || newest.instance.filter(|_| uplinks.node() == node);
                 Ok(Path { instance: instance.or_else(own), sender: newest })
             }
         }
     }
 
-    /// The same pod's paths to other pods.
+    /// Returns the same server's paths to peers.
     pub(crate) fn of_servers(&self) -> Self {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => Self::Pods(finder.clone()),
@@ -475,7 +477,7 @@ impl PathSource {
         }
     }
 
-    /// The node's link to this pod, if it has one; an edge has no links of other nodes.
+    /// Returns the node's link to this server, if any; an edge has no links of other nodes.
     pub(crate) fn here(&self, node: &NodeName) -> Option<LinkedNode> {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.registry().link_of(node),
@@ -483,7 +485,7 @@ impl PathSource {
         }
     }
 
-    /// A waiter that notices when a path to the node may have come.
+    /// Returns a waiter for a new path to the node.
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.registry().arrival(node),
@@ -491,7 +493,7 @@ impl PathSource {
         }
     }
 
-    /// Whether the node is known to be linked as another process, here or elsewhere.
+    /// Returns true if the node is known to be connected as another process, here or elsewhere.
     pub(crate) fn is_another(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         match self {
             Self::Pod(finder) => instance.is_some_and(|instance| finder.is_another(node, instance)),
@@ -499,22 +501,22 @@ impl PathSource {
         }
     }
 
-    /// Forgets that the node is at the end of this path, because the node was not there.
+    /// Invalidates this path: its server reported that the node is not connected there.
     pub(crate) fn is_wrong(&self, node: &NodeName, path: &Path) {
         if let Self::Pod(finder) = self {
             finder.invalidate(node, path);
         }
     }
 
-    /// The far end of a session with that node, in words for people.
+    /// Returns a name of the remote end of a session with `node`, for people.
     pub(crate) fn call(&self, node: &NodeName) -> String {
         match self {
-            Self::Edge(uplinks) if uplinks.node() == node => "the pod that dialled".to_owned(),
+            Self::Edge(uplinks) if uplinks.node() == node => "the server that dialled".to_owned(),
             _ => format!("node {node}"),
         }
     }
 
-    /// Whether this process never asks another one.
+    /// Returns true if this process never asks another one.
     pub(crate) fn is_alone(&self) -> bool {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.is_alone(),
@@ -523,32 +525,30 @@ impl PathSource {
     }
 }
 
-// The links of an edge to the cloud: every path of an edge leads over one of them.
-
-/// The links of an edge: one, and more while a draining pod still holds sessions.
+/// The links of an edge: one, and more while a draining server still holds sessions.
 #[derive(Debug)]
 pub struct Uplinks {
-    /// The node that this edge is.
+    /// Node of this edge.
     node: NodeName,
-    /// The newest last.
+    /// Links, the newest last.
     links: Mutex<Vec<Arc<LinkSender>>>,
-    /// When a link has ended.
+    /// Time when a link was closed.
     lost: Mutex<Option<Instant>>,
     came: NodeWaiters,
 }
 
 impl Uplinks {
-    /// No link yet.
+    /// Creates an empty list of links.
     pub fn new(node: NodeName) -> Arc<Self> {
         Arc::new(Self { node, links: Mutex::default(), lost: Mutex::default(), came: NodeWaiters::default() })
     }
 
-    /// The node that this edge is. A request for that name through the cloud means the cloud itself.
+    /// Returns the node of this edge. A request for that name through the cloud means the cloud itself.
     pub fn node(&self) -> &NodeName {
         &self.node
     }
 
-    /// A link is up.
+    /// Adds a new link. Closes the oldest link beyond `MAX_LINKS`.
     pub fn add(&self, link: Arc<LinkSender>) {
         let oldest = {
             let mut links = self.lock();
@@ -561,30 +561,30 @@ impl Uplinks {
         self.came.wake(&self.node);
     }
 
-    /// A link has ended.
+    /// Removes a closed link.
     pub fn remove(&self, link: &LinkSender) {
         self.lock().retain(|known| known.id != link.id);
         *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// The newest link, for whatever begins or looks for a path now.
+    /// Returns the newest link, for new sessions and searches.
     pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<LinkSender>> {
         self.links().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
-    /// Why there is no link to use: one that has just ended is about to be replaced.
+    /// Returns the reason why there is no link. A link that was closed recently is about to be replaced.
     pub fn not_linked_reason(&self) -> NodeNotFound {
         let lost = *self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         let moving = lost.is_some_and(|at| at.elapsed() < RELINK_WINDOW);
         NodeNotFound { moving, ..NodeNotFound::default() }
     }
 
-    /// Whether there is a link.
+    /// Returns true if there is a link.
     pub fn is_linked(&self) -> bool {
         !self.lock().is_empty()
     }
 
-    /// Notices the next link that comes.
+    /// Returns a waiter for the next link.
     pub fn arrival(&self) -> NodeWaiter<'_> {
         self.came.arrival(&self.node)
     }
@@ -592,7 +592,7 @@ impl Uplinks {
     /// Waits until there is a link. Cancel safe.
     pub async fn wait_any(&self) {
         loop {
-            // As in [`Self::newer`].
+            // Create the waiter before the check, as in [`Self::newer`].
             let arrival = self.arrival();
             if self.newest(None).is_some() {
                 return;
@@ -601,10 +601,10 @@ impl Uplinks {
         }
     }
 
-    /// Waits until there is a newer link than this one. Cancel safe.
+    /// Waits until there is a link newer than `than`. Cancel safe.
     pub async fn newer(&self, than: LinkId) {
         loop {
-            // The arrival is made before the look: a link that is added between the two then ends the wait.
+            // Create the waiter before the check: a link that is added in between ends the wait.
             let arrival = self.arrival();
             if self.newest(None).is_some_and(|newest| newest.id > than) {
                 return;
@@ -613,7 +613,7 @@ impl Uplinks {
         }
     }
 
-    /// Asks every link's pod for a sign of life, by interactive links as well, as the way to it may have changed.
+    /// Pings the server of every link, also over interactive links, because the network path may have changed.
     pub fn probe(&self) {
         for link in self.links() {
             link.interactive().inspect(|beside| beside.probe());
@@ -628,12 +628,12 @@ impl Uplinks {
         }
     }
 
-    /// Every link, the newest last.
+    /// Returns every link, the newest last.
     pub fn all(&self) -> Vec<Arc<LinkSender>> {
         self.links()
     }
 
-    /// A copy of the list, so that no link's own lock is taken while this one is held.
+    /// Returns a copy of the list, so that no link's own lock is taken while this lock is held.
     fn links(&self) -> Vec<Arc<LinkSender>> {
         self.lock().clone()
     }
@@ -643,6 +643,6 @@ impl Uplinks {
     }
 }
 
-/// Links at once: two are usual while a pod stops. Beyond this the oldest is closed, so that a cloud of which every pod
-/// is stopping does not make the edge grow.
+/// Maximum number of concurrent links; two are usual while a server drains. Beyond this the oldest is closed, so that
+/// the number stays bounded if all servers are draining.
 const MAX_LINKS: usize = 8;

@@ -80,7 +80,7 @@ fn an_edge_that_dies_breaks_the_session_and_the_cloud_logs_its_trace() {
         let text = connect.log();
         let (_, trace) = text.split_once("trace=").unwrap();
         let trace: String = trace.chars().take_while(char::is_ascii_hexdigit).collect();
-        place.cloud.process.says_of(&trace, "node node1 did not come back within 1s");
+        place.cloud.process.says_of(&trace, "node node1 did not reconnect within 1s");
         place.edge = Edge::start(&place.place, &format!("127.0.0.1:{}", place.cloud.grpc));
         place.cloud.has("node1");
     }

@@ -1,4 +1,4 @@
-//! An interactive link beside one that is busy, and sessions that are moved from either to the other at any moment.
+//! Interactive links next to busy links, and sessions that move between the two at any time.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use super::world::Simulation;
 
 /// Two links between the same two processes: sessions of the first may be sent over the second.
 pub(crate) struct Pair {
-    /// The second one's number.
+    /// Number of the second link.
     number: u64,
-    /// Whose ends these are: of the busy link, and of the one beside it.
+    /// Processes of the ends of both links.
     at: [usize; 2],
     busy: [Arc<LinkSender>; 2],
     beside: [Arc<LinkSender>; 2],
     sorting: [TrafficClassifier; 2],
-    /// Whether looks come in such haste that whatever runs seems to stand still.
+    /// Whether checks come so fast that every session seems idle.
     hasty: bool,
-    /// What each end has moved over and not back.
+    /// Sessions that each end has moved to the second link and not back.
     over: [HashSet<SessionId>; 2],
 }
 
 impl Simulation {
-    /// Second links come and go, and sessions are moved.
+    /// Opens and closes second links, and moves sessions.
     pub(crate) fn sort(&mut self) {
         if !matches!(self.plan.about, About::Cuts | About::Drops | About::Pods) {
             return;
@@ -48,7 +48,7 @@ impl Simulation {
         }
     }
 
-    /// Some link of an edge gets another one beside it, which nobody finds.
+    /// Opens an interactive link next to a link of an edge. It is not registered.
     fn stand_beside(&mut self) {
         let lives = |at: &usize| !self.lines[*at].cut && !self.processes[self.lines[*at].ends[1].at].is_pod();
         let alive: Vec<_> = (0..self.lines.len()).filter(lives).collect();
@@ -59,7 +59,7 @@ impl Simulation {
         let (number, at) = (line.number, [0, 1].map(|side| line.ends[side].at));
         let busy = [0, 1].map(|side| line.ends[side].sender.clone());
         let beside = self.lay(at);
-        self.ledger.note(|| format!("link {} stands beside link {number}", self.links));
+        self.ledger.note(|| format!("link {} is the interactive link of link {number}", self.links));
         for side in [0, 1] {
             busy[side].set_interactive(Some(beside[side].clone()));
         }
@@ -93,7 +93,7 @@ impl Simulation {
             }
         }
         if self.dice.one_in(60) {
-            self.ledger.note(|| format!("process {at} sends nothing over link {number} any more"));
+            self.ledger.note(|| format!("process {at} stops sending over link {number}"));
             busy.set_interactive(None);
             pair.over[side].clear();
             table.detach_relays(&beside, |_| true);
@@ -105,7 +105,7 @@ impl Simulation {
         }
         let over = if pair.busy.iter().any(|link| link.is_closed()) { 100 } else { 1_000 };
         if self.dice.one_in(over) {
-            self.ledger.note(|| format!("link {number} is not wanted any more"));
+            self.ledger.note(|| format!("link {number} is no longer needed"));
             pair.busy.iter().for_each(|busy| drop(busy.set_interactive(None)));
             let line = self.lines.iter_mut().find(|line| line.number == number);
             line.into_iter().for_each(|line| line.cut(Instant::now(), Duration::from_secs(4), &self.dice));

@@ -1,4 +1,4 @@
-//! Chance with a seed, and the bytes that each session must carry.
+//! Seeded random numbers, and the bytes that each session must transfer.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// All chance of one run. Clones share it.
+/// The random numbers of a run. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Dice(Rc<RefCell<StdRng>>);
 
@@ -19,23 +19,23 @@ impl Dice {
         Self(Rc::new(RefCell::new(StdRng::seed_from_u64(seed))))
     }
 
-    /// From 0 to `n - 1`.
+    /// Returns a number from 0 to `n - 1`.
     pub(crate) fn below(&self, n: usize) -> usize {
         self.0.borrow_mut().random_range(0..n.max(1))
     }
 
-    /// From `least` to `most`.
+    /// Returns a number from `least` to `most`.
     pub(crate) fn between(&self, least: usize, most: usize) -> usize {
         self.0.borrow_mut().random_range(least..=most)
     }
 
-    /// Any magnitude up to `most` is as likely as any other.
+    /// Returns a number up to `most`, with every magnitude equally likely.
     pub(crate) fn magnitude(&self, most: usize) -> usize {
         let bits = self.below(usize::BITS as usize - most.leading_zeros() as usize + 1);
         self.between(0, (1 << bits) - 1).min(most)
     }
 
-    /// True once in `n` times; never if `n` is 0.
+    /// Returns true once in `n` times; never if `n` is 0.
     pub(crate) fn one_in(&self, n: usize) -> bool {
         n > 0 && self.below(n) == 0
     }
@@ -45,7 +45,7 @@ impl Dice {
     }
 }
 
-/// What the program itself draws, from 0 to 1.
+/// Returns a random number from 0 to 1 for the program itself.
 pub(crate) fn chance() -> f64 {
     PROGRAM.with_borrow_mut(|dice| dice.random())
 }
@@ -54,8 +54,7 @@ thread_local! {
     static PROGRAM: RefCell<StdRng> = RefCell::new(StdRng::seed_from_u64(0));
 }
 
-/// `len` bytes, at most [`MOST`], of what `side` of a session says from `offset` on: never twice the same in two
-/// places.
+/// Returns `len` bytes, at most [`MOST`], that `side` of a session sends at `offset`. They differ at any two places.
 pub(crate) fn content(session: usize, side: usize, offset: u64, len: usize) -> Bytes {
     let start = (session * 7919 + side * 104_729) % PERIOD;
     let at = (start + (offset % PERIOD as u64) as usize) % PERIOD;
@@ -68,7 +67,7 @@ static TABLE: LazyLock<Bytes> = LazyLock::new(|| {
     period.repeat(2).into()
 });
 
-/// A prime, so that no shift by a frame, window or page looks right.
+/// Prime, so that no shift by a frame, window or page yields the same bytes.
 const PERIOD: usize = 262_147;
-/// The longest piece of [`content`].
+/// Maximum length of [`content`].
 pub(crate) const MOST: usize = PERIOD;

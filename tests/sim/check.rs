@@ -1,4 +1,4 @@
-//! What must hold at any time, and when all is over.
+//! Invariants that hold at any time, and at the end of a run.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionFrame};
 use super::ledger::Ledger;
 use super::world::Simulation;
 
-/// Which way each attempt to open or resume has gone: over at most one link between pods, and never back.
+/// The hops of each attempt to open or resume: at most one link between servers, and never back.
 #[derive(Default)]
 pub(crate) struct Hops(HashMap<(SessionId, u64), (Vec<usize>, usize)>);
 
@@ -20,24 +20,24 @@ impl Hops {
             SessionFrame::Open { epoch, .. } | SessionFrame::Resume { epoch, .. } => {
                 let (been, between) = self.0.entry((*id, *epoch)).or_insert_with(|| (vec![from], 0));
                 if been.last() != Some(&from) {
-                    ledger.fault(format!("an attempt comes from {from}, and went {been:?}"));
+                    ledger.fault(format!("attempt comes from {from}, but its hops are {been:?}"));
                 }
-                // An edge that asks for its own name: the second pod cannot know who asked the first.
+                // An edge may request its own name: the second server cannot know who asked the first.
                 let own = been.len() == 3 && been[0] == to && !servers[1];
                 if been.contains(&to) && !own {
-                    ledger.fault(format!("an attempt goes back to {to}, and went {been:?}"));
+                    ledger.fault(format!("attempt returns to {to}, after the hops {been:?}"));
                 }
                 if servers == [true, true] {
                     *between += 1;
                     ledger.relayed();
                     if *between > 1 {
-                        ledger.fault(format!("an attempt goes from pod to pod twice: {been:?}, {to}"));
+                        ledger.fault(format!("attempt is relayed between servers twice: {been:?}, {to}"));
                     }
                 }
                 been.push(to);
             }
             SessionFrame::Opened { epoch, .. } => ledger.answers(*id, *epoch, from),
-            // The pod that tried this path may try another one for the same attempt; an opener makes a new attempt.
+            // The server that tried this path may try another for the same attempt; an opener makes a new attempt.
             SessionFrame::Refused { epoch, refusal } | SessionFrame::Reset { epoch, refusal }
                 if refusal.code == ErrorCode::NodeNotConnected =>
             {
@@ -56,7 +56,7 @@ impl Hops {
             && *instance != Instance::from_bits(to as u128 + 1)
         {
             ledger.fault(format!(
-                "session {:?} is handed to process {to}, not {instance:?}",
+                "session {:?} is resumed at process {to}, not {instance:?}",
                 ledger.number(*id)
             ));
         }
@@ -72,18 +72,18 @@ impl Simulation {
             let table = &process.table;
             let memory = self.plan.memory[usize::from(!process.is_pod())];
             let ((promised, kept), queued) = (table.memory(), table.queued());
-            // What pieces cost beside their bytes comes on top. Two neighbours are longer than what is joined, and all
-            // that waits was promised, also for sessions that are over and not read to their end.
+            // The overhead of pieces is not included in `memory`. Two neighbouring pieces are longer than the limit for
+            // joining. Everything queued was reserved, also for sessions that have ended and are not fully read.
             let pieces = memory / (JOINED / 2) + 2 * self.plan.sessions;
             if promised > memory + pieces * PIECE || queued > promised {
-                return Err(format!("process {at} promised {promised} of {memory}, stores {queued}"));
+                return Err(format!("process {at} reserved {promised} of {memory}, queues {queued}"));
             }
             let passing = table.relayed().1;
             if passing > memory.max(self.plan.windows[0].max as usize) {
-                return Err(format!("process {at} stores {passing} for others"));
+                return Err(format!("process {at} queues {passing} relayed bytes"));
             }
             if kept > memory + self.plan.sessions * MAX_FAIR {
-                return Err(format!("process {at} keeps {kept}"));
+                return Err(format!("process {at} keeps {kept} unacknowledged bytes"));
             }
         }
         Ok(())
@@ -96,7 +96,7 @@ impl Simulation {
             if !table.is_empty() || table.memory() != (0, 0) || table.relayed() != (0, 0) {
                 let (memory, passing) = (table.memory(), table.relayed());
                 left.push(format!(
-                    "process {at}: {} sessions, memory {memory:?}, passing {passing:?}",
+                    "process {at}: {} sessions, memory {memory:?}, relayed {passing:?}",
                     table.len()
                 ));
             }
@@ -118,9 +118,9 @@ impl Simulation {
     }
 }
 
-/// Up to how many bytes small pieces are joined, and what one costs beside its bytes.
+/// Limit in bytes up to which small pieces are joined, and the overhead of a piece.
 const JOINED: usize = 4 * 1024;
 const PIECE: usize = 96;
 
-/// What a session may keep although the budget is spent, and one piece more.
+/// Maximum number of bytes that a session keeps although the budget is spent, and one piece more.
 const MAX_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;

@@ -1,4 +1,4 @@
-//! Tasks that run in any order, and only after their waker was called: a lost wake-up stays lost.
+//! Tasks that run in any order, and only after their waker was called, so that a lost wake-up stays lost.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::task::{Context, Wake, Waker};
 
 type Work = Pin<Box<dyn Future<Output = ()>>>;
 
-/// All tasks of one run.
+/// The tasks of a run.
 #[derive(Default)]
 pub(crate) struct Crowd {
     tasks: BTreeMap<usize, Task>,
@@ -19,7 +19,7 @@ pub(crate) struct Crowd {
     newborn: Cradle,
 }
 
-/// Where running tasks of one process put new ones.
+/// A spawner for the running tasks of one process.
 #[derive(Clone, Default)]
 pub(crate) struct Cradle {
     newborn: Rc<RefCell<Vec<(usize, String, Work)>>>,
@@ -40,7 +40,7 @@ struct Flag {
     ready: Ready,
 }
 
-/// Whether a waker was called.
+/// A flag that is set when its waker is called.
 #[derive(Default)]
 pub(crate) struct Woken(AtomicBool);
 
@@ -49,7 +49,7 @@ impl Crowd {
         Cradle { process, ..self.newborn.clone() }
     }
 
-    /// Those that may run.
+    /// Returns the number of runnable tasks.
     pub(crate) fn ready(&mut self) -> usize {
         for (process, name, work) in self.newborn.newborn.take() {
             let flag = Arc::new(Flag { task: self.next, ready: self.ready.clone() });
@@ -60,7 +60,7 @@ impl Crowd {
         self.ready.lock().unwrap().len()
     }
 
-    /// Runs the `nth` of those that may run; returns its name.
+    /// Runs the `nth` runnable task and returns its name.
     pub(crate) fn run(&mut self, nth: usize) -> String {
         let id = {
             let mut ready = self.ready.lock().unwrap();
@@ -68,7 +68,7 @@ impl Crowd {
             ready.remove(&id);
             id
         };
-        let Some(task) = self.tasks.get_mut(&id) else { return "a task that is done".into() };
+        let Some(task) = self.tasks.get_mut(&id) else { return "finished task".into() };
         let name = task.name.clone();
         if task.work.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready() {
             self.tasks.remove(&id);
@@ -76,13 +76,13 @@ impl Crowd {
         name
     }
 
-    /// All tasks of a process vanish where they stand.
+    /// Drops all tasks of a process.
     pub(crate) fn kill(&mut self, process: usize) {
         self.ready();
         self.tasks.retain(|_, task| task.process != process);
     }
 
-    /// Names of those that are not done.
+    /// Returns the names of unfinished tasks.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.tasks.values().map(|task| task.name.as_str()).collect()
     }

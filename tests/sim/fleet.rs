@@ -1,9 +1,10 @@
-//! A cloud of many pods, each with many edges: the program's own finder, announcements and lists of pods, on a network
-//! of queues and in paused time. What each pod says and hears must grow with its own edges and clients only, never with
-//! those of all pods.
+//! Tests a cloud of many servers, each with many edges: the program's own finder, announcements and server lists.
 //!
-//! `FLEET=100x10000` says how many pods there are, and edges of each; `FLEET_SEED=n` repeats a run. [`records`] has the
-//! same cloud as its publishers see it, [`known`] what a node that is known costs.
+//! Runs on a network of queues in paused time. The traffic of each server must grow only with its own edges and
+//! clients, never with those of all servers.
+//!
+//! `FLEET=100x10000` sets the number of servers, and of edges per server; `FLEET_SEED=n` repeats a run. [`records`]
+//! tests the same cloud as its publishers see it, [`known`] the memory per known node.
 
 mod etcd;
 mod figures;
@@ -37,23 +38,23 @@ fn what_a_server_says_and_hears_grows_with_its_own_edges_and_not_with_those_of_a
     let (few, many) = (run(4, 50), run(12, 50));
     for (few, many) in few.iter().zip(&many) {
         for (few, many) in [(few.worst.said, many.worst.said), (few.worst.heard, many.worst.heard)] {
-            assert!(many.peak <= 3 * few.peak.max(80), "three times the pods: {few:?}, {many:?}");
+            assert!(many.peak <= 3 * few.peak.max(80), "three times the servers: {few:?}, {many:?}");
         }
         assert!(many.found < Duration::from_secs(5), "{many:?}");
     }
-    // With an announcement to all, three times the pods made a start nine times as loud.
+    // If servers announced to all others, three times the servers would send nine times as much at the start.
     let [few, many] = [few, many].map(|rows| rows[0].said);
     assert!(many <= 5 * few, "{few} and {many} at the start");
 }
 
-/// Pods, and edges of each, that a person wants.
+/// Returns the number of servers, and of edges per server, if set by the developer.
 fn wanted() -> Option<(usize, usize)> {
     let size = std::env::var("FLEET").ok()?;
     let (servers, each) = size.split_once('x').unwrap();
     Some((servers.parse().unwrap(), each.parse().unwrap()))
 }
 
-#[expect(clippy::disallowed_types, reason = "how long the simulation takes, not what is simulated")]
+#[expect(clippy::disallowed_types, reason = "measures the real duration of the simulation")]
 fn run(servers: usize, each: usize) -> Vec<Row> {
     let started = std::time::Instant::now();
     let runtime =
@@ -64,12 +65,12 @@ fn run(servers: usize, each: usize) -> Vec<Row> {
     rows
 }
 
-/// A cloud, and where its edges are.
+/// A cloud, and the location of its edges.
 struct Fleet {
     net: Arc<Net>,
     dice: Dice,
     nodes: Vec<Edge>,
-    /// Pods that were started so far.
+    /// Number of servers started so far.
     started: u32,
     clients: Drain,
     since: Instant,
@@ -81,14 +82,14 @@ struct Edge {
     server: Option<Arc<SimServer>>,
 }
 
-/// What something that happens costs.
+/// The cost of an event.
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Until every node was found from every pod.
+    /// Time until every node was found from every server.
     found: Duration,
-    /// Of the busiest pod each.
+    /// Maximum of each count over all servers.
     worst: Counts,
-    /// Things said, of all pods.
+    /// Frames sent by all servers.
     said: u64,
 }
 
@@ -104,7 +105,7 @@ impl Fleet {
         SimServer::start(&self.net, SocketAddr::new(ip.into(), 9000))
     }
 
-    /// All of it, as after a start.
+    /// Starts everything.
     async fn start(&mut self, servers: usize, each: usize) {
         for _ in 0..servers {
             self.start_server();
@@ -117,7 +118,7 @@ impl Fleet {
         self.come((0..servers * each).collect()).await;
     }
 
-    /// These edges link again, each to any pod, as fast as pods can take them.
+    /// Connects these edges again, each to any server, as fast as servers accept them.
     async fn come(&mut self, mut who: Vec<usize>) {
         let started = Instant::now();
         let servers = self.net.servers();
@@ -150,13 +151,13 @@ impl Fleet {
         server.links(&self.net, &edge.name, edge.process);
     }
 
-    /// The edges of a pod.
+    /// Returns the edges of a server.
     fn of(&self, server: &SimServer) -> Vec<usize> {
         let here = |edge: &Edge| edge.server.as_ref().is_some_and(|at| at.own == server.own);
         (0..self.nodes.len()).filter(|n| here(&self.nodes[*n])).collect()
     }
 
-    /// A pod vanishes, and its edges come back by others.
+    /// Kills a server. Its edges connect to others.
     async fn dies(&mut self, server: &Arc<SimServer>) {
         let its = self.of(server);
         self.net.remove(server);
@@ -167,8 +168,8 @@ impl Fleet {
         self.come(its).await;
     }
 
-    /// Nothing that a pod sends arrives any more, while its links stay. Its edges notice and come back by others, long
-    /// before pods give up their links and DNS its records.
+    /// Cuts a server off: nothing that it sends arrives, but its links stay open. Its edges notice and connect to
+    /// others, long before servers close their links and DNS drops its records.
     async fn is_cut_off(&mut self, server: &Arc<SimServer>) {
         let its = self.of(server);
         server.cut_off.store(true, Relaxed);
@@ -178,13 +179,13 @@ impl Fleet {
         self.come(its).await;
     }
 
-    /// The end of a pod that was cut off.
+    /// Removes a server that was cut off.
     fn is_given_up(&self, server: &Arc<SimServer>, its: &[usize]) {
         its.iter().for_each(|edge| self.net.withdraw(&self.nodes[*edge].name, server.ip()));
         self.net.remove(server);
     }
 
-    /// Each pod is drained, and another one takes its place.
+    /// Drains each server and starts another one in its place.
     async fn restarts(&mut self) {
         for server in self.net.servers() {
             self.start_server();
@@ -198,7 +199,7 @@ impl Fleet {
         }
     }
 
-    /// A part of all edges falls silent, and comes back at once.
+    /// Disconnects some of the edges, and connects them again together.
     async fn returns(&mut self, who: &[usize]) {
         for edge in who {
             let edge = &mut self.nodes[*edge];
@@ -211,7 +212,7 @@ impl Fleet {
         self.come(who.to_vec()).await;
     }
 
-    /// Clients at every pod ask for nodes, some of which there are not, until the run is over.
+    /// Simulates clients at every server that request nodes, some of which do not exist, until the end of the run.
     fn clients_ask(&self) {
         let (net, clients) = (self.net.clone(), self.clients.clone());
         let nodes: Vec<NodeName> = self.nodes.iter().map(|edge| edge.name.clone()).collect();
@@ -244,8 +245,8 @@ impl Fleet {
         });
     }
 
-    /// Looks for some of these nodes from every pod, and for more of them from one pod each, until all are found where they
-    /// are. Returns how long that took.
+    /// Searches for some of these nodes from every server, and for more of them from one server each, until all are
+    /// found at the right place. Returns the duration.
     async fn found(&self, moved: &[usize]) -> Duration {
         let (started, servers) = (Instant::now(), self.net.servers());
         let some = |most: usize| moved.iter().step_by(moved.len().div_ceil(most.max(1)).max(1));
@@ -261,12 +262,12 @@ impl Fleet {
             }
         });
         let all = tokio::time::timeout(Duration::from_secs(60), join_all(asks)).await;
-        assert!(all.is_ok(), "not all nodes are found from all pods");
+        assert!(all.is_ok(), "not all nodes are found from all servers");
         started.elapsed()
     }
 
-    /// What it has cost since the last time that this or [`Self::restart_counts`] was called; then some of those that moved
-    /// are looked for.
+    /// Reports the cost since the last call of this or [`Self::restart_counts`], then searches for some of the moved
+    /// edges.
     async fn report(&mut self, what: &str, moved: &[usize]) -> Row {
         let took = self.since.elapsed();
         let (mut worst, mut said) = (Counts::default(), 0);
@@ -293,7 +294,7 @@ impl Fleet {
         Row { found, worst, said }
     }
 
-    /// What it has cost so far is of no interest.
+    /// Discards the counts so far.
     fn restart_counts(&mut self) {
         self.net.servers().iter().for_each(|server| {
             server.figures.take();
@@ -301,19 +302,19 @@ impl Fleet {
         self.since = Instant::now();
     }
 
-    /// Lets it be for so long.
+    /// Waits for 40 s.
     async fn rests(&mut self) {
         sleep(Duration::from_secs(40)).await;
         self.restart_counts();
     }
 }
 
-/// All that may happen, with so many pods and edges of each.
+/// Runs all events, with `servers` servers and `each` edges per server.
 async fn live(servers: usize, each: usize, seed: u64) -> Vec<Row> {
     let mut fleet = Fleet::new(seed);
     println!("{servers} servers, {each} edges each, FLEET_SEED={seed}");
     println!(
-        "| what | time | said a second / in all | heard | lookups | queue | found after | all said | memory |"
+        "| what | time | sent per second / total | received | lookups | queue | found after | all sent | memory |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let all: Vec<_> = (0..servers * each).collect();
@@ -331,13 +332,13 @@ async fn live(servers: usize, each: usize, seed: u64) -> Vec<Row> {
     let victim = fleet.net.servers()[servers / 2].clone();
     let its = fleet.of(&victim);
     fleet.dies(&victim).await;
-    rows.push(fleet.report("a pod dies", &its).await);
+    rows.push(fleet.report("a server dies", &its).await);
     fleet.start_server();
     fleet.rests().await;
     let victim = fleet.net.servers()[servers / 3].clone();
     let its = fleet.of(&victim);
     fleet.is_cut_off(&victim).await;
-    rows.push(fleet.report("a pod is cut off", &its).await);
+    rows.push(fleet.report("a server is cut off", &its).await);
     fleet.is_given_up(&victim, &its);
     fleet.start_server();
     fleet.rests().await;
@@ -352,17 +353,17 @@ async fn live(servers: usize, each: usize, seed: u64) -> Vec<Row> {
     rows
 }
 
-/// The time until an edge dials first is up to this.
+/// Maximum delay of an edge's first dial.
 const FIRST_DIAL: Duration = Duration::from_millis(50);
-/// How long edges take to notice that their pod is silent.
+/// Time after which edges notice that their server is unresponsive.
 const EDGES_NOTICE: Duration = Duration::from_secs(5);
-/// What one handshake costs a pod: two cores take 1,500 a second.
+/// Cost of one handshake for a server: two cores perform 1,500 per second.
 const HANDSHAKE: Duration = Duration::from_micros(667);
-/// How often each node is asked for.
+/// Interval between two requests for the same node.
 const ASKED_INTERVAL: Duration = Duration::from_secs(500);
-/// Percent of the questions that are for nodes that there are not.
+/// Percentage of requests for nodes that do not exist.
 const OFFLINE: usize = 2;
-/// One in fifty of those that moved is looked for from every pod, ten at least, and no more than this.
+/// One in fifty moved nodes is searched for from every server: at least ten, at most this many.
 const MAX_EVERYWHERE: usize = 100;
-/// One in five of those that moved is looked for from one pod, no more than this.
+/// One in five moved nodes is searched for from one server: at most this many.
 const MAX_ONCE: usize = 10_000;

@@ -1,11 +1,11 @@
-//! A pod half way on a link of a world that has no other: it passes frames on, and may lose a session.
+//! A server in the middle of a link, if the simulation has no other: it relays frames, and may lose a session.
 
 use std::collections::HashMap;
 
 use tunnel_base::names::SessionId;
 use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
 
-/// The attempts that it has passed on, each with the last Open or Resume.
+/// The attempts that were relayed, each with the last Open or Resume.
 #[derive(Default)]
 pub(crate) struct HalfWay(HashMap<SessionId, (u64, Frame)>);
 
@@ -14,7 +14,7 @@ impl HalfWay {
         self.0.keys().copied().collect()
     }
 
-    /// Whether a frame goes on: bind, pass, or drop.
+    /// Returns true if a frame is relayed. Updates the attempts.
     pub(crate) fn passes(&mut self, side: usize, frame: &Frame) -> bool {
         let FrameKind::Session(id, _, word) = &frame.body else { return true };
         let bound = self.0.get(id).map(|(epoch, _)| *epoch);
@@ -26,7 +26,7 @@ impl HalfWay {
                 self.0.insert(*id, (*epoch, frame.clone()));
                 true
             }
-            // One that answers an older attempt must not take the newer one's binding with it.
+            // A reply to an older attempt must not remove the newer attempt.
             SessionFrame::Refused { epoch, .. }
             | SessionFrame::Reset { epoch, .. }
             | SessionFrame::PathLost { epoch } => match bound {
@@ -37,7 +37,7 @@ impl HalfWay {
         }
     }
 
-    /// What both ends are told if the session is lost here.
+    /// Loses a session. Returns the frame that both ends get.
     pub(crate) fn lose(&mut self, id: SessionId) -> Option<Frame> {
         let (epoch, mut frame) = self.0.remove(&id)?;
         if let FrameKind::Session(_, _, word) = &mut frame.body {

@@ -1,4 +1,4 @@
-//! What happens to links and processes: they come, break, lose sessions, die, and heal.
+//! Failures of links and processes: they start, break, lose sessions, die and recover.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use super::process::Process;
 use super::world::Simulation;
 
 impl Simulation {
-    /// A new link between two processes.
+    /// Creates a link between two processes.
     pub(crate) fn link(&mut self, at: [usize; 2]) {
         self.link_as(at, false);
     }
 
-    /// As [`Self::link`]; one that stands `beside` an older one leaves that alone. Returns the older one's end at the pod,
-    /// if the pod knows it as the node's.
+    /// Like [`Self::link`], but an older link stays open if `beside` is set.
+    ///
+    /// Returns the older link's end at the server, if the server knows it as the node's.
     pub(crate) fn link_as(&mut self, at: [usize; 2], beside: bool) -> Option<Arc<LinkSender>> {
         let outboxes = self.lay(at);
         for side in [0, 1] {
@@ -39,7 +40,7 @@ impl Simulation {
         older
     }
 
-    /// A new line between two processes, with a link that nobody knows of.
+    /// Creates a line between two processes, with a link that is not registered.
     pub(crate) fn lay(&mut self, at: [usize; 2]) -> [Arc<LinkSender>; 2] {
         self.links += 1;
         let outboxes = [0, 1].map(|side| {
@@ -47,10 +48,10 @@ impl Simulation {
             let far = Some(other.table.instance());
             LinkSender::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, Dialect::NEWEST)
         });
-        self.ledger.note(|| format!("link {} is made between {at:?}", self.links));
+        self.ledger.note(|| format!("link {} is created between {at:?}", self.links));
         let mut plan = self.plan.clone();
         if !plan.healed && plan.about == About::Pods {
-            // What comes in fast and goes out slowly waits in between.
+            // Frames that arrive fast and leave slowly are queued in between.
             plan.rate =
                 [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(if plan.slow { 2 } else { 4 })];
         }
@@ -58,7 +59,7 @@ impl Simulation {
         outboxes
     }
 
-    /// A link as one may come: between two pods, or from an edge to any pod, which it may be linked to already.
+    /// Creates a random link: between two servers, or from an edge to any server, to which it may already be connected.
     pub(crate) fn link_any(&mut self) {
         let (servers, edges) = (self.living(true), self.living(false));
         let server = servers[self.dice.below(servers.len())];
@@ -69,7 +70,7 @@ impl Simulation {
         }
     }
 
-    /// Links are cut, lose sessions, are joined by others; processes die; pings are asked for.
+    /// Applies random failures: links are cut, lose sessions, get a backup link; processes die. Also sends pings.
     pub(crate) fn harm(&mut self) {
         let now = Instant::now();
         let alive: Vec<usize> = (0..self.lines.len()).filter(|at| !self.lines[*at].cut).collect();
@@ -106,7 +107,7 @@ impl Simulation {
         }
     }
 
-    /// Someone on the way loses a session, or lets go of all.
+    /// Loses a session at a server on the path, or drops all of them.
     fn lose(&mut self, at: usize, now: Instant) {
         let line = &mut self.lines[at];
         if let Some(half_way) = &line.half_way {
@@ -123,7 +124,7 @@ impl Simulation {
         let table = self.processes[process].table.clone();
         if self.dice.one_in(2) {
             self.ledger
-                .note(|| format!("process {process} releases what passes through link {}", line.number));
+                .note(|| format!("process {process} releases what is relayed by link {}", line.number));
             table.detach_relays(&sender, |_| true);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
@@ -131,7 +132,7 @@ impl Simulation {
         }
     }
 
-    /// A process dies, and another one takes its place.
+    /// Kills a process and starts another one in its place.
     fn die(&mut self) {
         let servers = self.dice.one_in(2);
         let living = self.living(servers);
@@ -145,7 +146,7 @@ impl Simulation {
         }
     }
 
-    /// Ends find out that their link is gone.
+    /// Notifies ends of lines that were cut.
     pub(crate) fn notice(&mut self) {
         let now = Instant::now();
         for at in 0..self.lines.len() {
@@ -159,19 +160,19 @@ impl Simulation {
                 let (sender, process) = (line.ends[side].sender.clone(), line.ends[side].at);
                 let Process { table, registry, .. } = &self.processes[process];
                 let parked =
-                    table.link_ended(&sender, &SessionError::new(ErrorCode::Cancelled, "link gone"), now);
+                    table.link_ended(&sender, &SessionError::new(ErrorCode::Cancelled, "link closed"), now);
                 registry.remove(&sender);
                 self.sought(parked, process);
             }
         }
-        // Paths that have ended stay known for a while, as in a registry that was not told yet.
+        // Closed paths stay known for a while, as in a registry that is not up to date.
         if self.steps.is_multiple_of(50) {
             self.paths.tidy();
             self.lines.retain(|line| line.ends.iter().any(|end| !end.over));
         }
     }
 
-    /// No more harm: every end knows its dead links, and good ones come.
+    /// Ends all failures: every end learns of its dead links, and good links are created.
     pub(crate) fn heal(&mut self) {
         self.ledger.note(|| "no more harm".into());
         let mut plan = self.shared_plan.borrow_mut();
@@ -183,7 +184,7 @@ impl Simulation {
         if self.plan.cuts > 0 || self.plan.losses > 0 {
             let now = Instant::now();
             for line in &mut self.lines {
-                // What runs on a good line must go on there: nobody helps who was not told of a loss.
+                // Sessions on a good line must continue there: nothing helps an end that has not noticed a loss.
                 if self.plan.about != About::Pods {
                     line.cut(now, Duration::from_millis(100), &self.dice);
                 }
@@ -198,7 +199,7 @@ impl Simulation {
         self.plan.weights = [3, 3, 3, 1];
     }
 
-    /// Each edge is linked to a pod, some to two, and each pod to each other.
+    /// Connects each edge to one server, some to two, and each server to each other.
     pub(crate) fn link_all(&mut self) {
         let (servers, edges) = (self.living(true), self.living(false));
         for edge in edges {

@@ -1,4 +1,4 @@
-//! What processes do with what arrives.
+//! Handles what arrives at processes.
 
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
@@ -32,7 +32,7 @@ impl Simulation {
                     let event = table.on_frame(&sender, key, word, now);
                     self.event(event, at);
                 }
-                other => self.ledger.fault(format!("nobody says {other:?} here")),
+                other => self.ledger.fault(format!("unexpected frame {other:?}")),
             }
         }
     }
@@ -48,12 +48,12 @@ impl Simulation {
                 place.cradle.spawn("guide".into(), place.clone().guide(asked));
             }
             Some(Event::Parked(parked)) => self.sought(vec![parked], at),
-            Some(other) => self.ledger.fault(format!("process {at} is told of {other:?}")),
+            Some(other) => self.ledger.fault(format!("process {at} gets unexpected event {other:?}")),
             None => {}
         }
     }
 
-    /// For openings that were given up without a path, one is looked for so that their acceptors hear of it.
+    /// Searches for paths of openings that were cancelled without a path, so that their acceptors learn of it.
     pub(crate) fn given_up(&self) {
         for (at, process) in self.processes.iter().enumerate().filter(|(_, process)| process.alive) {
             while let Some(parked) = process.table.given_up().now_or_never() {
@@ -62,9 +62,9 @@ impl Simulation {
         }
     }
 
-    /// For each of these sessions of a process a new path is looked for.
+    /// Starts a search for a new path for each of these sessions of a process.
     pub(crate) fn sought(&self, mut parked: Vec<Parked>, at: usize) {
-        // In the order in which they were opened, not in that of a map of random ids.
+        // Sorted by the order of opening, because the map's order of random ids is not reproducible.
         parked.sort_by_key(|session| self.ledger.number(session.id()));
         let place = &self.processes[at].place;
         for session in parked {

@@ -1,4 +1,4 @@
-//! Who holds a session: one task reads, one writes, either may let it go.
+//! Owners of sessions: one task reads, one writes, and either may drop the session.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -17,7 +17,7 @@ use super::ledger::Who;
 use super::owner::Place;
 use super::plan::Plan;
 
-/// One end, shared by its reader and its writer.
+/// One end of a session, shared by its reader and its writer.
 struct Held {
     session: RefCell<Option<Session>>,
     number: usize,
@@ -28,7 +28,7 @@ struct Held {
 }
 
 impl Place {
-    /// Starts both halves of an end.
+    /// Starts the reader and the writer of an end.
     pub(crate) fn hold(&self, session: Session, number: usize, who: Who) {
         let held = Rc::new(Held {
             session: RefCell::new(Some(session)),
@@ -135,7 +135,7 @@ impl Held {
         }
     }
 
-    /// Gives all of `bytes`. Written is what may arrive: it is said before.
+    /// Writes all of `bytes`. They may arrive at once, so they are recorded first.
     async fn give(&self, bytes: &mut Bytes) -> Option<std::io::Result<()>> {
         self.place.ledger.wrote(self.number, self.who, bytes.len());
         let given = poll_fn(|cx| match self.session.borrow_mut().as_mut() {
@@ -145,7 +145,7 @@ impl Held {
         self.alive(given).await.flatten()
     }
 
-    /// Runs `work` until it is done, or the other half has let the session go.
+    /// Runs `work` until it is done, or the other half has dropped the session.
     async fn alive<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
         poll_fn(|cx| {
@@ -162,7 +162,7 @@ impl Held {
         .await
     }
 
-    /// After how many bytes this half drops the session, if it does.
+    /// Returns the number of bytes after which this half drops the session, if it does.
     fn drop_after(&self) -> Option<usize> {
         let plan = self.place.plan.borrow();
         self.place.dice.one_in(plan.drops).then(|| 1 + self.place.dice.magnitude(plan.most))
@@ -179,7 +179,7 @@ impl Held {
         let Some(session) = self.session.borrow_mut().take() else { return };
         self.place.ledger.dropped(self.number, self.who);
         self.place.ledger.resumed(session.account().resumed);
-        self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.who));
+        self.place.ledger.note(|| format!("owner {}.{} drops the session", self.number, self.who));
         if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
             self.place.ledger.broke(self.number, self.who);
             session.break_off(SessionError::new(ErrorCode::TargetTimeout, "enough"));

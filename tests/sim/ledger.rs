@@ -1,4 +1,4 @@
-//! What both owners of each session really did, to hold against what they are told.
+//! Records the actions of both owners of each session, and compares them with the results reported to them.
 
 mod broke;
 mod pair;
@@ -17,20 +17,20 @@ pub(crate) use pair::{OPENER, Seen, Who, acceptor};
 
 use super::chance::content;
 
-/// Shared by all tasks of a run.
+/// The record of a run. All tasks share it.
 #[derive(Clone)]
 pub(crate) struct Ledger(Rc<RefCell<Inner>>);
 
 struct Inner {
     fault: Option<String>,
     pairs: Vec<Pair>,
-    /// Whether a faithful session may be given up.
+    /// Whether a session may end although both owners are faithful.
     lenient: bool,
-    /// Whether there is more than one client, so that one may have to make room for another.
+    /// Whether there is more than one client, so that one may be evicted in favour of another.
     shared: bool,
     trace: Option<Vec<String>>,
     began: Option<Instant>,
-    /// Keystrokes just written: whose, which end, how long.
+    /// Keystrokes just written: session, end, length.
     typed: Vec<(usize, usize, usize)>,
     timed: usize,
     resumed: u32,
@@ -39,7 +39,7 @@ struct Inner {
     sorted: [usize; 2],
     died: Vec<usize>,
     numbers: HashMap<SessionId, usize>,
-    /// Who answered which attempt first.
+    /// The first process that answered each attempt.
     answers: HashMap<(SessionId, u64), Who>,
 }
 
@@ -83,7 +83,7 @@ impl Ledger {
         if self.0.borrow().trace.is_none() {
             return;
         }
-        // It may look into the ledger, too.
+        // It may borrow the ledger as well.
         let text = text();
         let inner = &mut *self.0.borrow_mut();
         if let (Some(trace), Some(began)) = (&mut inner.trace, inner.began) {
@@ -95,7 +95,7 @@ impl Ledger {
         self.0.borrow_mut().trace.take().unwrap_or_default()
     }
 
-    /// The session of `id`, known from its Open.
+    /// Records the session of `id`, which is known from its Open.
     pub(crate) fn knows(&self, id: SessionId, target: &Target) {
         self.0.borrow_mut().numbers.insert(id, usize::from(target.port) - 1);
     }
@@ -104,7 +104,7 @@ impl Ledger {
         self.0.borrow().numbers.get(&id).copied()
     }
 
-    /// An Opened leaves an acceptor.
+    /// Records that an acceptor sends an Opened.
     pub(crate) fn answers(&self, id: SessionId, epoch: u64, process: usize) {
         self.0.borrow_mut().answers.entry((id, epoch)).or_insert(acceptor(process));
     }
@@ -137,13 +137,13 @@ impl Ledger {
         });
     }
 
-    /// Who answered the last attempt up to `epoch` that was answered.
+    /// Returns the process that answered the last answered attempt up to `epoch`.
     pub(crate) fn answerer(&self, id: SessionId, epoch: u64) -> Option<Who> {
         let answers = &self.0.borrow().answers;
         (0..=epoch).rev().find_map(|epoch| answers.get(&(id, epoch)).copied())
     }
 
-    /// The opener heard the answer of `who`.
+    /// Records that the opener received the reply of `who`.
     pub(crate) fn opened(&self, session: usize, who: Option<Who>) {
         let dead = self.0.borrow().died.iter().any(|process| Some(acceptor(*process)) == who);
         self.with(session, |pair| {
@@ -152,17 +152,17 @@ impl Ledger {
             pair.killed |= dead || peer.is_some_and(|end| end.buffered);
             pair.died |= dead;
             let accepted = peer.is_some_and(|end| end.accepted);
-            (!accepted).then(|| "is open, but nobody accepted it".into())
+            (!accepted).then(|| "is open, but was not accepted".into())
         });
     }
 
-    /// Whether the process that a session's other end was in is gone.
+    /// Returns true if the process of a session's other end has died.
     pub(crate) fn is_dead(&self, instance: Instance) -> bool {
         let inner = self.0.borrow();
         inner.died.iter().any(|process| Instance::from_bits(*process as u128 + 1) == instance)
     }
 
-    /// A process is gone, and all ends in it.
+    /// Records the death of a process and of all ends in it.
     pub(crate) fn died(&self, process: usize) {
         let mut inner = self.0.borrow_mut();
         inner.died.push(process);
@@ -173,18 +173,19 @@ impl Ledger {
         }
     }
 
-    /// The opener was told `why`; it must be what the acceptor said, unless links `came_and_went`.
+    /// Records that the opener received the refusal `why`. It must be the acceptor's text, unless links
+    /// `came_and_went`.
     pub(crate) fn was_refused(&self, session: usize, why: &str, came_and_went: bool) {
         let died = self.0.borrow().died.clone();
         self.with(session, |pair| match &pair.refused {
             Some(said) if said == why || came_and_went => None,
             None if pair.killed => None,
-            // Accepted and let go, by its owner or with its process, before the opener heard of it.
+            // Accepted, and dropped by its owner or with its process before the opener learned of it.
             None if pair.is_let_go(&died) => {
                 pair.killed = true;
                 None
             }
-            said => Some(format!("was refused by {said:?}, the opener heard {why:?}")),
+            said => Some(format!("was refused with {said:?}, but the opener received {why:?}")),
         });
     }
 
@@ -226,7 +227,7 @@ impl Ledger {
         self.0.borrow_mut().doubled += 1;
     }
 
-    /// A session was moved over to the link beside its own, or back.
+    /// Records that a session was moved to the interactive link, or back.
     pub(crate) fn sorted(&self, over: bool) {
         self.0.borrow_mut().sorted[usize::from(!over)] += 1;
     }
@@ -257,7 +258,7 @@ impl Ledger {
     pub(crate) fn read(&self, session: usize, who: Who, bytes: &[u8]) {
         self.with(session, |pair| {
             let Some(peer) = pair.other(who) else {
-                return Some(format!("end {who} read bytes, and its opener went elsewhere"));
+                return Some(format!("end {who} read bytes, but its opener uses another acceptor"));
             };
             let written = pair.end(peer).written;
             let end = pair.end(who);
@@ -276,7 +277,9 @@ impl Ledger {
     pub(crate) fn ended(&self, session: usize, who: Who) {
         self.with(session, |pair| {
             let Some(peer) = pair.other(who) else {
-                return Some(format!("end {who} read an end of stream, and its opener went elsewhere"));
+                return Some(format!(
+                    "end {who} read an end of stream, but its opener uses another acceptor"
+                ));
             };
             let (finished, written) = (pair.end(peer).finished, pair.end(peer).written);
             let end = pair.end(who);
@@ -286,10 +289,10 @@ impl Ledger {
         });
     }
 
-    /// An owner was told that its session is over before its time.
+    /// Records that an owner got an error before the end of its session.
     pub(crate) fn broken(&self, session: usize, who: Who, error: &io::Error) {
         let (lenient, shared) = (self.0.borrow().lenient, self.0.borrow().shared);
-        let violation = error.to_string().contains("the peer");
+        let violation = error.to_string().contains("protocol error");
         let made_room = shared && error.to_string().contains("it made room for another client");
         self.with(session, |pair| {
             let concerns = pair.other(who).is_some();
@@ -300,7 +303,7 @@ impl Ledger {
         });
     }
 
-    /// An owner lets its end go.
+    /// Records that an owner drops its end.
     pub(crate) fn dropped(&self, session: usize, who: Who) {
         self.with(session, |pair| {
             let concerns = pair.other(who).is_some();
@@ -312,7 +315,7 @@ impl Ledger {
         });
     }
 
-    /// Sessions that should have been carried in full, and were not.
+    /// Returns sessions that were not transferred in full, but should have been.
     pub(crate) fn unfinished(&self) -> Vec<String> {
         let inner = self.0.borrow();
         let unfinished = inner.pairs.iter().enumerate().filter(|(_, pair)| !pair.is_whole());

@@ -1,4 +1,4 @@
-//! One link: two queues of frames with a rate and a latency, which can be cut.
+//! A link: two queues of frames with a rate and a latency. It can be cut.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,28 +21,28 @@ use super::turns::SchedulerModel;
 
 pub(crate) struct Line {
     pub(crate) number: u64,
-    /// In one pod's world the pod's end first.
+    /// Ends. With a single server, its end is the first.
     pub(crate) ends: [End; 2],
-    /// From the first end first.
+    /// Queues, from the first end first.
     wires: [Wire; 2],
     pub(crate) cut: bool,
-    /// What each end says vanishes.
+    /// Whether everything that an end sends is lost.
     silent: [bool; 2],
-    /// A pod half way that can lose sessions, in worlds that have no other.
+    /// Server in the middle that can lose sessions, in runs without another one.
     pub(crate) half_way: Option<HalfWay>,
     codec: bool,
 }
 
 pub(crate) struct End {
-    /// Whose end.
+    /// Index of the process.
     pub(crate) at: usize,
     pub(crate) sender: Arc<LinkSender>,
     woken: Arc<Woken>,
     waker: Waker,
     idle: bool,
-    /// When this end finds out that the link is gone.
+    /// Time when this end notices that the link was cut.
     pub(crate) notices: Option<Instant>,
-    /// Whether the link was taken out of service here.
+    /// Whether the link was removed at this end.
     pub(crate) over: bool,
     pub(crate) turns: SchedulerModel,
 }
@@ -81,7 +81,8 @@ impl Line {
         }
     }
 
-    /// Whether the link takes another frame from this end: it was woken, or has more, and there is room below.
+    /// Returns true if the link takes another frame from this end: it was woken or has more, and there is space in the
+    /// queue.
     pub(crate) fn can_pull(&self, side: usize, now: Instant) -> bool {
         let (end, wire) = (&self.ends[side], &self.wires[side]);
         let room =
@@ -89,7 +90,7 @@ impl Line {
         !end.over && room && (!end.idle || end.woken.is())
     }
 
-    /// Pulls the next frame of this end onto the wire.
+    /// Moves the next frame of this end to the line.
     pub(crate) fn pull(&mut self, side: usize, now: Instant, dice: &Dice, ledger: &Ledger) -> Option<Frame> {
         let end = &mut self.ends[side];
         end.woken.take();
@@ -120,17 +121,17 @@ impl Line {
         Some(frame)
     }
 
-    /// Whether anything has arrived at the end `side`.
+    /// Returns true if anything has arrived at the end `side`.
     pub(crate) fn has_arrived(&self, side: usize, now: Instant) -> bool {
         !self.ends[side].over && self.wires[1 - side].arrives().is_some_and(|at| at <= now)
     }
 
-    /// When the next frame arrives anywhere.
+    /// Returns the time when the next frame arrives at either end.
     pub(crate) fn next_arrival(&self) -> Option<Instant> {
         (0..2).filter(|side| !self.ends[*side].over).filter_map(|side| self.wires[1 - side].arrives()).min()
     }
 
-    /// What arrives at the end `side` next: a frame, or as many as end in one piece of the stream.
+    /// Returns the next arrivals at the end `side`: a frame, or all frames that end in one piece of the stream.
     pub(crate) fn deliver(&mut self, side: usize, dice: &Dice, ledger: &Ledger) -> Vec<Frame> {
         let wire = &mut self.wires[1 - side];
         if let Some((_, frame)) = wire.frames.pop_front() {
@@ -151,18 +152,18 @@ impl Line {
             match wire.reader.next_message() {
                 Ok(Some(message)) => match from_message(message, &self.ends[side].sender.peer) {
                     Ok(frame) => frames.push(frame),
-                    Err(why) => ledger.fault(format!("a message that is no frame: {why}")),
+                    Err(why) => ledger.fault(format!("invalid message: {why}")),
                 },
                 Ok(None) => return frames,
                 Err(why) => {
-                    ledger.fault(format!("a stream that breaks: {why}"));
+                    ledger.fault(format!("invalid stream: {why}"));
                     return frames;
                 }
             }
         }
     }
 
-    /// The line breaks: what is under way is lost from some place on, and each end finds out in its own time.
+    /// Cuts the line: data in flight is lost after a random position, and each end notices in its own time.
     pub(crate) fn cut(&mut self, now: Instant, slowest: Duration, dice: &Dice) {
         if self.cut {
             return;
@@ -180,26 +181,26 @@ impl Line {
         }
     }
 
-    /// From now on what these ends say vanishes, and nobody is told.
+    /// Drops everything that these ends send from now on, without notice.
     pub(crate) fn fall_silent(&mut self, silent: [bool; 2]) {
         for (side, falls) in silent.into_iter().enumerate() {
             self.silent[side] |= falls;
         }
     }
 
-    /// Whether it carries nothing in one direction at least, and nobody was told.
+    /// Returns true if it carries nothing in at least one direction, without notice.
     pub(crate) fn is_silent(&self) -> bool {
         !self.cut && self.silent != [false; 2]
     }
 
-    /// The line gets fast.
+    /// Makes the line fast.
     pub(crate) fn heal(&mut self) {
         for wire in &mut self.wires {
             (wire.rate, wire.latency) = HEALED;
         }
     }
 
-    /// One end has said its last: the other hears what was said before, or not.
+    /// Closes the line after an end has sent everything. The other end receives the data in flight, or loses it.
     fn close(&mut self, now: Instant, dice: &Dice) {
         if dice.one_in(2) {
             return self.cut(now, Duration::from_secs(3), dice);
@@ -211,7 +212,7 @@ impl Line {
         }
     }
 
-    /// A pod half way loses one session and says so to both ends, behind what it sent before.
+    /// Loses a session at the server in the middle, and notifies both ends after the data sent before.
     pub(crate) fn lose(&mut self, id: SessionId, now: Instant, ledger: &Ledger) {
         let Some(lost) = self.half_way.as_mut().and_then(|half_way| half_way.lose(id)) else { return };
         ledger
@@ -251,7 +252,7 @@ impl Wire {
         }
     }
 
-    /// Bytes that have not left this end yet.
+    /// Returns the number of bytes that have not left this end yet.
     fn waiting(&self, now: Instant) -> usize {
         ((self.free_at.saturating_duration_since(now)).as_secs_f64() * self.rate as f64) as usize
     }
@@ -269,7 +270,7 @@ fn weight(frame: &Frame) -> usize {
     100 + if let FrameKind::Session(_, _, SessionFrame::Data(bytes)) = &frame.body { bytes.len() } else { 0 }
 }
 
-/// A frame for the trace, without the session's random id.
+/// Formats a frame for the trace, without the session's random id.
 pub(crate) fn show(frame: &Frame) -> String {
     match &frame.body {
         FrameKind::Session(_, _, SessionFrame::Data(bytes)) => format!("{} bytes", bytes.len()),
@@ -278,7 +279,7 @@ pub(crate) fn show(frame: &Frame) -> String {
     }
 }
 
-/// What HTTP/2 takes before the line does.
+/// Bytes that HTTP/2 buffers before the line.
 const BUFFER: usize = 64 * 1024;
-/// Rate and latency when all harm is over.
+/// Rate and latency after all failures have ended.
 pub(crate) const HEALED: (u64, Duration) = (5_000_000, Duration::from_millis(5));

@@ -1,8 +1,8 @@
-//! The tunnel layer under simulated time and a hostile scheduler.
+//! Tests the tunnel layer in simulated time with an adversarial scheduler.
 //!
-//! Each run is drawn from a seed. `SIM_SEED=n` repeats one with a trace, `SIM_SECONDS=n` goes on for so long.
+//! Each run derives from a seed. `SIM_SEED=n` repeats one with a trace; `SIM_SECONDS=n` sets the duration.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
-#![expect(clippy::disallowed_methods, reason = "tests read the environment that a person sets")]
+#![expect(clippy::disallowed_methods, reason = "tests read environment variables set by the developer")]
 
 mod beside;
 mod chance;
@@ -73,12 +73,12 @@ fn a_seed_gives_the_same_run_again() {
     }
 }
 
-/// Runs seed after seed until the time is over.
+/// Runs one seed after another until the time is up.
 fn many(about: About) {
     if let Some(seed) = number("SIM_SEED") {
         return one(seed, about, &mut Seen::default());
     }
-    // Five such tests, of which two run at once where there are two processors.
+    // There are five such tests; two run concurrently on two processors.
     let share = if about == About::Pods { 0.6 } else { 0.35 };
     let seconds = number("SIM_SECONDS").unwrap_or(20);
     let until = Instant::now() + Duration::from_secs(seconds).mul_f64(share);
@@ -99,7 +99,7 @@ fn many(about: About) {
     assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
 }
 
-/// What a person has set.
+/// Returns the value of an environment variable set by the developer.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
@@ -117,7 +117,7 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let ledger = ledger::Ledger::new(trace.is_some());
     let result = catch_unwind(AssertUnwindSafe(|| {
-        // Without it tokio would wake tasks that nobody woke, and hide what is lost.
+        // Without `unconstrained`, tokio would wake tasks without a reason, and hide lost wake-ups.
         runtime.block_on(unconstrained(async {
             world::Simulation::new(seed, about, ledger.clone()).live().await
         }))
@@ -133,7 +133,7 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen
     })
 }
 
-/// Enough to see every rare mixture once, however slow the machine.
+/// Minimum number of seeds: enough to see every rare combination once, on any machine.
 const MIN_SEEDS: u64 = 20;
-/// Lines of the trace shown of a run that failed.
+/// Number of trace lines shown for a failed run.
 const LAST_LINES: usize = 12000;

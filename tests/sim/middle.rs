@@ -1,4 +1,4 @@
-//! What a pod does with those who want to reach a node through it: the right thing, late, or the wrong one.
+//! Servers that relay requests for a node: correctly, late, or to the wrong place.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ impl Place {
         }
         let node = asked.node().clone();
         if node.as_str() == CLOUD && asked.instance().is_none() {
-            // An edge's session that ends in the cloud; another pod's edge may not come this far.
+            // An edge's session that ends in the cloud. A session of a peer's edge must not get here.
             if matches!(asked.from().peer, Remote::Edge(_))
                 && let Some(offer) = asked.offer()
             {
@@ -35,13 +35,13 @@ impl Place {
             Some(path) if far && dice.one_in(2) => self.relay(asked, &path.sender).await,
             Some(path) => asked.pass(&path.sender),
             None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
-                asked.refuse(SessionError::new(ErrorCode::UnknownSession, "the node is another process now"));
+                asked.refuse(SessionError::new(ErrorCode::UnknownSession, "the node is now another process"));
             }
             None => asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "the node is not here")),
         }
     }
 
-    /// Tries one path after the other while the acceptor is not there, or while it says nothing for too long.
+    /// Tries one path after another while the acceptor is not there, or does not reply in time.
     async fn relay(&self, asked: RelayRequest, first: &Arc<LinkSender>) {
         let (dice, node) = (&self.dice, asked.node().clone());
         asked.try_path(first);
@@ -49,8 +49,7 @@ impl Place {
             let sought = match timeout(dice.time(Duration::from_secs(6)), asked.path_failed()).await {
                 Ok(false) => return,
                 Ok(true) if dice.one_in(4) => {
-                    return asked
-                        .refuse(SessionError::new(ErrorCode::NodeNotConnected, "looked for long enough"));
+                    return asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "search timeout"));
                 }
                 Ok(true) => true,
                 Err(_) => false,
@@ -58,15 +57,14 @@ impl Place {
             match self.paths.next(self.at, &node, asked.instance(), true, dice) {
                 Some(path) => asked.try_path(&path.sender),
                 None if sought => {
-                    return asked
-                        .refuse(SessionError::new(ErrorCode::NodeNotConnected, "it is nowhere else"));
+                    return asked.refuse(SessionError::new(ErrorCode::NodeNotConnected, "no other path"));
                 }
                 None => {}
             }
         }
     }
 
-    /// A stale answer, one that goes in circles, or none at all.
+    /// Gives a stale reply, one that leads in a circle, or none.
     fn misguide(&self, asked: RelayRequest) {
         let node = asked.node().clone();
         let path = if self.dice.one_in(3) {
@@ -74,7 +72,7 @@ impl Place {
         } else {
             self.paths.to_node(self.at, &node, &self.dice)
         };
-        // Whoever resumes must not meet another process: that one knows nothing of it, and says so.
+        // A Resume must not reach another process, which does not know the session and would refuse it.
         let other = |instance| asked.instance().is_some_and(|meant| Some(meant) != instance);
         match path {
             Some(path) if path.node.is_none() || !other(path.sender.instance) => asked.pass(&path.sender),
@@ -83,5 +81,5 @@ impl Place {
     }
 }
 
-/// The name under which edges ask for what the cloud itself can reach.
+/// Name under which edges request targets that the cloud itself can reach.
 pub(crate) const CLOUD: &str = "cloud";

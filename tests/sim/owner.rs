@@ -1,4 +1,4 @@
-//! Those who ask for sessions, answer offers and seek paths: each a task.
+//! Tasks that open sessions, answer offers and search for paths.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,18 +18,18 @@ use super::paths::Paths;
 use super::plan::{About, Plan};
 use super::process::Shared;
 
-/// What every task of a process needs.
+/// The context of every task of a process.
 #[derive(Clone)]
 pub(crate) struct Place {
-    /// Which process.
+    /// Index of the process.
     pub(crate) at: usize,
     pub(crate) dice: Dice,
     pub(crate) plan: Shared<Plan>,
     pub(crate) ledger: Ledger,
     pub(crate) cradle: Cradle,
-    /// The program's manner of opening and seeking; ours, which is worse, if there is none.
+    /// The program's router. If `None`, this simulation opens and searches itself, less cleverly.
     pub(crate) route: Option<SessionRouter>,
-    /// The node that it is, if it is an edge.
+    /// Node of the process, if it is an edge.
     pub(crate) node: Option<NodeName>,
     pub(crate) table: Arc<SessionTable>,
     pub(crate) paths: Paths,
@@ -46,7 +46,7 @@ impl Place {
             Some(route) => {
                 let request =
                     SessionRequest { node, target, category: Category::Ssh, client: "client".into() };
-                // There is one edge only.
+                // There is only one edge.
                 route.open(request).await.map(|session| (session, Some(acceptor(1)))).map_err(|not| not.why)
             }
         };
@@ -59,7 +59,7 @@ impl Place {
         }
     }
 
-    /// Asks over any link, again and again, and sometimes thinks better of it.
+    /// Requests a session over any link, repeatedly, and sometimes cancels.
     async fn open_wildly(
         &self,
         number: usize,
@@ -71,11 +71,11 @@ impl Place {
         let give_up = self.dice.one_in(self.plan.borrow().drops * 2);
         let mut attempts = 0;
         loop {
-            // To itself an edge gets through another of its name only, if there is one.
+            // An edge reaches its own name only through another edge of that name, if there is one.
             let alone = self.node.as_ref() == Some(&node) && attempts > 20;
             if alone || give_up && self.dice.one_in(3) {
                 self.ledger.kill(number);
-                return Err(RouteError::Busy("thought better of it"));
+                return Err(RouteError::Busy("cancelled"));
             }
             let Some(link) = self.path(&node, None) else {
                 sleep(Duration::from_millis(20)).await;
@@ -97,7 +97,7 @@ impl Place {
     fn not_opened(&self, number: usize, why: &RouteError) {
         let about = self.plan.borrow().about;
         match why {
-            // No room for one more is a fair answer.
+            // A limit is an acceptable reply.
             RouteError::Busy(_) => self.ledger.kill(number),
             RouteError::Refused { refusal, .. } if refusal.code == ErrorCode::Overloaded => {
                 self.ledger.kill(number)
@@ -113,7 +113,7 @@ impl Place {
         }
     }
 
-    /// The answer of this process to an offer.
+    /// Answers an offer to this process.
     pub(crate) async fn answer(self, offer: IncomingSession) {
         let number = usize::from(offer.target().port) - 1;
         let who = acceptor(self.at);
@@ -136,7 +136,7 @@ impl Place {
         self.hold(offer.accept(), number, who);
     }
 
-    /// Looks for a path as the program does, or worse.
+    /// Searches for a path with the program's router, or less cleverly.
     pub(crate) async fn seek(self, parked: Parked) {
         if let Some(route) = &self.route {
             return route.resume(parked).await;
@@ -160,8 +160,10 @@ impl Place {
         }
     }
 
-    /// Any time at first, but a path that is slower must be waited for in the end; and when there is no more harm, each
-    /// path leads to an answer, be it that it is lost. Only an edge's own name may lead round to itself.
+    /// Returns the time to wait for a reply: random at first, but rising, so that slow paths are waited for.
+    ///
+    /// Once failures have ended, each path leads to a reply, even if that is its loss. Only an edge's own name may lead
+    /// in a circle.
     fn patience(&self, attempts: u64, node: &NodeName) -> Duration {
         if self.plan.borrow().healed && self.node.as_ref() != Some(node) {
             return Duration::from_secs(3600);
@@ -169,7 +171,8 @@ impl Place {
         self.dice.time(Duration::from_secs(5)) + Duration::from_millis(20 * attempts)
     }
 
-    /// Where to ask: in one pod's world any link; else as the registry says, which may lie.
+    /// Returns the link to ask over: any link with a single server, otherwise according to the registry, which may be
+    /// wrong.
     fn path(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
         let plan = self.plan.borrow();
         let anywhere = plan.about != About::Pods || self.node.is_some() || self.dice.one_in(plan.lies);
@@ -178,8 +181,7 @@ impl Place {
         } else {
             self.paths.next(self.at, node, instance, true, &self.dice)?
         };
-        // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its
-        // own.
+        // A link that is not a server's is an edge's. An edge of another name would accept the session as its own.
         let wrong = path.node.as_ref().is_some_and(|there| there != node);
         let other = instance.is_some() && path.node.is_some() && path.sender.instance != instance;
         (!wrong && !other).then_some(path.sender)

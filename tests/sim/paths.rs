@@ -1,4 +1,4 @@
-//! A registry that means no good: where nodes are, told rightly, too late, or wrongly.
+//! An unreliable registry: it returns the location of nodes correctly, too late, or wrongly.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,17 +10,17 @@ use tunnel_proto::frame::Remote;
 
 use super::chance::Dice;
 
-/// All ends of links, some of which have ended and nobody was told yet. Clones share them.
+/// All ends of links. Some of them are closed, but this is not known yet. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Paths(Rc<RefCell<Vec<Path>>>);
 
-/// From one process to another.
+/// A link from one process to another.
 #[derive(Clone)]
 pub(crate) struct Path {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) sender: Arc<LinkSender>,
-    /// The node at its other end, if that is an edge.
+    /// Node at its other end, if that is an edge.
     pub(crate) node: Option<NodeName>,
 }
 
@@ -30,23 +30,23 @@ impl Paths {
         self.0.borrow_mut().push(Path { from, to, sender: sender.clone(), node });
     }
 
-    /// A process has vanished.
+    /// Removes the links of a process that has died.
     pub(crate) fn leave(&self, process: usize) {
         self.0.borrow_mut().retain(|path| path.from != process);
     }
 
-    /// Forgets those that have ended: the registry is told late.
+    /// Removes closed links. The registry learns of them late.
     pub(crate) fn tidy(&self) {
         self.0.borrow_mut().retain(|path| !path.sender.is_closed());
     }
 
-    /// Any link of a process, live or not.
+    /// Returns any link of a process, alive or not.
     pub(crate) fn any(&self, from: usize, dice: &Dice) -> Option<Path> {
         one_of(self.all(|path| path.from == from), dice)
     }
 
-    /// The next step from the pod `from` to `node`, as well as it is known: its own link, or, if `far`, that of another
-    /// pod which is linked to the node. With `instance`, to that process only.
+    /// Returns the next hop from the server `from` to `node`, as far as known: its own link, or if `far`, the link to
+    /// another server that has the node. With `instance`, only a hop to that process.
     pub(crate) fn next(
         &self,
         from: usize,
@@ -56,7 +56,7 @@ impl Paths {
         dice: &Dice,
     ) -> Option<Path> {
         let leads = |path: &Path| match instance {
-            // What the cloud accepted is in a pod.
+            // A session accepted by the cloud is in a server.
             Some(_) => path.sender.instance == instance,
             None => path.node.as_ref() == Some(node),
         };
@@ -69,7 +69,7 @@ impl Paths {
         one_of(self.all(|path| path.from == from && path.node.is_none() && holders.contains(&path.to)), dice)
     }
 
-    /// A link to that node from anywhere else, right or wrong.
+    /// Returns a link to that node, correct or wrong.
     pub(crate) fn to_node(&self, from: usize, node: &NodeName, dice: &Dice) -> Option<Path> {
         one_of(self.all(|path| path.from == from && path.node.as_ref() == Some(node)), dice)
     }

@@ -1,4 +1,4 @@
-//! What kind of world a run has: drawn from its seed, so that rare mixtures come up.
+//! Parameters of a run: drawn from its seed, so that rare combinations occur.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use tunnel_proto::halves::WindowLimits;
 
 use super::chance::Dice;
 
-/// What a test is about.
+/// The subject of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum About {
     /// Links come and go; owners are faithful.
     Cuts,
-    /// Owners drop, reset and refuse, and links come and go.
+    /// Owners drop, reset and refuse; links come and go.
     Drops,
-    /// One link that holds; who speaks first.
+    /// One link that stays up: the order of frames.
     Turns,
-    /// Nobody comes back within the grace time.
+    /// No session is resumed within the resume timeout.
     Grace,
-    /// Many pods and edges: sessions pass through the middle, processes die, registries lie.
+    /// Many servers and edges: sessions are relayed, processes die, registries return wrong answers.
     Pods,
 }
 
@@ -26,46 +26,46 @@ pub(crate) struct Plan {
     pub(crate) about: About,
     pub(crate) servers: usize,
     pub(crate) edges: usize,
-    /// Edges with the name of another.
+    /// Number of edges with the name of another edge.
     pub(crate) impostors: usize,
     pub(crate) sessions: usize,
-    /// Most bytes of one direction.
+    /// Maximum number of bytes of one direction.
     pub(crate) most: usize,
     pub(crate) windows: [WindowLimits; 2],
-    /// Of a pod and of an edge.
+    /// Memory of a server and of an edge.
     pub(crate) memory: [usize; 2],
     pub(crate) grace: Duration,
     pub(crate) chaos: Duration,
-    /// Harm ends after so many steps, if not before.
+    /// Maximum number of steps with failures.
     pub(crate) steps: usize,
-    /// Mean steps between two cuts; 0 for none.
+    /// Mean number of steps between two cuts; 0 for none.
     pub(crate) cuts: usize,
-    /// Mean steps between two Lost of a pod in the middle; 0 for none.
+    /// Mean number of steps between two sessions lost by a server on the path; 0 for none.
     pub(crate) losses: usize,
-    /// Mean steps between two deaths of a process; 0 for none.
+    /// Mean number of steps between two deaths of a process; 0 for none.
     pub(crate) deaths: usize,
-    /// One in so many answers about where a node is, is wrong; 0 for none.
+    /// One in this many lookups of a node is wrong; 0 for none.
     pub(crate) lies: usize,
-    /// One in so many owners drops its end before its time; 0 for none.
+    /// One in this many owners drops its end early; 0 for none.
     pub(crate) drops: usize,
-    /// One in so many offers is refused.
+    /// One in this many offers is refused.
     pub(crate) refusals: usize,
-    /// One in so many reads is followed by a rest.
+    /// One in this many reads is followed by a pause.
     pub(crate) rests: usize,
-    /// Whether seekers and openers are ours, who ask again and again over any link, instead of the program's.
+    /// Whether this simulation opens and searches itself, repeatedly over any link, instead of the program's router.
     pub(crate) wild: bool,
-    /// Whether frames go through the codec, cut anywhere.
+    /// Whether frames pass through the codec, split at random.
     pub(crate) codec: bool,
     pub(crate) latency: Duration,
-    /// Bytes a second.
+    /// Bytes per second.
     pub(crate) rate: u64,
-    /// Whether all who write much write about as much as there may be.
+    /// Whether everyone who writes much writes about the maximum.
     pub(crate) bulk: bool,
     /// Whether all lines are slow.
     pub(crate) slow: bool,
-    /// Whether harm is over, where there are many pods.
+    /// Whether failures have ended, in a run with many servers.
     pub(crate) healed: bool,
-    /// How eagerly tasks, pulls, deliveries and the clock are chosen.
+    /// Weights for choosing tasks, pulls, deliveries and the clock.
     pub(crate) weights: [usize; 4],
 }
 
@@ -77,12 +77,12 @@ impl Plan {
             let start = if calm { 64 << 10 } else { starts[dice.below(5)] };
             WindowLimits { start, max: start << dice.below(6) }
         };
-        // Pods that can hold little for others.
+        // Servers with little memory for others.
         let tight = about == About::Pods && dice.one_in(3);
         let memory = || [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)];
         let many = about == About::Pods;
         let harsh = matches!(about, About::Cuts | About::Drops | About::Pods);
-        // Owners who are faithful, or who are not.
+        // Faithful owners, or others.
         let drops = about == About::Drops || many && dice.one_in(3);
         let mut plan = Self {
             about,
@@ -125,7 +125,7 @@ impl Plan {
         plan
     }
 
-    /// One side has no memory left for what it sends, while all of it is sent: only an answer lets it write on.
+    /// Makes one side run out of memory for unacknowledged bytes, so that only an acknowledgement lets it write.
     fn spend(&mut self, dice: &Dice) {
         let memory = [300 << 10, 8 << 20];
         self.memory = if dice.one_in(2) { memory } else { [memory[1], memory[0]] };
@@ -135,7 +135,7 @@ impl Plan {
         (self.rate, self.latency) = (100_000_000, Duration::from_millis(dice.between(10, 80) as u64));
     }
 
-    /// Lines are slow and readers too, so that answers and credits wait for one another.
+    /// Makes lines and readers slow, so that replies and credits wait for each other.
     fn clog(&mut self, dice: &Dice) {
         (self.servers, self.edges, self.sessions) = (2, dice.between(1, 2), dice.between(20, 40));
         self.windows = [WindowLimits { start: 4_096, max: 4_096 }; 2];
@@ -144,12 +144,12 @@ impl Plan {
         (self.chaos, self.steps) = (Duration::from_secs(16), 9_600);
     }
 
-    /// Whether keystrokes and bulk are what it is about.
+    /// Returns true if the run is about keystrokes and bulk data.
     pub(crate) fn is_calm(&self) -> bool {
         self.about == About::Turns
     }
 
-    /// Whether a session may end although both owners are faithful.
+    /// Returns true if a session may end although both owners are faithful.
     pub(crate) fn may_give_up(&self) -> bool {
         self.about == About::Grace
     }

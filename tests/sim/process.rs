@@ -1,4 +1,4 @@
-//! One program of a run: a pod, or an edge with its node's name.
+//! A process of a run: a server, or an edge with the name of its node.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use super::plan::About;
 use super::world::Simulation;
 
 pub(crate) struct Process {
-    /// An edge's name; two processes may have the same. None for a pod.
+    /// Name of an edge, `None` for a server. Two processes may have the same name.
     pub(crate) node: Option<NodeName>,
     pub(crate) table: Arc<SessionTable>,
     pub(crate) metrics: Metrics,
@@ -32,7 +32,7 @@ impl Process {
         self.node.is_none()
     }
 
-    /// Who `other` is, as this one sees it.
+    /// Returns the role of `other` from this process's view.
     pub(crate) fn sees(&self, other: &Self) -> Remote {
         match (&self.node, &other.node) {
             (Some(me), _) => Remote::Server(me.clone()),
@@ -43,7 +43,7 @@ impl Process {
 }
 
 impl Simulation {
-    /// A new process starts: an edge if it has a name.
+    /// Starts a process: an edge if it has a name.
     pub(crate) fn start_process(&mut self, node: Option<NodeName>) -> usize {
         let at = self.processes.len();
         let (plan, kind) = (&self.plan, usize::from(node.is_some()));
@@ -53,7 +53,7 @@ impl Simulation {
         let counted = metrics();
         let table = SessionTable::new(Instance::from_bits(at as u128 + 1), limits, counted.clone());
         let registry = Registry::new(metrics());
-        // No longer than ended ids are remembered: else a late Open would be dialled again.
+        // Not longer than ended ids are remembered: otherwise a late Open would be dialled again.
         let patience = plan.grace.min(Duration::from_secs(12));
         let real = plan.about != About::Pods && !plan.wild;
         let route = real.then(|| {
@@ -76,7 +76,7 @@ impl Simulation {
         at
     }
 
-    /// A process vanishes with all that it holds; the others find out in their own time.
+    /// Kills a process with everything that it holds. The others notice in their own time.
     pub(crate) fn kill(&mut self, at: usize) {
         self.ledger.note(|| format!("process {at} dies"));
         let now = tokio::time::Instant::now();
@@ -92,12 +92,12 @@ impl Simulation {
         self.crowd.kill(at);
     }
 
-    /// Those that live and are pods, or edges.
+    /// Returns the running servers, or the running edges.
     pub(crate) fn living(&self, servers: bool) -> Vec<usize> {
         let all = self.processes.iter().enumerate();
         all.filter(|(_, p)| p.alive && p.is_pod() == servers).map(|(at, _)| at).collect()
     }
 }
 
-/// A plan that tasks look at too.
+/// A plan that tasks read as well.
 pub(crate) type Shared<T> = Rc<RefCell<T>>;

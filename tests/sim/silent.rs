@@ -1,4 +1,4 @@
-//! Lines that fall silent, or only seem to: a second link beside the first, until whoever dialled has chosen.
+//! Lines that are unresponsive, or only seem to be: a backup link exists until the dialling end has chosen.
 
 use std::time::Duration;
 
@@ -6,25 +6,25 @@ use tokio::time::Instant;
 
 use super::world::Simulation;
 
-/// Two links between the same two processes, by their numbers.
+/// The numbers of two links between the same two processes.
 pub(crate) struct Doubled {
     old: u64,
     new: u64,
-    /// When whoever dialled chooses, and whether the new one.
+    /// Time when the dialling end chooses.
     when: Instant,
     takes_new: bool,
 }
 
 impl Simulation {
-    /// A line falls silent in some directions, or is only slow: its end at the edge, or at the pod that dialled, makes
-    /// another one beside it, and the far end moves there what it may.
+    /// Makes a line unresponsive in some directions, or only slow. Its end at the edge, or at the server that dialled,
+    /// opens a backup link, and the remote end moves its sessions there.
     pub(crate) fn double(&mut self, at: usize) {
         let line = &mut self.lines[at];
         let silent = [self.dice.one_in(2), self.dice.one_in(2)];
         line.fall_silent(silent);
         let (old, between) = (line.number, [line.ends[0].at, line.ends[1].at]);
         let called = line.ends[0].sender.clone();
-        self.ledger.note(|| format!("link {old} falls silent in {silent:?}, and gets another one beside it"));
+        self.ledger.note(|| format!("link {old} becomes unresponsive in {silent:?}, and gets a backup link"));
         self.ledger.doubled();
         let known = self.link_as(between, true);
         let table = self.processes[between[0]].table.clone();
@@ -36,19 +36,20 @@ impl Simulation {
         self.doubled.push(Doubled { old, new: self.links, when, takes_new });
     }
 
-    /// Whoever dialled ends one of the two. The other side hears of it soon, or if the line is silent, late.
+    /// Closes one of the two links at the dialling end. The other end learns of it soon, or late if the line is
+    /// unresponsive.
     pub(crate) fn choose(&mut self, now: Instant) {
         let due: Vec<_> = self.doubled.extract_if(.., |doubled| doubled.when <= now).collect();
         for Doubled { old, new, takes_new, .. } in due {
             let goes = if takes_new { old } else { new };
             let Some(line) = self.lines.iter_mut().find(|line| line.number == goes) else { continue };
-            self.ledger.note(|| format!("link {goes} is not wanted any more"));
+            self.ledger.note(|| format!("link {goes} is no longer needed"));
             line.cut(now, Duration::from_secs(4), &self.dice);
             line.ends[1].notices = Some(now);
         }
     }
 
-    /// All choices are made, and no line is silent any more without both ends hearing of it.
+    /// Makes all pending choices, and cuts unresponsive lines, so that both ends learn of it.
     pub(crate) fn chosen_at_last(&mut self) {
         let now = Instant::now();
         self.doubled.iter_mut().for_each(|doubled| doubled.when = now);

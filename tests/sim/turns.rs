@@ -1,4 +1,4 @@
-//! Who spoke when on one end of a link: pings and answers before data, keystrokes before bulk.
+//! Checks the order of frames at one end of a link: pings and replies before data, keystrokes before bulk data.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ use super::ledger::Ledger;
 pub(crate) struct SchedulerModel {
     ping: bool,
     pong: Option<u64>,
-    /// Data frames so far: whose, and how long.
+    /// Data frames so far: session and length.
     said: Vec<(usize, usize)>,
-    /// Where in `said` a keystroke began to wait.
+    /// Index in `said` at which a keystroke started to wait.
     waits: HashMap<usize, usize>,
-    /// Pings without an answer.
+    /// Number of pings without a reply.
     pub(crate) unanswered: usize,
 }
 
@@ -32,14 +32,14 @@ impl SchedulerModel {
         }
     }
 
-    /// A session that has nothing else to say has just written a keystroke.
+    /// Records a keystroke just written by a session that has nothing else to send.
     pub(crate) fn typed(&mut self, session: usize) {
         let Some(last) = self.said.iter().rposition(|(who, _)| *who == session) else { return };
         let mut others: HashMap<usize, usize> = HashMap::new();
         for (who, bytes) in &self.said[last + 1..] {
             *others.entry(*who).or_default() += bytes;
         }
-        // Silent for so long that its account is behind the clock by all that it may be.
+        // The session was idle for so long that its account is as far behind the clock as possible.
         if others.values().max().is_some_and(|most| *most >= 2 * 65_200) {
             self.waits.insert(session, self.said.len());
         }
@@ -54,7 +54,7 @@ impl SchedulerModel {
             FrameKind::Pong(number) => {
                 let answers = self.pong.take() == *number;
                 if !answers {
-                    ledger.fault("a pong that answers no ping, or not the newest");
+                    ledger.fault("pong does not answer the newest ping");
                 }
             }
             FrameKind::Session(id, _, SessionFrame::Open { target, .. }) => ledger.knows(*id, target),
@@ -65,7 +65,7 @@ impl SchedulerModel {
 
     fn data(&mut self, id: SessionId, bytes: usize, ledger: &Ledger) {
         if self.ping || self.pong.is_some() {
-            ledger.fault("data was said before a ping or a pong that waited");
+            ledger.fault("data sent before a pending ping or pong");
         }
         let Some(session) = ledger.number(id) else { return };
         if let Some(since) = self.waits.remove(&session) {

@@ -1,4 +1,4 @@
-//! One run: pods, edges, the links between them, and a scheduler that means no good.
+//! A run: servers, edges, the links between them, and an adversarial scheduler.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -34,9 +34,9 @@ pub(crate) struct Simulation {
     pub(crate) links: u64,
     pub(crate) steps: usize,
     pub(crate) ticked: Instant,
-    /// When anything but the clock last moved.
+    /// Time when anything but the clock last progressed.
     pub(crate) moved: Instant,
-    /// Sessions that were begun.
+    /// Number of sessions started.
     started: usize,
 }
 
@@ -74,7 +74,7 @@ impl Simulation {
         }
     }
 
-    /// The whole run; an error says what is wrong.
+    /// Runs the whole simulation. Returns an error if a check fails.
     pub(crate) async fn live(mut self) -> Result<(), String> {
         let shared = self.plan.about == About::Pods;
         self.ledger.start(self.plan.sessions, self.plan.may_give_up(), shared);
@@ -83,7 +83,7 @@ impl Simulation {
             self.start_process(None);
         }
         for edge in 0..self.plan.edges + self.plan.impostors {
-            // An impostor has the name of one that there is.
+            // An impostor has the name of an existing edge.
             let name = format!("edge{}", edge % self.plan.edges);
             self.start_process(Some(name.parse().unwrap()));
         }
@@ -105,7 +105,7 @@ impl Simulation {
         let unfinished = self.ledger.unfinished();
         if !unfinished.is_empty() {
             return Err(format!(
-                "nothing moves any more; waiting: {:?}; unfinished: {unfinished:#?}",
+                "no more progress; waiting: {:?}; unfinished: {unfinished:#?}",
                 self.crowd.names()
             ));
         }
@@ -116,27 +116,25 @@ impl Simulation {
         let faithful =
             self.plan.about != About::Grace && self.processes.iter().all(|process| full(process) == [0, 0]);
         if faithful && !undelivered.is_empty() {
-            return Err(format!(
-                "not all arrived that was given before an owner broke off: {undelivered:#?}"
-            ));
+            return Err(format!("bytes written before an abort did not all arrive: {undelivered:#?}"));
         }
-        // Each end finds out that nobody is there, by asking or by being told; only where its opener has gone with its
-        // process, or to another process before it was open, may an acceptor have to wait for the grace time.
+        // Each end learns that its remote no longer exists, by asking or by a frame. Only if the opener died or reached
+        // another process before it was open, its acceptor may have to wait for the resume timeout.
         let one = self.plan.edges + self.plan.impostors == 1;
-        // Any pod may be the cloud's.
+        // The acceptor may be in any server.
         let in_server =
             |name: &str| Ledger::acceptor_of(name).is_some_and(|process| self.processes[process].is_pod());
         let hears = |name: &str| one && !in_server(name) || self.ledger.is_end(name);
         let waits = |name: &&str| name.starts_with("opener") || hears(name);
         let asks = faithful && self.plan.deaths == 0;
         if asks && self.crowd.names().iter().any(waits) {
-            return Err(format!("nothing moves any more, and openers wait: {:?}", self.crowd.names()));
+            return Err(format!("no more progress, and openers wait: {:?}", self.crowd.names()));
         }
         self.rest(self.plan.grace + Duration::from_secs(20)).await?;
         self.nothing_is_left()
     }
 
-    /// One more session: from the pod to the edge, or where there are many, from anywhere to anywhere.
+    /// Starts a session: from the server to the edge, or with many servers, from any process to any other.
     fn start(&mut self) {
         let number = self.started;
         self.started += 1;
@@ -155,7 +153,7 @@ impl Simulation {
         cradle.spawn(format!("opener {number}"), place.open(number, node.parse().unwrap()));
     }
 
-    /// One thing that may happen next, happens.
+    /// Performs one of the possible next steps.
     async fn step(&mut self) -> Result<(), String> {
         let now = Instant::now();
         let mut kinds: [Vec<Move>; 4] = Default::default();
@@ -224,21 +222,21 @@ impl Simulation {
         }
     }
 
-    /// Goes on until nothing but the clock has moved for so long.
+    /// Continues until nothing but the clock has progressed for `quiet`.
     async fn rest(&mut self, quiet: Duration) -> Result<(), String> {
         self.moved = Instant::now();
         let most = self.steps + MAX_STEPS;
         while self.moved.elapsed() < quiet {
             self.step().await?;
             if self.steps > most {
-                return Err("it goes on for ever".into());
+                return Err("the run does not end".into());
             }
         }
         Ok(())
     }
 }
 
-/// A run that takes more is cut short.
+/// Maximum number of steps of a run.
 const MAX_STEPS: usize = 400_000;
-/// Less than any patience of the program, so that no timer hides a lost wake-up; more than any rest of an owner.
+/// Shorter than every timeout of the program, so that no timer hides a lost wake-up; longer than any pause of an owner.
 const QUIET: Duration = Duration::from_secs(7);

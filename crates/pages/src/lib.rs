@@ -1,7 +1,7 @@
-//! Gives pages that a process does not need back to the system.
+//! Returns pages that a process does not need to the system.
 //!
-//! Some of the calls have no safe form in any crate that we know, so they are wrapped here, away from the program, which
-//! forbids `unsafe`. All may be called at any time, from any thread, any number of times.
+//! Some of the calls have no safe wrapper in any crate that we know. They are wrapped here, separate from the program,
+//! which forbids `unsafe`. All functions may be called at any time, from any thread, any number of times.
 
 mod alone;
 mod maps;
@@ -11,15 +11,15 @@ use std::fs;
 use std::hash::{BuildHasher, Hash};
 use std::io;
 
-/// Gives back the free pages of the heap, of all threads. Returns whether there were any.
+/// Returns the free heap pages of all threads to the system. Returns true if there were any.
 ///
-/// glibc gives back only what lies at the end of its heaps: a process that was large once stays as large. With another
-/// C library this does nothing. Holds up threads that allocate meanwhile; takes milliseconds for hundreds of MiB.
-#[must_use = "it says whether there was anything to give back"]
+/// glibc returns only the end of its heaps, so a process that was large once stays large. With another C library this
+/// does nothing. It blocks threads that allocate meanwhile; it takes milliseconds for hundreds of MiB.
+#[must_use = "returns whether there was anything to release"]
 pub fn trim_heap() -> bool {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: it takes any number, locks each heap itself, and touches only what is free.
+        // SAFETY: it takes any number, locks each heap itself, and touches only free memory.
         let released = unsafe { libc::malloc_trim(0) };
         released != 0
     }
@@ -27,24 +27,26 @@ pub fn trim_heap() -> bool {
     false
 }
 
-/// What [`release_program_pages`] has done.
+/// The result of [`release_program_pages`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReleasedPages {
-    /// So many bytes of addresses have no page any more.
+    /// Bytes of address space that no longer have pages.
     pub bytes: usize,
-    /// Whether what is used again is mapped page by page, without what lies around it.
+    /// Whether pages that are used again are mapped one by one, without the pages around them.
     pub alone: bool,
 }
 
-/// Forgets the pages of the program and of its libraries, code and constants, until they are used again.
+/// Drops the pages of the program and its libraries, code and constants, until they are used again.
 ///
-/// For each page that is used the kernel also maps those around it, so that behind its start most of a program is
-/// mapped though little of it is needed any more. What is used again comes from the page cache, or from the file if the
-/// system is short of memory; from now on alone, where the kernel can and lets us (Linux 6.7).
+/// For each page used, the kernel also maps those around it. So after its start most of a program is mapped, but little
+/// of it is still needed.
+///
+/// Pages that are used again come from the page cache, or from the file if memory is short. From then on they are
+/// mapped one by one, if the kernel supports and permits it (Linux 6.7).
 ///
 /// # Errors
 ///
-/// The kernel does not say what is mapped: `/proc` is not there, or not readable.
+/// Returns an error if `/proc` is missing or not readable.
 pub fn release_program_pages() -> io::Result<ReleasedPages> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let watch = alone::watch();
@@ -53,12 +55,12 @@ pub fn release_program_pages() -> io::Result<ReleasedPages> {
         forgotten.alone &=
             watch.as_ref().is_ok_and(|watch| alone::disable_fault_around(watch, &range).is_ok());
         let start = std::ptr::without_provenance_mut(range.start);
-        // SAFETY: the range is one mapping of a file, which the kernel keeps as long as it is mapped. It cannot be written
-        // to, and no page of it differs from the file: each comes back as it was when it is used again. Nothing in
-        // the program loads or unloads a library once it runs (names are looked up without libc's, which would), so the range
-        // is still that file's, and no loader is writing there before it makes the pages read-only.
+        // SAFETY: the range is one mapping of a file, which the kernel keeps while it is mapped. It is not writable,
+        // and no page of it differs from the file: each has the same contents when it is used again. Nothing in the
+        // program loads or unloads a library after the start (names are resolved without libc, which would). So the
+        // range is still that file's, and no loader is writing there before it makes the pages read-only.
         let failed = unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
-        // It fails for memory that is locked, which is to stay.
+        // It fails for locked memory, which must stay.
         if failed == 0 {
             forgotten.bytes += range.len();
         }
@@ -66,50 +68,53 @@ pub fn release_program_pages() -> io::Result<ReleasedPages> {
     Ok(forgotten)
 }
 
-/// Gives back the pages of this thread's stack that it has left: deep calls, as the start of a program makes them, leave
-/// hundreds of KiB behind. Returns how many bytes of addresses that were.
+/// Drops the unused pages of this thread's stack, and returns their size in bytes of address space.
+///
+/// Deep calls, as during the start of a program, leave hundreds of KiB behind.
 ///
 /// # Errors
 ///
-/// As [`release_program_pages`].
+/// Returns the same errors as [`release_program_pages`].
 pub fn release_stack_pages() -> io::Result<usize> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let local = 0_u8;
     let left = (std::ptr::from_ref(&local).addr() - FRAMES) & !(MAX_PAGE - 1);
     let Some(start) = maps::start(&maps, left).filter(|start| *start < left) else { return Ok(0) };
-    // SAFETY: stacks grow down, so all that is in use of this one lies above, or within `FRAMES` of, a variable of this
-    // frame: nothing refers to what lies below, down to the guard that ends each stack's mapping. No other thread uses it.
+    // SAFETY: stacks grow down, so everything in use of this stack lies above, or within `FRAMES` of, a variable of
+    // this frame. Nothing refers to memory below, down to the guard that ends each stack's mapping. No other thread
+    // uses it.
     let failed =
         unsafe { libc::madvise(std::ptr::without_provenance_mut(start), left - start, libc::MADV_DONTNEED) };
     Ok(if failed == 0 { left - start } else { 0 })
 }
 
-/// More than the calls behind a look at the stack take of it.
+/// Upper bound in bytes of the stack used by the calls that release it.
 const FRAMES: usize = 16 * 1024;
-/// A multiple of the size of pages.
+/// Multiple of all page sizes.
 const MAX_PAGE: usize = 64 * 1024;
 
-/// Has a table that was large once give most of its room back. To be called behind each removal: mostly it compares two
-/// numbers, and what is left is moved once each time that it has become half.
+/// Shrinks a table that was large. Call it after each removal.
+///
+/// Usually it compares two numbers. The entries are moved only each time that their number has halved.
 pub fn shrink<K: Eq + Hash, V, S: BuildHasher>(table: &mut HashMap<K, V, S>) {
     table.shrink_to(MIN_ROOM.max(table.len() * 4));
 }
 
-/// A table with room for so many entries stays as it is.
+/// A table with a capacity of this many entries is not shrunk.
 const MIN_ROOM: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Kilobytes of a line of this process's state.
+    /// Returns a value of this process's status in KiB.
     fn own(key: &str) -> u64 {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with(key)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// Resident KiB of the mapping around an address.
+    /// Returns the resident KiB of the mapping around an address.
     fn resident(address: usize) -> u64 {
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", maps::start(&smaps, address).unwrap());
@@ -118,7 +123,7 @@ mod tests {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// Uses so many KiB of the stack; returns what it was given.
+    /// Uses `kib` KiB of the stack, and returns `kib`.
     #[inline(never)]
     fn deep(kib: usize) -> usize {
         let used = std::hint::black_box([kib; 128]);
@@ -172,7 +177,7 @@ mod tests {
         assert!(blocks.iter().all(|block| block.iter().all(|byte| *byte == 1)));
     }
 
-    /// A mapping of a file of 4 MiB, of which nothing is mapped yet.
+    /// Maps a file of 4 MiB, of which no page is resident yet.
     fn mapped() -> std::ops::Range<usize> {
         use std::io::Write as _;
         use std::os::fd::AsRawFd as _;
@@ -186,37 +191,37 @@ mod tests {
         file.write_all(&vec![5; len]).unwrap();
         fs::remove_file(path).unwrap();
         let (prot, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
-        // SAFETY: a new mapping, somewhere.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, private, file.as_raw_fd(), 0) };
         assert_ne!(start, libc::MAP_FAILED);
         start.addr()..start.addr() + len
     }
 
-    /// Resident KiB behind a look at three bytes of it, far from each other.
+    /// Reads three bytes of the range, far from each other, and returns its resident KiB.
     fn looked_at(range: &std::ops::Range<usize>) -> u64 {
         for at in [0, 1 << 20, 3 << 20] {
-            // SAFETY: it lies within a mapping that stays, and nobody writes there.
+            // SAFETY: it lies within a mapping that is never removed and never written to.
             let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(range.start + at).read_volatile() };
             assert_eq!(byte, 5);
         }
         resident(range.start)
     }
 
-    /// Whether this process may call userfaultfd, and the kernel has what is asked of it.
+    /// Returns true if this process may call userfaultfd, and the kernel has the required feature.
     fn is_watch_known() -> bool {
         use linux_raw_sys::general::{UFFD_API, UFFD_FEATURE_WP_ASYNC, UFFD_USER_MODE_ONLY, uffdio_api};
         use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-        // SAFETY: it takes one number, and makes a file, which nobody else knows.
+        // SAFETY: it takes a number and creates a file descriptor, which has no other owner.
         let made = unsafe { libc::syscall(libc::SYS_userfaultfd, UFFD_USER_MODE_ONLY) };
         if made < 0 {
             return false;
         }
-        // SAFETY: the file was just made.
+        // SAFETY: the file descriptor was just created.
         let made = unsafe { OwnedFd::from_raw_fd(i32::try_from(made).unwrap()) };
         let mut asked = uffdio_api { api: u64::from(UFFD_API), features: 0, ioctls: 0 };
         let call = linux_raw_sys::ioctl::UFFDIO_API;
-        // SAFETY: it is the struct that this call takes, and fills with what the kernel has.
+        // SAFETY: it is the struct that this call reads, and fills with the features of the kernel.
         assert_eq!(unsafe { libc::ioctl(made.as_raw_fd(), call as _, &raw mut asked) }, 0);
         asked.features & u64::from(UFFD_FEATURE_WP_ASYNC) != 0
     }
@@ -225,7 +230,7 @@ mod tests {
     fn what_is_used_is_mapped_without_what_lies_around_it() {
         let (range, usual) = (mapped(), mapped());
         if !is_watch_known() {
-            return eprintln!("not here: the sandbox forbids userfaultfd, or the kernel is older than 6.7");
+            return eprintln!("skipped: userfaultfd is forbidden, or the kernel is older than 6.7");
         }
         alone::disable_fault_around(alone::watch().unwrap(), &range).unwrap();
         // SAFETY: it takes a number.
@@ -240,7 +245,7 @@ mod tests {
         let forgotten = release_program_pages().unwrap();
         assert!(forgotten.bytes > 100 * 1024, "{forgotten:?}");
         assert_eq!(said, "constants are there");
-        // Code that nothing has run so far.
+        // This code has not run before.
         assert_eq!("3.25".parse::<f64>().unwrap().to_string(), "3.25");
         assert!(std::panic::catch_unwind(|| panic!("unwinding reads the tables")).is_err());
     }

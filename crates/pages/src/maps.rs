@@ -1,10 +1,10 @@
-//! What the kernel says is mapped.
+//! Parses the mappings reported by the kernel.
 
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// The mappings of the program and its libraries that nobody can write to and of which no page differs from the file, by
-/// `/proc/self/smaps`. Of a file that is one of these, some part may be executed.
+/// Returns the mappings of the program and its libraries that are not writable and of which no page differs from the
+/// file, by `/proc/self/smaps`. A file is one of these if some part of it is executable.
 pub(crate) fn clean_mappings(smaps: &str) -> Vec<Range<usize>> {
     let heads = || smaps.lines().filter_map(Head::read);
     let code: HashSet<&str> = heads().filter(Head::is_code).map(|head| head.path).collect();
@@ -21,7 +21,7 @@ pub(crate) fn clean_mappings(smaps: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Where the mapping with that address begins, by `/proc/self/maps`.
+/// Returns the start of the mapping that contains `address`, by `/proc/self/maps`.
 pub(crate) fn start(maps: &str, address: usize) -> Option<usize> {
     let found = maps.lines().filter_map(Head::read).find(|head| head.range.contains(&address));
     found.map(|head| head.range.start)
@@ -44,7 +44,7 @@ impl<'a> Head<'a> {
         Some(Self { range, permissions, path: fields.last()?.trim_start() })
     }
 
-    /// Whether a part of a file that may be executed is mapped.
+    /// Returns true if the mapping is an executable part of a file.
     fn is_code(&self) -> bool {
         self.permissions.contains('x') && self.path.starts_with('/')
     }

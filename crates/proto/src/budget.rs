@@ -1,4 +1,4 @@
-//! How many bytes this process may promise to take, or keep for resending.
+//! Budgets for the bytes that this process may announce to remotes, or keep for retransmission.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -11,7 +11,7 @@ pub struct Budget {
     used: AtomicUsize,
 }
 
-/// What one session holds of a [`Budget`]; given back when dropped.
+/// The bytes of a [`Budget`] that one session holds. Released on drop.
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<Budget>,
@@ -19,28 +19,30 @@ pub struct Reservation {
 }
 
 impl Budget {
-    /// An allowance of `limit` bytes.
+    /// Returns a budget of `limit` bytes.
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, used: AtomicUsize::new(0) })
     }
 
-    /// Bytes held by all shares. May pass the limit by what [`Reservation::set`] forced.
+    /// Returns the bytes held by all reservations. [`Reservation::resize`] may push it over the limit.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Bytes that there are.
+    /// Returns the limit in bytes.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Whether nothing is left.
+    /// Returns true if no bytes are left.
     pub fn is_exhausted(&self) -> bool {
         self.used() >= self.limit
     }
 
-    /// By how many powers of two a new share should be smaller than usual: 0 while half is left, 2 while a quarter is,
-    /// then 4. So many sessions fit, each with little, before one has to be refused.
+    /// Returns the number of powers of two by which a new reservation should be smaller than usual.
+    ///
+    /// 0 while half of the budget is left, 2 while a quarter is left, then 4: many small sessions fit before one has to
+    /// be refused.
     pub fn pressure(&self) -> u32 {
         match self.used().saturating_mul(4) / self.limit.max(1) {
             0 | 1 => 0,
@@ -49,20 +51,20 @@ impl Budget {
         }
     }
 
-    /// A share of `bytes`, or none if that much is not left.
+    /// Reserves `bytes`. Returns `None` if fewer are left.
     pub fn try_reserve(self: &Arc<Self>, bytes: usize) -> Option<Reservation> {
         let mut share = self.reservation();
         share.try_grow(bytes).then_some(share)
     }
 
-    /// An empty share.
+    /// Returns an empty reservation.
     pub fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation { budget: self.clone(), held: 0 }
     }
 }
 
 impl Reservation {
-    /// Holds `bytes` more if the budget has them.
+    /// Reserves `bytes` more. Returns false if the budget does not have them.
     pub fn try_grow(&mut self, bytes: usize) -> bool {
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.budget.limit);
         let granted = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
@@ -72,13 +74,13 @@ impl Reservation {
         granted
     }
 
-    /// As [`Self::grow`], but only while half of the budget stays free: who has much leaves room for who comes.
+    /// Like [`Self::try_grow`], but fails once half of the budget is in use, to leave room for new sessions.
     pub(crate) fn try_grow_shared(&mut self, bytes: usize) -> bool {
         let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit / 2;
         fits && self.try_grow(bytes)
     }
 
-    /// Holds exactly `bytes`, even if that spends more than the budget has.
+    /// Sets the reservation to `bytes`, even if that exceeds the budget.
     pub fn resize(&mut self, bytes: usize) {
         if bytes >= self.held {
             self.budget.used.fetch_add(bytes - self.held, Relaxed);
@@ -88,17 +90,17 @@ impl Reservation {
         self.held = bytes;
     }
 
-    /// An empty share of the same budget.
+    /// Returns an empty reservation of the same budget.
     pub(crate) fn new_empty(&self) -> Self {
         self.budget.reservation()
     }
 
-    /// Bytes held.
+    /// Returns the bytes held.
     pub fn size(&self) -> usize {
         self.held
     }
 
-    /// Whether the whole budget is spent.
+    /// Returns true if the whole budget is spent.
     pub(crate) fn is_spent(&self) -> bool {
         self.budget.is_exhausted()
     }

@@ -1,4 +1,4 @@
-//! Encodes and decodes StreamMsg: gRPC's framing and protobuf, without a copy of the data.
+//! Encodes and decodes `StreamMsg`: gRPC framing and protobuf, without copying the data.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,13 +16,13 @@ use crate::frame::{
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 
-/// The messages of `proto/`, compiled.
+/// Messages compiled from `proto/`.
 #[expect(missing_docs, reason = "generated; proto/*.proto documents them")]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 }
 
-/// One encoded message: all but the data, then the data as the caller passed it.
+/// An encoded message: the header and all fields but `data`, then `data` as the caller passed it.
 #[derive(Debug, Clone, Default)]
 pub struct EncodedMessage {
     head: Bytes,
@@ -35,28 +35,28 @@ impl From<Bytes> for EncodedMessage {
     }
 }
 
-/// Decodes the messages of a stream, in whatever pieces its bytes come.
+/// A decoder for the messages of a stream, which may arrive in pieces of any size.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// The rest of the last piece.
+    /// Undecoded rest of the last piece.
     rest: Bytes,
-    /// Length of that piece in bytes.
+    /// Length of the last piece in bytes.
     whole_piece: usize,
-    /// The beginning of a message that came in several pieces.
+    /// Start of a message that arrives in several pieces.
     partial: BytesMut,
 }
 
-/// The stream's bytes are not messages. The link must end.
+/// The bytes of the stream are not messages. The link must be closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The message is longer than allowed.
-    #[error("a message of {0} bytes: the limit is {MAX_BYTES}")]
+    #[error("message of {0} bytes exceeds the limit of {MAX_BYTES}")]
     TooLong(usize),
-    /// The message is compressed, which this program never offers to accept.
-    #[error("a compressed message, which was never agreed")]
+    /// The message is compressed, but this program never offers compression.
+    #[error("message is compressed, but compression was not negotiated")]
     Compressed,
     /// The message is not protobuf.
-    #[error("a message that is not a StreamMsg: {0}")]
+    #[error("message is not a StreamMsg: {0}")]
     NotAMessage(String),
 }
 
@@ -69,7 +69,7 @@ pub fn encode(mut message: StreamMsg) -> EncodedMessage {
     let mut head = BytesMut::with_capacity(PREFIX + fields + tail);
     head.put_u8(0);
     head.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // Encoding into a BytesMut cannot fail, as it grows.
+    // Encoding into a `BytesMut` cannot fail: it grows.
     let _ = message.encode(&mut head);
     if !data.is_empty() {
         head.put_u8(DATA_TAG);
@@ -79,7 +79,7 @@ pub fn encode(mut message: StreamMsg) -> EncodedMessage {
 }
 
 impl Decoder {
-    /// Adds the next piece of the stream. Call it once [`Self::message`] has returned `None`.
+    /// Adds the next piece of the stream. Call it only after [`Self::next_message`] has returned `None`.
     pub fn push(&mut self, mut piece: Bytes) {
         self.whole_piece = piece.len();
         if self.partial.is_empty() {
@@ -93,7 +93,7 @@ impl Decoder {
         self.rest = piece;
     }
 
-    /// The next whole message, if there is one.
+    /// Returns the next complete message, if there is one.
     pub fn next_message(&mut self) -> Result<Option<StreamMsg>, DecodeError> {
         if self.rest.is_empty() && self.partial.is_empty() {
             return Ok(None);
@@ -101,7 +101,8 @@ impl Decoder {
         let (body, pinned) = if self.partial.is_empty() {
             let whole = PREFIX + length(&self.rest)?.unwrap_or(usize::MAX - PREFIX);
             if self.rest.len() < whole {
-                // Reserves the exact length up to what this program sends; a longer message grows as it comes.
+                // Reserve the exact length up to what this program sends. For a longer message the buffer grows as data
+                // arrives.
                 self.partial.reserve(whole.min(MAX_RESERVED).max(self.rest.len()));
                 self.partial.extend_from_slice(&self.rest);
                 self.rest = Bytes::new();
@@ -113,7 +114,7 @@ impl Decoder {
             if self.bytes_missing() > 0 {
                 return Ok(None);
             }
-            // Not split off, because the next message would share this one's allocation.
+            // Do not split off the body: the next message would share its allocation.
             let body = std::mem::take(&mut self.partial);
             let room = body.capacity();
             (body.freeze(), room)
@@ -126,7 +127,7 @@ impl Decoder {
         Ok(Some(message))
     }
 
-    /// Bytes that are missing in `partial`, until the message is whole or its length is known.
+    /// Returns the number of bytes missing in `partial` until the message, or its length, is complete.
     fn bytes_missing(&self) -> usize {
         let wanted = match length(&self.partial) {
             Ok(Some(length)) => PREFIX + length,
@@ -138,7 +139,7 @@ impl Decoder {
 }
 
 impl EncodedMessage {
-    /// The whole message in one piece.
+    /// Returns the whole message in one piece.
     pub fn to_bytes(mut self) -> Bytes {
         self.copy_to_bytes(self.remaining())
     }
@@ -176,7 +177,7 @@ impl fmt::Display for StreamMsg {
     }
 }
 
-/// The length of the message that begins here, once its prefix has arrived.
+/// Returns the length of the message that starts at `bytes`, or `None` until its prefix has arrived.
 fn length(bytes: &[u8]) -> Result<Option<usize>, DecodeError> {
     let Some((prefix, _)) = bytes.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, a, b, c, d] = *prefix;
@@ -190,39 +191,40 @@ fn length(bytes: &[u8]) -> Result<Option<usize>, DecodeError> {
     Ok(Some(length))
 }
 
-/// gRPC's prefix: one byte for compression, four for the length.
+/// Length of gRPC's message prefix: one byte for compression, four for the length.
 const PREFIX: usize = 5;
-/// Field 5, length-delimited.
+/// Tag of field 5 (`data`), length-delimited.
 const DATA_TAG: u8 = 5 << 3 | 2;
-/// Longest message in bytes: gRPC's default limit.
+/// Maximum length of a message in bytes: gRPC's default limit.
 pub const MAX_BYTES: usize = 4 * 1024 * 1024;
-/// Shorter data is copied, and so is what is less than half of the piece it came in, for a slice keeps all of that
-/// alive: a read buffer is seldom longer than [`MAX_RESERVED`], of which this is a quarter.
+/// Data shorter than this, or than half of the piece that it came in, is copied: a slice keeps the whole piece alive. A
+/// read buffer is seldom longer than [`MAX_RESERVED`], and this is a quarter of that.
 const WORTH_SHARING: usize = 16 * 1024;
-/// Bytes reserved at once for a message that comes in several pieces: the longest that this program sends.
+/// Maximum number of bytes reserved at once for a message in several pieces: the longest message that this program
+/// sends.
 const MAX_RESERVED: usize = 64 * 1024 + 1024;
 
 // The extended dialect: neutral frames as messages, and back.
 
-/// Why a message is not a frame. The message is counted and dropped; the link goes on.
+/// Reason why a message is not a frame. The message is counted and dropped; the link continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// This version does not know its type or category.
+    /// This version does not know the message's type or category.
     #[error("unknown_type")]
     UnknownType,
     /// The topic is not a session id.
     #[error("bad_session_id")]
     BadSession,
-    /// A field cannot be read.
+    /// A field cannot be parsed.
     #[error("bad_field")]
     BadField,
-    /// It names a node that is not the link's.
+    /// The message names a node other than the link's.
     #[error("wrong_node")]
     WrongNode,
 }
 
 impl FrameError {
-    /// A fixed label for metrics.
+    /// Returns a fixed label for metrics.
     pub fn cause(self) -> &'static str {
         match self {
             Self::UnknownType => "unknown_type",
@@ -271,7 +273,7 @@ pub fn to_message(frame: Frame) -> StreamMsg {
     }
 }
 
-/// Decodes a message that came over a link to `peer`.
+/// Decodes a message that arrived over a link to `peer`.
 pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameError> {
     let servers = *peer == Remote::Peer;
     let body = match (message.category.as_str(), message.r#type.as_str()) {
@@ -307,7 +309,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
     Ok(Frame { node, body })
 }
 
-/// The node that a message names. On an edge's link it must be the edge itself, unless `any` node is allowed.
+/// Returns the node that a message names. On an edge's link it must be the edge itself, unless `any` is set.
 fn named(message: &StreamMsg, peer: &Remote, any: bool) -> Result<NodeName, FrameError> {
     match peer {
         Remote::Edge(node) | Remote::Server(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
@@ -392,7 +394,7 @@ fn peer_message(node: String, kind: &str, question: u64, said: Control) -> Strea
 fn found_control(found: &Found) -> Control {
     let code = if found.here { ErrorCode::NoError } else { ErrorCode::NodeNotConnected };
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    // 0 stands for none.
+    // 0 means none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = instance_bytes(found.instance);
     let (silence, at) = (millis(found.silence), instance_bytes(found.at));
@@ -462,8 +464,6 @@ const LOAD: &str = "load";
 const OPEN: &str = "connecting";
 const RESUME: &str = "resume";
 
-// Bytes to frames and back: the two dialects, and the hello of a link.
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -521,7 +521,7 @@ mod tests {
         }
     }
 
-    /// How many bytes stay in memory for a slice: a reader sees the room of what is its alone.
+    /// Returns the number of bytes that a slice keeps in memory: the capacity of a buffer that it alone owns.
     fn room(data: Bytes) -> Option<usize> {
         data.try_into_mut().ok().map(|data| data.capacity())
     }
@@ -532,7 +532,7 @@ mod tests {
         let large = encode(of(60_000)).to_bytes();
         for len in [1, 2 * 1024, 15_000, 20_000, 29_000] {
             let kept = encode(of(len)).to_bytes();
-            // Before another message in one piece, and in two.
+            // The data precedes another message, in one piece and in two pieces.
             let packed: Vec<u8> = [&kept[..], &large[..]].concat();
             for cut in [packed.len(), kept.len() + 1, kept.len() - 1] {
                 let (mut reader, mut read) = (Decoder::default(), Vec::new());
@@ -542,8 +542,8 @@ mod tests {
                 }
                 let data = read.swap_remove(0).data;
                 drop((read, reader));
-                let room = room(data).expect("nothing else keeps it");
-                assert!(room <= 2 * len + 100, "{len} bytes keep {room}, cut at {cut}");
+                let room = room(data).expect("no other owner");
+                assert!(room <= 2 * len + 100, "{len} bytes pin {room} bytes, split at {cut}");
             }
         }
     }
@@ -709,6 +709,9 @@ mod extension_tests {
         assert_eq!(read(all.clone(), 0)[..], many[..MAX_NODE_IPS]);
         let wild = [&[Bytes::from_static(b"seven"), Bytes::new()], &all[..1]].concat();
         assert_eq!(read(wild, 0)[..], many[..1]);
-        assert!(read(all, u32::from(ErrorCode::NodeNotConnected as u8)).is_empty(), "it is not there");
+        assert!(
+            read(all, u32::from(ErrorCode::NodeNotConnected as u8)).is_empty(),
+            "the node is not connected there"
+        );
     }
 }

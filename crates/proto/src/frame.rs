@@ -1,4 +1,4 @@
-//! The neutral frames that two ends of a link send, the peer that sends them, and the opener of a session.
+//! Protocol-neutral frames between the two ends of a link, the remote that sends them, and the opener of a session.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -11,13 +11,15 @@ use bytes::Bytes;
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 
-/// One message on a link; docs/protocol.md#frames has the table of them.
+/// A message on a link. See the table in docs/protocol.md#frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// The node that the frame concerns. On an edge's link it is that edge, but Open and Resume name the acceptor's
-    /// node; on a link between pods it is the acceptor's node in all session frames.
+    /// The node that the frame concerns.
+    ///
+    /// On an edge's link it is that edge, but Open and Resume name the acceptor's node. Between servers it is the
+    /// acceptor's node in all session frames.
     pub node: NodeName,
-    /// Its kind and fields.
+    /// Kind and fields of the frame.
     pub body: FrameKind,
 }
 
@@ -26,119 +28,124 @@ pub struct Frame {
 pub enum FrameKind {
     /// A session frame.
     Session(SessionId, Category, SessionFrame),
-    /// A ping. The peer answers it with a [`FrameKind::Pong`] of the same number; plain peers send no number.
+    /// A ping. The remote replies with a [`FrameKind::Pong`] of the same number; plain remotes send no number.
     Ping(Option<u64>),
-    /// The answer to a ping: all that was sent before that ping has arrived.
+    /// The reply to a ping. Everything sent before that ping has arrived.
     Pong(Option<u64>),
-    /// Between pods: asks whether the node is linked to the peer. The answer repeats the number.
+    /// Between servers: asks whether the node is connected to the remote. The reply repeats the number.
     Find(u64),
-    /// Between pods: the answer to Find; with question 0 the announcement that a node was linked.
+    /// Between servers: the reply to Find. With question 0, an announcement that a node has connected.
     Found(Found),
-    /// From a pod: asks the edge to link to another pod, rather to the one at that address if the edge knows it; nothing
-    /// is cut yet. From an edge: it has done so.
+    /// From a server: requests that the edge connects to another server, preferably the one at this address if the edge
+    /// knows it. Nothing is closed yet. From an edge: it has done so.
     Drain(Option<SocketAddr>),
-    /// From a pod: another living process has the same name.
+    /// From a server: another running process has the same name.
     Conflict(Conflict),
-    /// Between pods: how many nodes are linked to the sender.
+    /// Between servers: the number of nodes connected to the sender.
     Load(Load),
 }
 
-/// How much a pod has to do, as it tells the others.
+/// The load of a server, as announced to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Nodes that are linked to it.
+    /// Number of nodes connected to it.
     pub nodes: u64,
-    /// Whether it takes no new links.
+    /// Whether it accepts no new links.
     pub stopping: bool,
-    /// Whether it is to be told of every node, as it catches what is sent to their addresses.
+    /// Whether it must be notified of every node, because it intercepts traffic to node addresses.
     pub intercepts: bool,
 }
 
-/// A pod's answer or announcement about a node: whether it is linked to that pod itself, else where it is instead.
+/// A server's reply or announcement about a node: whether the node is connected there, otherwise where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The number of the Find that it answers; 0 for an announcement.
+    /// Number of the Find that it answers; 0 for an announcement.
     pub question: u64,
-    /// Whether the node is linked to the sender.
+    /// Whether the node is connected to the sender.
     pub here: bool,
-    /// Age of the last frame from the node at the sender, in whole milliseconds. If it is not there: how long ago it
-    /// was, or another pod of which the sender knew had it; zero if neither is known.
+    /// Age of the last frame from the node at the sender, in whole milliseconds. If the node is not connected there:
+    /// the time since it was, at the sender or at a peer known to the sender; zero if unknown.
     pub silence: Duration,
     /// The node's process; `None` with the plain dialect.
     pub instance: Option<Instance>,
-    /// Age of its link in whole milliseconds; `None` from a pod of version 1.
+    /// Age of the node's link in whole milliseconds; `None` from a server of version 1.
     pub age: Option<Duration>,
-    /// The pod at which the node is, as far as the sender knows, if it is not linked to the sender.
+    /// The server that the sender believes the node is connected to, if that is not the sender itself.
     pub at: Option<Instance>,
-    /// Whether the sender, as a home of the node, would know if the node were linked to another pod.
+    /// Whether the sender, as a location replica of the node, would know if the node were connected to another server.
     pub authoritative: bool,
-    /// If it is linked to the sender: the addresses that its edge says it has; [`MAX_NODE_IPS`] at most.
+    /// Addresses that the edge claims for its node, at most [`MAX_NODE_IPS`]. Set only if the node is connected to the
+    /// sender.
     pub ips: Arc<[IpAddr]>,
 }
 
-/// Two living processes have the same name.
+/// Two running processes have the same name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The process that keeps the name. Between pods, the sender is linked to it, and the receiver ends its own link.
+    /// The process that keeps the name. Between servers, the sender holds its link, and the receiver closes its own
+    /// link.
     pub instance: Option<Instance>,
-    /// A sentence for people; at most 200 bytes, printable.
+    /// Explanation for people: printable, at most 200 bytes.
     pub reason: String,
 }
 
-/// The key of a session: its id, its front end, and the node of its acceptor.
+/// The key of a session: its id, the kind of its listener, and the node of its acceptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionKey {
-    /// The session's id, the same on all links.
+    /// Id of the session, the same on all links.
     pub id: SessionId,
-    /// The front end that opened it.
+    /// Kind of the listener that opened it.
     pub category: Category,
-    /// The node of the acceptor.
+    /// Node of the acceptor.
     pub node: NodeName,
 }
 
 /// A frame about a session.
 ///
-/// In all of them: `limit` is the offset below which the sender of the frame takes bytes, `received` the offset up to
-/// which it has stored them (an end of stream counted as one), `epoch` the number of the attempt to open or resume that
-/// the frame belongs to, `instance` the process that holds the acceptor, `opener` who opened the session, where that is
-/// known.
+/// - `limit`: the offset below which the sender of the frame accepts bytes.
+/// - `received`: the offset up to which it has stored them; an end of stream counts as one.
+/// - `epoch`: the number of the attempt to open or resume that the frame belongs to.
+/// - `instance`: the process that holds the acceptor.
+/// - `opener`: the party that opened the session, if known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields are explained above, once for all words")]
+#[expect(missing_docs, reason = "the fields are documented above, once for all variants")]
 pub enum SessionFrame {
-    /// Dial `target` for `client`; first of a session.
+    /// Dial `target` for `client`. The first frame of a session.
     Open { target: Target, limit: u64, epoch: u64, client: String, opener: Option<Opener> },
-    /// The target answered; comes before data of that direction.
+    /// The target accepted the connection. Precedes data of that direction.
     Opened { limit: u64, epoch: u64, instance: Option<Instance> },
-    /// The target cannot be reached; comes instead of [`SessionFrame::Opened`].
+    /// The target cannot be reached. Sent instead of [`SessionFrame::Opened`].
     Refused { epoch: u64, refusal: SessionError },
     /// Bytes, in order.
     Data(Bytes),
-    /// End of this direction, which had `total` bytes, its end counted as one.
+    /// End of this direction, which had `total` bytes; the end counts as one.
     Fin { total: u64 },
-    /// The owner of this end is gone. All that it wrote, `total` bytes with an end counted as one, comes before this
-    /// frame; with 0 the rest is forgotten. The other direction is dropped. The peer answers with a Reset; until then
-    /// the frame is sent again on each new path.
+    /// The connection of this end's owner failed. Everything that it wrote precedes this frame: `total` bytes, an end
+    /// of stream counts as one.
+    ///
+    /// With `total` 0 the remaining bytes are discarded. The other direction is dropped. The remote replies with a
+    /// Reset; until then the frame is repeated on each new path.
     ResetAt { total: u64, refusal: SessionError },
-    /// The session is over, in both directions.
+    /// The session has ended in both directions.
     Reset { epoch: u64, refusal: SessionError },
     /// Acknowledges bytes and raises the limit.
     Credit { received: u64, limit: u64 },
-    /// From the opener, first on a new path.
+    /// From the opener: the first frame on a new path.
     Resume { received: u64, limit: u64, epoch: u64, instance: Option<Instance>, opener: Option<Opener> },
-    /// The acceptor's answer, before data of that direction.
+    /// The acceptor's reply to Resume. Precedes data of that direction.
     Resumed { received: u64, limit: u64, epoch: u64 },
-    /// The path is broken behind the sender.
+    /// The path beyond the sender is broken.
     PathLost { epoch: u64 },
 }
 
-/// The kind of front end that opened a session.
+/// The kind of listener that opened a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
-    /// The CONNECT front end.
+    /// A CONNECT listener.
     Ssh,
-    /// CONNECT behind TLS, for kube-apiserver's egress selector.
+    /// CONNECT over TLS, for kube-apiserver's egress selector.
     Egress,
-    /// The HTTP proxy.
+    /// An HTTP proxy.
     HttpProxy,
     /// A mapped TCP port.
     Tcp,
@@ -147,7 +154,7 @@ pub enum Category {
 }
 
 impl Found {
-    /// The answer of a pod to which the node is not linked.
+    /// Returns the reply of a server to which the node is not connected.
     pub fn not_here(question: u64) -> Self {
         Self {
             question,
@@ -163,7 +170,7 @@ impl Found {
 }
 
 impl SessionFrame {
-    /// The opener, for the frames that carry it.
+    /// Returns the opener field of frames that have one.
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {
             Self::Open { opener, .. } | Self::Resume { opener, .. } => Some(opener),
@@ -171,7 +178,7 @@ impl SessionFrame {
         }
     }
 
-    /// The epoch, for the frames that carry one.
+    /// Returns the epoch of frames that have one.
     pub fn epoch(&self) -> Option<u64> {
         match self {
             Self::Open { epoch, .. }
@@ -186,17 +193,17 @@ impl SessionFrame {
     }
 }
 
-/// Why a session was refused or reset: a code for programs, a sentence for people.
+/// Reason why a session was refused or reset: a code for programs, a text for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct SessionError {
-    /// The cause, for programs.
+    /// Cause, for programs.
     pub code: ErrorCode,
-    /// A sentence for people; at most 200 bytes, printable.
+    /// Explanation for people: printable, at most 200 bytes.
     pub reason: String,
 }
 
-/// The codes of docs/protocol.md#codes.
+/// An error code. See the table in docs/protocol.md#codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum ErrorCode {
@@ -204,39 +211,39 @@ pub enum ErrorCode {
     NoError = 0,
     /// The target refused the connection.
     TargetRefused = 1,
-    /// The target did not answer in time.
+    /// The target did not respond in time.
     TargetTimeout = 2,
     /// The target cannot be reached or resolved.
     TargetUnreachable = 3,
-    /// Policy at the acceptor forbids the target.
+    /// The acceptor's policy forbids the target.
     NotAllowed = 4,
-    /// The node is not here.
+    /// The node is not connected here.
     NodeNotConnected = 5,
-    /// Draining, or at a limit.
+    /// The server is draining, or a limit is reached.
     Overloaded = 6,
-    /// No such session here.
+    /// No such session exists here.
     UnknownSession = 7,
     /// The protocol was violated.
     ProtocolError = 8,
-    /// Given up by its owner.
+    /// The owner of the session cancelled it.
     Cancelled = 9,
     /// An internal error.
     Internal = 10,
-    /// The pods let no edge reach that node.
+    /// The servers let no edge reach that node.
     NodeNotAllowed = 11,
-    /// A port of the program itself that would dial, which no setting opens.
+    /// The target is a port of the dialling program itself. No setting allows that.
     OwnPort = 12,
 }
 
 impl SessionError {
-    /// A refusal whose reason is made printable and cut to 200 bytes.
+    /// Returns an error with a reason made printable and cut to 200 bytes.
     pub fn new(code: ErrorCode, reason: impl fmt::Display) -> Self {
         Self { code, reason: printable(&reason.to_string()) }
     }
 }
 
 impl ErrorCode {
-    /// The code of a number from the wire; an unknown number is [`Code::Internal`].
+    /// Returns the code of a number from the wire. Unknown numbers become [`Self::Internal`].
     pub fn from_wire(number: u32) -> Self {
         const ALL: [ErrorCode; 13] = [
             ErrorCode::NoError,
@@ -256,7 +263,7 @@ impl ErrorCode {
         usize::try_from(number).ok().and_then(|at| ALL.get(at).copied()).unwrap_or(Self::Internal)
     }
 
-    /// A short, stable name, for metrics and logs.
+    /// Returns a short, stable name for metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::NoError => "over",
@@ -277,7 +284,7 @@ impl ErrorCode {
 }
 
 impl Category {
-    /// Its text on the wire.
+    /// Returns the category's text on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ssh => "ssh",
@@ -288,7 +295,7 @@ impl Category {
         }
     }
 
-    /// The category of a text from the wire.
+    /// Returns the category of a text from the wire.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Ssh, Self::Egress, Self::HttpProxy, Self::Tcp, Self::Https]
             .into_iter()
@@ -296,24 +303,22 @@ impl Category {
     }
 }
 
-/// Addresses that an edge may claim for its node.
+/// Maximum number of addresses that an edge may claim for its node.
 pub const MAX_NODE_IPS: usize = 8;
 
-// The peer at the other end of a link.
-
-/// The peer at the other end of a link.
+/// The remote end of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remote {
-    /// At a pod: an edge, by the node that it has proved to be.
+    /// At a server: an edge, with the node that it has proved to be.
     Edge(NodeName),
-    /// At an edge: the cloud. The name is the edge's own node.
+    /// At an edge: a server. The name is the edge's own node.
     Server(NodeName),
-    /// At a pod: another pod of this cloud.
+    /// At a server: a peer.
     Peer,
 }
 
 impl Remote {
-    /// The node whose link it is; `None` between pods.
+    /// Returns the node of the link; `None` between servers.
     pub fn node(&self) -> Option<&NodeName> {
         match self {
             Self::Edge(node) | Self::Server(node) => Some(node),
@@ -322,26 +327,27 @@ impl Remote {
     }
 }
 
-// The opener of a session, as vouched for by the pod that holds the opener's link.
-
-/// The process or node that opened a session. Only the same one may resume it: knowing the id is not enough.
+/// The process or node that opened a session. Only the same opener may resume it; knowing the id is not enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opener {
-    /// An edge, by the name that it has proved: `node/NAME` on the wire. Any process of that node.
+    /// An edge, by its proven name: any process of that node. `node/NAME` on the wire.
     Node(NodeName),
-    /// A pod, for one of its clients: `server/` and the 32 hex digits of its process.
+    /// A server, on behalf of one of its clients. `pod/` and the 32 hex digits of its process on the wire.
     Server(Instance),
 }
 
-/// The text is neither `node/NAME` nor `server/INSTANCE`.
+/// The text is neither `node/NAME` nor `pod/INSTANCE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not an opener: want node/NAME or pod/INSTANCE")]
+#[error("not an opener; expected node/NAME or pod/INSTANCE")]
 pub struct ParseOpenerError;
 
 impl Opener {
-    /// The opener of a request that came over a link to process `instance` of `peer` whose frame has the opener `sent`.
-    /// An edge is the node that it has proved to be, whatever its frame has. A pod vouches for its edges, and opens for
-    /// its clients as itself. An edge trusts its pod. `None`: a pod on the path is too old to send it.
+    /// Returns the opener of a request that came over a link to process `instance` of `peer`, whose frame contains the
+    /// opener `sent`.
+    ///
+    /// An edge is the node that it has proved to be, whatever its frame contains. A peer vouches for its edges, and
+    /// opens for its clients as itself. An edge trusts its server. Returns `None` if a server on the path is too old to
+    /// send an opener.
     pub fn verified(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
         match (peer, sent) {
             (Remote::Edge(node), _) => Some(Self::Node(node.clone())),
@@ -350,8 +356,9 @@ impl Opener {
         }
     }
 
-    /// Whether two openers are the same, as far as both are known. An edge cannot hide its name, as its own pod adds
-    /// it; so an unknown opener comes through an older pod.
+    /// Returns true if two openers are equal, or one of them is unknown.
+    ///
+    /// An edge cannot hide its name, because its server adds it. So an unknown opener came through an older server.
     pub fn is_compatible(one: Option<&Self>, other: Option<&Self>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => one == other,

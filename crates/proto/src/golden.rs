@@ -1,5 +1,5 @@
-//! The wire stands still: every frame and every header, byte for byte as `recorded.txt` has them. Programs of other
-//! versions rely on each line. A new frame gets a new line; one that changes or goes breaks them.
+//! Checks that the wire format is stable: every frame and header is compared byte for byte with `recorded.txt`.
+//! Programs of other versions rely on each line. A new frame gets a new line; changing or removing one breaks them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -53,12 +53,12 @@ fn resume(opener: Option<&str>) -> SessionFrame {
 
 const POD: &str = "pod/0102030405060708090a0b0c0d0e0f10";
 
-/// Every session frame of the extended dialect.
+/// Returns every session frame of the extended dialect.
 fn session_frames() -> Vec<(&'static str, SessionFrame)> {
     vec![
         ("open, version 1", open(None)),
         ("open, of an edge", open(Some("node/Edge-2"))),
-        ("open, of a pod", open(Some(POD))),
+        ("open, of a server", open(Some(POD))),
         ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
         ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) }),
         ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
@@ -70,13 +70,13 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
         ("credit", SessionFrame::Credit { received: 5, limit: 131_072 }),
         ("resume, version 1", resume(None)),
         ("resume, of an edge", resume(Some("node/Edge-2"))),
-        ("resume, of a pod", resume(Some(POD))),
+        ("resume, of a server", resume(Some(POD))),
         ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
         ("lost", SessionFrame::PathLost { epoch: 2 }),
     ]
 }
 
-/// Every other frame of it, with the peer that gets it.
+/// Returns every other frame of the extended dialect, with the remote that receives it.
 fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
     let (edge, cloud) = (Remote::Edge(node()), Remote::Server(node()));
     let found = |age: Option<u64>| {
@@ -114,17 +114,21 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
         ),
         ("conflict", conflict, cloud),
         (
-            "conflict, between pods",
+            "conflict, between servers",
             FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
             Remote::Peer,
         ),
         ("load", FrameKind::Load(load), Remote::Peer),
         ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Remote::Peer),
-        ("load, of a pod that catches", FrameKind::Load(Load { intercepts: true, ..load }), Remote::Peer),
+        (
+            "load, of a server that intercepts",
+            FrameKind::Load(Load { intercepts: true, ..load }),
+            Remote::Peer,
+        ),
     ]
 }
 
-/// The messages of a plain link: from a pod to its edge, and from an edge to its pod.
+/// Returns the messages of a plain link: from a server to its edge, and from an edge to its server.
 fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let mut said = Vec::new();
     let (mut plain, now) = (PlainCodec::new(node()), Instant::now());
@@ -144,7 +148,7 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
-        let PlainEvent::Session(message) = plain.on_message(message, now) else { panic!("an Open") };
+        let PlainEvent::Session(message) = plain.on_message(message, now) else { panic!("not an Open") };
         let body = FrameKind::Session(message.id, Category::Ssh, frame);
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         said.push((name, plain.next_message().unwrap()));
@@ -162,7 +166,7 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
 fn headers(headers: &HeaderMap) -> String {
     let lines = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
     let mut lines: BTreeMap<_, _> = lines.collect();
-    // Another one with each release.
+    // Differs with each release.
     if let Some(version) = lines.get_mut("tunnel-version") {
         *version = "VERSION";
     }
@@ -191,26 +195,22 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
     }
     now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
     for (name, older) in [
-        ("header of an edge, beside", LinkPurpose::Backup),
+        ("header of an edge, backup", LinkPurpose::Backup),
         ("header of an edge, interactive", LinkPurpose::Interactive),
     ] {
         let mut said = Hello::edge_request(&node(), "t", instance());
         Hello::with_purpose(&mut said, older);
         now.push((name, headers(&said)));
     }
-    now.push(("header of a pod", headers(&Caller::peer_request(instance()))));
-    now.push(("header of a pod, beside", headers(&Caller::peer_backup_request(instance()))));
-    now.push(("header of an answer", headers(&Hello::response(instance()))));
+    now.push(("header of a server", headers(&Caller::peer_request(instance()))));
+    now.push(("header of a server, backup", headers(&Caller::peer_backup_request(instance()))));
+    now.push(("header of a response", headers(&Hello::response(instance()))));
     let now: String = now.iter().map(|(name, said)| format!("{name} = {}\n", said.trim_end())).collect();
     let recorded = include_str!("recorded.txt");
     for (now, recorded) in now.lines().zip(recorded.lines()) {
-        assert_eq!(now, recorded, "programs of other versions would not understand this one");
+        assert_eq!(now, recorded, "wire format changed: other versions would not understand it");
     }
-    assert_eq!(
-        now.lines().count(),
-        recorded.lines().count(),
-        "a frame without a line, or one that has gone:\n{now}"
-    );
+    assert_eq!(now.lines().count(), recorded.lines().count(), "a frame has no line, or was removed:\n{now}");
 }
 
 #[test]

@@ -1,10 +1,10 @@
-//! Sending half of one session: the bytes that its owner wrote, until the peer has acknowledged them.
+//! The sending half of a session: bytes that its owner wrote, until the remote has acknowledged them.
 //!
 //! ```text
 //!    base          next                written
 //!     | sent, kept  |  unsent           |
 //! ----+-------------+-------------------+---> offsets; the end of stream counts as one more
-//!     received by the peer: forgotten   limit: how far the peer lets us send
+//!     received by the remote: dropped   limit: offset up to which the remote accepts bytes
 //! ```
 //!
 //! Nothing here waits, locks or reads a clock.
@@ -18,29 +18,29 @@ use tokio::time::Instant;
 use crate::budget::Reservation;
 use crate::window::{LinkRtt, PathRttEstimator, ReadRate};
 
-/// See the module's picture.
+/// The sending half. See the diagram at the top of this module.
 #[derive(Debug)]
 pub struct SendHalf {
-    /// Bytes from `base` on, in the pieces in which they were written.
+    /// Bytes starting at `base`, in the pieces in which they were written.
     kept: VecDeque<Bytes>,
-    /// What [`Self::kept`] costs: bytes, and an overhead for each piece.
+    /// Cost of [`Self::kept`]: its bytes, and an overhead for each piece.
     cost: Reservation,
     base: u64,
     next: u64,
-    /// Highest `next` ever, end included: the peer may have received this much.
+    /// Highest value of `next` so far, including the end: the remote may have received this much.
     reached: u64,
     written: u64,
     limit: u64,
-    /// Which piece holds `next`, and how far into it.
+    /// Index of the piece that contains `next`, and the offset in it.
     cursor: (usize, usize),
     finished: bool,
     finish_sent: bool,
     finish_received: bool,
 }
 
-/// The peer acknowledges bytes that were never sent.
+/// The remote acknowledged bytes that were never sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the peer acknowledged offset {received}, sent were {base} to {reached}")]
+#[error("protocol error: remote acknowledged offset {received}, but the bytes sent are {base} to {reached}")]
 pub(crate) struct AckError {
     received: u64,
     base: u64,
@@ -48,7 +48,7 @@ pub(crate) struct AckError {
 }
 
 impl SendHalf {
-    /// An empty half that may not send yet; `cost` counts the bytes that it keeps.
+    /// Creates an empty half that may not send yet; `cost` counts the bytes that it keeps.
     pub fn new(cost: Reservation) -> Self {
         Self {
             kept: VecDeque::new(),
@@ -65,14 +65,15 @@ impl SendHalf {
         }
     }
 
-    /// Whether the owner may write more now. One whose peer takes no more has to wait: what it wrote would only lie here.
+    /// Returns true if the owner may write more. While the remote accepts nothing, further writes would only be
+    /// buffered here.
     pub fn has_room(&self) -> bool {
         let kept = self.written - self.base;
         let most_unsent = if self.written < self.limit { MAX_UNSENT } else { 1 };
         self.unsent() < most_unsent && kept < MAX_UNACKED && (kept < FAIR_UNACKED || !self.cost.is_spent())
     }
 
-    /// Appends bytes to send. The caller has asked [`Self::has_room`].
+    /// Appends bytes to send. The caller has checked [`Self::has_room`].
     pub fn write(&mut self, bytes: Bytes) {
         if bytes.is_empty() || self.finished {
             return;
@@ -91,37 +92,37 @@ impl SendHalf {
         self.kept.push_back(bytes);
     }
 
-    /// Ends the direction. Calling it again changes nothing.
+    /// Ends the direction. Idempotent.
     pub fn finish(&mut self) {
         self.finished = true;
     }
 
-    /// Bytes written and not sent.
+    /// Returns the bytes written but not sent.
     pub(crate) fn unsent(&self) -> u64 {
         self.written - self.next
     }
 
-    /// Bytes that may be sent at once.
+    /// Returns the number of bytes that may be sent now.
     pub(crate) fn sendable(&self) -> usize {
         usize::try_from(self.written.min(self.limit).saturating_sub(self.next)).unwrap_or(usize::MAX)
     }
 
-    /// Bytes its owner wrote, in all.
+    /// Returns the total number of bytes that the owner wrote.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Bytes that the peer has received.
+    /// Returns the number of bytes that the remote has received.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.base
     }
 
-    /// Whether the peer has received anything.
+    /// Returns true if the remote has received nothing.
     pub(crate) fn is_untouched(&self) -> bool {
         self.base == 0 && !self.finish_received
     }
 
-    /// Takes the next bytes to send, at most `max`; small pieces are joined.
+    /// Takes the next bytes to send, at most `max`. Joins small pieces.
     pub(crate) fn take(&mut self, max: usize) -> Option<Bytes> {
         let max = max.min(self.sendable());
         let (at, skip) = self.cursor;
@@ -142,12 +143,12 @@ impl SendHalf {
         Some(bytes)
     }
 
-    /// Whether the end of stream is to be sent now.
+    /// Returns true if the end of stream is due.
     pub(crate) fn finish_due(&self) -> bool {
         self.finished && !self.finish_sent && self.next == self.written
     }
 
-    /// Takes the end of stream, if it is due: the number of bytes of this direction, its end counted.
+    /// Takes the end of stream, if it is due. Returns the number of bytes of this direction; the end counts as one.
     pub(crate) fn take_finish(&mut self) -> Option<u64> {
         if !self.finish_due() {
             return None;
@@ -157,8 +158,8 @@ impl SendHalf {
         Some(self.reached)
     }
 
-    /// Handles an acknowledgement: the peer has all before `received`, and accepts bytes below `limit`. Neither goes
-    /// back.
+    /// Handles an acknowledgement: the remote has everything before `received`, and accepts bytes below `limit`.
+    /// Neither value ever decreases.
     pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if received > self.reached {
             return Err(AckError { received, base: self.base, reached: self.reached });
@@ -168,7 +169,7 @@ impl SendHalf {
         Ok(())
     }
 
-    /// Goes on from what the peer has received, on a new path. What it has not received is sent again.
+    /// Continues on a new path from the offset that the remote has received, and retransmits everything after it.
     pub(crate) fn rewind(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if received < self.base || received > self.reached {
             return Err(AckError { received, base: self.base, reached: self.reached });
@@ -180,17 +181,17 @@ impl SendHalf {
         Ok(())
     }
 
-    /// Whether the owner has ended the direction.
+    /// Returns true if the owner has ended the direction.
     pub(crate) fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// Whether the peer has received everything and the end.
+    /// Returns true if the remote has received everything including the end.
     pub(crate) fn is_done(&self) -> bool {
         self.finish_received
     }
 
-    /// Drops all bytes, as the session is over.
+    /// Drops all bytes, because the session has ended.
     pub(crate) fn forget(&mut self) {
         self.kept.clear();
         self.cost.resize(0);
@@ -201,7 +202,7 @@ impl SendHalf {
         self.finish_sent = true;
     }
 
-    /// Copies pieces from the cursor on into one, at most `max` bytes.
+    /// Copies pieces, starting at the cursor, into one piece of at most `max` bytes.
     fn join(&mut self, max: usize) -> Bytes {
         let mut joined = BytesMut::with_capacity(max.min(JOINED));
         let (mut at, mut skip) = self.cursor;
@@ -252,78 +253,77 @@ fn send_as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// A write waits once this much is unsent that the peer would take: two large frames, so that the link never runs dry.
+/// Maximum number of unsent bytes within the remote's limit: two large frames, so that the link never runs dry.
 const MAX_UNSENT: u64 = 128 * 1024;
-/// Sent and unreceived bytes a session keeps at the most, whatever the peer's limit: the largest window.
+/// Maximum number of unacknowledged bytes per session, whatever the remote's limit: the largest window.
 const MAX_UNACKED: u64 = 4 * 1024 * 1024;
-/// A session that keeps less than this may always write, even when others have spent the budget. A peer acknowledges at
-/// least every 64 KiB, so that a session never waits for an acknowledgement that is not due.
+/// A session that keeps fewer bytes than this may always write, even if others have spent the budget.
+///
+/// A remote acknowledges at least every 64 KiB, so a session never waits for an acknowledgement that is not due.
 const FAIR_UNACKED: u64 = 64 * 1024;
-/// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its
-/// bytes.
+/// Small writes are joined up to this many bytes, so that many of them do not cost a hundred times their bytes.
 const MERGE_BELOW: usize = 1024;
-/// A piece this long is sent as it is; copying it to join it with others would cost more than a frame.
+/// A piece of at least this many bytes is sent unchanged: copying it would cost more than a separate frame.
 const WORTH_ALONE: usize = 4 * 1024;
-/// Longest frame made by joining small pieces.
+/// Maximum length of a frame made by joining small pieces.
 const JOINED: usize = 16 * 1024;
 
-// Receiving half of one session: the limit of the peer, and the bytes that have arrived.
+// The receiving half of a session: the remote's limit, and the bytes that have arrived.
 //
 // ```text
-// limit = taken by the reader + queued (arrived, unread) + room (the peer may still send)
+// limit = taken by the reader + queued (arrived, unread) + room (the remote may still send)
 // ```
 //
-// Credit is announced once half the window is owed: often enough that a steady sender never stops, seldom enough that
-// small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a
-// clock.
+// Credit is announced once half of the window is available. A steady sender then never stops, and small reads do not
+// cost a message each. Data past `limit` is a protocol violation. Nothing here waits, locks or reads a clock.
 
-/// How large windows are, in bytes.
+/// The window sizes in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct WindowLimits {
-    /// The window of a new session, or of one that was silent.
+    /// Window of a new session, or of one that was idle.
     pub start: u64,
-    /// The largest window of one session.
+    /// Largest window of one session.
     pub max: u64,
 }
 
-/// See the module's formula.
+/// The receiving half. See the formula above.
 #[derive(Debug)]
 pub struct RecvHalf {
     queue: Queue,
-    /// Stored in order, read or not; the end counts as one.
+    /// Offset stored in order, read or not; the end counts as one.
     received: u64,
     taken: u64,
     limit: u64,
-    /// The last `received` that was sent to the peer.
+    /// Last value of `received` that was sent to the remote.
     reported: u64,
     total: Option<u64>,
     window: u64,
     windows: WindowLimits,
-    /// The budget for bytes below the limit.
+    /// Reservation for the bytes below the limit.
     reserved: Reservation,
     rounds: ReadRate,
     last_data: Option<Instant>,
-    /// The limit before the last credit.
+    /// Limit before the last credit.
     old_limit: u64,
     trips: PathRttEstimator,
 }
 
-/// How the peer violated the protocol.
+/// A protocol violation by the remote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FlowControlError {
-    /// It sent data beyond the limit.
-    #[error("the peer sent data up to offset {0}, allowed was {1}")]
+    /// The remote sent data beyond the limit.
+    #[error("protocol error: remote sent data up to offset {0}, but the limit is {1}")]
     PastLimit(u64, u64),
-    /// It sent data behind the end of stream.
-    #[error("the peer sent data behind its end of stream")]
+    /// The remote sent data after its end of stream.
+    #[error("protocol error: remote sent data after its end of stream")]
     PastEnd,
-    /// Its end of stream has another offset than the end of its data.
-    #[error("the peer ended its direction at {0}, received were {1}")]
+    /// The offset of the end of stream is not the end of the data.
+    #[error("protocol error: remote ended its direction at {0}, but {1} were received")]
     WrongEnd(u64, u64),
 }
 
 impl RecvHalf {
-    /// A half with the first window; `promised` already holds its bytes.
+    /// Creates a half with the initial window. `reserved` already holds the window's bytes.
     pub fn new(windows: WindowLimits, reserved: Reservation) -> Self {
         Self {
             queue: Queue::new(reserved.new_empty()),
@@ -342,19 +342,19 @@ impl RecvHalf {
         }
     }
 
-    /// Lifts the limit for a plain peer, which knows none. Instead its queued bytes are counted for the process and for
-    /// the link, whose reading pauses when they are too many.
+    /// Removes the limit for a plain remote, which does not know one. Its queued bytes are counted per process and per
+    /// link instead, and reading from the link pauses if there are too many.
     pub fn lift_limit(&mut self, in_all: Reservation, of_link: Reservation) {
         self.limit = u64::MAX;
         self.queue.count_in(in_all, Some(of_link));
     }
 
-    /// Whether the peer has no limit, as only a plain one has none.
+    /// Returns true if the remote has no limit. Only plain remotes have none.
     pub(crate) fn is_endless(&self) -> bool {
         self.queue.is_unpromised()
     }
 
-    /// Restores the limit for a peer that keeps to one, after a plain peer from which nothing has come.
+    /// Restores the limit for a remote that honours it, after a plain remote that sent nothing.
     pub fn restore_limit(&mut self) {
         if self.queue.is_unpromised() {
             self.limit = self.taken.saturating_add(self.window);
@@ -382,7 +382,7 @@ impl RecvHalf {
         self.last_data = Some(now);
         let held_up = self.trips.arrived(end, now);
         if held_up && self.queue.bytes() == 0 && !self.trips.is_short() {
-            // The reader waited, too: it is the window that was too narrow.
+            // The reader waited as well, so the window was too small.
             self.grow(self.window.saturating_mul(2));
         }
         self.rounds.arrived(self.taken, now);
@@ -391,7 +391,7 @@ impl RecvHalf {
         Ok(())
     }
 
-    /// Stores the end of the peer's direction, which had `total` bytes with its end.
+    /// Stores the end of the remote's direction, which had `total` bytes including its end.
     pub fn finish(&mut self, total: u64) -> Result<(), FlowControlError> {
         if self.total == Some(total) {
             return Ok(());
@@ -404,8 +404,8 @@ impl RecvHalf {
         Ok(())
     }
 
-    /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
-    /// forgotten the rest.
+    /// Checks that everything has arrived from a remote whose connection failed after `total` bytes, including its end.
+    /// With 0 it has discarded the rest.
     pub(crate) fn on_reset_at(&self, total: u64) -> Result<(), FlowControlError> {
         let here = self.total.unwrap_or(self.received.saturating_add(1));
         if total == 0 || here == total {
@@ -415,7 +415,7 @@ impl RecvHalf {
         }
     }
 
-    /// Returns the next bytes for the reader, and widens the window if it takes them fast.
+    /// Returns the next bytes for the reader, and widens the window if the reader is fast.
     pub fn take(&mut self, now: Instant, way: LinkRtt) -> Option<Bytes> {
         let bytes = self.queue.pop()?;
         let before = self.taken;
@@ -427,7 +427,7 @@ impl RecvHalf {
         Some(bytes)
     }
 
-    /// Whether a Credit is due.
+    /// Returns true if a Credit is due.
     pub(crate) fn credit_due(&self) -> bool {
         let unreported = self.received - self.reported;
         if self.total.is_some() {
@@ -437,14 +437,16 @@ impl RecvHalf {
         rise >= (self.window / 2).max(1) || unreported >= MAX_DELAYED_ACK
     }
 
-    /// Whether a Credit that is due must not wait: the peer may send less than it does in a round trip and a quarter, so it
-    /// would come to its limit before it hears of more; or it has said all.
+    /// Returns true if a due Credit must not be delayed.
+    ///
+    /// That is the case if the remote's direction has ended. It is also the case if the remote may send less than it does
+    /// in 1.25 RTTs: it would reach its limit before the Credit arrives.
     pub(crate) fn is_credit_urgent(&self) -> bool {
         let in_a_trip = self.trips.of_least(self.rounds.in_a_trip(self.taken));
         self.total.is_some() || self.limit.saturating_sub(self.received) < in_a_trip + in_a_trip / 4
     }
 
-    /// The fields of a Credit: `received` and `limit`.
+    /// Returns the fields of a Credit, `received` and `limit`, and applies them.
     pub(crate) fn credit(&mut self) -> (u64, u64) {
         self.old_limit = self.limit;
         self.limit = self.next_limit();
@@ -460,7 +462,7 @@ impl RecvHalf {
         (self.received, self.limit)
     }
 
-    /// Records that the result of [`Self::credit`] is sent, on the path on which the bytes come.
+    /// Records that the result of [`Self::credit`] was sent on the path on which the bytes arrive.
     pub fn credit_sent(&mut self, now: Instant) {
         if self.limit > self.old_limit {
             self.trips.credit(self.old_limit, self.received, now);
@@ -472,53 +474,52 @@ impl RecvHalf {
         self.trips.forget();
     }
 
-    /// The limit that the peer knows, or gets with the next answer; for
-    /// [`crate::frame::SessionFrame::Open`] and its kin.
+    /// Returns the limit that the remote knows, or learns from the next reply; used in
+    /// [`crate::proto::frame::SessionFrame::Open`] and similar frames.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Accepts no more bytes and frees their budget at once, as it may take long until the peer has read the last
-    /// frame.
+    /// Accepts no more bytes and releases their budget at once. The remote may read the last frame much later.
     pub(crate) fn close(&mut self) {
         self.rounds.interrupt();
-        // Without a limit the queue itself counts its bytes.
+        // Without a limit, the queue itself counts its bytes.
         self.reserved.resize(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
 
-    /// Drops what was stored and not taken, as if it had been taken.
+    /// Drops bytes that were stored but not taken, as if the reader had taken them.
     pub fn discard(&mut self) {
         self.taken += as_u64(self.queued());
         self.queue.clear();
         self.rounds.interrupt();
     }
 
-    /// Bytes stored and not yet taken.
+    /// Returns the bytes stored and not yet taken.
     pub fn queued(&self) -> usize {
         self.queue.bytes()
     }
 
-    /// Of these, the bytes without a limit: all, or none.
+    /// Returns the queued bytes without a limit: all of them, or 0.
     pub fn unpromised(&self) -> usize {
         if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }
     }
 
-    /// Bytes the reader has taken, in all.
+    /// Returns the total number of bytes that the reader has taken.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Whether nothing at all has arrived.
+    /// Returns true if nothing has arrived.
     pub fn is_untouched(&self) -> bool {
         self.received == 0
     }
 
-    /// Whether the end of stream has arrived.
+    /// Returns true if the end of stream has arrived.
     pub fn is_ended(&self) -> bool {
         self.total.is_some()
     }
 
-    /// Whether the end of stream has arrived and was acknowledged.
+    /// Returns true if the end of stream has arrived and was acknowledged.
     pub(crate) fn is_done(&self) -> bool {
         self.total.is_some_and(|total| self.reported == total)
     }
@@ -529,7 +530,7 @@ impl RecvHalf {
 
     fn grow(&mut self, wanted: u64) {
         let wider = wanted.min(self.windows.max);
-        // Not for each read.
+        // Do not grow for each read.
         if wider < self.window + self.window / 8 || self.queue.is_unpromised() {
             return;
         }
@@ -544,40 +545,38 @@ fn as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// After this long without data a session starts again with its first window.
+/// A session without data for this long starts again with its initial window.
 const WINDOW_IDLE: Duration = Duration::from_secs(5);
-/// A Credit acknowledges at least every so many bytes. A peer that has spent its memory for unacknowledged bytes relies
-/// on it.
+/// Maximum number of received bytes without a Credit. A remote that has spent its memory for unacknowledged bytes
+/// relies on it.
 const MAX_DELAYED_ACK: u64 = 64 * 1024;
 
-// Bytes that have arrived and were not read, and the memory that they take.
-
-/// Bytes that wait for a reader. Small pieces are joined where they arrive, so that one-byte frames cost no more than
+/// The bytes that wait for a reader. Small pieces are joined on arrival, so that one-byte frames cost no more than
 /// large ones.
 #[derive(Debug)]
 pub(crate) struct Queue {
     pieces: VecDeque<Bytes>,
     bytes: usize,
-    /// The overhead of the pieces; without a limit, their bytes too.
+    /// Overhead of the pieces; without a limit, also their bytes.
     cost: Reservation,
-    /// Without a limit: the same, counted against the budget of the peer's link.
+    /// Same cost, counted against the budget of the remote's link. Set only without a limit.
     of_link: Option<Reservation>,
 }
 
 impl Queue {
-    /// An empty queue for a peer that keeps to a limit.
+    /// Creates an empty queue for a remote that honours a limit.
     pub(crate) fn new(cost: Reservation) -> Self {
         Self { pieces: VecDeque::new(), bytes: 0, cost, of_link: None }
     }
 
-    /// From now on all is counted, in one budget for the process and one for the link; or, without the latter, only
-    /// what pieces cost beside their bytes.
+    /// Counts all bytes in a budget for the process and one for the link. Without the latter, counts only the overhead
+    /// of the pieces.
     pub(crate) fn count_in(&mut self, cost: Reservation, of_link: Option<Reservation>) {
         (self.cost, self.of_link) = (cost, of_link);
         self.count();
     }
 
-    /// Whether the bytes themselves are counted, because the peer has no limit.
+    /// Returns true if the bytes themselves are counted, because the remote has no limit.
     pub(crate) fn is_unpromised(&self) -> bool {
         self.of_link.is_some()
     }
@@ -605,7 +604,7 @@ impl Queue {
         self.count();
     }
 
-    /// Bytes that wait.
+    /// Returns the number of queued bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -622,13 +621,12 @@ impl Queue {
     }
 }
 
-/// Pieces that follow one another are joined up to this many bytes.
+/// Consecutive pieces are joined up to this many bytes.
 const QUEUE_JOINED: usize = 4 * 1024;
 
-// Pieces of a byte stream that wait in memory: what is small is joined to what came before it.
-
-/// `last` with `more` behind it. Room grows by doubling, so that joining byte after byte copies each about twice; a
-/// `last` that somebody else holds too is copied.
+/// Returns `last` followed by `more`.
+///
+/// Capacity grows by doubling, so that joining byte by byte copies each about twice. If `last` is shared, it is copied.
 pub fn joined(last: Bytes, more: &[u8]) -> Bytes {
     match last.try_into_mut() {
         Ok(mut both) => {
@@ -639,7 +637,7 @@ pub fn joined(last: Bytes, more: &[u8]) -> Bytes {
     }
 }
 
-/// What a piece that waits costs beside its bytes: its place in a queue, and its allocation.
+/// Overhead of a queued piece in addition to its bytes: its place in the queue, and its allocation.
 pub(crate) const PIECE: usize = 96;
 
 #[cfg(test)]
@@ -650,7 +648,7 @@ mod tests {
 
     use super::*;
 
-    /// What a link takes at most at once.
+    /// Maximum number of bytes that a link takes at once.
     const MAX_FRAME: usize = 65_200;
 
     fn half() -> SendHalf {
@@ -677,7 +675,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written, sent, acknowledged and put back: the peer gets every byte once, in order.
+        /// The remote gets every byte once and in order, for any order of writing, sending, acknowledging and
+        /// rewinding.
         #[test]
         fn every_byte_arrives_once_and_in_order(steps in prop::collection::vec(step(), 0..80)) {
             let mut half = half();
@@ -755,13 +754,13 @@ mod tests {
         assert!(half.written() >= 4 << 20 && half.written() < 5 << 20);
     }
 
-    /// What a client never reads must not be read of its target either: the peer's limit is as far as it goes, and one
-    /// write beyond it.
+    /// Bytes that a client never reads must not be read from its target: at most one write goes beyond the remote's
+    /// limit.
     #[test]
     fn a_write_waits_while_the_peer_takes_nothing() {
         let mut half = half();
         half.write(vec![0; 100].into());
-        assert!(!half.has_room(), "the peer has not said what it takes");
+        assert!(!half.has_room(), "the remote has not announced a limit");
         half.acknowledge(0, 64 * 1024).unwrap();
         while half.has_room() {
             half.write(vec![0; 40 * 1024].into());
@@ -783,7 +782,8 @@ mod tests {
         assert_eq!(half.take(MAX_FRAME).unwrap().len(), 10_000);
     }
 
-    /// The peer acknowledges only every 64 KiB: a typist beside sessions that hold the whole budget must still go on.
+    /// The remote acknowledges only every 64 KiB. An interactive session must still proceed when others hold the whole
+    /// budget.
     #[test]
     fn a_spent_budget_leaves_each_session_what_its_peer_leaves_unacknowledged() {
         let budget = Budget::new(1000);
@@ -816,7 +816,7 @@ mod recv_tests {
         RecvHalf::new(WINDOWS, Budget::new(budget).try_reserve(1000).unwrap())
     }
 
-    /// A way of which only the link's latest round trip is known.
+    /// Returns RTTs of a link for which only the latest is known.
     fn over(latest: Duration) -> LinkRtt {
         LinkRtt { latest, least: None }
     }
@@ -826,7 +826,7 @@ mod recv_tests {
     }
 
     proptest! {
-        /// A sender that keeps to the limit is never a violator, never stops for good, and memory stays within a
+        /// A sender within its limit never violates the protocol and never stops permanently, and memory stays within a
         /// window.
         #[test]
         fn credit_keeps_a_steady_sender_going(steps in prop::collection::vec((0usize..2000, 0u64..50, any::<bool>()), 1..200)) {
@@ -846,13 +846,14 @@ mod recv_tests {
                 }
                 prop_assert!(half.queued() as u64 + (limit - sent) <= 8000);
                 prop_assert!(half.reserved.size() as u64 >= limit - half.taken());
-                prop_assert!(!(read && limit == sent), "a sender whose reader keeps up has room");
+                prop_assert!(!(read && limit == sent), "a sender may send if its reader keeps up");
             }
         }
     }
 
     proptest! {
-        /// However it is cut, what waits is what came, costs little more than its bytes, and is given back.
+        /// For any split into pieces, the queue returns the bytes that arrived, costs little more, and releases
+        /// everything.
         #[test]
         fn what_waits_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
             let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
@@ -895,7 +896,7 @@ mod recv_tests {
         assert_eq!(half.data(bytes(1), Instant::now()), Err(FlowControlError::PastEnd));
     }
 
-    /// How wide the window is after two seconds in which the reader took `per_trip` bytes in each round trip of 10 ms.
+    /// Returns the window after two seconds in which the reader took `per_trip` bytes in each RTT of 10 ms.
     async fn window_after(half: &mut RecvHalf, per_trip: usize) -> u64 {
         for _ in 0..200 {
             half.data(bytes(per_trip), Instant::now()).unwrap();
@@ -909,7 +910,7 @@ mod recv_tests {
     #[tokio::test(start_paused = true)]
     async fn a_window_is_two_round_trips_of_what_is_taken_within_the_budget() {
         assert_eq!(window_after(&mut half(1 << 20), 200).await, 1000);
-        // Of the first round trip it is not known whether it is followed by a wider one.
+        // It is not known whether the first RTT is followed by a larger one.
         assert_eq!(window_after(&mut half(1 << 20), 700).await, 2800);
         let mut steady = half(1 << 20);
         window_after(&mut steady, 200).await;
@@ -918,12 +919,17 @@ mod recv_tests {
         assert_eq!(window_after(&mut steady, 600).await, 1200);
         assert_eq!(window_after(&mut steady, 900).await, 2700);
         assert_eq!(window_after(&mut half(1 << 20), 1000).await, 4000);
-        assert_eq!(window_after(&mut half(4000), 1000).await, 2000, "half of the budget is for others");
+        assert_eq!(
+            window_after(&mut half(4000), 1000).await,
+            2000,
+            "half of the budget stays free for others"
+        );
     }
 
-    /// As TCP's slow start is, over a way of 600 ms, up to a rate in bytes a millisecond, while credits that are not needed wait
-    /// for so long after each other. The bytes sent, those of a sender that is never stopped, and the credits of the last ten
-    /// round trips.
+    /// Simulates TCP's slow start over an RTT of 600 ms, up to `rate` bytes per millisecond.
+    ///
+    /// Credits that are not urgent are at least `apart` ms apart. Returns the bytes sent, the bytes of a sender that is
+    /// never stopped, and the number of credits in the last ten RTTs.
     async fn doubles_up_to(rate: u64, apart: usize, round_trips: usize) -> (u64, u64, usize) {
         const WAY: usize = 300;
         let windows = WindowLimits { start: 64 * 1024, max: 4 << 20 };
@@ -966,15 +972,15 @@ mod recv_tests {
             let (sent, _, credits) = doubles_up_to(rate, 150, 20).await;
             assert!(sent >= at_once * 999 / 1000 && credits <= 40, "{sent} of {at_once}, {credits} credits");
         }
-        // More than the largest window: there each is needed.
+        // Beyond the largest window, every credit is needed.
         let (at_once, would, often) = doubles_up_to(10_000, 0, 20).await;
         let (sent, _, credits) = doubles_up_to(10_000, 150, 20).await;
         assert!(at_once < would * 9 / 10 && sent >= at_once * 99 / 100, "{sent} of {at_once}, of {would}");
         assert!(credits > 50 && often > 500, "{credits} credits, {often} without waiting");
     }
 
-    /// What comes in one round trip may be half a window: the credit for the first frame of a burst brings as much, and that
-    /// for the others is not due.
+    /// One RTT may bring half a window: the credit for the first frame of a burst then covers it, and none is due for
+    /// the others.
     #[tokio::test(start_paused = true)]
     async fn a_sender_that_stands_at_its_limit_gets_a_wider_window() {
         let (way, windows) = (Duration::from_millis(600), WindowLimits { start: 16 * 4096, max: 4 << 20 });
@@ -982,7 +988,7 @@ mod recv_tests {
         let (mut sent, mut limit) = (0, half.limit());
         for round in 0..30 {
             let begin = Instant::now();
-            // It comes up slowly, and then sends all that it may.
+            // The sender starts slowly, and then sends everything that it may.
             let most = [6, 6, 9, 10, 10, 14].get(round).map_or(u64::MAX, |frames| frames * 4096);
             let until = limit.min(most.saturating_add(sent));
             while sent < until {
@@ -1006,7 +1012,7 @@ mod recv_tests {
         let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(128 * 1024).unwrap());
         let (mut sent, mut limit) = (0, half.limit());
         let mut credits = VecDeque::from([None; 60]);
-        // 4 KiB every 100 ms; 600 ms there and back.
+        // The reader takes 4 KiB every 100 ms; the RTT is 600 ms.
         for tick in 0..2000 {
             while sent < limit {
                 sent += 4096;
@@ -1026,7 +1032,7 @@ mod recv_tests {
         assert_eq!(half.window, windows.start);
     }
 
-    /// How wide the window is once so much was taken as fast as the window lets it come, and nothing more is.
+    /// Returns the window once `all` bytes were taken, as fast as the window allows.
     async fn window_once_taken(all: usize, way: LinkRtt) -> u64 {
         let windows = WindowLimits { start: 64 * 1024, max: 4 << 20 };
         let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(64 * 1024).unwrap());
@@ -1074,8 +1080,8 @@ mod recv_tests {
         let mut now = Instant::now();
         let (mut sent, mut limit) = (0, half.limit());
         while half.window < 8000 {
-            assert!(now.duration_since(Instant::now()) < way * 20, "the window stays at {}", half.window);
-            // All that it may send comes at once, and is read at once; what that allows, one round trip later.
+            assert!(now.duration_since(Instant::now()) < way * 20, "window stays at {}", half.window);
+            // Everything that may be sent arrives and is read at once. The resulting credit takes effect one RTT later.
             half.data(bytes((limit - sent) as usize), now).unwrap();
             sent = limit;
             while half.take(now, over(ping)).is_some() {}
@@ -1085,7 +1091,7 @@ mod recv_tests {
             now += way;
         }
         assert!(!half.trips.is_short());
-        // Elsewhere the way may be short.
+        // Another path may be short.
         half.moved();
         assert!(half.trips.is_short());
     }

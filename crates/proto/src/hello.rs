@@ -12,37 +12,38 @@ use tunnel_base::names::{Instance, NodeName};
 /// The dialect of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// SuperEdge's messages only; sessions end with the link.
+    /// SuperEdge's messages only. Sessions end with the link.
     Plain,
-    /// The extension, with which sessions can be resumed. The number is the version that both ends have.
+    /// The extension, with resumable sessions. The number is the version that both ends support.
     Extended(u8),
 }
 
-/// The hello of a caller.
+/// The hello of an edge.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The node that it claims to be.
+    /// Node that the caller claims to be.
     pub node: NodeName,
-    /// The secret that proves it.
+    /// Secret that proves the node's name.
     pub token: String,
-    /// Its process; `None` with the plain dialect.
+    /// The caller's process; `None` with the plain dialect.
     pub instance: Option<Instance>,
-    /// The dialect of both ends.
+    /// Dialect of both ends.
     pub dialect: Dialect,
-    /// What becomes of an older link of the same process.
+    /// Purpose of the link next to an older link of the same process.
     pub purpose: LinkPurpose,
-    /// The addresses that it claims its node has: at most 8.
+    /// Addresses that the caller claims for its node, at most 8.
     pub ips: Box<[IpAddr]>,
 }
 
-/// What becomes of an older link of an edge's process at the same pod, when the edge makes another one.
+/// The purpose of a new link of an edge's process that already has a link to the same server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkPurpose {
-    /// The new one closes it.
+    /// The new link replaces the older one, which is closed.
     Primary,
-    /// It has fallen silent, and stays until the edge ends one of the two.
+    /// The older link is unresponsive. It stays until the edge closes one of the two.
     Backup,
-    /// It is busy with bulk, and stays the one by which the node is found; the new one is for sessions that say little.
+    /// The older link is busy with bulk data and remains the node's primary link. The new link carries sessions with
+    /// little data.
     Interactive,
 }
 
@@ -51,58 +52,61 @@ pub enum LinkPurpose {
 pub enum Caller {
     /// An edge, with a token that proves its name.
     Edge(Hello),
-    /// Another pod, which has shown the cloud's certificate. Its dialect is always extended.
+    /// Another server, which has presented the cloud's certificate. Its dialect is always extended.
     Peer {
-        /// Its process.
+        /// The server's process.
         instance: Instance,
-        /// The dialect of both ends.
+        /// Dialect of both ends.
         dialect: Dialect,
-        /// Whether an older link of the same process stays beside this one, until that pod ends one of them.
+        /// Whether an older link of the same process stays open until that server closes one of them.
         backup: bool,
     },
 }
 
-/// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (docs/superedge.md#authentication).
+/// Reason why the metadata of a call is not accepted. Texts and codes are SuperEdge's; see
+/// docs/superedge.md#authentication.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
     /// The call has no `authorization`.
     #[error("failed to obtain token")]
     NoToken,
-    /// `authorization` is not the JSON object that is expected.
-    #[error("authorization is not the JSON that an edge sends: {0}")]
+    /// `authorization` is not the expected JSON object.
+    #[error("cannot parse authorization as JSON: {0}")]
     NotJson(String),
     /// The node's name is not valid.
     #[error("{0}")]
     BadName(String),
-    /// The role is unknown, or a pod shows a token.
-    #[error("role {0:?} cannot come with a token")]
+    /// The role is unknown, or a server sent a token.
+    #[error("role {0:?} is not allowed with a token")]
     BadRole(String),
-    /// A caller that claims to be a pod has not shown a pod's certificate.
-    #[error("a pod has to show its certificate: give it the cloud's, and name the CA file on this side")]
+    /// A caller with the role of a server has not presented a server's certificate.
+    #[error(
+        "server presented no valid certificate; use the cloud's certificate and set the CA file on this side"
+    )]
     NoCertificate,
-    /// The caller claims to be a pod, but not of this program.
-    #[error("a pod has to speak the extended dialect")]
+    /// A caller with the role of a server does not speak the extended dialect.
+    #[error("server does not speak the extended dialect")]
     PlainPeer,
 }
 
 impl Dialect {
     /// The newest dialect of this program.
     pub const NEWEST: Self = Self::Extended(VERSION);
-    /// From this version on each Open and Resume carries the opener, Found carries the age of the link, and an edge
-    /// gets a Conflict about its name.
+    /// First version in which Open and Resume carry the opener, Found carries the age of the link, and an edge receives
+    /// a Conflict about its name.
     pub const CONFLICTS: u8 = 2;
-    /// From this version on an end whose connection broke off sends Broken behind its last bytes, and gets an answer.
+    /// First version in which an end sends ResetAt after its last bytes if its connection failed, and receives a reply.
     pub const RESET_AT: u8 = 2;
-    /// From this version on a pod keeps an older link of a process beside a newer one that is marked so.
+    /// First version in which a server keeps an older link of a process next to a new backup link.
     pub const BACKUP_LINKS: u8 = 2;
-    /// From this version on pods tell each other how many nodes they have.
+    /// First version in which servers announce their number of nodes to each other.
     pub const PEER_LOAD: u8 = 2;
-    /// From this version on a pod announces a node to its homes only, which keep where it is for all others.
+    /// First version in which a server announces a node only to the node's location replicas, which store its location.
     pub const LOCATION_REPLICAS: u8 = 3;
-    /// From this version on a pod takes a link for sessions that say little beside one that is busy with bulk.
+    /// First version in which a server accepts an interactive link next to one that is busy with bulk data.
     pub const INTERACTIVE: u8 = 4;
 
-    /// Whether both ends have that version of the extension, or a newer one.
+    /// Returns true if both ends support `version` of the extension, or a newer one.
     pub fn supports(self, version: u8) -> bool {
         matches!(self, Self::Extended(both) if both >= version)
     }
@@ -118,7 +122,7 @@ impl fmt::Display for Dialect {
 }
 
 impl Caller {
-    /// Reads a request's metadata. `certified`: whether the connection has shown a pod's certificate.
+    /// Parses a request's metadata. `certified` is true if the connection presented a server's certificate.
     pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
         if headers.get(&ROLE).is_none_or(|role| role.as_bytes() != POD) {
             return Hello::from_request(headers).map(Self::Edge);
@@ -137,21 +141,21 @@ impl Caller {
         }
     }
 
-    /// The metadata of a pod's request to another pod.
+    /// Returns the metadata of a server's request to a peer.
     pub fn peer_request(instance: Instance) -> HeaderMap {
         let mut headers = local_headers(instance);
         headers.insert(ROLE, HeaderValue::from_static("pod"));
         headers
     }
 
-    /// As [`Self::peer_request`], for a link that leaves an older one of this process in place.
+    /// Like [`Self::peer_request`], but for a backup link, which leaves an older link of this process open.
     pub fn peer_backup_request(instance: Instance) -> HeaderMap {
         let mut headers = Self::peer_request(instance);
         headers.insert(BESIDE, SILENT);
         headers
     }
 
-    /// The dialect of both ends.
+    /// Returns the dialect of both ends.
     pub fn dialect(&self) -> Dialect {
         match self {
             Self::Edge(hello) => hello.dialect,
@@ -159,7 +163,7 @@ impl Caller {
         }
     }
 
-    /// Its process; `None` with the plain dialect.
+    /// Returns the caller's process; `None` with the plain dialect.
     pub fn instance(&self) -> Option<Instance> {
         match self {
             Self::Edge(hello) => hello.instance,
@@ -169,7 +173,7 @@ impl Caller {
 }
 
 impl Hello {
-    /// Reads a request's metadata, leniently: unknown headers and JSON members are ignored.
+    /// Parses a request's metadata leniently: unknown headers and JSON members are ignored.
     pub fn from_request(headers: &HeaderMap) -> Result<Self, HelloError> {
         let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
         let text = String::from_utf8_lossy(text.as_bytes());
@@ -187,7 +191,7 @@ impl Hello {
         Ok(Self { node, token: claim.token, instance, dialect, purpose: older, ips: ips(headers) })
     }
 
-    /// The metadata of an edge's request.
+    /// Returns the metadata of an edge's request.
     pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
         let claim = Credentials { nodename: node.as_str().into(), token: token.into() };
         let json = serde_json::to_string(&claim).unwrap_or_default();
@@ -200,8 +204,10 @@ impl Hello {
         headers
     }
 
-    /// Adds to a request of an edge what becomes of its older link. One stays only at a pod that has [`Dialect::BESIDE`],
-    /// or for a busy one [`Dialect::INTERACTIVE`]: any other closes it.
+    /// Adds the purpose of the link to an edge's request.
+    ///
+    /// A server keeps the older link only if it has [`Dialect::BACKUP_LINKS`], or [`Dialect::INTERACTIVE`] for an
+    /// interactive link. Any other server closes it.
     pub fn with_purpose(headers: &mut HeaderMap, older: LinkPurpose) {
         match older {
             LinkPurpose::Primary => None,
@@ -210,19 +216,19 @@ impl Hello {
         };
     }
 
-    /// Adds to a request of an edge which addresses its node has; the first 8 of them.
+    /// Adds the addresses of the node to an edge's request, at most 8.
     pub fn with_node_ips(headers: &mut HeaderMap, ips: &[IpAddr]) {
         let all: Vec<_> = ips.iter().take(MAX_NODE_IPS).map(ToString::to_string).collect();
         let value = HeaderValue::from_str(&all.join(",")).ok().filter(|value| !value.is_empty());
         headers.extend(value.map(|value| (IPS, value)));
     }
 
-    /// The metadata of a pod's answer.
+    /// Returns the metadata of a server's response.
     pub fn response(instance: Instance) -> HeaderMap {
         local_headers(instance)
     }
 
-    /// Reads the metadata of a pod's answer.
+    /// Parses the metadata of a server's response.
     pub fn from_response(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
         agreed(headers)
     }
@@ -254,8 +260,8 @@ fn local_headers(instance: Instance) -> HeaderMap {
     headers
 }
 
-/// The program that has sent this metadata, as it calls itself, for people: our version, or else its `user-agent`. At
-/// most 40 printable characters.
+/// Returns the name of the program that sent this metadata, for people: our version, or its `user-agent`. At most 40
+/// printable characters.
 pub fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     let said = headers.get(&PROGRAM).or_else(|| headers.get(http::header::USER_AGENT))?;
     let text: String =
@@ -276,29 +282,28 @@ fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
     }
 }
 
-/// The highest version of the extended dialect that this program has.
+/// Highest version of the extended dialect that this program supports.
 const VERSION: u8 = 4;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
-/// Header of a link that leaves an older one of its process in place, which has fallen silent.
+/// Header of a backup link. The older link of its process is unresponsive and stays open.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
 const SILENT: HeaderValue = HeaderValue::from_static("1");
 /// Header with the addresses of an edge's node.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
 /// Header with the version of the program, for people.
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
-/// What is kept of it.
+/// Maximum number of characters kept of the program's version.
 const PROGRAM_CHARS: usize = 40;
-/// The role of a pod. Without a role, or with any other known one, the caller is an edge.
+/// Role of a server. Without a role, or with another known one, the caller is an edge.
 const POD: &[u8] = b"pod";
 const EDGE: &[u8] = b"edge";
-/// The role of an edge's interactive link: an older pod refuses it, and would pass over a header that it does not know.
+/// Role of an edge's interactive link. It is a role because older servers refuse an unknown role, but ignore an unknown
+/// header.
 const INTERACTIVE: &[u8] = b"interactive";
 
-// What an edge shows to prove its name.
-
-/// The JSON in `authorization`. As in Go, the case of member names does not matter.
+/// The JSON in `authorization`. Member names are case-insensitive, as in Go.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Credentials {
     pub(crate) nodename: String,

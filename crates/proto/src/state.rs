@@ -1,7 +1,7 @@
-//! One end of a session: its states and what each frame, lost path or call of its owner does to them.
+//! The state machine of one end of a session: the effects of each frame, lost path or call by its owner.
 //!
-//! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
-//! `Effects`, and what the end has to send is fetched by `SessionState::next_frame` when the link has room for it.
+//! Implements the tables of docs/protocol.md#states. Nothing here waits, locks or reads a clock. Every call returns its
+//! `Actions`; the link fetches frames with `SessionState::next_frame` when it can send.
 
 use std::fmt;
 use tokio::time::Instant;
@@ -10,7 +10,7 @@ use crate::frame::{ErrorCode, SessionError, SessionFrame};
 use crate::halves::{AckError, RecvHalf, SendHalf};
 use tunnel_base::names::{Instance, Target};
 
-/// Which link of this process.
+/// The id of a link of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u64);
 
@@ -20,42 +20,42 @@ impl fmt::Display for LinkId {
     }
 }
 
-/// What overtakes data.
+/// The priority of a frame that overtakes data, in rising order.
 ///
-/// The later one of two is the more urgent: who waits for one asks again only for that.
+/// A caller that waits with one priority polls again only for a higher one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ControlPriority {
-    /// Credit alone.
+    /// Credit that can wait.
     Credit,
-    /// Credit without which the peer would soon have to stop, or that ends the session.
+    /// Credit that the remote needs soon in order not to stop, or that ends the session.
     Needed,
-    /// An answer, a request or a last frame; perhaps credit behind it.
+    /// A reply, a request or a last frame, perhaps followed by credit.
     Answer,
 }
 
-/// One end; see the module.
+/// One end of a session.
 #[derive(Debug)]
 pub struct SessionState {
     role: Role,
     phase: Phase,
     epoch: u64,
     path: Option<LinkId>,
-    /// Opener: the process that holds the acceptor; while it asks, the one that is believed to be asked.
+    /// Opener: the process that holds the acceptor; while opening, the process that the Open is expected to reach.
     instance: Option<Instance>,
-    /// Opener: an Open was sent whose answer cannot come any more, so there may be an acceptor.
+    /// Opener: an Open was sent and its reply can no longer arrive, so there may be an acceptor.
     open_unanswered: bool,
-    /// What must be sent before anything else.
+    /// Frame that must be sent before anything else.
     answer: Option<PendingFrame>,
-    /// Why it ended, if it did not end in good order.
+    /// Reason of the end, if the session did not end normally.
     ended: Option<SessionError>,
-    /// Bytes that its owner has not read may have been dropped.
+    /// Whether bytes that the owner has not read may have been dropped.
     truncated: bool,
     departed: Option<Orphan>,
     parked_since: Option<Instant>,
     resumed: u32,
-    /// The direction from this end.
+    /// Direction from this end.
     pub send: SendHalf,
-    /// The direction to this end.
+    /// Direction to this end.
     pub recv: RecvHalf,
 }
 
@@ -70,14 +70,14 @@ enum PendingFrame {
 }
 
 impl SessionState {
-    /// An opener that has no path yet.
+    /// Creates an opener without a path.
     pub fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
         Self::new(Role::Opener { target, client }, Phase::Opening, 0, None, send, recv)
     }
 
-    /// An acceptor that was asked by `from`, and may send below `limit` once it accepts.
+    /// Creates an acceptor for an Open from link `from`. It may send below `limit` once it accepts.
     pub fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
-        // Nothing was sent, so no offset but 0 can be wrong.
+        // Nothing was sent, so only an offset other than 0 could fail.
         let _ = send.acknowledge(0, limit);
         Self::new(Role::Acceptor, Phase::Accepting, epoch, Some(from), send, recv)
     }
@@ -108,69 +108,69 @@ impl SessionState {
         }
     }
 
-    /// Its phase.
+    /// Returns the phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// The number of the newest attempt to open or resume it.
+    /// Returns the number of the newest attempt to open or resume the session.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The link it runs on.
+    /// Returns the link that the session runs on.
     pub fn path(&self) -> Option<LinkId> {
         self.path
     }
 
-    /// Whether its owner may not take what it has read for all that was sent, even behind the end of stream.
+    /// Returns true if the data that the owner reads may be incomplete, even if it is followed by an end of stream.
     pub fn is_cut(&self) -> bool {
         self.truncated
     }
 
-    /// Why it ended, if it did not end in good order.
+    /// Returns the reason why the session ended, if it did not end normally.
     pub fn ended(&self) -> Option<&SessionError> {
         self.ended.as_ref()
     }
 
-    /// Since when it has waited for a path that only its peer can bring.
+    /// Returns the time since which the session has waited for a path that only the remote can provide.
     pub fn parked_since(&self) -> Option<Instant> {
         self.parked_since
     }
 
-    /// Whether it was open and has no path, or none that is confirmed.
+    /// Returns true if the session was open and has no path, or none that is confirmed.
     pub fn needs_path(&self) -> bool {
         matches!(self.phase, Phase::Parked | Phase::Resuming)
     }
 
-    /// Bytes that have moved, in both directions together.
+    /// Returns the number of bytes transferred in both directions together.
     pub fn moved(&self) -> u64 {
         self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
     }
 
-    /// How often it was resumed on another path.
+    /// Returns how often the session was resumed on another path.
     pub fn resumed(&self) -> u32 {
         self.resumed
     }
 
-    /// Opener: the process that holds the acceptor, once it is known.
+    /// Opener: returns the process that holds the acceptor, once known.
     pub fn instance(&self) -> Option<Instance> {
         self.instance.filter(|_| self.phase != Phase::Opening)
     }
 
-    /// Opener: the process that the next Open is believed to reach.
+    /// Opener: records the process that the next Open is expected to reach.
     pub fn asks_of(&mut self, process: Option<Instance>) {
         if self.phase == Phase::Opening {
             self.instance = process.or(self.instance);
         }
     }
 
-    /// Whether this end asked for the session.
+    /// Returns true if this end opened the session.
     pub fn is_opener(&self) -> bool {
         matches!(self.role, Role::Opener { .. })
     }
 
-    /// Opener: the target, and the client as the acceptor is told of it.
+    /// Opener: returns the target, and the client as reported to the acceptor.
     pub fn opened_for(&self) -> Option<(Target, String)> {
         match &self.role {
             Role::Opener { target, client } => Some((target.clone(), client.clone())),
@@ -178,7 +178,7 @@ impl SessionState {
         }
     }
 
-    /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
+    /// Opener: queues an Open on `link`, or a Resume if the session was open before. Other ends do not change.
     pub fn ask(&mut self, link: LinkId) -> Actions {
         let answer = match self.phase {
             Phase::Opening => PendingFrame::Open,
@@ -194,7 +194,7 @@ impl SessionState {
         Actions { state: true, ..Actions::default() }
     }
 
-    /// Acceptor: accepts, because the target answered.
+    /// Acceptor: accepts the session, because the target was reached.
     pub fn accept(&mut self, now: Instant) -> Actions {
         if self.phase == Phase::Accepting {
             if self.path.is_some() {
@@ -208,7 +208,7 @@ impl SessionState {
         Actions::default()
     }
 
-    /// Handles the loss of the path. The session ends with it if the link's peer cannot resume.
+    /// Handles the loss of the path. The session ends with it if the remote of the link cannot resume.
     pub fn link_ended(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Actions {
         if self.path != Some(link) {
             return Actions::default();
@@ -219,7 +219,7 @@ impl SessionState {
         }
     }
 
-    /// What it has to send that overtakes data: an answer or a reset, or else credit.
+    /// Returns the priority of the next frame that overtakes data: a reply or a reset, otherwise credit.
     pub fn control(&self) -> Option<ControlPriority> {
         self.path?;
         let kind =
@@ -228,7 +228,9 @@ impl SessionState {
         self.answer.as_ref().map(|_| ControlPriority::Answer).or_else(credit)
     }
 
-    /// How many bytes it may send. Some(0): only the end of its direction is due. None: neither.
+    /// Returns the number of bytes that may be sent.
+    ///
+    /// Returns `Some(0)` if only the end of the direction is due, and `None` if nothing is due.
     pub fn backlog(&self) -> Option<usize> {
         if self.path.is_none() || self.phase != Phase::Open {
             return None;
@@ -237,7 +239,8 @@ impl SessionState {
         (bytes > 0 || self.send.finish_due() || self.break_due()).then_some(bytes)
     }
 
-    /// What it sends next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
+    /// Returns the next frame for `link`: replies before credit, credit before at most `max` bytes, bytes before their
+    /// end.
     pub fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Actions) {
         if self.path != Some(link) {
             return (None, Actions::default());
@@ -299,87 +302,85 @@ impl SessionState {
     }
 }
 
-// The phases of an end, and the effects of an event.
-
-/// Which of the two ends.
+/// The role of an end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The end that asked for the session.
+    /// The end that opened the session.
     Opener {
-        /// What the acceptor is asked to dial.
+        /// Target that the acceptor must dial.
         target: Target,
-        /// The client, for the acceptor's log.
+        /// Client, for the acceptor's log.
         client: String,
     },
-    /// The end that dials.
+    /// The end that dials the target.
     Acceptor,
 }
 
 /// The phase of an end.
 ///
 /// ```text
-///          opener                                              acceptor
+///          opener                                               acceptor
 ///
-///   ask ─▶ Asking ──Refused──────────────▶ Gone         Open ─▶ Dialling ──refuse──▶ Leaving
-///             │ Opened                                             │ accept
-///             ▼                                                    ▼
-///   ┌─────▶ Open ──all is acknowledged──▶ Leaving         ┌────▶ Open ──all is sent and received──▶ Delivered
-///   │         │ path lost                    │            │        │ path lost                        │
-///   │         ▼                              │         Resume      ▼                                  │
-///   │       Parked ◀───────────┐         Reset is         └───── Parked                             Reset,
-///   │         │ ask        path lost,    sent, or                  │                          or the grace time
-///   │         ▼             not here     path lost          the grace time is over                 is over
-///   │ Resumed │                │             ▼                     ▼                                  ▼
-///   └────── Resuming ──────────┘           Gone                  Gone                               Gone
+///   ask ─▶ Opening ──Refused─────────────▶ Closed        Open ─▶ Accepting ──refuse──▶ Closing
+///             │ Opened                                              │ accept
+///             ▼                                                     ▼
+///   ┌─────▶ Open ──all acknowledged──────▶ Closing         ┌────▶ Open ──all sent and received──▶ LastAck
+///   │         │ path lost                    │             │        │ path lost                    │
+///   │         ▼                              │          Resume      ▼                              │
+///   │       Parked ◀───────────┐         Reset is          └───── Parked                         Reset,
+///   │         │ ask        path lost,    sent, or                   │                        or the resume
+///   │         ▼             not here     path lost            resume timeout                    timeout
+///   │ Resumed │                │             ▼                      ▼                              ▼
+///   └────── Resuming ──────────┘           Closed                 Closed                         Closed
 /// ```
 ///
-/// An owner that lets go, a peer that violates the protocol and a Broken that has been answered lead from any phase to
-/// Leaving, or to Gone if there is no path; an opening that is given up and may have reached an acceptor goes to Resuming
-/// or Parked instead. A Reset from the peer leads to Gone. Resume finds an acceptor in Open and
-/// Delivered too. The tables of docs/protocol.md#states have each frame in each phase.
+/// Three events lead from any phase to Closing, or to Closed without a path: the owner drops the session, the remote
+/// violates the protocol, or a ResetAt was answered.
 ///
-/// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::LastAck`] too.
+/// If an opening is cancelled and may have reached an acceptor, it enters Resuming or Parked instead. A Reset from the
+/// remote leads to Closed. A Resume may also find an acceptor in Open or LastAck.
+///
+/// A path may also be missing in [`Phase::Opening`], [`Phase::Accepting`] and [`Phase::LastAck`]. The tables of
+/// docs/protocol.md#states list each frame in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Opener: waits for Opened or Refused.
     Opening,
-    /// Acceptor: the offer is not answered yet.
+    /// Acceptor: the Open is not answered yet.
     Accepting,
-    /// Bytes move.
+    /// Bytes are transferred.
     Open,
-    /// No path: nothing is sent, nothing taken; what has arrived may still be read.
+    /// No path: nothing is sent or accepted. Received bytes may still be read.
     Parked,
     /// Opener: waits for Resumed.
     Resuming,
-    /// Acceptor: everything is sent and received; kept until the opener confirms it by a Reset, or the grace time is
-    /// over.
+    /// Acceptor: everything is sent and received. Kept until the opener confirms it with a Reset, or the resume
+    /// timeout.
     LastAck,
-    /// One last frame is to be sent, then the end is forgotten.
+    /// One last frame must be sent, then the end is dropped.
     Closing,
-    /// Over. What has arrived may still be read.
+    /// The session has ended. Received bytes may still be read.
     Closed,
 }
 
-/// What the caller has to do after an event; all may be set at once.
+/// Actions that the caller must take after an event. Several may be set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Actions {
-    /// The reader may go on.
+    /// The reader may continue.
     pub read: bool,
-    /// The writer may go on.
+    /// The writer may continue.
     pub write: bool,
-    /// The phase or the path changed: wake the tasks that wait for an answer or look for a path.
+    /// The phase or the path changed: wake the tasks that wait for a reply or for a path.
     pub state: bool,
-    /// Nothing is left to send or receive: the table may forget the session.
+    /// Nothing is left to send or receive: the table may drop the session.
     pub forget: bool,
-    /// The frame was ignored: wrong link, role, phase or an old epoch.
+    /// The frame was ignored because of its link, its role, its phase or an old epoch.
     pub dropped: bool,
 }
 
-// Handles each frame, and the end of a session once both halves are done.
-
 impl SessionState {
-    /// Handles one frame that came over the link `from`.
+    /// Handles a frame that arrived over the link `from`.
     pub fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Actions {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
@@ -431,7 +432,7 @@ impl SessionState {
         }
         self.phase = Phase::Open;
         self.instance = instance;
-        // It was given up just now: an open session hears that by Broken.
+        // The opening was cancelled just now. The remote of an open session learns that from a ResetAt.
         self.answer = None;
         match self.send.acknowledge(0, limit) {
             Ok(()) => Actions { state: true, write: true, ..Actions::default() },
@@ -447,7 +448,7 @@ impl SessionState {
             self.path = None;
             return Actions { state: true, ..Actions::default() };
         }
-        // A Resume that is refused has found the acceptor, wherever that was.
+        // A Resume that is refused has reached the acceptor, wherever it is.
         let answers_open =
             self.phase == Phase::Opening || matches!(self.answer, Some(PendingFrame::Reset(_)));
         if answers_open && self.open_unanswered && !self.recv.is_endless() {
@@ -456,7 +457,7 @@ impl SessionState {
         self.close(refusal)
     }
 
-    /// Whether it waits for the answer to an Open. One that was given up asks for it by a Resume.
+    /// Returns true if the reply to an Open is pending. A cancelled opening requests it with a Resume.
     fn asks_to_open(&self) -> bool {
         self.phase == Phase::Opening || self.phase == Phase::Resuming && self.departed.is_some()
     }
@@ -477,7 +478,7 @@ impl SessionState {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
-            // A pod on the path sent it, not the acceptor: the next path may lead to the acceptor.
+            // A server on the path sent it, not the acceptor. The next path may reach the acceptor.
             Phase::Resuming
                 if matches!(refusal.code, ErrorCode::NodeNotConnected | ErrorCode::Overloaded) =>
             {
@@ -487,18 +488,18 @@ impl SessionState {
         }
     }
 
-    /// An Open (without `received`) or a Resume reaches an acceptor.
+    /// Handles an Open (without `received`) or a Resume at an acceptor.
     fn asked_again(&mut self, from: LinkId, epoch: u64, received: Option<u64>, limit: u64) -> Actions {
         if self.is_opener() || epoch <= self.epoch {
             return DROPPED;
         }
         if self.phase == Phase::Closing {
-            // The last frame goes to where the opener is now: the link that it ran on may be dead unnoticed.
+            // Send the last frame to the opener's current link: the previous link may be dead without notice.
             (self.epoch, self.path) = (epoch, Some(from));
             return Actions::default();
         }
         if self.phase == Phase::Accepting && received.is_some() {
-            // Nobody resumes what was not open, but to take it back.
+            // A session that was not open yet is resumed only to cancel it.
             (self.epoch, self.path) = (epoch, Some(from));
             return self.on_open_cancelled();
         }
@@ -541,7 +542,7 @@ impl SessionState {
         Actions { state: true, ..Actions::default() }
     }
 
-    /// After something was acknowledged: ends the session if everything is sent and received.
+    /// Ends the session if everything is sent and received. Call it after an acknowledgement.
     pub(crate) fn close_if_complete(&mut self, effects: Actions) -> Actions {
         if self.phase != Phase::Open || !self.send.is_done() || self.departed.is_some() {
             return effects;
@@ -558,22 +559,20 @@ impl SessionState {
 
 const DROPPED: Actions = Actions { read: false, write: false, state: false, forget: false, dropped: true };
 
-// How an end departs: because its owner left, or for want of a path or memory; and how it delivers its last bytes.
-
-/// An owner that has left before its session was over.
+/// The state of a session whose owner has left before its end.
 #[derive(Debug)]
 pub(crate) struct Orphan {
     why: SessionError,
     since: Instant,
-    /// Broken is to be sent, behind all that was accepted.
+    /// Whether a ResetAt must be sent after all accepted bytes.
     due: bool,
-    /// What was accepted is forgotten.
+    /// Whether the accepted bytes are dropped.
     empty: bool,
 }
 
 impl SessionState {
-    /// The owner drops the session: its bytes are dropped, and the peer gets `why`, on the next path if there is none
-    /// now. If both directions were ended before, the rest is delivered instead.
+    /// Handles an owner that drops the session: discards its bytes and sends `why`, on the next path if there is none
+    /// now. If both directions had already ended, the remaining bytes are delivered instead.
     pub fn abandon(&mut self, why: SessionError, now: Instant) -> Actions {
         match self.phase {
             Phase::LastAck | Phase::Closing | Phase::Closed => return Actions::default(),
@@ -588,9 +587,11 @@ impl SessionState {
         self.start_closing(why)
     }
 
-    /// Gives up an opening. If its Open may have reached an acceptor, it stays until that is sure to have heard of it: a
-    /// Reset may be lost with its path, so a Resume follows, which opens nothing where the Open never came, and is answered
-    /// by *unknown* where the Reset did.
+    /// Cancels an opening. If its Open may have reached an acceptor, the opening stays until the acceptor has confirmed
+    /// the cancellation.
+    ///
+    /// A Reset may be lost with its path, so a Resume follows. It opens nothing if the Open never arrived, and is
+    /// answered by *unknown* if the Reset did.
     fn cancel_open(&mut self, why: SessionError, now: Instant) -> Actions {
         let sent = self.path.is_some() && self.answer.is_none();
         if !sent && !self.open_unanswered {
@@ -603,8 +604,9 @@ impl SessionState {
         self.orphan(why, now, true)
     }
 
-    /// The newest Open of an opening is refused, while an older one may come to an acceptor over a path that was left: as
-    /// one that is given up, it stays until that is sure to have heard of it.
+    /// Handles a refusal of the newest Open while an older one may still reach an acceptor over a previous path.
+    ///
+    /// Like a cancelled opening, it stays until that acceptor has confirmed the cancellation.
     pub(crate) fn refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Actions {
         self.phase = Phase::Resuming;
         self.epoch += 1;
@@ -612,8 +614,7 @@ impl SessionState {
         self.orphan(why, now, true)
     }
 
-    /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has
-    /// sent and goes on sending is dropped.
+    /// Handles a failed connection of the owner. Delivers everything it wrote, then the reason; discards incoming data.
     pub fn abort(&mut self, why: SessionError, now: Instant) -> Actions {
         let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
         if !open || self.departed.is_some() || self.is_complete() {
@@ -623,7 +624,7 @@ impl SessionState {
     }
 
     fn orphan(&mut self, why: SessionError, now: Instant, empty: bool) -> Actions {
-        // A reason that was recorded before stays.
+        // Keep a reason that was recorded earlier.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.drop_unread(&why);
         self.recv.close();
@@ -631,14 +632,14 @@ impl SessionState {
         Actions { read: true, write: true, state: true, ..Actions::default() }
     }
 
-    /// Drops the bytes that its owner has not read, who is told why, in whatever phase the session is.
+    /// Drops the bytes that the owner has not read, and records `why` for it. Valid in any phase.
     pub fn drop_unread(&mut self, why: &SessionError) {
         self.recv.discard();
         self.ended.get_or_insert_with(|| why.clone());
         self.truncated = true;
     }
 
-    /// Opener: the path goes. If an Open has gone over it that was not answered, there may be an acceptor.
+    /// Opener: records that an Open was sent over the lost path and not answered, so that there may be an acceptor.
     pub(crate) fn mark_open_unanswered(&mut self) {
         self.open_unanswered |= self.phase == Phase::Opening && self.path.is_some() && self.answer.is_none();
     }
@@ -647,12 +648,12 @@ impl SessionState {
         self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0
     }
 
-    /// Since when it delivers its last bytes without an owner.
+    /// Returns the time since which the session has delivered its last bytes without an owner.
     pub fn departed_since(&self) -> Option<Instant> {
         self.departed.as_ref().map(|departed| departed.since)
     }
 
-    /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
+    /// Drops the bytes still to be delivered for an owner that has left. Returns false if there are none.
     pub fn evict(&mut self) -> (bool, Actions) {
         let Some(Orphan { why, .. }) = self.departed.take() else { return (false, Actions::default()) };
         let effects = match self.phase {
@@ -666,15 +667,18 @@ impl SessionState {
         (true, effects)
     }
 
-    /// Its opener has given it up while the target was being dialled: that is answered, and nothing more.
+    /// Handles an opener that cancelled while the target was being dialled: replies with a Reset, and sends nothing
+    /// more.
     pub(crate) fn on_open_cancelled(&mut self) -> Actions {
-        let why = SessionError::new(ErrorCode::Cancelled, "given up by its opener");
+        let why = SessionError::new(ErrorCode::Cancelled, "cancelled by its opener");
         self.answer = Some(PendingFrame::Reset(why.clone()));
         self.start_closing(why)
     }
 
-    /// Ends the session after the grace time without a path. An opener whose Resume is not answered yet sends the
-    /// reason, as the acceptor may have resumed; one that was answered just now goes on.
+    /// Ends the session after the resume timeout.
+    ///
+    /// An opener whose Resume is not answered yet sends the reason, because the acceptor may have resumed. If the reply
+    /// has just arrived, the session continues.
     pub fn give_up(&mut self, why: SessionError) -> Actions {
         match self.phase {
             Phase::Resuming => {
@@ -687,13 +691,13 @@ impl SessionState {
         }
     }
 
-    /// Whether a last frame waits for its turn on the path that it has.
+    /// Returns true if a last frame is queued for the current path.
     pub fn has_pending_close(&self) -> bool {
         let last = self.phase == Phase::Closing || self.departed.is_some() && self.answer.is_some();
         self.path.is_some() && (last || self.break_due())
     }
 
-    /// Whether all that a departed owner wrote is sent, and only Broken is not.
+    /// Returns true if everything an absent owner wrote is sent, and only the ResetAt is due.
     pub(crate) fn break_due(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
     }
@@ -708,12 +712,12 @@ impl SessionState {
         Some(SessionFrame::ResetAt { total, refusal: departed.why.clone() })
     }
 
-    /// On a path whose peer does not know Broken: sends Reset in its place, and nothing more.
+    /// Sends a Reset instead of a ResetAt, and nothing more, on a path to a remote that does not know ResetAt.
     pub fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Actions) {
         (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.close(why))
     }
 
-    /// Answers Broken once all bytes of the peer's departed owner are here, so that the peer need not keep them.
+    /// Answers a ResetAt once all bytes of the remote's owner have arrived, so that the remote need not keep them.
     pub(crate) fn on_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
         match self.recv.on_reset_at(total) {
             Ok(()) => {
@@ -724,12 +728,12 @@ impl SessionState {
         }
     }
 
-    /// Whether its owner has left and its bytes are dropped.
+    /// Returns true if the owner has left and its bytes are dropped.
     pub(crate) fn is_empty(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.empty)
     }
 
-    /// Goes on on another path: bytes that were not acknowledged are sent again.
+    /// Resumes on another path and retransmits unacknowledged bytes.
     pub(crate) fn resume_sending(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
         if let Some(departed) = &mut self.departed {
             departed.due = true;
@@ -743,7 +747,7 @@ impl SessionState {
         self.start_closing(why)
     }
 
-    /// Makes the waiting answer the last frame, if there is a path to send it on.
+    /// Makes the pending frame the last one, if there is a path to send it on.
     pub(crate) fn start_closing(&mut self, why: SessionError) -> Actions {
         if self.path.is_none() {
             return self.close(why);

@@ -1,10 +1,10 @@
-//! Stands in for a peer with the plain dialect: turns neutral frames into SuperEdge's messages, and back.
+//! Represents a remote with the plain dialect: translates frames to SuperEdge's messages, and back.
 //!
-//! Of SuperEdge's generations it implements the newest (docs/superedge.md#generations).
+//! Implements the newest generation of SuperEdge (docs/superedge.md#generations).
 //!
-//! A plain peer knows no limits, no half-close and no resume. So its limit is endless, what was handed to the link
-//! counts as received, a finished direction is remembered until the other is finished too, and `closed` ends both. A
-//! target that has ended is most often done with its client, which only waits for that: then `closed` follows soon.
+//! A plain remote knows no limits, no half-close and no resume. So its limit is infinite, and bytes handed to the link
+//! count as received. A finished direction is remembered until the other is finished as well, and `closed` ends both.
+//! When a target has ended, its client usually only waits for that, so `closed` follows soon.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,65 +19,66 @@ use crate::codec::{HEARTBEAT, STREAM};
 use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
 use tunnel_base::names::{Host, NodeName, SessionId, Target};
 
-/// The sessions of one plain link, with the state of each.
+/// The sessions of a plain link, with their state.
 #[derive(Debug)]
 pub struct PlainCodec {
     node: NodeName,
     by_topic: HashMap<String, SessionId>,
     sessions: HashMap<SessionId, PlainSession>,
-    /// Messages to send; bounded by [`MAX_WAITING`].
+    /// Messages to send; replies are bounded by [`MAX_WAITING`].
     waiting: VecDeque<StreamMsg>,
-    /// Sessions whose target has ended, each with the time of its next check, in order of time.
+    /// Sessions of which the target has ended, with the time of the next check, in order of time.
     ending: VecDeque<(Instant, SessionId)>,
-    /// Notified when one is added to them.
+    /// Notified when a session is added to `ending`.
     pub more_ending: Arc<Notify>,
 }
 
-/// One session as the plain peer sees it.
+/// The state of a session with a plain remote.
 #[derive(Debug)]
 struct PlainSession {
     topic: String,
     category: Category,
     epoch: u64,
-    /// Bytes sent to the peer.
+    /// Bytes sent to the remote.
     sent: u64,
-    /// Bytes received from it.
+    /// Bytes received from the remote.
     received: u64,
-    /// Our direction is finished. `closed` is sent once the peer's is too, or after [`HALF_OPEN`] of silence.
+    /// Whether our direction is finished. `closed` is sent once the remote's is finished as well, or after
+    /// [`HALF_OPEN`] without traffic.
     finished: bool,
-    /// The target is at this end.
+    /// Whether the target is at this end.
     accepted: bool,
-    /// Whether the peer has sent bytes after our direction was finished.
+    /// Whether the remote has sent bytes after our direction was finished.
     goes_on: bool,
     last: Instant,
 }
 
-/// The frames for one session that a plain message becomes.
+/// The frames of one session that result from a plain message.
 #[derive(Debug, PartialEq)]
 pub struct Decoded {
     /// The session.
     pub id: SessionId,
-    /// Its front end.
+    /// Kind of the listener.
     pub category: Category,
-    /// The frames, in order.
+    /// Frames, in order.
     pub frames: Vec<SessionFrame>,
 }
 
-/// The result of a message from the peer.
+/// The result of a message from the remote.
 #[derive(Debug, PartialEq)]
 pub enum PlainEvent {
     /// Frames for one session.
     Session(Decoded),
-    /// A ping; a pod answers with the same message.
+    /// A ping. A server replies with the same message.
     Heartbeat,
-    /// The answer is queued: [`Plain::next_message`] returns it.
+    /// The reply is queued: [`PlainCodec::next_message`] returns it.
     Answered,
-    /// An unknown message; the cause for metrics.
+    /// An unknown message, with the cause for metrics.
     Unknown(&'static str),
 }
 
 impl PlainCodec {
-    /// The sessions of a new link to or from `node`.
+    /// Creates the state of a new link to or from `node`.
     pub fn new(node: NodeName) -> Self {
         Self {
             node,
@@ -89,7 +90,7 @@ impl PlainCodec {
         }
     }
 
-    /// Sends a frame. Returns the frames that the session here gets at once, because the peer does not send them.
+    /// Sends a frame. Returns the frames that the local session gets at once, because the remote does not send them.
     pub fn send_frame(&mut self, frame: Frame, now: Instant) -> Option<Decoded> {
         match frame.body {
             FrameKind::Ping(_) | FrameKind::Pong(_) => {
@@ -102,37 +103,37 @@ impl PlainCodec {
         }
     }
 
-    /// The next message to send.
+    /// Returns the next message to send.
     pub fn next_message(&mut self) -> Option<StreamMsg> {
         self.waiting.pop_front()
     }
 
-    /// Sends `closed` for sessions whose end of stream has waited long enough for the peer's.
+    /// Sends `closed` for finished sessions that were idle for `HALF_OPEN`.
     pub fn tick(&mut self, now: Instant) -> Vec<Decoded> {
         let late = |s: &PlainSession| s.finished && now - s.last >= HALF_OPEN;
         let ids: Vec<SessionId> = self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect();
         ids.into_iter().filter_map(|id| self.close(id)).collect()
     }
 
-    /// When to call [`Self::ended`] next, if nothing changes.
+    /// Returns the time of the next call to [`Self::ended`], if nothing changes.
     pub fn next_end(&self) -> Option<Instant> {
         self.ending.front().map(|(at, _)| *at)
     }
 
-    /// Sessions whose target ended some time ago, and whose peer has sent nothing since. The caller closes each or puts
-    /// it off.
+    /// Returns sessions whose target ended some time ago, and whose remote has sent nothing since. The caller closes or
+    /// postpones each of them.
     pub fn ended(&mut self, now: Instant) -> Vec<SessionId> {
         let count = self.ending.iter().take_while(|(at, _)| *at <= now).count();
         let due = self.ending.drain(..count).map(|(_, id)| id);
         due.filter(|id| self.sessions.get(id).is_some_and(|session| !session.goes_on)).collect()
     }
 
-    /// Puts off the close of a session, because the target has not taken all bytes from the peer yet.
+    /// Postpones the close of a session, because the target has not yet taken all bytes from the remote.
     pub fn postpone_close(&mut self, id: SessionId, now: Instant) {
         self.ending.push_back((now + AFTER_TARGET, id));
     }
 
-    /// Ends a session in both directions. Returns the frames that this end gets.
+    /// Ends a session in both directions. Returns the frames for this end.
     pub fn close(&mut self, id: SessionId) -> Option<Decoded> {
         self.end(id, "EOF").map(|session| is_fully_closed(id, &session))
     }
@@ -184,7 +185,7 @@ impl PlainCodec {
                 return None;
             }
             SessionFrame::PathLost { .. } => {
-                self.end(id, "the session went another way");
+                self.end(id, "session moved to another path");
                 return None;
             }
             _ => return None,
@@ -214,7 +215,8 @@ impl PlainCodec {
         self.waiting.push_back(message);
     }
 
-    /// The target as a plain edge can dial it: the node's own name, which may not resolve there, becomes loopback.
+    /// Returns the target in a form that a plain edge can dial. The node's own name may not resolve there, so it
+    /// becomes loopback.
     fn address(&self, target: &Target) -> String {
         match &target.host {
             Host::Name(name) if name.eq_ignore_ascii_case(self.node.as_str()) => {
@@ -259,7 +261,8 @@ impl PlainCodec {
     }
 }
 
-/// What a plain peer calls a category. It knows none for TCP ports any more, and does for `ssh` what they need.
+/// Returns the name of a category for a plain remote. It no longer has one for TCP ports, and `ssh` has the same
+/// effect.
 fn name(category: Category) -> &'static str {
     match category {
         Category::Tcp => Category::Ssh.name(),
@@ -267,7 +270,7 @@ fn name(category: Category) -> &'static str {
     }
 }
 
-/// SuperEdge's ping, the same message in both directions.
+/// Returns SuperEdge's ping, which is the same message in both directions.
 pub fn heartbeat(node: &NodeName) -> StreamMsg {
     StreamMsg {
         node: node.as_str().into(),
@@ -278,27 +281,25 @@ pub fn heartbeat(node: &NodeName) -> StreamMsg {
     }
 }
 
-/// The peer has closed both directions.
+/// Returns the frames for a remote that has closed both directions.
 fn is_fully_closed(id: SessionId, session: &PlainSession) -> Decoded {
     let frames = vec![
         SessionFrame::Fin { total: session.received + 1 },
         SessionFrame::Reset {
             epoch: session.epoch,
-            refusal: SessionError::new(ErrorCode::NoError, "closed by the far end"),
+            refusal: SessionError::new(ErrorCode::NoError, "closed by remote"),
         },
     ];
     Decoded { id, category: session.category, frames }
 }
 
-/// How long after the last byte a finished direction waits for the other, as `closed` ends both.
+/// Time after the last byte for which a finished direction waits for the other, because `closed` ends both.
 const HALF_OPEN: Duration = Duration::from_secs(30);
-/// How long a target's end waits for the peer to send more.
+/// Time after the end of a target in which the remote may send more.
 const AFTER_TARGET: Duration = Duration::from_secs(1);
 
-// Turns a plain peer's messages into frames.
-
 impl PlainCodec {
-    /// Handles a message from the peer.
+    /// Handles a message from the remote.
     pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         if message.category == STREAM {
             return if message.r#type == HEARTBEAT {
@@ -317,7 +318,7 @@ impl PlainCodec {
         match (known, message.r#type.as_str()) {
             (None, "connecting") => self.asked(category, message, now),
             (None, "closed") => PlainEvent::Unknown("unknown_session"),
-            // The id is checked first: long ones, repeated in a thousand answers, would take gigabytes.
+            // Check the length of the id first: long ids repeated in a thousand replies would take gigabytes.
             (None, _) if message.topic.len() > MAX_TOPIC => PlainEvent::Unknown("bad_session_id"),
             (None, _) => self.answer("closed", category, message.topic, SESSION_GONE_TEXT.into()),
             (Some(id), _) => self.on_session_message(id, message, now),
@@ -328,7 +329,7 @@ impl PlainCodec {
         let target: Result<Target, _> = message.addr.parse();
         let fits = message.topic.len() <= MAX_TOPIC && self.sessions.len() < MAX_SESSIONS;
         let (Ok(target), true) = (target, fits) else {
-            let text = format!("cannot connect to {:.100}: want host:port", message.addr);
+            let text = format!("cannot connect to {:.100}: expected host:port", message.addr);
             let topic = message.topic.chars().take(MAX_TOPIC).collect();
             return self.answer("connect-failed", category, topic, text.into());
         };
@@ -352,7 +353,7 @@ impl PlainCodec {
             target,
             limit: u64::MAX,
             epoch: 1,
-            client: "a plain peer".into(),
+            client: "a plain remote".into(),
             opener: None,
         };
         PlainEvent::Session(Decoded { id, category, frames: vec![open] })
@@ -383,7 +384,7 @@ impl PlainCodec {
         PlainEvent::Session(Decoded { id, category, frames })
     }
 
-    /// Answers a message about an unknown session; beyond [`MAX_WAITING`] waiting answers the peer gets none.
+    /// Replies to a message about an unknown session. Beyond [`MAX_WAITING`] queued messages there is no reply.
     fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> PlainEvent {
         if self.waiting.len() < MAX_WAITING {
             self.send(category, kind, topic, data);
@@ -392,14 +393,14 @@ impl PlainCodec {
     }
 }
 
-/// The answer to a session of an HTTPS front end, given in the peer's place: no generation of SuperEdge that links here
+/// Returns the refusal of a session of an HTTPS listener, on behalf of the remote: no supported generation of SuperEdge
 /// uses TLS to targets.
 pub(crate) fn speaks_no_tls(id: SessionId, epoch: u64) -> Decoded {
     let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
     Decoded { id, category: Category::Https, frames: vec![SessionFrame::Refused { refusal, epoch }] }
 }
 
-/// The code for Go's text of a failed dial.
+/// Returns the error code for Go's text of a failed dial.
 fn refusal(text: &Bytes) -> SessionError {
     let text = String::from_utf8_lossy(text);
     let code = if text.contains("refused") {
@@ -412,16 +413,16 @@ fn refusal(text: &Bytes) -> SessionError {
     SessionError::new(code, text)
 }
 
-/// Longest topic of a plain peer in bytes; it may be any text.
+/// Maximum length of a plain remote's topic in bytes; it may be any text.
 pub(crate) const MAX_TOPIC: usize = 256;
-/// Answers that may wait for one link.
+/// Maximum number of replies queued for one link.
 const MAX_WAITING: usize = 1000;
-/// Sessions of one plain link at most: bounds the memory that a peer can take.
+/// Maximum number of sessions per plain link: bounds the memory that a remote can use.
 const MAX_SESSIONS: usize = 20_000;
-/// SuperEdge's text for a message about a session that is gone.
+/// SuperEdge's text for a message about a closed session.
 const SESSION_GONE_TEXT: &str = "msg cannot be forwarded due to disconnection";
-/// Names the two ways out.
-const NO_TLS: &str = "its edge is SuperEdge's, which speaks no TLS to targets: set mode = \"passthrough\" in \
+/// Error text that names both solutions.
+const NO_TLS: &str = "the edge is SuperEdge's and does not use TLS to targets; set mode = \"passthrough\" in \
                       [mode.cloud.https], or run this program's edge there";
 
 #[cfg(test)]

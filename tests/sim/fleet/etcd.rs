@@ -1,5 +1,5 @@
-//! An etcd of one member in simulated time: it does one write after the other, and forgets what stands under leases that
-//! nobody keeps alive.
+//! An etcd of one member in simulated time: it performs writes one by one, and drops keys of leases that are not kept
+//! alive.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -17,22 +17,22 @@ pub(crate) struct Etcd(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Whether nobody reaches it.
+    /// Whether it is unreachable.
     away: bool,
-    /// When it will have done all writes that it was asked for.
+    /// Time when all requested writes are done.
     done: Instant,
-    /// When each lease ends, and its keys.
+    /// Expiry and keys of each lease.
     leases: HashMap<i64, (Instant, HashSet<Vec<u8>>)>,
     keys: HashMap<Vec<u8>, (Vec<u8>, i64)>,
     given: i64,
     asked: Asked,
 }
 
-/// What it was asked for.
+/// The requests received.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Asked {
     pub(crate) writes: Rate,
-    /// Of these, those of which whoever asked did not wait for the end.
+    /// Number of writes of which the client did not wait for the result.
     pub(crate) failed_moves: u64,
 }
 
@@ -48,22 +48,22 @@ impl Etcd {
         })))
     }
 
-    /// Whether it is away from now on.
+    /// Makes it unreachable, or reachable again.
     pub(crate) fn goes(&self, away: bool) {
         self.with(|state| state.away = away);
     }
 
-    /// What it was asked for since this was called last.
+    /// Returns the requests since the last call.
     pub(crate) fn take(&self) -> Asked {
         self.with(|state| std::mem::take(&mut state.asked))
     }
 
-    /// How many records stand.
+    /// Returns the number of records.
     pub(crate) fn len(&self) -> usize {
         self.with(|state| state.keys.len())
     }
 
-    /// All records: the node's name, and the value.
+    /// Returns all records: name of the node, and values.
     pub(crate) fn records(&self) -> HashMap<String, Vec<String>> {
         self.with(|state| {
             let mut all = HashMap::<_, Vec<_>>::new();
@@ -90,7 +90,7 @@ impl Etcd {
         look(&mut state)
     }
 
-    /// What it answers after a while, unless that is too long or it is away; done in the order of the questions.
+    /// Replies after a delay, in the order of the requests; fails if the delay is too long or it is unreachable.
     async fn answers<T>(&self, writes: bool, what: impl FnOnce(&mut State) -> T) -> Result<T, EtcdError> {
         let answer = self.with(|state| {
             if state.away {
@@ -119,7 +119,7 @@ impl Etcd {
     }
 }
 
-/// One pod's way to it; counts how often the pod has tried.
+/// The connection of one server to etcd. Counts the attempts of the server.
 pub(crate) struct Way {
     pub(crate) etcd: Arc<Etcd>,
     pub(crate) tried: Arc<Mutex<Rate>>,
@@ -195,11 +195,11 @@ impl EtcdCalls for Etcd {
     }
 
     fn get(&self, _key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
-        unreachable!("publishers read nothing")
+        unreachable!("publishers do not read")
     }
 
     fn swap(&self, _key: Vec<u8>, _last_changed: i64, _value: Vec<u8>) -> EtcdAnswer<'_, bool> {
-        unreachable!("publishers write what is theirs alone")
+        unreachable!("publishers write only their own keys")
     }
 }
 
@@ -207,9 +207,9 @@ fn silent() -> EtcdError {
     EtcdError::Unreachable { at: "etcd:2379".parse().unwrap(), cause: "no answer".to_owned() }
 }
 
-/// What one write takes: 1,656 a second were measured.
+/// Duration of one write: 1,656 per second were measured.
 const WRITE: Duration = Duration::from_micros(604);
-/// There and back.
+/// RTT.
 const LATENCY: Duration = Duration::from_millis(1);
-/// How long publishers' leases last.
+/// Duration of a publisher's lease.
 const LEASE: Duration = Duration::from_secs(15);

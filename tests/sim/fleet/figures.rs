@@ -1,10 +1,10 @@
-//! What one pod says, hears and asks, in all and in its busiest second.
+//! Counts the frames sent and received and the lookups of one server, in total and in its busiest second.
 
 use std::sync::Mutex;
 
 use tokio::time::Instant;
 
-/// The counts of one pod.
+/// The counts of one server.
 #[derive(Debug, Default)]
 pub(crate) struct Figures(Mutex<Counts>);
 
@@ -13,11 +13,11 @@ pub(crate) struct Counts {
     pub(crate) said: Rate,
     pub(crate) heard: Rate,
     pub(crate) lookups: Rate,
-    /// The longest queue of a link.
+    /// Longest queue of a link.
     pub(crate) waiting: usize,
 }
 
-/// A number of things in all, and in the busiest second.
+/// A count in total, and in the busiest second.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Rate {
     pub(crate) all: u64,
@@ -43,14 +43,14 @@ impl Figures {
         counts.waiting = counts.waiting.max(waiting);
     }
 
-    /// The counts since this was called last.
+    /// Returns the counts since the last call.
     pub(crate) fn take(&self) -> Counts {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
 
 impl Counts {
-    /// Of each figure the larger one.
+    /// Returns the maximum of each count.
     pub(crate) fn with(self, other: Self) -> Self {
         Self {
             said: self.said.with(other.said),
@@ -66,7 +66,7 @@ impl Rate {
         Self { all: self.all.max(other.all), peak: self.peak.max(other.peak), second: None }
     }
 
-    /// One more.
+    /// Counts one.
     pub(crate) fn one(&mut self) {
         let now = Instant::now();
         let (since, count) = match self.second {
@@ -79,7 +79,7 @@ impl Rate {
     }
 }
 
-/// Memory of this process in bytes.
+/// Returns the resident memory of this process in bytes.
 pub(crate) fn memory() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096

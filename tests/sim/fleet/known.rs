@@ -1,4 +1,4 @@
-//! What a node that is known costs a pod: memory of this process for each, measured.
+//! Measures the memory that a known node takes at a server.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -14,7 +14,7 @@ use super::net::Net;
 use super::server::SimServer;
 use super::wanted;
 
-/// In a process of its own, as nothing else may run beside it.
+/// Runs in a separate process, because no other test may run at the same time.
 #[test]
 fn what_a_node_that_is_known_costs() {
     if wanted().is_some() {
@@ -29,8 +29,8 @@ fn what_a_node_that_is_known_costs() {
     assert!(measured.status.success() && said.contains("a node that is known takes"), "{measured:?}");
 }
 
-/// Ten pods are told as homes where 30,000 nodes are, as each of a hundred pods with 10,000 edges is, and are then asked for
-/// each.
+/// Ten servers learn, as location replicas, where 30,000 nodes are, like each of a hundred servers with 10,000 edges.
+/// Each is then asked for every node.
 #[tokio::main(flavor = "current_thread", start_paused = true)]
 async fn measure() {
     let net = Net::new(1);
@@ -54,7 +54,7 @@ async fn measure() {
     let known =
         told(&|| FrameKind::Found(Found { here: true, instance: Some(process), ..Found::not_here(0) }));
     let asked = told(&|| FrameKind::Find(1));
-    println!("a node that is known takes {known} bytes; that a pod has asked for it, {asked} more");
-    // As measured, and as much again. Less than a name and an address would mean that it was not told.
+    println!("a node that is known takes {known} bytes; that a server has asked for it, {asked} more");
+    // Twice the measured values. Less than a name and an address would mean that the node was not recorded.
     assert!((100..=862).contains(&known) && (50..=384).contains(&asked), "{known} and {asked} bytes");
 }

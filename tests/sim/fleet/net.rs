@@ -1,4 +1,4 @@
-//! The network of the fleet: links between pods as queues of frames, and a DNS that the pods' records are in.
+//! The network of the fleet: links between servers as queues of frames, and a DNS with the records of the servers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::poll_fn;
@@ -23,13 +23,13 @@ use tunnel_proto::state::LinkId;
 use super::figures::Figures;
 use super::server::{PODS, SimServer, ZONE};
 
-/// What all pods share.
+/// The state shared by all servers.
 #[derive(Debug, Default)]
 pub(crate) struct Net {
     servers: Mutex<BTreeMap<SocketAddr, Arc<SimServer>>>,
     stopping: Mutex<BTreeSet<SocketAddr>>,
     records: Mutex<HashMap<NodeName, Vec<IpAddr>>>,
-    /// Whether DNS answers nobody.
+    /// Whether DNS does not answer.
     pub(crate) dns_is_away: AtomicBool,
     numbers: AtomicU64,
     seed: u64,
@@ -44,7 +44,7 @@ impl Net {
         self.numbers.fetch_add(1, Relaxed)
     }
 
-    /// A process that starts now; the same in each run of the seed.
+    /// Returns the id of a new process; the same in each run of the seed.
     pub(crate) fn instance(&self) -> Instance {
         let mixed = |n: u64| (self.seed ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
         let number = self.number();
@@ -55,19 +55,19 @@ impl Net {
         self.lock().insert(server.at, server.clone());
     }
 
-    /// The pod at that address is no more: its links end at once, as those of a process that was killed.
+    /// Removes a server. Its links are closed at once, like those of a killed process.
     pub(crate) fn remove(&self, server: &SimServer) {
         self.lock().remove(&server.at);
         server.finder.close_links();
         server.drain.start();
     }
 
-    /// The pod stops: no edge links there any more, and it is off the list of all.
+    /// Hides a server that is stopping: no edge connects to it, and it is not listed.
     pub(crate) fn hide(&self, server: &SimServer) {
         self.stopping.lock().unwrap().insert(server.at);
     }
 
-    /// Those that take edges.
+    /// Returns the servers that accept edges.
     pub(crate) fn servers(&self) -> Vec<Arc<SimServer>> {
         let stopping = self.stopping.lock().unwrap();
         self.lock().values().filter(|server| !stopping.contains(&server.at)).cloned().collect()
@@ -92,7 +92,7 @@ impl Net {
     }
 }
 
-/// One pod's questions to DNS.
+/// The DNS client of one server.
 #[derive(Debug)]
 struct Names {
     net: Arc<Net>,
@@ -121,7 +121,7 @@ impl Lookup for Names {
     }
 }
 
-/// One pod's way to the others.
+/// The connections of one server to its peers.
 #[derive(Debug)]
 pub(crate) struct Wires {
     net: Arc<Net>,
@@ -138,7 +138,7 @@ impl Wires {
 impl PeerDialer for Wires {
     fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         async move {
-            // A connection, TLS and the call.
+            // Time for a connection, TLS and the call.
             sleep(3 * LATENCY).await;
             if at == self.from {
                 return Err(PeerError::SelfDial(at));
@@ -164,7 +164,7 @@ impl PeerDialer for Wires {
     }
 }
 
-/// Carries what one end of a link says to the other, until one of the two is closed.
+/// Transfers frames from one end of a link to the other, until one of them is closed.
 async fn carry([near, far]: [Arc<SimServer>; 2], [end, other]: [Arc<LinkSender>; 2]) {
     loop {
         let mut frames = Vec::new();
@@ -197,7 +197,7 @@ async fn carry([near, far]: [Arc<SimServer>; 2], [end, other]: [Arc<LinkSender>;
     }
 }
 
-/// One way between two pods.
+/// Latency between two servers in one direction.
 const LATENCY: Duration = Duration::from_millis(1);
-/// Frames that one batch has: with the latency, what a link carries in a second.
+/// Frames per batch; with the latency, this limits the rate of a link.
 const AT_ONCE: usize = 255;

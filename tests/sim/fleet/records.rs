@@ -1,5 +1,5 @@
-//! A cloud of many pods as its publishers see it: the program's own publisher of each pod, all with one etcd that is away for
-//! ten minutes.
+//! Tests a cloud of many servers as its publishers see it: the program's own publisher of each server, all with one
+//! etcd that is unreachable for ten minutes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
@@ -34,12 +34,13 @@ fn records_are_right_again_after_an_etcd_was_away_and_servers_are_quiet_meanwhil
     runtime.block_on(live(servers, each));
 }
 
-/// One pod, as far as its publisher sees it.
+/// A server, as its publisher sees it.
 struct Pod {
     ip: IpAddr,
     registry: Arc<Registry>,
     tried: Arc<Mutex<Rate>>,
-    /// What it has told of its records: each change from right to wrong or back is a line in the log.
+    /// The last report about its records, and the number of changes: each change to an error or back is a line in the
+    /// log.
     told: Arc<Mutex<(bool, u64)>>,
 }
 
@@ -73,7 +74,7 @@ impl Pod {
 struct Cloud {
     etcd: Arc<Etcd>,
     servers: Vec<Pod>,
-    /// Where each node is.
+    /// Index of each node's server.
     nodes: Vec<(NodeName, usize)>,
     links: u64,
     since: Instant,
@@ -96,7 +97,7 @@ impl Cloud {
         registry.remove(&registry.link_of(name).unwrap().sender);
     }
 
-    /// These go to the next pod each, as fast as pods take them.
+    /// Moves these nodes to the next server each, as fast as servers accept them.
     async fn move_on(&mut self, who: impl Iterator<Item = usize>) {
         let (started, all) = (Instant::now(), u32::try_from(self.servers.len()).unwrap());
         for (n, node) in (0..).zip(who) {
@@ -106,7 +107,7 @@ impl Cloud {
         }
     }
 
-    /// Until each node has its record and no other one.
+    /// Waits until each node has its record and no other.
     async fn right(&self) {
         let started = Instant::now();
         while self.etcd.len() != self.nodes.len() || !self.is_right() {
@@ -123,7 +124,7 @@ impl Cloud {
         })
     }
 
-    /// What it has cost since this was called last. Returns the tries of the busiest pod, and changes that one has told.
+    /// Reports the cost since the last call. Returns the maximum number of attempts and of reported changes per server.
     fn report(&mut self, what: &str) -> (Rate, u64) {
         let took = std::mem::replace(&mut self.since, Instant::now()).elapsed();
         let asked = self.etcd.take();
@@ -158,9 +159,9 @@ async fn live(servers: usize, each: usize) {
     let nodes = names.collect();
     let mut cloud = Cloud { etcd, servers: started, nodes, links: 0, since: Instant::now() };
     println!("{servers} servers, {each} edges each");
-    println!("| what | time | connections tried | told | writes at etcd | in vain | memory |");
+    println!("| what | time | connections | lines | writes at etcd | failed | memory |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    // One by one first, which says nothing of how much etcd takes: then all the others together.
+    // First one by one, which does not measure etcd's throughput; then all others together.
     let (few, all) = (servers * each.min(4), servers * each);
     for node in 0..few {
         cloud.links(node, node % servers);
@@ -180,7 +181,7 @@ async fn live(servers: usize, each: usize) {
         cloud.move_on((minute..servers * each).step_by(100)).await;
     }
     let (tried, told) = cloud.report("10 min without etcd");
-    assert!(tried.all <= 200 && tried.peak <= 3 && told <= 1, "{tried:?}, told {told} times");
+    assert!(tried.all <= 200 && tried.peak <= 3 && told <= 1, "{tried:?}, {told} reports");
     cloud.etcd.goes(false);
     cloud.right().await;
     cloud.report("it is back");

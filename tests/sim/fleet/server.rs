@@ -1,4 +1,4 @@
-//! One pod of the fleet: the program's own registry, siblings and finder, without sockets and sessions.
+//! A server of the fleet: the program's own registry, peers and finder, without sockets and sessions.
 
 use std::future::{pending, poll_fn};
 use std::net::{IpAddr, SocketAddr};
@@ -38,12 +38,12 @@ pub(crate) struct SimServer {
     pub(crate) drain: Drain,
     pub(crate) figures: Arc<Figures>,
     stopping: AtomicBool,
-    /// Nothing that is sent to it or by it arrives any more.
+    /// Whether nothing that it sends or is sent arrives.
     pub(crate) cut_off: AtomicBool,
 }
 
 impl SimServer {
-    /// A pod that starts now at that address, and is in the list of all from now on.
+    /// Starts a server at this address, and adds it to the list of servers.
     pub(crate) fn start(net: &Arc<Net>, at: SocketAddr) -> Arc<Self> {
         let (own, drain, figures) = (net.instance(), Drain::new(), Arc::new(Figures::default()));
         let metrics = Metrics::server("", "");
@@ -67,7 +67,7 @@ impl SimServer {
         server
     }
 
-    /// As the wiring does it.
+    /// Announces the load at intervals, like the program.
     async fn announce_loads(self: Arc<Self>) {
         while !self.drain.is_draining() {
             self.announce_load();
@@ -83,13 +83,13 @@ impl SimServer {
         );
     }
 
-    /// It begins to stop.
+    /// Starts to stop.
     pub(crate) fn stops(&self) {
         self.stopping.store(true, Relaxed);
         self.announce_load();
     }
 
-    /// A node's edge links here.
+    /// Connects a node's edge to this server.
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
         let (id, peer) = (LinkId(net.number()), Remote::Edge(node.clone()));
         let sender = LinkSender::new(id, peer, Some(process), Dialect::NEWEST);
@@ -105,7 +105,7 @@ impl SimServer {
         self.make_way(self.own, node, None);
     }
 
-    /// A node's link here is gone.
+    /// Closes a node's link to this server.
     pub(crate) fn loses(&self, net: &Net, node: &NodeName) {
         if let Some(linked) = self.registry.link_of(node) {
             linked.sender.close();
@@ -114,7 +114,7 @@ impl SimServer {
         }
     }
 
-    /// What a link's driver does with a frame of another pod.
+    /// Handles a frame of another server, like the driver of a link.
     pub(crate) fn hear(self: &Arc<Self>, from: &Arc<LinkSender>, frame: Frame) {
         self.figures.hears();
         match frame.body {
@@ -152,7 +152,7 @@ impl SimServer {
         });
     }
 
-    /// The node's edge, if it is linked here, answers what asks for a sign of life. Never returns.
+    /// Replies to pings for the node's edge, if it is connected here. Never returns.
     async fn edge_answers(&self, node: &NodeName) {
         let Some(linked) = self.registry.link_of(node) else { return pending().await };
         poll_fn(|cx| {
@@ -166,7 +166,7 @@ impl SimServer {
         .await
     }
 
-    /// Does what mostly is done at once, and has a task only if it is not.
+    /// Runs work that usually completes at once; spawns a task only if it does not.
     pub(crate) fn work(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut work = Box::pin(work);
         if (&mut work).now_or_never().is_none() {
@@ -174,7 +174,7 @@ impl SimServer {
         }
     }
 
-    /// Whether a search leads to that pod. A path that leads to another one is not tried again, as sessions do it.
+    /// Returns true if a search leads to `there`. A path to another server is invalidated, as sessions do it.
     pub(crate) async fn finds(&self, node: &NodeName, there: &Self) -> bool {
         let leads = |path: &Path| match &path.sender.peer {
             Remote::Peer => path.sender.instance == Some(there.own),
@@ -195,6 +195,6 @@ impl SimServer {
     }
 }
 
-/// The name of all pods in DNS, and the zone of nodes.
+/// DNS name of all servers, and the zone of nodes.
 pub(crate) const PODS: &str = "pods.test";
 pub(crate) const ZONE: &str = "nodes.test";

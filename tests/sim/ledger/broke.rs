@@ -1,9 +1,9 @@
-//! Owners whose connection breaks off: what they gave before that has to be read.
+//! Owners that abort their session: all bytes that they wrote before must be read.
 
 use super::{Ledger, Seen, Who};
 
 impl Ledger {
-    /// The session has taken so many bytes.
+    /// Records that the session has taken `bytes` bytes.
     pub(crate) fn gave(&self, session: usize, who: Who, bytes: usize) {
         self.with(session, |pair| {
             pair.end(who).given += bytes as u64;
@@ -11,7 +11,7 @@ impl Ledger {
         });
     }
 
-    /// An owner breaks off now.
+    /// Records that an owner aborts now.
     pub(crate) fn broke(&self, session: usize, who: Who) {
         self.with(session, |pair| {
             let end = pair.end(who);
@@ -26,17 +26,17 @@ impl Ledger {
         seen.broke += ends.filter(|end| end.broke.is_some_and(|given| given > 0)).count();
     }
 
-    /// Whether it is the reader or writer of an end whose peer has heard of it.
+    /// Returns true if `task` is the reader or writer of an end known to its remote.
     pub(crate) fn is_end(&self, task: &str) -> bool {
         end(task).is_some_and(|(session, who)| self.0.borrow().pairs[session].other(who).is_some())
     }
 
-    /// The process in which a task is the reader or writer of an acceptor.
+    /// Returns the process of `task`, if it is the reader or writer of an acceptor.
     pub(crate) fn acceptor_of(task: &str) -> Option<usize> {
         end(task)?.1.checked_sub(1)
     }
 
-    /// Sessions of which not all arrived that was given before an owner broke off.
+    /// Returns sessions in which bytes written before an abort did not all arrive.
     pub(crate) fn undelivered(&self) -> Vec<String> {
         let inner = self.0.borrow();
         let undelivered = inner.pairs.iter().enumerate().filter(|(_, pair)| !pair.undelivered().is_empty());
@@ -44,7 +44,7 @@ impl Ledger {
     }
 }
 
-/// Of which session and end a task is the reader or writer.
+/// Returns the session and end of which `task` is the reader or writer.
 fn end(task: &str) -> Option<(usize, Who)> {
     let (session, who) = task.split_once(' ')?.1.split_once('.')?;
     Some((session.parse().unwrap(), who.parse().unwrap()))

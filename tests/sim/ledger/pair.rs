@@ -1,54 +1,54 @@
-//! One session in the ledger, with what each of its ends did.
+//! One session in the ledger, with the actions of each of its ends.
 
 use std::collections::BTreeMap;
 
-/// Which end of a session: [`OPENER`], or [`acceptor`] in some process; a session may be offered in more than one, of
-/// which one becomes the peer.
+/// An end of a session: [`OPENER`], or [`acceptor`] in some process. A session may be offered to several processes, and
+/// one of them becomes the remote.
 pub(crate) type Who = usize;
 
 pub(crate) const OPENER: Who = 0;
 
-/// The end that dials, in that process.
+/// Returns the accepting end in `process`.
 pub(crate) fn acceptor(process: usize) -> Who {
     process + 1
 }
 
-/// What runs have seen, so that none passes because nothing happened.
+/// Counts over several runs, so that none passes because nothing happened.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) bytes: u64,
-    /// How often an opener's session went on on another path.
+    /// How often an opener's session was resumed on another path.
     pub(crate) resumed: u32,
-    /// Keystrokes that were timed.
+    /// Number of keystrokes that were timed.
     pub(crate) timed: usize,
-    /// Sessions that an owner ended before their time.
+    /// Number of sessions that an owner ended early.
     pub(crate) killed: usize,
-    /// Attempts that went from pod to pod.
+    /// Number of attempts relayed between servers.
     pub(crate) relayed: usize,
-    /// Owners that broke off, of whom all was to be read.
+    /// Number of owners that aborted after writing.
     pub(crate) broke: usize,
-    /// Processes that vanished.
+    /// Number of processes that died.
     pub(crate) died: usize,
-    /// Links that got another one beside them.
+    /// Number of links that got a backup link.
     pub(crate) doubled: usize,
-    /// Sessions that were moved to a link beside their own, and back.
+    /// Number of sessions moved to an interactive link, and back.
     pub(crate) sorted: [usize; 2],
 }
 
-/// One session.
+/// A session.
 #[derive(Debug, Default)]
 pub(crate) struct Pair {
-    /// The process of the opener.
+    /// Process of the opener.
     pub(crate) from: Option<usize>,
     pub(crate) ends: BTreeMap<Who, End>,
-    /// The acceptor whose answer the opener heard.
+    /// Acceptor of which the opener received the reply.
     pub(crate) peer: Option<Who>,
     pub(crate) refused: Option<String>,
-    /// An owner ended it before its time, or never opened it.
+    /// Whether an owner ended it early, or never opened it.
     pub(crate) killed: bool,
-    /// A process that holds one of its ends is gone.
+    /// Whether a process that holds one of its ends has died.
     pub(crate) died: bool,
-    /// It was given up for a client that had fewer.
+    /// Whether it was evicted in favour of a client with fewer sessions.
     pub(crate) made_room: bool,
 }
 
@@ -56,15 +56,15 @@ pub(crate) struct Pair {
 pub(crate) struct End {
     pub(crate) accepted: bool,
     pub(crate) written: u64,
-    /// Of these, what the session has taken.
+    /// Written bytes that the session has taken.
     pub(crate) given: u64,
-    /// Its owner broke off, and how many bytes were given by then.
+    /// Number of bytes taken when the owner aborted, if it did.
     pub(crate) broke: Option<u64>,
     pub(crate) finished: bool,
     pub(crate) read: u64,
     pub(crate) ended: bool,
     pub(crate) dropped: bool,
-    /// Its owner let it go before both directions were done.
+    /// Whether its owner dropped it before both directions were done.
     pub(crate) buffered: bool,
 }
 
@@ -73,7 +73,7 @@ impl Pair {
         self.ends.entry(who).or_default()
     }
 
-    /// Whom the end `who` speaks with, if it was taken up.
+    /// Returns the other end of `who`, if there is one.
     pub(crate) fn other(&self, who: Who) -> Option<Who> {
         match self.peer {
             Some(peer) if who == OPENER => Some(peer),
@@ -82,13 +82,13 @@ impl Pair {
         }
     }
 
-    /// Whether an acceptor is gone before its time.
+    /// Returns true if an acceptor ended early.
     pub(crate) fn is_let_go(&self, died: &[usize]) -> bool {
         let dead = |who: Who| died.iter().any(|process| acceptor(*process) == who);
         self.ends.iter().any(|(who, end)| end.buffered || end.accepted && dead(*who))
     }
 
-    /// Ends that broke off, and whose peers, which stayed, have not read all that was given before.
+    /// Returns ends that aborted, and of which the remote, which stayed, has not read everything written before.
     pub(crate) fn undelivered(&self) -> Vec<Who> {
         let cheated = |(who, end): (&Who, &End)| {
             let peer = self.ends.get(&self.other(*who)?)?;
@@ -97,7 +97,7 @@ impl Pair {
         if self.died || self.made_room { Vec::new() } else { self.ends.iter().filter_map(cheated).collect() }
     }
 
-    /// Whether it was carried in full, or need not be.
+    /// Returns true if it was transferred in full, or need not be.
     pub(crate) fn is_whole(&self) -> bool {
         let done = |who: Who| self.ends.get(&who).is_some_and(|end| end.ended && end.dropped);
         self.killed || done(OPENER) && self.peer.is_some_and(done)

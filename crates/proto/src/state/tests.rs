@@ -1,4 +1,4 @@
-//! Every cell of the two tables in docs/protocol.md#states.
+//! Tests every cell of the two tables in docs/protocol.md#states.
 
 use bytes::Bytes;
 
@@ -30,7 +30,7 @@ fn instance() -> Option<Instance> {
     Some(Instance::from_bits(7))
 }
 
-/// An opener in the given phase, on link A with epoch 1 (parked: without; resuming: on B with epoch 2).
+/// Returns an opener in `phase`, on link A with epoch 1; parked: without a link; resuming: on B with epoch 2.
 fn opener(phase: Phase) -> SessionState {
     let (send, recv) = halves();
     let mut end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
@@ -57,7 +57,7 @@ fn opener(phase: Phase) -> SessionState {
     end
 }
 
-/// An acceptor in the given phase, on link A with epoch 1; parked: without.
+/// Returns an acceptor in `phase`, on link A with epoch 1; parked: without a link.
 fn acceptor(phase: Phase) -> SessionState {
     let (send, recv) = halves();
     let mut end = SessionState::acceptor(A, 1, 500, send, recv);
@@ -110,8 +110,8 @@ fn reset(epoch: u64, code: ErrorCode) -> SessionFrame {
     SessionFrame::Reset { epoch, refusal: refusal(code) }
 }
 
-/// Takes in a frame on `link` and expects it to be dropped without a trace.
-#[expect(clippy::needless_pass_by_value, reason = "most words are made for this one call")]
+/// Handles a frame on `link` and expects it to be dropped without any effect.
+#[expect(clippy::needless_pass_by_value, reason = "most frames are created for this one call")]
 fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
     let phase = end.phase();
     let path = end.path();
@@ -211,7 +211,7 @@ async fn opener_parked() {
     let mut end = opener(Phase::Parked);
     assert!(end.next_frame(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
     end.send.write(Bytes::from_static(b"forgotten"));
-    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the acceptor does not know yet");
+    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the acceptor is not notified yet");
     assert!(end.needs_path() && end.send.unsent() == 0);
     let _ = end.ask(B);
     assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
@@ -243,7 +243,7 @@ async fn opener_resuming() {
     assert!(end.on_frame(B, reset(2, ErrorCode::UnknownSession), now()).forget);
     let mut end = opener(Phase::Resuming);
     let _ = end.on_frame(B, SessionFrame::Resumed { received: 1, limit: 900, epoch: 2 }, now());
-    assert_eq!(end.ended().unwrap().code, ErrorCode::ProtocolError, "an offset that was never sent");
+    assert_eq!(end.ended().unwrap().code, ErrorCode::ProtocolError, "the offset was never sent");
     let mut end = opener(Phase::Resuming);
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
     assert_eq!(end.next_frame(B, 0).0, None, "the Resume may not have reached the acceptor");
@@ -307,7 +307,7 @@ async fn acceptor_open() {
     assert_eq!(
         end.next_frame(B, 99).0,
         Some(SessionFrame::Data(Bytes::from_static(b"hello"))),
-        "its direction starts at 0 again"
+        "its direction restarts at 0"
     );
     let mut end = acceptor(Phase::Open);
     let _ = end.on_frame(A, data(1), now());
@@ -323,7 +323,7 @@ async fn acceptor_open() {
     );
     assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
     assert_eq!(end.next_frame(B, 99).0, Some(SessionFrame::Data(Bytes::from_static(b"llo"))));
-    assert!(end.on_frame(A, data(1), now()).dropped, "the old link does not count any more");
+    assert!(end.on_frame(A, data(1), now()).dropped, "frames from the old link are ignored");
     assert!(acceptor(Phase::Open).on_frame(A, reset(1, ErrorCode::Cancelled), now()).forget);
     let mut end = acceptor(Phase::Open);
     let _ = end.on_frame(A, data(1001), now());
@@ -355,7 +355,7 @@ async fn acceptor_parked() {
     for asked in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Parked);
         end.send.write(Bytes::from_static(b"forgotten"));
-        assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the opener does not know yet");
+        assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the opener is not notified yet");
         let _ = end.on_frame(B, asked, now());
         let words = said(&mut end, B);
         assert!(matches!(
@@ -416,7 +416,7 @@ async fn a_link_that_ends_touches_only_what_runs_on_it() {
     assert_eq!(end.phase(), Phase::Open);
     assert!(
         end.link_ended(A, Some(refusal(ErrorCode::Internal)), now()).forget,
-        "a plain peer cannot resume"
+        "a plain remote cannot resume"
     );
 }
 
@@ -446,7 +446,7 @@ async fn an_opener_that_gives_up_while_it_resumes_says_so() {
     assert!(end.give_up(refusal(ErrorCode::Cancelled)).forget);
     let mut end = opener(Phase::Open);
     let _ = end.give_up(refusal(ErrorCode::Cancelled));
-    assert_eq!(end.phase(), Phase::Open, "the answer came just in time");
+    assert_eq!(end.phase(), Phase::Open, "the reply arrived just in time");
 }
 
 #[tokio::test]
@@ -487,7 +487,7 @@ fn broken(total: u64) -> SessionFrame {
     SessionFrame::ResetAt { total, refusal: refusal(ErrorCode::Cancelled) }
 }
 
-/// All that an end sends on a link.
+/// Returns everything that an end sends on a link.
 fn said(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
     std::iter::from_fn(|| end.next_frame(link, 5).0).collect()
 }
@@ -501,8 +501,11 @@ async fn what_an_owner_wrote_before_its_connection_broke_off_is_said_before_that
         let words = said(&mut end, A);
         let data = [&b"last "[..], b"words"].map(|part| SessionFrame::Data(Bytes::from_static(part)));
         assert_eq!(words, [data[0].clone(), data[1].clone(), broken(11)]);
-        assert!(end.phase() == Phase::Open && end.backlog().is_none(), "kept until the peer has it");
-        assert!(!end.on_frame(A, self::data(5), now()).read && end.recv.queued() == 0, "nobody reads");
+        assert!(
+            end.phase() == Phase::Open && end.backlog().is_none(),
+            "kept until the remote has received it"
+        );
+        assert!(!end.on_frame(A, self::data(5), now()).read && end.recv.queued() == 0, "there is no reader");
         assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
         assert_eq!(end.ended(), Some(&refusal(ErrorCode::Cancelled)));
     }
@@ -568,9 +571,9 @@ async fn a_break_that_was_said_is_said_again_on_the_next_path() {
 
 #[tokio::test]
 async fn who_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_it_has_it() {
-    assert!(opener(Phase::Open).on_frame(A, broken(0), now()).read, "the rest is forgotten");
+    assert!(opener(Phase::Open).on_frame(A, broken(0), now()).read, "the remaining bytes are discarded");
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
-        end.send.write(Bytes::from_static(b"of no use any more"));
+        end.send.write(Bytes::from_static(b"no longer used"));
         let _ = end.on_frame(A, data(10), now());
         assert!(end.on_frame(A, broken(11), now()).read);
         assert_eq!(end.ended(), Some(&refusal(ErrorCode::Cancelled)));
@@ -616,7 +619,7 @@ async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_n
     let _ = end.ask(B);
     let words = said(&mut end, B);
     assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{words:?}");
-    // An acceptor that is open shows it by one of these frames, and learns that it is given up.
+    // An acceptor that is open sends one of these frames, and learns that the opening is cancelled.
     for answer in [
         SessionFrame::Resumed { received: 0, limit: 500, epoch: 2 },
         SessionFrame::Opened { limit: 500, epoch: 2, instance: instance() },
@@ -626,7 +629,7 @@ async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_n
         assert_eq!(said(&mut end, B), [broken(0)]);
         assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
     }
-    // One that is not there, or was not open, gets nothing more.
+    // An acceptor that does not exist, or was not open, gets nothing more.
     for answer in [
         reset(2, ErrorCode::UnknownSession),
         reset(2, ErrorCode::Cancelled),
@@ -637,11 +640,11 @@ async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_n
     let mut end = given_up();
     assert!(
         end.on_frame(B, reset(2, ErrorCode::NodeNotConnected), now()).state && end.needs_path(),
-        "it looks on"
+        "the search continues"
     );
 }
 
-/// An opening that was given up when it had no path, and has sent a Resume on B with epoch 2.
+/// Returns an opening that was cancelled without a path, and has sent a Resume on B with epoch 2.
 fn given_up() -> SessionState {
     let mut end = opener(Phase::Opening);
     let _ = end.link_ended(A, None, now());
@@ -659,7 +662,7 @@ async fn an_opening_that_can_have_reached_nobody_is_forgotten_at_once() {
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NodeNotConnected) },
         now(),
     );
-    assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "it is not there");
+    assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the node is not connected there");
     let (send, recv) = halves();
     let mut unsent = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
     let _ = unsent.ask(A);
@@ -682,7 +685,7 @@ fn refused(epoch: u64, code: ErrorCode) -> SessionFrame {
 
 #[tokio::test]
 async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
-    // Its first Open may still come to an acceptor over the path that was left.
+    // The first Open may still reach an acceptor over the previous path.
     let asked_twice = || {
         let mut end = opener(Phase::Opening);
         let _ = end.ask(B);
@@ -695,8 +698,8 @@ async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
     let words = said(&mut end, B);
     assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 3, .. }]), "{words:?}");
     assert!(end.on_frame(B, reset(3, ErrorCode::UnknownSession), now()).forget);
-    assert_eq!(end.ended().unwrap().code, ErrorCode::Overloaded, "why it was refused stays");
-    // It was given up, and the Reset that says so did not leave before the refusal came.
+    assert_eq!(end.ended().unwrap().code, ErrorCode::Overloaded, "the reason of the refusal is kept");
+    // The opening was cancelled, and its Reset was not sent before the refusal arrived.
     let mut end = asked_twice();
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
     assert!(!end.on_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
@@ -704,20 +707,20 @@ async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
     assert!(matches!(words[..], [SessionFrame::Resume { epoch: 3, .. }]), "{words:?}");
     assert!(
         end.on_frame(B, refused(3, ErrorCode::TargetRefused), now()).forget,
-        "an older acceptor's answer to the Resume"
+        "the reply of an older acceptor to the Resume"
     );
-    // A plain peer would never answer a Resume.
+    // A plain remote would never answer a Resume.
     let mut end = asked_twice();
     let budget = Budget::new(1000);
     end.recv.lift_limit(budget.reservation(), budget.reservation());
     assert!(end.on_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
     assert!(
         opener(Phase::Opening).on_frame(A, refused(1, ErrorCode::Overloaded), now()).forget,
-        "nothing went astray"
+        "no earlier Open is pending"
     );
 }
 
-/// An opening that was given up while its Open was not answered.
+/// Returns an opening that was cancelled while its Open was pending.
 fn given_up_on_its_path() -> SessionState {
     let mut end = opener(Phase::Opening);
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget && end.departed_since().is_some());
@@ -735,7 +738,7 @@ async fn an_opening_that_is_given_up_says_so_and_asks_whether_that_was_heard() {
     };
     dropped(given_up_on_its_path(), A, SessionFrame::Opened { limit: 500, epoch: 0, instance: None });
     let refused = SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) };
-    assert!(end.on_frame(A, refused, now()).dropped, "it answers the Open, not what was said last");
+    assert!(end.on_frame(A, refused, now()).dropped, "it answers the Open, not the last frame");
     assert!(end.on_frame(A, reset(2, ErrorCode::UnknownSession), now()).forget);
     assert_eq!(end.ended().unwrap().code, ErrorCode::Cancelled);
 }

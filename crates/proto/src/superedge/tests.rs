@@ -1,4 +1,4 @@
-//! Conversations with a plain peer, written by hand from docs/superedge.md#session-messages.
+//! Tests conversations with a plain remote, written by hand from docs/superedge.md#session-messages.
 
 use crate::superedge::MAX_TOPIC;
 
@@ -12,7 +12,7 @@ fn id() -> SessionId {
     SessionId::from_bits(42)
 }
 
-/// The message that is sent, and the frames that our session gets.
+/// Returns the message that is sent, and the frames that our session gets.
 fn say_to(
     plain: &mut PlainCodec,
     id: SessionId,
@@ -30,7 +30,7 @@ fn send_frame(plain: &mut PlainCodec, word: SessionFrame) -> (Option<StreamMsg>,
     say_to(plain, id(), word)
 }
 
-/// The type of the message with which the peer is answered.
+/// Returns the type of the reply to the remote.
 fn answer(plain: &mut PlainCodec, meaning: &PlainEvent) -> String {
     assert_eq!(*meaning, PlainEvent::Answered);
     plain.next_message().unwrap().r#type
@@ -121,7 +121,7 @@ async fn a_session_that_the_edge_closes() {
     assert!(
         matches!(&end[..], [SessionFrame::Fin { total: 4 }, SessionFrame::Reset { epoch: 3, refusal }] if refusal.code == ErrorCode::NoError)
     );
-    assert_eq!(send_frame(&mut plain, SessionFrame::Fin { total: 4 }), (None, vec![]), "closed is said once");
+    assert_eq!(send_frame(&mut plain, SessionFrame::Fin { total: 4 }), (None, vec![]), "closed is sent once");
     assert!(plain.sessions.is_empty() && plain.by_topic.is_empty());
 }
 
@@ -157,7 +157,7 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
         let ended = plain.ended(now + AFTER_TARGET);
         assert_eq!(ended, if goes_on { vec![] } else { vec![asked.id] });
         for id in ended {
-            // What has come is not taken yet.
+            // The received bytes are not taken yet.
             plain.postpone_close(id, now + AFTER_TARGET);
             assert_eq!(plain.ended(now + AFTER_TARGET), []);
             assert_eq!(plain.ended(now + AFTER_TARGET * 2), [id]);
@@ -202,7 +202,7 @@ async fn a_late_answer_to_a_session_given_up_is_closed() {
     let meaning = on_message(&mut plain, "tcp-forward", &topic, "x");
     assert_eq!(answer(&mut plain, &meaning), "closed");
     let meaning = on_message(&mut plain, "closed", &topic, "");
-    assert!(matches!(meaning, PlainEvent::Unknown(_)), "never answer closed with closed");
+    assert!(matches!(meaning, PlainEvent::Unknown(_)), "closed is never answered with closed");
 }
 
 #[tokio::test(start_paused = true)]
