@@ -2,7 +2,7 @@
 
 pub mod congestion;
 pub mod grpc;
-#[expect(clippy::module_inception, reason = "the link at work, beside what it needs")]
+#[expect(clippy::module_inception, reason = "the link itself, next to its parts")]
 pub mod link;
 pub mod relay;
 pub mod schedule;
@@ -12,7 +12,7 @@ pub mod table;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex and ignores poisoning: each lock of this layer is held for a few steps that cannot panic half way.
+/// Locks a mutex and ignores poisoning: no critical section in this layer can panic half-way.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
