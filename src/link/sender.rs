@@ -530,7 +530,7 @@ impl LinkSender {
     }
 
     /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the
-    /// Lost frame of a newer attempt. Returns false if the link has ended.
+    /// PathLost frame of a newer attempt. Returns false if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn attach_relay<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {

@@ -29,7 +29,7 @@ impl LinkSender {
         }
     }
 
-    /// Sends Lost for a session after everything it has sent here, because its opener leaves this path.
+    /// Sends PathLost for a session after everything it has sent here, because its opener leaves this path.
     ///
     /// It is never refused, because the remote would wait for it; there is at most one for each session.
     pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
