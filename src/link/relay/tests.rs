@@ -290,7 +290,7 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
             let (from, to) =
                 if of_client { (&relay.client, &relay.edge) } else { (&relay.edge, &relay.client) };
             let (from, to) = (from.clone(), to.clone());
-            relay.on_frame(&to, data("to who leaves"));
+            relay.on_frame(&to, data("to the leaving side"));
             relay.on_frame(&from, data("last"));
             relay.on_frame(&from, frame.clone());
             relay.on_frame(&from, data("late"));
