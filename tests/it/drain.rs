@@ -98,7 +98,7 @@ async fn a_server_that_stops_takes_no_new_links() {
     let stopped = beside(server.server.shutdown(pending()));
     is_closed(connect).await;
     let refused = remote::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
-    assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "this pod is stopping"));
+    assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "server is shutting down"));
     drop(client);
     assert_eventually("the pod's end", stopped).await.unwrap();
 }

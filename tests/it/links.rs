@@ -56,7 +56,7 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "wrong"));
     not_ready(
         &edge,
-        "link: the cloud refused: invalid token (Unauthenticated): compare token or token_file here",
+        "link: rejected by the server: invalid token (Unauthenticated); compare token or token_file here",
     )
     .await;
     assert!(server.server.registry.nodes().is_empty());

@@ -30,46 +30,40 @@ fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
         &mut opener.process,
         id,
         &[
-            "the session begins",
-            "the far end is asked to open the session",
-            "the session is open",
-            "the session has lost its path and is parked",
-            "the far end is asked to resume the session",
-            "the session is resumed",
-            "the session sends its last frame",
-            "the session is over",
+            "session created",
+            "opening session",
+            "session opened",
+            "session lost its path",
+            "resuming session",
+            "session resumed",
+            "closing session",
+            "session closed",
         ],
     );
     tells(
         &mut first.process,
         id,
         &[
-            "a path is sought for a session that is to be relayed",
-            "the session is relayed to this link",
-            "the relayed session is answered by its acceptor",
-            "a link of the relay has ended, and the relay is released",
+            "searching path for relayed session",
+            "relaying session",
+            "relayed session answered by acceptor",
+            "relay released, link ended",
         ],
     );
     tells(
         &mut second.process,
         id,
         &[
-            "a path is sought for a session that is to be relayed",
-            "the session is relayed to this link",
-            "the relayed session is answered by its acceptor",
-            "the relay is released",
+            "searching path for relayed session",
+            "relaying session",
+            "relayed session answered by acceptor",
+            "relay released",
         ],
     );
     tells(
         &mut edge.process,
         id,
-        &[
-            "the session begins",
-            "the session is open",
-            "the session has lost its path and is parked",
-            "the session is resumed",
-            "the session is over",
-        ],
+        &["session created", "session opened", "session lost its path", "session resumed", "session closed"],
     );
     let access = edge.process.says("front=\"backend\"");
     assert!(access.contains(&format!(" session={id} ")), "{access}");
@@ -93,7 +87,7 @@ fn tells(process: &mut Running, id: &str, story: &[&str]) {
         for field in [&format!(" session={id} "), " epoch=", " node=node1"] {
             assert!(line.contains(field), "{field:?} in {line}");
         }
-        assert!(line.contains(" link=") || *what == "the session begins", "{line}");
+        assert!(line.contains(" link=") || *what == "session created", "{line}");
     }
 }
 

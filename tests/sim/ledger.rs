@@ -293,7 +293,7 @@ impl Ledger {
     pub(crate) fn broken(&self, session: usize, who: Who, error: &io::Error) {
         let (lenient, shared) = (self.0.borrow().lenient, self.0.borrow().shared);
         let violation = error.to_string().contains("protocol error");
-        let made_room = shared && error.to_string().contains("it made room for another client");
+        let made_room = shared && error.to_string().contains("evicted in favour of another client");
         self.with(session, |pair| {
             let concerns = pair.other(who).is_some();
             let excused = pair.killed || lenient || made_room || !concerns;

@@ -1,10 +1,10 @@
-//! How much may be under way on a link.
+//! Congestion control: how many bytes may be in flight on a link.
 //!
-//! What lies below the link, in kernels and in the line's own queue, waits in an order that no scheduler can mend. So
-//! the bytes under way are capped. The kernel knows of its line what has arrived and how long that took; but a proxy on
-//! the way, which acknowledges what it has only stored, hides the line behind it, and some systems do not tell. There
-//! pings do: one goes out behind every few bytes, and its answer proves that all before it arrived. Reads no clock and
-//! asks no kernel: time and readings come in.
+//! Bytes queued in the kernel or in the network cannot be reordered, so the bytes in flight are limited. The kernel
+//! knows what has arrived on its connection and how long that took. But a proxy on the path, which acknowledges bytes
+//! that it has only stored, hides the rest of the path, and some systems report nothing. Then pings are used: one
+//! follows every few bytes, and its answer proves that everything before it has arrived. The module reads no clock and
+//! does not query the kernel: the caller passes in times and readings.
 
 pub mod window;
 
@@ -17,7 +17,7 @@ use crate::congestion::window::{CongestionWindow, INITIAL_CWND};
 use tunnel_net::socket::CHUNK;
 use tunnel_net::tcp_info::TcpInfo;
 
-/// The cap on the bytes under way on one link, and what it is derived from.
+/// The limit on the bytes in flight on one link, and the measurements that it is derived from.
 #[derive(Debug)]
 pub(crate) struct CongestionController {
     /// Bytes pulled so far.
@@ -27,14 +27,14 @@ pub(crate) struct CongestionController {
     pings: VecDeque<Ping>,
     next_number: u64,
     latest: Duration,
-    /// What pings have shown.
+    /// The window derived from pings.
     pinged: CongestionWindow,
-    /// What the kernel has shown, if it tells. Boxed, as most links never carry bulk.
+    /// The window derived from the kernel's readings, if there are any. Boxed, as most links never carry bulk.
     kernel: Option<Box<TcpInfoWindow>>,
     hidden: ProxyDelay,
-    /// Whether an interactive link stands beside this one.
+    /// Whether there is an interactive link next to this one.
     shared: bool,
-    /// When an interactive session last sent something on this one.
+    /// When an interactive session last sent something on this link.
     interactive: Option<Instant>,
 }
 
@@ -45,16 +45,16 @@ struct Ping {
     at: Instant,
 }
 
-/// How much of the way the kernel does not see.
+/// How much of the path the kernel does not see.
 #[derive(Debug, Default)]
 struct ProxyDelay {
-    /// By how much pings take longer than the kernel's own round trip, at least.
+    /// Minimum by which pings take longer than the kernel's own RTT.
     least: Option<Duration>,
     answers: u32,
 }
 
 impl CongestionController {
-    /// A link of which nothing is known yet.
+    /// Creates the state of a link about which nothing is known yet.
     pub(crate) fn new() -> Self {
         Self {
             sent: 0,
@@ -70,7 +70,7 @@ impl CongestionController {
         }
     }
 
-    /// Whether an interactive link stands beside this one, for which bulk is to leave a little of the line free.
+    /// Sets whether there is an interactive link next to this one. If so, bulk leaves a little of the line free for it.
     pub(crate) fn set_shared(&mut self, shared: bool) {
         self.shared = shared;
         self.kernel.iter_mut().for_each(|kernel| kernel.share(shared));
@@ -81,24 +81,24 @@ impl CongestionController {
         self.sent += u64::try_from(bytes).unwrap_or(u64::MAX);
     }
 
-    /// An interactive session sends something on this link, with bulk or without.
+    /// Records that an interactive session sends something on this link, whether or not there is bulk.
     pub(crate) fn interactive(&mut self, now: Instant) {
         self.interactive = Some(now);
     }
 
-    /// Whether a ping should follow what was pulled.
+    /// Returns true if a ping should follow the bytes pulled so far.
     pub(crate) fn ping_due(&self, now: Instant) -> bool {
         let marked = self.pings.back().map_or(self.acked, |p| p.sent);
         let mark = (self.congestion_window() / 8).min(self.max_unread(now) / 4).clamp(MIN_MARK, MAX_MARK);
         self.pings.len() < MAX_PINGS_IN_FLIGHT && self.sent - marked >= mark
     }
 
-    /// Whether the kernel should be read before [`Self::is_capped`] is asked.
+    /// Returns true if the kernel should be read before [`Self::is_blocked`] is called.
     pub(crate) fn wants_reading(&self, now: Instant) -> bool {
         self.kernel.as_ref().is_none_or(|kernel| kernel.is_stale(now))
     }
 
-    /// What the kernel knows just now.
+    /// Takes a new reading of the kernel.
     pub(crate) fn read(&mut self, reading: TcpInfo, now: Instant) {
         match &mut self.kernel {
             Some(kernel) => kernel.read(reading, self.sent, now),
@@ -106,13 +106,13 @@ impl CongestionController {
         }
     }
 
-    /// The kernel does not tell any more.
+    /// Records that the kernel no longer provides readings.
     pub(crate) fn disable_tcp_info(&mut self) {
         self.kernel = None;
     }
 
-    /// Whether bulk has to wait. The caller looks again after [`Self::look_after`], and sends a ping if
-    /// [`Self::needs_ping`] is true.
+    /// Returns true if bulk has to wait. The caller checks again after [`Self::retry_after`], and sends a ping if
+    /// [`Self::needs_ping`] returns true.
     pub(crate) fn is_blocked(&mut self, now: Instant) -> bool {
         let (sent, unread) = (self.sent, self.sent - self.acked >= self.max_unread(now));
         match self.tcp_info_window() {
@@ -121,17 +121,17 @@ impl CongestionController {
         }
     }
 
-    /// How long to wait for the kernel, if that is what lifts the cap.
+    /// Returns how long to wait before the next reading if the window depends on the kernel.
     pub(crate) fn retry_after(&mut self) -> Option<Duration> {
         self.tcp_info_window().map(|kernel| kernel.look_after())
     }
 
-    /// Whether no ping is under way although bytes are: then nothing would ever lift the cap.
+    /// Returns true if bytes are in flight but no ping is: then no answer would ever open the window.
     pub(crate) fn needs_ping(&self) -> bool {
         self.pings.is_empty()
     }
 
-    /// A ping goes out now; its number.
+    /// Records a ping that is sent now, and returns its number.
     pub(crate) fn ping(&mut self, now: Instant) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
@@ -139,12 +139,12 @@ impl CongestionController {
         number
     }
 
-    /// When the oldest ping that has no answer was sent.
+    /// Returns when the oldest unanswered ping was sent.
     pub(crate) fn unanswered(&self) -> Option<Instant> {
         self.pings.front().map(|ping| ping.at)
     }
 
-    /// The answer to ping `number`: all that was pulled before it has arrived. Numbers never sent are ignored.
+    /// Handles the answer to ping `number`: everything pulled before it has arrived. Numbers never sent are ignored.
     pub(crate) fn on_ack(&mut self, number: u64, now: Instant) {
         let mut answered = None;
         while let Some(ping) = self.pings.front().filter(|p| p.number <= number) {
@@ -161,8 +161,10 @@ impl CongestionController {
         }
     }
 
-    /// Bytes that the peer may not have read yet. Its kernel acknowledges what it has only stored, so on a short way, where
-    /// the machines and not the line are what is slow, megabytes would stand there before every keystroke.
+    /// Returns the number of bytes that the remote may not have read yet.
+    ///
+    /// Its kernel acknowledges bytes that it has only stored. On a short path the machines are the bottleneck, not the
+    /// line, so megabytes would be queued there ahead of every keystroke.
     fn max_unread(&self, now: Instant) -> u64 {
         let least = self.kernel.as_ref().and_then(|kernel| kernel.cap.min_rtt());
         if least.is_none_or(|least| least > SHORT_RTT) {
@@ -172,23 +174,23 @@ impl CongestionController {
         if quiet { MAX_UNREAD } else { MAX_UNREAD_BESIDE }
     }
 
-    /// The longest frame that the link carries in about 2 ms.
+    /// Returns the length of the longest frame that the link carries in about 2 ms.
     pub(crate) fn longest_frame(&self) -> usize {
         let Some(rate) = self.seen_cap().bandwidth() else { return INITIAL_FRAME };
         usize::try_from(rate / 500).unwrap_or(MAX_FRAME).clamp(MIN_FRAME, MAX_FRAME)
     }
 
-    /// The latest round trip measured; 100 ms before the first.
+    /// Returns the latest RTT measured; 100 ms before the first measurement.
     pub(crate) fn latest_rtt(&self) -> Duration {
         self.latest
     }
 
-    /// Bytes that may be under way just now.
+    /// Returns the number of bytes that may be in flight now.
     pub(crate) fn congestion_window(&self) -> u64 {
         self.seen_cap().bytes()
     }
 
-    /// What the kernel has shown, if that is the whole way.
+    /// Returns the window derived from the kernel's readings if the kernel sees the whole path.
     fn tcp_info_window(&mut self) -> Option<&mut TcpInfoWindow> {
         if self.sees_all() { self.kernel.as_deref_mut() } else { None }
     }
@@ -200,7 +202,7 @@ impl CongestionController {
         }
     }
 
-    /// Whether the kernel tells, and no proxy hides a part of the way.
+    /// Returns true if the kernel provides readings and no proxy hides a part of the path.
     fn sees_all(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| !self.hidden.is_much(kernel.cap.min_rtt()))
     }
@@ -212,7 +214,7 @@ impl ProxyDelay {
         self.answers = self.answers.saturating_add(1);
     }
 
-    /// Whether it is more than a peer's own delay and what waits here.
+    /// Returns true if the difference exceeds the remote's own delay and the queue at this end.
     fn is_much(&self, seen: Option<Duration>) -> bool {
         let usual = LITTLE_HIDDEN + seen.unwrap_or_default() / 2;
         self.answers >= ANSWERS_TO_BELIEVE && self.least.is_some_and(|least| least > usual)
@@ -225,61 +227,63 @@ impl Default for CongestionController {
     }
 }
 
-/// A least round trip up to this is a way between neighbours.
+/// A path with a minimum RTT up to this is between close machines.
 const SHORT_RTT: Duration = Duration::from_millis(1);
-/// What is unread there at the most: so much that neither end waits for the other one at each turn.
+/// Maximum number of unread bytes on such a path: enough that neither end waits for the other in each turn.
 const MAX_UNREAD: u64 = 4 << 20;
-/// The same beside an interactive session: 0.4 ms at 1 GB/s.
+/// Like [`MAX_UNREAD`], but next to an interactive session: 0.4 ms at 1 GB/s.
 const MAX_UNREAD_BESIDE: u64 = 384 << 10;
-/// There is none on the link once all have sent nothing for so long.
+/// A link has no interactive session once none has sent anything for this long.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
-/// A ping goes out behind every eighth of the cap, and every quarter of what may be unread, within these bytes.
+/// A ping follows every eighth of the window, and every quarter of what may be unread, within these bytes.
 const MIN_MARK: u64 = 4 * 1024;
 const MAX_MARK: u64 = 1 << 19;
-/// Pings under way at the most: a peer that answers none must not make us grow.
+/// Maximum number of pings in flight: a remote that answers none must not make the queue grow.
 const MAX_PINGS_IN_FLIGHT: usize = 64;
 /// Assumed before the first answer.
 const INITIAL_RTT: Duration = Duration::from_millis(100);
-/// By how much longer than the kernel's, and half of that beside, every ping may take that no proxy delays.
+/// Maximum by which pings take longer than the kernel's RTT without a proxy, in addition to half of that RTT.
 const LITTLE_HIDDEN: Duration = Duration::from_millis(5);
-/// Fewer answers may all have waited behind something.
+/// Minimum number of answers before that difference is trusted: fewer may all have waited in a queue.
 const ANSWERS_TO_BELIEVE: u32 = 8;
-/// Frame length before the rate is known: short enough for a slow line, long enough for the first moments of a fast
-/// one.
+/// Frame length before the rate is known: short enough for a slow line, long enough for the start of a fast one.
 const INITIAL_FRAME: usize = 16 * 1024;
-/// Below this headers weigh too much.
+/// Below this the overhead of headers is too high.
 const MIN_FRAME: usize = 4 * 1024;
-/// What a socket hands over at once, so that it is not cut. Header and data fit one HTTP/2 frame of 64 KiB.
+/// As many bytes as a socket hands over at once, so that they are not split. Header and data fit one HTTP/2 frame of 64
+/// KiB.
 pub(crate) const MAX_FRAME: usize = CHUNK;
 
-// How much may be under way by what the kernel knows of the line.
+// How many bytes may be in flight, from the kernel's knowledge of the line.
 //
-// It tells two things apart that pings cannot. What waits in our own socket is no queue of the line's, and must be
-// little: the kernel, too, sends only as fast as it thinks right, and the rest stands before every keystroke. And what
-// is on the way is bounded by the line's own round trip.
+// The kernel distinguishes two queues that pings cannot. Bytes in our own socket are not queued on the line. They must
+// be few, because the kernel limits its sending rate as well, and the rest is queued ahead of every keystroke. Bytes on
+// the line are limited by the line's own RTT.
 
-/// What the kernel has shown of one line.
+/// The kernel's readings of one line.
 #[derive(Debug)]
 pub(crate) struct TcpInfoWindow {
     pub(crate) cap: CongestionWindow,
-    /// While an interactive link stands beside this one.
+    /// Set while there is an interactive link next to this one.
     cruise: Option<Cruise>,
     latest: TcpInfo,
     at: Instant,
-    /// Bytes pulled when it was read.
+    /// Bytes pulled at the time of the latest reading.
     sent: u64,
-    /// Of these, the bytes that had not come to the kernel: they stand in HTTP/2's and TLS's buffers.
+    /// Of these, the bytes not yet written to the socket: they are in the buffers of HTTP/2 and TLS.
     above: u64,
-    /// The least that the bytes pulled were ahead of those written. It only ever falls: what is pulled is counted
-    /// without HTTP/2's and TLS's own, what is written with them.
+    /// The smallest lead so far of the bytes pulled over the bytes written. It only ever falls, because the bytes
+    /// pulled are counted without the overhead of HTTP/2 and TLS, and the bytes written with it.
     least_ahead: i64,
-    /// Bytes that may be pulled before it is read again, if they are bounded. A kernel that has emptied the line, as BBR does to see its least
-    /// round trip, would else send a whole cap at once behind that, which is a queue of half a round trip.
+    /// Bytes that may be pulled before the next reading, if they are limited.
+    ///
+    /// A kernel may empty the line, as BBR does to probe the minimum RTT. Without this limit a whole window would be
+    /// sent at once afterwards, which is a queue of half an RTT.
     allowed: Option<i64>,
 }
 
 impl TcpInfoWindow {
-    /// After the first reading.
+    /// Creates the state after the first reading.
     pub(crate) fn new(reading: TcpInfo, sent: u64, now: Instant) -> Self {
         let mut this = Self {
             cap: CongestionWindow::new(),
@@ -295,16 +299,16 @@ impl TcpInfoWindow {
         this
     }
 
-    /// The next reading, when `sent` bytes have been pulled.
+    /// Takes the next reading; `sent` bytes have been pulled by then.
     pub(crate) fn read(&mut self, reading: TcpInfo, sent: u64, now: Instant) {
         let ahead = sent.wrapping_sub(reading.written).cast_signed();
         self.least_ahead = self.least_ahead.min(ahead);
         self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();
         self.allowed = self.pacing_rate().map(|(rate, jitter)| {
-            // A frame may be longer than what was left: then the next one waits for that.
+            // A frame may be longer than the remaining allowance; then the next frame waits for the difference.
             let left = self.allowed.unwrap_or_default() - sent.wrapping_sub(self.sent).cast_signed();
             let more = left.saturating_add_unsigned(carried(rate, now - self.at));
-            // What waits in the socket will go with it.
+            // Bytes waiting in the socket will be sent along with it.
             let most = carried(rate, self.patience() + jitter).saturating_sub(reading.unsent);
             more.min(most.cast_signed())
         });
@@ -320,36 +324,36 @@ impl TcpInfoWindow {
         }
     }
 
-    /// Whether an interactive link stands beside this one.
+    /// Sets whether there is an interactive link next to this one.
     pub(crate) fn share(&mut self, shared: bool) {
         let new = || Cruise::new(&self.cap, self.sent, self.at);
         self.cruise = shared.then(|| self.cruise.take().unwrap_or_else(new));
     }
 
-    /// Whether it should be read again before anything is decided.
+    /// Returns true if a new reading is needed before any decision.
     pub(crate) fn is_stale(&self, now: Instant) -> bool {
         now - self.at >= FRESH
     }
 
-    /// Whether bulk has to wait when `sent` bytes have been pulled.
+    /// Returns true if bulk has to wait when `sent` bytes have been pulled.
     pub(crate) fn is_capped(&mut self, sent: u64) -> bool {
         let waits = self.latest.unsent + self.above + (sent - self.sent);
-        // Not the line's, so nothing that its cap should grow by.
+        // This limit is not the line's, so reaching it must not grow the window.
         let floods = self.allowed.is_some_and(|allowed| (sent - self.sent).cast_signed() >= allowed);
         waits >= self.max_unsent() || floods || self.cap.is_reached(self.latest.in_flight + waits)
     }
 
-    /// When to look again, if bulk has to wait: before all that waits is sent.
+    /// Returns when to check again if bulk has to wait: before everything that waits is sent.
     pub(crate) fn look_after(&self) -> Duration {
         self.patience() / 3
     }
 
-    /// The round trip of late.
+    /// Returns the latest smoothed RTT.
     pub(crate) fn round_trip(&self) -> Duration {
         self.latest.rtt
     }
 
-    /// Bytes that may wait in our buffers and in the socket.
+    /// Returns the number of bytes that may wait in our buffers and in the socket.
     fn max_unsent(&self) -> u64 {
         if self.cap.bandwidth().is_none() {
             return INITIAL_CWND;
@@ -358,7 +362,7 @@ impl TcpInfoWindow {
         carried(rate, self.patience()).clamp(MIN_WAITING, MAX_WAITING)
     }
 
-    /// How fast bulk may be let go, and how long it may be let go at once, if that is bounded.
+    /// Returns the rate at which bulk may be sent and the time for which it may burst, if the rate is limited.
     fn pacing_rate(&self) -> Option<(u64, Duration)> {
         let (rate, jitter) = self.cap.pacing_rate()?;
         let slower = self.cruise.as_ref().and_then(Cruise::rate);
@@ -370,49 +374,49 @@ impl TcpInfoWindow {
     }
 }
 
-/// With so few bytes under way the round trip varies by itself.
+/// With at most this many bytes in flight, variations of the RTT are the line's own.
 const FEW: u64 = 6000;
-/// How far round trips lie apart, in their mean deviations. Less lets a line that jitters seem to have a queue.
+/// The spread of RTTs in their mean deviations. With a smaller factor a jittery line would seem to have a queue.
 const RANGE: u32 = 5;
-/// A reading this old is renewed.
+/// A reading older than this is renewed.
 const FRESH: Duration = Duration::from_millis(1);
-/// How long a byte may wait in our socket, or a sixteenth of the least round trip if that is more: the kernel never runs
-/// dry while this side sleeps.
+/// How long a byte may wait in our socket, or a sixteenth of the minimum RTT if that is more. The kernel never runs out
+/// of data while this side sleeps.
 const MAX_WAIT: Duration = Duration::from_millis(12);
 /// Two of the shortest frames.
 const MIN_WAITING: u64 = 8 * 1024;
-/// More than buffers take in any case.
+/// More than the buffers hold in any case.
 const MAX_WAITING: u64 = 8 << 20;
 
-// Bulk that leaves a little of the line free for what goes over an interactive link beside it.
+// Bulk that leaves a little of the line free for an interactive link next to it.
 //
-// What is under way above what the line holds is a queue, and where round trips vary by themselves no cap can tell the two
-// apart. Bulk that goes out a little slower than the line carries it leaves no queue, however round trips vary. So bulk
-// fills the line for some rounds, as far as its cap allows, which shows the line's rate; it cruises below that rate for
-// some time; and so on by turns. See "How much may be under way" in docs/protocol.md.
+// Bytes in flight above the line's capacity form a queue, and where RTTs vary on their own, no window can tell the two
+// apart. Bulk that is sent slightly slower than the line's rate leaves no queue, however RTTs vary. So bulk first fills
+// the line for some rounds, up to its window, which shows the line's rate. Then it cruises below that rate for some
+// time, and then it fills the line again. See "How much may be under way" in docs/protocol.md.
 
-/// Whether bulk fills the line or cruises, and how fast.
+/// Whether bulk fills the line or cruises, and at which rate.
 #[derive(Debug)]
 pub(crate) struct Cruise {
-    /// When bulk began to fill the line.
+    /// When bulk started to fill the line.
     began: Mark,
-    /// Bytes pulled a second while bulk filled the line, the latest first: by chance some of them are too low.
+    /// Rates in bytes per second while bulk filled the line, latest first. Some of them are too low by chance.
     rates: [u64; RATES_KEPT],
-    /// Until when it cruises, and the shortest round trip met meanwhile; none while it fills the line.
+    /// End of the cruise, and the shortest RTT seen during it; `None` while bulk fills the line.
     until: Option<(Instant, Duration)>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     at: Instant,
-    /// Rounds in a row in which the line was full.
+    /// Consecutive rounds in which the line was full.
     full: u32,
     /// Bytes pulled.
     sent: u64,
 }
 
 impl Cruise {
-    /// It fills the line from now on, when `sent` bytes have been pulled.
+    /// Starts filling the line when `sent` bytes have been pulled.
     pub(crate) fn new(cap: &CongestionWindow, sent: u64, now: Instant) -> Self {
         Self {
             began: Mark { at: now, full: cap.rounds_at_limit(), sent },
@@ -421,8 +425,8 @@ impl Cruise {
         }
     }
 
-    /// The kernel has been read, when `sent` bytes had been pulled. Behind a cruise, the shortest round trip that it met: no
-    /// queue of ours was in it.
+    /// Takes a reading of the kernel, when `sent` bytes had been pulled. After a cruise, returns the shortest RTT seen
+    /// during it: it contained no queue of ours.
     pub(crate) fn read(
         &mut self,
         cap: &CongestionWindow,
@@ -433,7 +437,7 @@ impl Cruise {
         let (here, began) = (Mark { at: now, full: cap.rounds_at_limit(), sent }, self.began);
         self.until = self.until.map(|(until, least)| (until, least.min(trip)));
         if here.full.saturating_sub(began.full) >= ROUNDS_TO_KNOW {
-            // While it cruises, too: then the line has become narrower.
+            // A full line during a cruise as well: then the line has become narrower.
             self.rates.rotate_right(1);
             self.rates[0] = per_second(sent.wrapping_sub(began.sent), now - began.at);
             let lasts = self.lasts(cap.min_rtt().unwrap_or_default());
@@ -448,18 +452,18 @@ impl Cruise {
         None
     }
 
-    /// Bytes a second at which bulk goes out while it cruises.
+    /// Returns the rate of bulk, in bytes per second, during a cruise.
     pub(crate) fn rate(&self) -> Option<u64> {
         self.until.map(|_| self.known() / 16 * 15)
     }
 
-    /// What the line carries, as far as is known.
+    /// Returns the best known rate of the line.
     fn known(&self) -> u64 {
         self.rates.iter().copied().max().unwrap_or_default()
     }
 
-    /// How long the next cruise lasts: less where the line's rate changes, as a line that has become wider shows it only when it
-    /// is filled.
+    /// Returns how long the next cruise lasts. It is shorter if the line's rate changes, because a wider line is
+    /// noticed only when it is filled.
     fn lasts(&self, least: Duration) -> Duration {
         let longest = LONGEST.max(least * MAX_TRIPS);
         let before = self.rates[1..].iter().copied().max().unwrap_or_default();
@@ -468,29 +472,29 @@ impl Cruise {
     }
 }
 
-/// So many rounds with a full line show its rate.
+/// Number of rounds with a full line that show its rate.
 const ROUNDS_TO_KNOW: u32 = 8;
-/// Before it has shown that so often there is no cruise.
+/// Number of measured rates kept; there is no cruise before all of them are known.
 const RATES_KEPT: usize = 4;
-/// How long it cruises where the line has the same rate as before.
+/// Duration of a cruise if the line's rate is unchanged.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Or for so many least round trips, if that is longer.
+/// Minimum duration of such a cruise in minimum RTTs.
 const MAX_TRIPS: u32 = 100;
 
-// Bytes, time, and bytes a second.
+// Conversions between bytes, time, and bytes per second.
 
-/// Bytes a second, of so many in a time.
+/// Returns the rate in bytes per second of `bytes` in that time.
 pub(crate) fn per_second(bytes: u64, took: Duration) -> u64 {
     let micros = took.as_micros().max(1);
     u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
 }
 
-/// What `rate` bytes a second carry in a time.
+/// Returns the bytes carried in that time at `rate` bytes per second.
 pub(crate) fn carried(rate: u64, time: Duration) -> u64 {
     u64::try_from(u128::from(rate) * time.as_micros() / 1_000_000).unwrap_or(u64::MAX)
 }
 
-/// How long so many bytes take at `rate` bytes a second.
+/// Returns the time that `bytes` take at `rate` bytes per second.
 pub(crate) fn time_of(bytes: u64, rate: u64) -> Duration {
     let micros = u128::from(bytes) * 1_000_000 / u128::from(rate.max(1));
     Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
@@ -500,7 +504,7 @@ pub(crate) fn time_of(bytes: u64, rate: u64) -> Duration {
 mod tests {
     use super::*;
 
-    /// A line that carries `rate` bytes a second, with a queue of any length, and answers after `trip`.
+    /// A line that carries `rate` bytes per second, has an unlimited queue, and answers after `trip`.
     struct Line {
         now: Instant,
         free_at: Instant,
@@ -525,7 +529,7 @@ mod tests {
             }
         }
 
-        /// A backlogged sender for `time`.
+        /// Runs a sender that always has data, for `time`.
         fn run(&mut self, pace: &mut CongestionController, time: Duration) {
             let end = self.now + time;
             (self.worst, self.carried) = (Duration::ZERO, 0);

@@ -1,6 +1,6 @@
-//! Both ends of the one gRPC call, on hyper's HTTP/2: accept links, dial links.
+//! Both ends of the gRPC call that carries a link, on hyper's HTTP/2: accepting and dialling links.
 //!
-//! tonic's own transport hides HTTP/2's send buffer and joins messages, and its codec copies each of them twice; so the
+//! tonic's own transport hides HTTP/2's send buffer and joins messages, and its codec copies each message twice. So the
 //! call is made and served here, with tonic's statuses and the generated messages. See docs/decisions.md#pull-not-push.
 
 pub mod accept;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
-#[expect(clippy::disallowed_types, reason = "hyper's timer speaks of it; it is made of tokio's")]
+#[expect(clippy::disallowed_types, reason = "hyper's Timer trait uses it; the values come from tokio")]
 use std::time::Instant;
 
 use futures_util::FutureExt as _;
@@ -44,20 +44,21 @@ use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 use tunnel_proto::superedge::PlainCodec;
 
-/// What every link of this process shares.
+/// What all links of this process share.
 #[derive(Debug, Clone)]
 pub struct LinkContext {
-    /// The sessions.
+    /// The session table.
     pub table: Arc<SessionTable>,
-    /// The numbers.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Where connection tasks are spawned.
+    /// Spawns the connection tasks.
     pub drain: Drain,
-    /// The kernel's congestion control for links; `None`: the system's default.
+    /// The kernel's congestion control algorithm for links. `None` means the system's default.
     pub congestion: Option<Arc<str>>,
 }
 
-/// The pull side of a new link. Its own pings take the place of HTTP/2's, by `alarm`, if its peer answers them.
+/// Creates the outbound side of a new link. If the remote answers the link's own pings, these replace HTTP/2's and
+/// `alarm` is disabled.
 fn puller(
     peer: Remote,
     instance: Option<Instance>,
@@ -80,7 +81,7 @@ fn puller(
     OutboundStream { sender, table: table.clone(), dialect: voice }
 }
 
-/// The addresses of a connection.
+/// Returns the addresses of a connection.
 fn ends(io: &impl Connection) -> LinkEndpoints {
     let tcp = io.tcp();
     LinkEndpoints {
@@ -91,46 +92,50 @@ fn ends(io: &impl Connection) -> LinkEndpoints {
     }
 }
 
-/// Links are numbered through the life of the process.
+/// The number of the next link; unique within the process.
 static NEXT_LINK: AtomicU64 = AtomicU64::new(1);
 
 const PATH: &str = "/proto.Stream/TunnelStreaming";
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
-/// A frame of ours, data and header, fits one of HTTP/2's.
+/// Size of an HTTP/2 frame in bytes: one frame of ours, header and data, fits.
 const FRAME: u32 = 64 * 1024;
-/// What waits below the pull is latency that no turn can mend; this much keeps the socket busy.
+/// Bytes that HTTP/2 buffers for sending. Bytes below the scheduler cannot be reordered, so this only keeps the socket
+/// busy.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Twice the bandwidth-delay product of 1 Gbit/s at 100 ms is 25 MB: then HTTP/2's own windows never hold a link, and it
-/// seldom has to widen them, which is a packet each time. It costs no memory: [`ReadAhead`] bounds what is read.
+/// HTTP/2's flow-control window in bytes.
+///
+/// It exceeds 25 MB, twice the bandwidth-delay product of 1 Gbit/s at 100 ms. So HTTP/2 never limits a link, and seldom
+/// sends a window update, which costs a packet. It costs no memory: [`ReadAhead`](read_ahead::ReadAhead) bounds what is
+/// read.
 const WINDOW: u32 = 32 << 20;
-/// Metadata of a call, in bytes.
+/// Maximum size of a call's metadata in bytes.
 const METADATA: u32 = 16 * 1024;
-/// Long enough for a bad line, short enough to notice a dead one.
+/// Timeout of HTTP/2's pings: long enough for a bad line, short enough to detect a dead one.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
 // What each end of the call sends, as an HTTP body.
 
-/// What one end of the call sends.
+/// The body that one end of the call sends.
 #[derive(Debug, Default)]
 pub(crate) enum CallBody {
-    /// Nothing: the call was refused.
+    /// Nothing: the call was rejected.
     #[default]
     Refused,
-    /// A heartbeat, until the pod has answered and the dialect is known.
+    /// A heartbeat, until the server has answered and the dialect is known.
     Greeting {
         /// The heartbeat, until it is sent.
         first: Option<EncodedMessage>,
-        /// What to go on with.
+        /// Receives the stream to continue with.
         agreed: oneshot::Receiver<OutboundStream>,
     },
     /// The link's frames.
     Stream {
-        /// The link's pull side.
+        /// The link's outbound side.
         puller: OutboundStream,
-        /// Whether a status follows once the link is closed: a pod's does, an edge's does not.
+        /// Whether a status follows once the link is closed: a server sends one, an edge does not.
         trailers: bool,
     },
-    /// One whole answer.
+    /// A complete response.
     Full(tonic::body::Body),
 }
 
@@ -173,40 +178,40 @@ impl http_body::Body for CallBody {
     }
 }
 
-/// How a pod ends a link: well, unless its name is another's.
+/// Returns the status with which a server ends a link: OK, unless another process has the edge's name.
 fn status(link: &LinkSender) -> HeaderMap {
     let taken = link.close_reason().map(Status::already_exists);
     let mut trailers = HeaderMap::new();
-    // Fails only for a message that cannot be a header, and every one can once it is encoded.
+    // Fails only if the message cannot be a header. An encoded message always can.
     let _ = taken.unwrap_or_else(|| Status::ok("")).add_header(&mut trailers);
     trailers
 }
 
-// The clock of HTTP/2's own pings, which falls silent once a link's pings show what they would.
+// The timer for HTTP/2's own pings, which is disabled once the link sends pings itself.
 //
-// hyper looks every few seconds whether something came, by a timer that wakes the connection. Where thousands of links
-// ping each other anyway, that is a good part of what their being idle costs.
+// hyper checks every few seconds whether anything was received, with a timer that wakes the connection. With thousands
+// of links that ping each other anyway, this would be a considerable part of the cost of idle links.
 
-/// hyper's timer for one connection. Cheap to clone; clones fall silent together.
+/// hyper's timer for one connection. Cheap to clone; disabling one clone disables all.
 #[derive(Debug, Clone)]
 pub(crate) struct PingTimer {
     timer: TokioTimer,
     off: Arc<AtomicBool>,
 }
 
-/// A sleep that never ends once its alarm is off, and is in no queue of the runtime's then.
+/// A sleep that never completes once its timer is disabled, and then leaves the runtime's timer queue.
 struct PingSleep {
     sleep: Option<Pin<Box<dyn Sleep>>>,
     off: Arc<AtomicBool>,
 }
 
 impl PingTimer {
-    /// One that goes off as it is set.
+    /// Creates an enabled timer.
     pub(crate) fn new() -> Self {
         Self { timer: TokioTimer::new(), off: Arc::default() }
     }
 
-    /// From now on it never goes off.
+    /// Disables the timer for good.
     pub(crate) fn disable(&self) {
         self.off.store(true, Relaxed);
     }
@@ -244,20 +249,21 @@ impl Future for PingSleep {
 
 impl Sleep for PingSleep {}
 
-// All that one HTTP/2 connection needs to run, in one task.
+// Runs everything that belongs to one HTTP/2 connection in one task.
 //
-// hyper makes futures of a connection, of each call on it and of what each sends, and at every frame one wakes the next.
-// As tasks they would wake other threads for that, which fetch the task and its bytes to their core; so here they are
-// polled by turns on one thread, and the runtime hears only of what comes from outside.
+// hyper creates futures for a connection, for each call on it, and for what each call sends; every frame makes one wake
+// the next. As separate tasks they would wake other threads, which then fetch the task and its bytes to their core. So
+// they are polled in turn on one thread, and the runtime only sees wake-ups from outside.
 
-/// Takes the futures of one connection, for the task that runs it. Cheap to clone.
+/// Collects the futures of one connection for the task that runs them. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct ConnectionExecutor(Arc<Mutex<Vec<BoxTask>>>);
 
 type BoxTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Runs a connection and its crew; ends when all have ended. Who was not woken is not polled: a look at a connection on which
-/// nothing has happened is a good part of what an idle link costs.
+/// Runs a connection and the futures spawned by it; ends when all have ended.
+///
+/// Polls only woken futures: polling an idle connection would be a considerable part of the cost of an idle link.
 pub(crate) struct ConnectionTask {
     members: FuturesUnordered<BoxTask>,
     arrivals: ConnectionExecutor,
@@ -265,7 +271,7 @@ pub(crate) struct ConnectionTask {
     waker: Waker,
 }
 
-/// Remembers that something is to be polled, and wakes the task unless it is at it already.
+/// Remembers that a future was woken, and wakes the task unless the task is polling.
 #[derive(Default)]
 struct WakeFlag {
     rung: AtomicBool,
@@ -277,14 +283,14 @@ impl<F> hyper::rt::Executor<F> for ConnectionExecutor
 where
     F: Future + Send + 'static,
 {
-    /// Only while [`Self::run`] polls, or before: nothing wakes it for this.
+    /// Called only before or while the [`ConnectionTask`] is polled: nothing wakes the task for a new future.
     fn execute(&self, member: F) {
         lock(&self.0).push(Box::pin(member.map(drop)));
     }
 }
 
 impl ConnectionExecutor {
-    /// Runs the connection `lead` with all that it executes on this crew.
+    /// Creates the task that runs the connection `lead` and all futures that it spawns here.
     pub(crate) fn run(self, lead: BoxTask) -> ConnectionTask {
         let bell = Arc::<WakeFlag>::default();
         let waker = Waker::from(bell.clone());
@@ -293,7 +299,7 @@ impl ConnectionExecutor {
 }
 
 impl ConnectionTask {
-    /// Polls all that were woken, once.
+    /// Polls all woken futures once.
     fn poll_woken(&mut self) -> Poll<()> {
         let cx = &mut Context::from_waker(&self.waker);
         loop {
@@ -332,7 +338,8 @@ impl WakeFlag {
         self.rung.store(false, SeqCst);
     }
 
-    /// Ends a round: whether there has to be another. Whoever rings after this look sees that nobody polls.
+    /// Ends a round. Returns true if another round is needed; a wake-up after this check sees that the task is not
+    /// polling.
     fn take_woken(&self) -> bool {
         self.polling.store(false, SeqCst);
         self.rung.load(SeqCst)
@@ -354,11 +361,11 @@ impl Wake for WakeFlag {
 
 impl fmt::Debug for ConnectionExecutor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Crew")
+        f.write_str("ConnectionExecutor")
     }
 }
 
-/// After so many rounds other tasks have their turn: each is a frame or two.
+/// Maximum number of rounds per poll before other tasks run; a round handles a frame or two.
 const ROUNDS: usize = 8;
 
 #[cfg(test)]
@@ -423,7 +430,7 @@ mod crew_tests {
         }
     }
 
-    /// Takes what comes and sends it on, `left` times.
+    /// Receives numbers and sends each on, `left` times.
     async fn pass(mut from: mpsc::Receiver<u32>, to: mpsc::Sender<u32>, left: u32) {
         for _ in 0..left {
             let Some(next) = from.recv().await else { return };
@@ -431,7 +438,7 @@ mod crew_tests {
         }
     }
 
-    /// A lead and a member that pass a number to and fro, `times` each.
+    /// Returns a task whose two futures pass a number to and fro, `times` each.
     fn two(times: u32) -> ConnectionTask {
         let (crew, (one, from_one), (other, from_other)) =
             (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));

@@ -11,7 +11,7 @@ pub mod table;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex and ignores poisoning: each lock of this layer is held for a few steps that cannot panic half way.
+/// Locks a mutex and ignores poisoning: no critical section in this layer can panic half-way.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! One link at work: the read loop, signs of life, and the pull side that its gRPC stream polls.
+//! A running link: the read loop, keepalive, and the outbound side that its gRPC stream polls.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -32,39 +32,39 @@ use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError, SessionFram
 use tunnel_proto::state::LinkId;
 use tunnel_proto::superedge::{Decoded, PlainCodec, PlainEvent};
 
-/// One gRPC stream at work. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
+/// A running link over one gRPC stream. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
 #[derive(Debug)]
 pub struct Link {
-    /// Its sending side, which sessions run on.
+    /// The link's sending side, which carries the sessions.
     pub sender: Arc<LinkSender>,
     table: Arc<SessionTable>,
     metrics: Metrics,
     dialect: Encoding,
-    /// Whether the peer dialled this end: then heartbeats are questions, else answers.
+    /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
     answers: bool,
     incoming: Incoming,
     ahead: ReadAhead,
     reader: Decoder,
     events: VecDeque<Event>,
-    /// Bytes read since other tasks could last run.
+    /// Bytes read since the last yield to other tasks.
     since_rest: usize,
     pub(crate) alive: Keepalive,
     stall: ReadPause,
-    /// The session that got data last.
+    /// The session that received data last.
     fed: Option<SessionId>,
     /// Notified when a plain session has ended at this side.
     more_ending: Arc<Notify>,
     _connection: DropGuard,
 }
 
-/// The other end, as the call has shown it.
+/// The remote end of an accepted or answered call.
 #[derive(Debug)]
 pub(crate) struct RemoteInfo {
-    /// Whether it dialled us.
+    /// Whether the remote dialled us.
     pub(crate) answers: bool,
     pub(crate) incoming: Incoming,
     pub(crate) ahead: ReadAhead,
-    /// Cancelled once the link is dropped, so that the connection goes too.
+    /// Cancelled when the link is dropped, so that the connection closes as well.
     pub(crate) connection: CancellationToken,
 }
 
@@ -107,10 +107,17 @@ impl Link {
         }
     }
 
-    /// The next thing to be done for the peer. After an error the link is over; call [`Self::end`]. Cancel safe.
+    /// Returns the next event for the caller to handle.
+    ///
+    /// After an error the link is over; call [`Self::end`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn next(&mut self) -> Result<Event, LinkEnd> {
         loop {
-            // Each event is dealt with before the next frame is read: what it does may bear on that.
+            // Each event is handled before the next frame is read, because the handling may affect how that frame is
+            // read.
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
@@ -132,12 +139,12 @@ impl Link {
 
     /// Takes the link out of service. Returns the sessions that need another path.
     pub fn end(&self, why: &LinkEnd) -> Vec<Parked> {
-        let far = self.sender.peer.node().map_or("a pod".into(), |node| format!("node {node}"));
-        let refusal = SessionError::new(ErrorCode::Cancelled, format!("the link to {far} is gone: {why}"));
+        let far = self.sender.peer.node().map_or("a peer".into(), |node| format!("node {node}"));
+        let refusal = SessionError::new(ErrorCode::Cancelled, format!("the link to {far} closed: {why}"));
         self.table.link_ended(&self.sender, &refusal, Instant::now())
     }
 
-    /// Waits for the next bytes of the stream, pinging a silent peer.
+    /// Waits for the next bytes of the stream and pings an idle remote meanwhile.
     async fn read(&mut self) -> Result<Bytes, LinkEnd> {
         loop {
             let next = self.next_check_at();
@@ -197,15 +204,17 @@ impl Link {
         Ok(())
     }
 
-    /// When to look at the link's life next, and at targets that have ended.
+    /// Returns when to check the link's liveness, and targets that have ended, next.
     fn next_check_at(&self) -> Instant {
         let next = self.alive.next();
         let Encoding::Plain(plain) = &self.dialect else { return next };
         lock(plain).next_end().map_or(next, |end| end.min(next))
     }
 
-    /// A peer of the extended dialect never stops reading. If it did, the last frames that wait for it, and their
-    /// sessions, would be kept for ever. A plain peer may stop for as long as one of its targets does.
+    /// Returns an error if a remote of the extended dialect has stopped reading.
+    ///
+    /// Otherwise the last frames queued for it, and their sessions, would be kept forever. A plain remote may stop
+    /// reading for as long as one of its targets does.
     fn check_remote_reads(&self, now: Instant) -> Result<(), LinkEnd> {
         let unread = self.sender.resumes
             && self.sender.blocked_since().is_some_and(|since| now - since >= WRITE_STALL_TIMEOUT);
@@ -276,27 +285,27 @@ impl Link {
     }
 }
 
-/// How long a link may take nothing of what waits for it: longer than the largest frame takes on the worst line.
+/// How long a link may accept none of its queued frames: longer than the largest frame takes on the slowest line.
 const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// The read loop gives way to other tasks after so many bytes.
+/// The read loop yields to other tasks after this number of bytes.
 const YIELD_AFTER_BYTES: usize = 256 * 1024;
-/// What a message counts for in that, beside its bytes.
+/// Bytes that each message adds to that count, in addition to its data.
 const YIELD_COST_PER_MESSAGE: usize = 128;
-/// Said of a frame in the log.
+/// Log text for a received frame.
 const RECEIVED: &str = "frame received";
 
-// The pull side of a link: what its gRPC stream sends next, encoded in its dialect.
+// The outbound side of a link: the next message for its gRPC stream, encoded in its dialect.
 
 /// How frames become messages on one link.
 #[derive(Debug, Clone)]
 pub(crate) enum Encoding {
-    /// With the extended dialect's messages.
+    /// Messages of the extended dialect.
     Extended,
-    /// With SuperEdge's messages, through the end that stands for the peer.
+    /// SuperEdge's messages, converted by a codec that acts for the remote.
     Plain(Arc<Mutex<PlainCodec>>),
 }
 
-/// The pull side: what the gRPC stream sends next.
+/// The outbound side of a link: supplies what the gRPC stream sends next.
 #[derive(Debug, Clone)]
 pub(crate) struct OutboundStream {
     pub(crate) sender: Arc<LinkSender>,
@@ -305,7 +314,7 @@ pub(crate) struct OutboundStream {
 }
 
 impl OutboundStream {
-    /// The next message to send; none once the link is closed.
+    /// Polls for the next message to send. Returns `None` once the link is closed.
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<EncodedMessage>> {
         let Encoding::Plain(plain) = &self.dialect else {
             return self
@@ -322,7 +331,7 @@ impl OutboundStream {
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending => Poll::Pending,
             };
-            // Looked at last: from here on, every message that is added wakes us.
+            // Checked last: every message added after this check wakes this task.
             if let Some(message) = lock(plain).next_message() {
                 return Poll::Ready(Some(self.counted(message)));
             }
@@ -347,7 +356,7 @@ impl OutboundStream {
         let decoded = lock(plain).send_frame(frame, now);
         let Some((decoded, node)) = decoded.zip(self.sender.peer.node()) else { return };
         for word in decoded.frames {
-            // What comes back to a session from its own frames never concerns the wiring.
+            // A session's own frames never produce an event, so the result is ignored.
             let key = SessionKey { id: decoded.id, category: decoded.category, node: node.clone() };
             let _ = self.table.on_frame(&self.sender, key, word, now);
         }
@@ -356,34 +365,34 @@ impl OutboundStream {
 
 // How links end.
 
-/// How a link ended.
+/// Why a link ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkEnd {
-    /// The peer ended the stream, or the connection broke.
-    #[error("the far end closed the link: {0}")]
+    /// The remote ended the stream, or the connection broke.
+    #[error("the remote end closed the link: {0}")]
     Closed(String),
-    /// Its pod ended it, because another process has our name.
+    /// The server ended the link because another process has our name.
     #[error("{0}")]
     NameTaken(String),
-    /// Nothing arrived for 15 s.
+    /// Nothing was received for 15 s.
     #[error("nothing was received for 15s")]
     TimedOut,
-    /// The peer sends but does not read.
-    #[error("the far end has taken nothing for {WRITE_STALL_TIMEOUT:?}")]
+    /// The remote sends but does not read.
+    #[error("the remote end has read nothing for {WRITE_STALL_TIMEOUT:?}")]
     WriteStalled,
-    /// We closed it: replaced by a newer one, or stopping.
-    #[error("closed here")]
+    /// Closed at this end: replaced by a newer link, or shutting down.
+    #[error("closed by this end")]
     ClosedLocally,
-    /// It had fallen silent, and a second one beside it answered first.
-    #[error("a second link answered first")]
+    /// The link was unresponsive and a backup link answered first.
+    #[error("a backup link answered first")]
     ReplacedByBackup,
-    /// What came is not the protocol.
-    #[error("protocol violated: {0}")]
+    /// The remote violated the protocol.
+    #[error("protocol violation: {0}")]
     ProtocolError(#[from] DecodeError),
 }
 
 impl LinkEnd {
-    /// A fixed label for metrics.
+    /// Returns a fixed label for metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Closed(_) => "closed",
@@ -406,15 +415,15 @@ impl From<StreamEnd> for LinkEnd {
     }
 }
 
-// The log's line for each frame that a link sends or receives (`-v 8`): its kind and its numbers, and nothing of what it
-// carries for clients.
+// The log line for each frame that a link sends or receives (`-v 8`). It holds the frame's kind and numbers, never
+// client data.
 
-/// Whether such lines are logged.
+/// Returns true if frames are logged.
 pub(crate) fn is_wanted() -> bool {
     enabled!(target: FRAMES, Level::TRACE)
 }
 
-/// Logs a frame; `what` says whether it was sent or received.
+/// Logs a frame; `what` tells whether it was sent or received.
 pub(crate) fn log(what: &str, link: LinkId, frame: &Frame) {
     if !is_wanted() {
         return;
@@ -437,7 +446,7 @@ pub(crate) fn log(what: &str, link: LinkId, frame: &Frame) {
     }
 }
 
-/// Logs a frame about a session.
+/// Logs a frame that belongs to a session.
 pub(crate) fn log_word(what: &str, link: LinkId, session: SessionId, word: &SessionFrame) {
     let (kind, bytes) = match word {
         SessionFrame::Open { .. } => ("Open", None),
@@ -471,16 +480,16 @@ pub(crate) fn log_word(what: &str, link: LinkId, session: SessionId, word: &Sess
     trace!(target: FRAMES, %link, %session, kind, bytes, epoch, received, limit, total, code, "{what}");
 }
 
-// How a plain link is read with care: a plain peer knows no limits, and no end of one direction.
+// Backpressure on plain links: the plain dialect has no flow control and cannot half-close a session.
 
-/// How long this plain link was left unread in the current ten seconds.
+/// Time for which this plain link was left unread in the current ten seconds.
 #[derive(Debug)]
 pub(crate) struct ReadPause {
     since: Instant,
     spent: Duration,
 }
 
-/// The session or link with more unread bytes than allowed.
+/// What has more unread bytes than allowed.
 #[derive(Debug, Clone, Copy)]
 enum OverLimit {
     Session,
@@ -495,9 +504,10 @@ impl ReadPause {
 }
 
 impl Link {
-    /// While the session that got data last, its link or the process has too much unread, the link is left unread too,
-    /// but only so long: then the fullest session is reset, so that the others go on. To be called after each message,
-    /// as each of them may be for another session.
+    /// Leaves the link unread while the last session to receive data, its link or the process has too much unread.
+    ///
+    /// Once the allowed pause is used up, the session with most unread bytes is reset so that the others continue. Call
+    /// this after each message, because each may belong to another session.
     pub(crate) async fn pause_reads_if_full(&mut self) {
         let Some(fed) = self.fed.take() else { return };
         while let Some(over) = self.over(fed) {
@@ -509,12 +519,12 @@ impl Link {
             if left.is_zero() {
                 self.metrics.resets.count("plain_reader_too_slow");
                 self.give_up(fed, over);
-                // There may be many that are small.
+                // Many small sessions may have to be reset.
                 tokio::task::yield_now().await;
                 continue;
             }
             self.metrics.stalls.inc();
-            // Ready or late: the next look sees both. Readers of other links do not wake this one.
+            // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
             let patience = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
             let stalled = self.ahead.stall();
             let _ = timeout(patience, self.sender.read.notified()).await;
@@ -524,7 +534,7 @@ impl Link {
         }
     }
 
-    /// Sends `closed` for targets that have taken all that came for them.
+    /// Sends `closed` for targets that have received all their data.
     pub(crate) fn close_ended(&mut self, plain: &Mutex<PlainCodec>, now: Instant) {
         let ended = lock(plain).ended(now);
         for id in ended {
@@ -541,7 +551,7 @@ impl Link {
         }
     }
 
-    /// Unread bytes of a session, if it runs here.
+    /// Returns the unread bytes of a session, or 0 if the session does not run here.
     fn unread(&self, id: SessionId) -> usize {
         self.table.session(id).map_or(0, |session| session.queued_from(self.sender.id))
     }
@@ -551,7 +561,7 @@ impl Link {
             0 => None,
             most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
             _ if self.table.unpromised.is_exhausted() => Some(OverLimit::Process),
-            // Alone it may have half of all.
+            // A link may exceed its share until half of the process's limit is in use.
             _ => self.sender.exceeds_fair_share(&self.table.unpromised).then_some(OverLimit::Link),
         }
     }
@@ -565,28 +575,28 @@ impl Link {
         if let Some(session) = found.or_else(|| self.table.session(fed)) {
             session.reset_unread(SessionError::new(
                 ErrorCode::Overloaded,
-                "its reader is too slow for a link that cannot wait",
+                "its reader is too slow for a link without flow control",
             ));
         }
     }
 }
 
-/// Of those whose peer was promised nothing, the one with most unread bytes, if it has any.
+/// Returns the session with most unread bytes among those with unreserved ones, or `None` if there is none.
 fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> {
     let unread = sessions.into_iter().map(|session| (session.unreserved(), session));
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }
 
-/// Unread bytes of a plain peer's session at which its link is left unread.
+/// Unread bytes of a plain session at which reading from its link pauses.
 const PLAIN_QUEUE: usize = 1024 * 1024;
-/// How long a plain link may be left unread in each [`STALL_PERIOD`], all sessions together.
+/// How long a plain link may be left unread in each [`STALL_PERIOD`], for all its sessions together.
 const MAX_READ_PAUSE: Duration = Duration::from_secs(2);
 const STALL_PERIOD: Duration = Duration::from_secs(10);
-/// How often it is looked whether other links' readers have made room.
+/// How often to check whether readers on other links have freed memory.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Link {
-    /// Has this end watch the link as well, although the far end has dialled.
+    /// Makes this end watch the link as well, although the remote dialled it.
     pub fn watch(&mut self) {
         self.alive.watches = true;
     }
@@ -617,7 +627,7 @@ mod tests {
         }
     }
 
-    /// What stands in a log of that verbosity once these were sent.
+    /// Returns the log at that verbosity after these frames were sent.
     fn sent(verbosity: i32, bodies: &[FrameKind]) -> String {
         let lines = Lines::default();
         let (to, (filter, _level)) = (lines.clone(), LogLevel::new(verbosity));
@@ -659,6 +669,6 @@ mod tests {
             assert!(line.contains("frames: frame sent link=7") && line.ends_with(wanted), "{line}");
         }
         assert!(!log.contains("SECRET"), "{log}");
-        assert_eq!(sent(7, &bodies), "", "not for who wants less");
+        assert_eq!(sent(7, &bodies), "", "frames are not logged below -v 8");
     }
 }

@@ -1,12 +1,12 @@
-//! Sessions that only pass through this pod: which two links each of them is bound to.
+//! Relayed sessions: the two links that each of them is bound to.
 //!
 //! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding is
 //! removed only together with a frame to both ends, or by an attempt of higher epoch (docs/protocol.md#relaying).
 //!
-//! One lock holds all bindings. Under it a frame only finds its binding, changes it, and takes out the legs it goes to;
-//! queues and links, which have locks of their own, are touched after its release. The read loops of the two links run
-//! on different threads, so a frame may reach a queue after its binding was replaced. That does no harm: each binding
-//! has queues of its own, and a closed queue drops what comes late.
+//! One lock guards all bindings. Under it a frame only finds its binding, changes it, and takes out the legs it goes
+//! to; queues and links have their own locks and are used after its release. The read loops of the two links run on
+//! different threads, so a frame may reach a queue after its binding was replaced. That does no harm: each binding has
+//! its own queues, and a closed queue drops late frames.
 
 pub mod queue;
 
@@ -30,33 +30,34 @@ use tunnel_proto::state::LinkId;
 #[derive(Debug)]
 pub(crate) struct RelayTable {
     bindings: Mutex<HashMap<SessionId, Binding>>,
-    /// Most bytes that wait for one session and direction.
+    /// Maximum number of bytes that wait for one session and direction.
     most: usize,
-    /// What waits for all of them together.
+    /// Budget for the bytes of all sessions together.
     queued: Arc<Budget>,
-    /// Most bytes that wait on one link.
+    /// Maximum number of bytes that wait on one link.
     most_on_link: usize,
 }
 
 impl RelayTable {
-    /// A table without bindings. At most `most` bytes of each session may wait in each direction, and `all` bytes
-    /// together. One link takes at most a quarter of `all`, so that a link that reads nothing leaves room for others.
+    /// Creates a table without bindings. At most `most` bytes of each session may wait in each direction, and `all`
+    /// bytes together. One link takes at most a quarter of `all`, so that a link that reads nothing leaves room for
+    /// others.
     pub(crate) fn new(most: usize, all: usize) -> Self {
         Self { bindings: Mutex::default(), most, queued: Budget::new(all), most_on_link: most.max(all / 4) }
     }
 
-    /// Number of bindings, those without a path to the acceptor yet among them.
+    /// Returns the number of bindings, including those without a path to the acceptor yet.
     pub(crate) fn len(&self) -> usize {
         lock(&self.bindings).len()
     }
 
-    /// Whether the session has a binding.
+    /// Returns true if the session has a binding.
     pub(crate) fn knows(&self, id: SessionId) -> bool {
         lock(&self.bindings).contains_key(&id)
     }
 
-    /// Bytes that have passed in both directions since a session was bound to that link, which leads to its acceptor; none
-    /// of one that is not, or that is not answered yet.
+    /// Returns the bytes relayed in both directions since a session was bound to that link towards its acceptor.
+    /// Returns `None` if it is not bound to it, or not answered yet.
     pub(crate) fn passed(&self, id: SessionId, link: LinkId) -> Option<u64> {
         let queues = {
             let bindings = lock(&self.bindings);
@@ -67,17 +68,17 @@ impl RelayTable {
         Some(queues.iter().map(|queue| queue.passed()).sum())
     }
 
-    /// Bytes that wait in all queues, with what their frames cost.
+    /// Returns the bytes that wait in all queues, including the overhead of their frames.
     pub(crate) fn queued(&self) -> usize {
         self.queued.used()
     }
 
-    /// The budget that these bytes are counted in.
+    /// Returns the budget for these bytes.
     pub(crate) fn budget(&self) -> &Budget {
         &self.queued
     }
 
-    /// Takes in an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
+    /// Registers an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
     /// opener.
     pub(crate) fn on_request(&self, attempt: &Attempt) -> AttemptStatus {
         let opener = self.hop(attempt, &attempt.from);
@@ -95,11 +96,10 @@ impl RelayTable {
         let bound = binding.bound();
         let before = bindings.insert(attempt.key.id, binding);
         drop(bindings);
-        log(bound, "a path is sought for a session that is to be relayed", None);
+        log(bound, "searching path for relayed session", None);
         if let Some(before) = before {
             before.opener.close();
-            // The new attempt may lead elsewhere. The acceptor that the attempt before had reached would then wait for
-            // ever.
+            // The new attempt may lead elsewhere. The acceptor reached by the previous attempt would then wait forever.
             if let Some(acceptor) = before.acceptor {
                 acceptor.cut(SessionFrame::PathLost { epoch: before.epoch });
             }
@@ -108,8 +108,8 @@ impl RelayTable {
         AttemptStatus::Newest
     }
 
-    /// Binds the session to the link that leads to its acceptor, and sends the frame there. If `sought`, the answer
-    /// *not here* makes the seeker look for another path; if not, it goes to the opener.
+    /// Binds the session to the link towards its acceptor and sends the frame there. With `sought`, the answer *not
+    /// here* makes the seeker search for another path; otherwise it goes to the opener.
     pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
         let bind = |binding: &mut Binding| {
@@ -118,7 +118,7 @@ impl RelayTable {
         };
         let Some((seeker, bound)) = self.with(attempt, bind) else { return };
         drop(seeker);
-        log(bound, "the session is relayed to this link", Some(&frame));
+        log(bound, "relaying session", Some(&frame));
         if self.admit(attempt, &acceptor) {
             // Cannot be full: an Open or Resume empties the queue first.
             let _ = acceptor.push(frame);
@@ -137,7 +137,7 @@ impl RelayTable {
         drop(bindings);
         drop(seeker);
         let Some(binding) = binding else { return };
-        log(binding.bound(), "the relay has found no path and is released", frame.as_ref());
+        log(binding.bound(), "relay released, no path found", frame.as_ref());
         // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
         binding.opener.close();
         if let Some(frame) = frame {
@@ -145,7 +145,7 @@ impl RelayTable {
         }
     }
 
-    /// How the attempt stands.
+    /// Returns the state of the attempt.
     pub(crate) fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
         match lock(&self.bindings).get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
             Some(Binding { acceptor: None, .. }) => AttemptState::Searching,
@@ -154,7 +154,7 @@ impl RelayTable {
         }
     }
 
-    /// Passes a frame that came over the link of `from` to the other side. False if the frame does not count.
+    /// Passes a frame from the link of `from` to the other side. Returns false if the frame was ignored.
     pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = lock(&self.bindings);
         let Some(binding) = bindings.get_mut(&id) else { return false };
@@ -167,23 +167,23 @@ impl RelayTable {
             return false;
         }
         let epoch = binding.epoch;
-        // A peer of version 1 does not know Broken: it gets Reset, which it does not answer, so this pod answers for
-        // it.
+        // A remote of version 1 does not know ResetAt. It gets Reset, which it does not answer, so this server answers
+        // for it.
         let unheard = matches!(frame, SessionFrame::ResetAt { .. })
             && to.as_ref().is_some_and(|to| !to.link.dialect.supports(Dialect::RESET_AT));
         let last = unheard || is_last(&frame);
-        // The answer to an older attempt, or its end, does not concern this one. A newer epoch than the binding's does:
-        // the opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
+        // The answer to an older attempt, or its end, does not concern this one. An epoch newer than the binding's
+        // does: the opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
         if last && frame.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
-        // The search goes on: the attempt has not reached the acceptor.
+        // The search continues: the attempt has not reached the acceptor.
         if is_not_here(&frame) && !of_opener && binding.seeker.is_some() {
             binding.acceptor = None;
             let changed = binding.seeker.as_ref().map(|seeker| seeker.0.clone());
             let bound = binding.bound();
             drop(bindings);
-            log(bound, "the acceptor is not there, and another path is sought", Some(&frame));
+            log(bound, "acceptor not found, searching another path", Some(&frame));
             back.close();
             changed.inspect(|changed| changed.notify_one());
             return true;
@@ -194,8 +194,7 @@ impl RelayTable {
         let removed = if last { bindings.remove(&id) } else { None };
         drop(bindings);
         drop((seeker, removed));
-        let what =
-            if last { "the relay is released" } else { "the relayed session is answered by its acceptor" };
+        let what = if last { "relay released" } else { "relayed session answered by acceptor" };
         log(bound, what, Some(&frame));
         let frame = match frame {
             SessionFrame::ResetAt { refusal, .. } if unheard => {
@@ -216,10 +215,10 @@ impl RelayTable {
         true
     }
 
-    /// A link has ended: the bindings that used it are removed, and their other sides get Lost.
+    /// Handles the end of a link: the bindings that used it are removed, and their other sides get PathLost.
     ///
-    /// The link's list of sessions was taken before, under the link's lock. A session may have been bound anew since,
-    /// so each binding is looked at again: only one that still uses this link is removed.
+    /// The link's list of sessions was taken before, under the link's lock. A session may have been bound again since,
+    /// so each binding is checked again: only one that still uses this link is removed.
     pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
             let mut bindings = lock(&self.bindings);
@@ -229,20 +228,21 @@ impl RelayTable {
             let binding = if affected { bindings.remove(&id) } else { None };
             drop(bindings);
             let Some(binding) = binding else { continue };
-            log(binding.bound(), "a link of the relay has ended, and the relay is released", None);
+            log(binding.bound(), "relay released, link ended", None);
             for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
                 if uses(&hop) {
                     hop.close();
                 } else {
-                    // It goes behind what waits, as those bytes are still good. It always fits: a Lost costs no budget.
+                    // Queued after what waits, as those bytes are still valid. It always fits: a PathLost costs no
+                    // budget.
                     let _ = hop.push(SessionFrame::PathLost { epoch: binding.epoch });
                 }
             }
         }
     }
 
-    /// Removes a binding and sends Lost to both ends: they look for another path, or wait for one. With `epoch`, only
-    /// if the binding still belongs to that attempt.
+    /// Removes a binding and sends PathLost to both ends: they search for another path, or wait for one. With `epoch`,
+    /// only if the binding still belongs to that attempt.
     pub(crate) fn path_lost(&self, id: SessionId, epoch: Option<u64>) {
         self.cut(id, epoch, |epoch| SessionFrame::PathLost { epoch });
     }
@@ -259,7 +259,7 @@ impl RelayTable {
         drop(bindings);
         let Some(binding) = binding else { return };
         let frame = frame(binding.epoch);
-        log(binding.bound(), "the relay is released by this pod", Some(&frame));
+        log(binding.bound(), "relay released by this server", Some(&frame));
         for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
             hop.cut(frame.clone());
         }
@@ -271,8 +271,8 @@ impl RelayTable {
         RelayLeg { link: link.clone(), queue }
     }
 
-    /// Enters the session in the link's list. False if the link has ended meanwhile; the other side then gets Lost from
-    /// here, as the link's end did not find the session in the list.
+    /// Adds the session to the link's list. Returns false if the link has ended meanwhile. The other side then gets
+    /// PathLost from here, because the link's end did not find the session in the list.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
         let alive = hop.link.attach_relay(&hop.queue, attempt.epoch);
         if !alive {
@@ -288,23 +288,23 @@ impl RelayTable {
     }
 }
 
-// What only passes through this pod: sessions whose two ends are at other processes.
+// Sessions that have both ends at other processes.
 
-// One Open or Resume that a pod has to relay, and who seeks a path for it.
+// An Open or Resume to be relayed, and the search for its path.
 
-/// Which Open or Resume is meant: an answer to an older one counts no more.
+/// Identifies an Open or Resume: an answer to an older one is ignored.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) key: SessionKey,
     pub(crate) epoch: u64,
     pub(crate) from: Arc<LinkSender>,
-    /// Who opened the session, where that is known.
+    /// The opener of the session, if it is known.
     pub(crate) opener: Option<Opener>,
     /// Notified whenever its binding has changed, for the search for its path.
     pub(crate) changed: Arc<Notify>,
 }
 
-/// What an Open or Resume is to the session's binding.
+/// How an Open or Resume relates to the session's binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptStatus {
     /// The newest: it has the binding now.
@@ -315,14 +315,14 @@ pub(crate) enum AttemptStatus {
     WrongOpener,
 }
 
-/// How an attempt stands.
+/// The state of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptState {
     /// It has no path: it was not passed on yet, or the acceptor was not there.
     Searching,
-    /// It was passed on, and not answered.
+    /// It was passed on and is not answered yet.
     Pending,
-    /// It was answered, or counts no more.
+    /// It was answered, or is no longer current.
     Done,
 }
 
@@ -342,38 +342,38 @@ impl Drop for SearchGuard {
     }
 }
 
-/// Whether nothing about the attempt follows it.
+/// Returns true if no frame of the attempt follows this one.
 pub(crate) fn is_last(frame: &SessionFrame) -> bool {
     matches!(frame, SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::PathLost { .. })
 }
 
-/// Whether the frame means that the acceptor is not there.
+/// Returns true if the frame means that the acceptor is not there.
 pub(crate) fn is_not_here(frame: &SessionFrame) -> bool {
     matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NodeNotConnected)
 }
 
-// Which two links a session passes through, and whose it is.
+// The two links of a relayed session, and its opener.
 
-/// Which two links a session passes through, and who seeks the second one.
+/// The two links of a relayed session, and the search for the second one.
 #[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) epoch: u64,
-    /// Who opened the session, once that is known.
+    /// The opener of the session, once it is known.
     pub(crate) by: Option<Opener>,
     pub(crate) opener: RelayLeg,
-    /// None while a path to the acceptor is sought.
+    /// `None` while a path to the acceptor is searched.
     pub(crate) acceptor: Option<RelayLeg>,
-    /// Who seeks that path until the attempt is answered, if anybody does.
+    /// The search for that path, until the attempt is answered; `None` if there is none.
     pub(crate) seeker: Option<SearchGuard>,
 }
 
 impl Binding {
-    /// Whether this attempt has made it.
+    /// Returns true if this attempt created the binding.
     pub(crate) fn is_of(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id
     }
 
-    /// The leg on that link, and the other one if there is one. None if no leg is there.
+    /// Returns the leg on that link, and the other one if there is one. Returns `None` if no leg is on that link.
     pub(crate) fn legs(&self, link: LinkId) -> Option<(RelayLeg, Option<RelayLeg>)> {
         if self.opener.link.id == link {
             return Some((self.opener.clone(), self.acceptor.clone()));
@@ -382,8 +382,8 @@ impl Binding {
         Some((acceptor, Some(self.opener.clone())))
     }
 
-    /// Whether another process opened the session. An older pod does not send the opener; then the edge that accepted
-    /// the session is foreign.
+    /// Returns true if another process opened the session. An older server does not send the opener; then the edge that
+    /// accepted the session is foreign.
     pub(crate) fn is_foreign(&self, attempt: &Attempt) -> bool {
         let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Remote::Peer;
         let unknown = self.by.is_none();
@@ -392,7 +392,7 @@ impl Binding {
     }
 }
 
-// One side of a session that passes through.
+// One side of a relayed session.
 
 /// One side of a session: its link, and what waits there.
 #[derive(Debug, Clone)]
@@ -419,9 +419,9 @@ impl RelayLeg {
     }
 }
 
-// The lines by which a session that passes through can be followed through this pod's log.
+// The log lines that trace a relayed session through this server.
 
-/// A log line's fields of a binding, taken under the table's lock and logged once that is released.
+/// A log line's fields of a binding, taken under the table's lock and logged after its release.
 #[derive(Debug)]
 pub(crate) struct LoggedBinding {
     session: SessionKey,
@@ -431,7 +431,7 @@ pub(crate) struct LoggedBinding {
 }
 
 impl Binding {
-    /// The fields of its line; `None` if such lines are not logged.
+    /// Returns the fields of its log line, or `None` if such lines are not logged.
     pub(crate) fn bound(&self) -> Option<LoggedBinding> {
         enabled!(Level::DEBUG).then(|| LoggedBinding {
             session: self.opener.queue.key().clone(),
@@ -442,7 +442,7 @@ impl Binding {
     }
 }
 
-/// Logs what has become of a relayed session; `frame` is the one that did it, if a frame did.
+/// Logs what has become of a relayed session; `frame` is the frame that caused it, if any.
 pub(crate) fn log(bound: Option<LoggedBinding>, what: &str, frame: Option<&SessionFrame>) {
     let Some(LoggedBinding { session, epoch, link, acceptor_link }) = bound else { return };
     let SessionKey { id: session, node, .. } = session;
@@ -455,7 +455,7 @@ pub(crate) fn log(bound: Option<LoggedBinding>, what: &str, frame: Option<&Sessi
         ) => Some(tracing::field::display(refusal)),
         _ => None,
     };
-    debug!(%session, epoch, %link, acceptor_link, %node, why, "{what}");
+    debug!(%session, epoch, %link, acceptor_link, %node, error = why, "{what}");
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
-//! Who sends next on a link: a clock that counts bytes.
+//! Decides what is sent next on a link, with a clock that counts bytes.
 //!
-//! Each session has a standing: an account of what it has sent, in bytes, with a few added for each frame, and whether
-//! it has sent only little each time of late, as interactive ones do and bulk does not. Next is the one whose
-//! next frame ends earliest on its account; ordering by the end, not the start, lets a keystroke pass those that woke
-//! together with it. One that was silent enters at most `MAX_LAG` behind the clock, so a keystroke waits for the
-//! frame on the wire and no other, and a session that keeps coming back with a little gains nothing over those with a
-//! backlog. Knows nothing of links and sessions; reads no clock but its own.
+//! Each session has an account of the bytes that it has sent, with a few added for each frame. It also has a flag for
+//! whether its recent backlogs were all small, as those of interactive sessions are. The next turn goes to the session
+//! with the frame that ends earliest on its account. Ordering by the end, not the start, lets a keystroke pass sessions
+//! that became ready at the same time.
+//!
+//! A session that was idle enters at most `MAX_LAG` behind the clock. So a keystroke waits only for the frame on the
+//! wire, and a session that keeps returning with a little data gains nothing over those with a backlog. The scheduler
+//! knows nothing of links and sessions, and reads no clock but its own.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -28,37 +30,38 @@ pub(crate) struct Scheduler<K> {
     bulk: BinaryHeap<QueuedFlow<K>>,
 }
 
-/// What one has sent on its link so far; nothing, by default.
+/// What a flow has sent on its link so far; nothing by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FlowState {
-    /// On its account.
+    /// Cost of everything sent.
     account: u64,
-    /// Turns in a row, up to the latest one, in which it had no more than [`INTERACTIVE_BACKLOG`] to send.
+    /// Consecutive turns, up to the latest one, in which it had no more than [`INTERACTIVE_BACKLOG`] to send.
     small: u32,
 }
 
-/// One that waits for its turn.
+/// A flow that waits for its turn.
 #[derive(Debug)]
 pub(crate) struct QueuedFlow<K> {
     /// Where its next frame would end on its account.
     ends: u64,
     /// Breaks ties: first come, first served.
     entered: u64,
-    /// Where it stands now.
+    /// Its current state.
     standing: FlowState,
     /// Whether it has little to send.
     small: bool,
-    /// Whose turn it is.
+    /// The flow that has this turn.
     pub key: K,
 }
 
 impl<K> Scheduler<K> {
-    /// No one waits, and the clock stands at 0.
+    /// Creates an empty scheduler with its clock at 0.
     pub(crate) fn new() -> Self {
         Self { clock: 0, entered: 0, small: BinaryHeap::new(), bulk: BinaryHeap::new() }
     }
 
-    /// Lets `key` wait for its turn: where it stands, what it has to send, and the longest frame it may send at once.
+    /// Queues `key` for its turn, with its state, the bytes that it has to send, and the longest frame it may send at
+    /// once.
     pub(crate) fn enter(&mut self, key: K, standing: FlowState, backlog: usize, longest: usize) {
         let account = standing.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
@@ -68,7 +71,7 @@ impl<K> Scheduler<K> {
         if small { self.small.push(turn) } else { self.bulk.push(turn) }
     }
 
-    /// Takes who is next; only those with [`INTERACTIVE_BACKLOG`] backlogs if `small_only`.
+    /// Takes the next flow; only one with a backlog up to [`INTERACTIVE_BACKLOG`] if `small_only`.
     pub(crate) fn next(&mut self, small_only: bool) -> Option<QueuedFlow<K>> {
         let small_first = match (self.small.peek(), self.bulk.peek()) {
             (Some(small), Some(bulk)) => small > bulk,
@@ -77,44 +80,45 @@ impl<K> Scheduler<K> {
         if small_first || small_only { self.small.pop() } else { self.bulk.pop() }
     }
 
-    /// Moves the clock to where the frame that was just sent ends.
+    /// Advances the clock to the end of the frame that was just sent.
     pub(crate) fn sent(&mut self, standing: FlowState) {
         self.clock = self.clock.max(standing.account);
     }
 
-    /// Lets only those wait on for whom `stays` holds.
+    /// Keeps only the flows for which `stays` returns true.
     pub(crate) fn retain(&mut self, stays: impl Fn(&K) -> bool) {
         self.small.retain(|turn| stays(&turn.key));
         self.bulk.retain(|turn| stays(&turn.key));
     }
 
-    /// How many wait.
+    /// Returns the number of flows that wait.
     pub(crate) fn len(&self) -> usize {
         self.small.len() + self.bulk.len()
     }
 
-    /// Whether anyone waits with more than a small backlog.
+    /// Returns true if a flow waits with more than a small backlog.
     pub(crate) fn has_bulk(&self) -> bool {
         !self.bulk.is_empty()
     }
 }
 
 impl FlowState {
-    /// Whether it is interactive: it has had little to send each time of late. Bulk leaves a small rest now and then.
+    /// Returns true if the flow is interactive: its recent backlogs were all small. Bulk has a small remainder now and
+    /// then.
     pub(crate) fn is_interactive(self) -> bool {
         self.small >= INTERACTIVE_AFTER
     }
 }
 
 impl<K> QueuedFlow<K> {
-    /// Where the sender stands before this turn.
+    /// Returns the sender's state before this turn.
     pub(crate) fn standing(&self) -> FlowState {
         self.standing
     }
 
-    /// Where the sender stands once it has sent `len` bytes in this turn.
+    /// Returns the sender's state after it has sent `len` bytes in this turn.
     pub(crate) fn standing_after(&self, len: usize) -> FlowState {
-        // A frame may be shorter than what there is to send; and more may have come since it began to wait.
+        // A frame may be shorter than the backlog, and more may have been added while it waited.
         let little = self.small && len <= INTERACTIVE_BACKLOG;
         let small = if little { self.standing.small.saturating_add(1) } else { 0 };
         FlowState { account: self.standing.account + cost(len), small }
@@ -142,7 +146,7 @@ impl<K> PartialOrd for QueuedFlow<K> {
 }
 
 impl<K> Ord for QueuedFlow<K> {
-    /// The greatest turn is the one that ends earliest, as a heap wants it.
+    /// The greatest turn ends earliest, as [`BinaryHeap`] requires.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.ends, other.entered).cmp(&(self.ends, self.entered))
     }
@@ -152,104 +156,105 @@ fn cost(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX / 4) + FRAME_OVERHEAD
 }
 
-/// Backlog in bytes up to which a session counts as a typist: its frames are not held by the cap on bytes under way.
+/// Backlog in bytes up to which a session counts as small: the congestion window does not hold its frames back.
 pub(crate) const INTERACTIVE_BACKLOG: usize = 4 * 1024;
-/// Turns in a row with no more than that, after which it is interactive.
+/// Consecutive turns with at most that backlog after which a flow is interactive.
 const INTERACTIVE_AFTER: u32 = 4;
-/// The largest frame: how far behind the clock a session that was silent may enter.
+/// The largest frame: how far behind the clock an idle session may enter.
 pub(crate) const MAX_LAG: u64 = 65_200;
-/// What a frame costs beside its bytes: names, ids and headers on the wire.
+/// Cost of a frame in addition to its bytes: names, ids and headers on the wire.
 const FRAME_OVERHEAD: u64 = 128;
 
-// When the peer is told what has come: Pongs and credits, together and a few times in a round trip.
+// Pacing of acknowledgements: Pongs and credits are sent together, a few times per RTT.
 //
-// While bulk comes, each would be a packet of its own. The kernel's congestion window grows as long as such packets use
-// half of it, and from 16 packets on, with nine acknowledgements in a round trip, cubic ends its slow start for good if they
-// take longer than they did. They wait behind the bulk in the line's queue; so bulk of ours would later begin at the rate of
-// the little packets. Four in a round trip, and what goes out beside them, leave the window about where it begins, at ten.
+// While bulk is received, each would be a packet of its own. The kernel's congestion window grows as long as such
+// packets use half of it. From 16 packets on, with nine acknowledgements per RTT, cubic ends its slow start for good if
+// they take longer than before. They wait behind the bulk in the line's queue, so later bulk of ours would start at the
+// rate of the small packets. Four per RTT, and what is sent with them, leave the window near its start at ten.
 
-/// When Pongs and credits go out on one link.
+/// When Pongs and credits are sent on one link.
 #[derive(Debug, Default)]
 pub(crate) struct AckPacing {
-    /// When some did last.
+    /// When some were sent last.
     went: Option<Instant>,
-    /// From then on others wait so long.
+    /// Minimum time between two of them.
     apart: Duration,
-    /// They do not wait: one of them is needed, or something else goes out, too.
+    /// Whether they are sent at once: one of them is urgent, or another frame is sent anyway.
     hurried: bool,
-    /// When the kernel was read.
+    /// When the kernel was last read.
     read: Option<Instant>,
 }
 
 impl AckPacing {
-    /// Whether they may go now.
+    /// Returns true if they may be sent now.
     pub(crate) fn may_go(&self, now: Instant) -> bool {
         self.hurried || self.next().is_none_or(|next| next <= now)
     }
 
-    /// From when on they may go, if nothing else does before.
+    /// Returns when they may be sent if nothing else is sent before.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.went.map(|went| went + self.apart)
     }
 
-    /// One goes now, and the others with it.
+    /// Records that one is sent now; the others go with it.
     pub(crate) fn on_sent(&mut self, now: Instant) {
         self.went = Some(now);
         self.hurried = true;
     }
 
-    /// They go with the next frame.
+    /// Makes them go with the next frame.
     pub(crate) fn send_now(&mut self) {
         self.hurried = true;
     }
 
-    /// All that may go has gone.
+    /// Records that everything that may be sent has been sent.
     pub(crate) fn on_flushed(&mut self) {
         self.hurried = false;
     }
 
-    /// Whether the kernel should be read before [`Self::may_go`] is asked for one that waits. Never for those that are rare.
+    /// Returns true if the kernel should be read before [`Self::may_go`] is called for one that waits. Never true while
+    /// they are rare.
     pub(crate) fn wants_reading(&self, now: Instant) -> bool {
         let known = self.read.is_some_and(|read| now - read < FRESH);
         !self.hurried && !known && self.went.is_some_and(|went| now - went < MAX_WAIT)
     }
 
-    /// What the kernel knows just now.
+    /// Takes a reading of the kernel.
     pub(crate) fn read(&mut self, reading: &TcpInfo, now: Instant) {
         let least = reading.least_round_trip;
         self.read = Some(now);
-        // As it is, with a queue; but not a long one of others.
+        // The current RTT with its queue counts, but not a long queue of others.
         self.apart = if least < SHORT { Duration::ZERO } else { reading.rtt.clamp(least, least * 2) / TIMES };
         self.apart = self.apart.min(MAX_WAIT);
     }
 }
 
-/// How often in a round trip they go.
+/// Number of times per RTT that they are sent.
 const TIMES: u32 = 4;
-/// On a shorter way they do not wait.
+/// On a shorter path they do not wait.
 const SHORT: Duration = Duration::from_millis(5);
-/// They wait no longer on any way.
+/// Maximum wait on any path.
 const MAX_WAIT: Duration = Duration::from_millis(200);
-/// A reading of the round trip is renewed after so long.
+/// A reading of the RTT is renewed after this time.
 const FRESH: Duration = Duration::from_millis(100);
 
-// The trait of what has frames to send on a link: an end of a session, or a relay queue.
+// The traits of frame sources: an end of a session, or a relay queue.
 //
-// The link sender knows no sessions and no relays, only these: so the rooms above it may know it.
+// The link sender knows no sessions and no relays, only these traits, so the modules above may depend on it.
 
-/// One that waits to send on a link. It makes each frame when the link can take it, under its own lock; the link sender
-/// calls it without holding its own.
+/// A source of frames that waits to send on a link. It creates each frame when the link can take it, under its own
+/// lock; the link sender calls it without holding its own.
 pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
-    /// Which session its frames are about.
+    /// Returns the session that its frames are about.
     fn key(&self) -> &SessionKey;
 
-    /// Whether it will send nothing more here, for certain. Looks at no lock.
+    /// Returns true if it will certainly send nothing more here. Takes no lock.
     fn is_closed(&self) -> bool;
 
-    /// What it sends before data, if anything, and whether it has more of that kind to send.
+    /// Returns a frame that goes before data, if any, and whether there are more of that kind.
     fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool);
 
-    /// What it sends in its turn: at most `longest` bytes, nothing if it has more than `most` to send.
+    /// Returns what it sends in its turn: at most `longest` bytes, or nothing if it has more than `most` to send.
     fn next_turn(
         self: Arc<Self>,
         link: LinkId,
@@ -259,25 +264,25 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
         now: Instant,
     ) -> SendOutcome;
 
-    /// Whether it is relayed and has sent its last frame, so that the link need not count it any more.
+    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it.
     fn is_over(&self) -> bool;
 }
 
-/// One direction of a session that is relayed. Its link keeps it, so that a newer attempt can end an older one there.
+/// One direction of a relayed session. Its link keeps it, so that a newer attempt can end an older one there.
 pub(crate) trait RelayFrameSource: FrameSource {
-    /// It sends nothing more.
+    /// Closes the source: it sends nothing more.
     fn close(&self);
 
-    /// The session is relayed by another source, for attempt `epoch`.
+    /// Retires the source, because another one relays the session for attempt `epoch`.
     fn retire(&self, epoch: u64);
 }
 
-/// What someone who wants to send has to send.
+/// What a source has to send.
 #[derive(Debug, Default)]
 pub(crate) struct SendRequest {
-    /// Has an answer or credit, which overtake data.
+    /// An answer or credit, which go before data.
     pub(crate) control: Option<ControlPriority>,
-    /// Has data: where it stands, and how many bytes.
+    /// Its state and the number of bytes, if it has data.
     pub(crate) data: Option<(FlowState, usize)>,
 }
 
@@ -287,9 +292,9 @@ pub(crate) struct SendOutcome {
     pub(crate) frame: Option<SessionFrame>,
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
-    /// Where the source stands now.
+    /// The source's state afterwards.
     pub(crate) standing: FlowState,
-    /// Bytes it still has to send, if it wants another turn.
+    /// Bytes that it still has to send, if it needs another turn.
     pub(crate) backlog: Option<usize>,
 }
 
@@ -311,7 +316,7 @@ mod tests {
         FlowState::default()
     }
 
-    /// Sends everything that `backlogs` hold, frame by frame; returns (session, bytes) in order.
+    /// Sends everything in `backlogs`, frame by frame; returns (session, bytes) in order.
     fn send_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
         let mut schedule = Scheduler::new();
         let mut order: Vec<u32> = backlogs.keys().copied().collect();
@@ -335,7 +340,7 @@ mod tests {
     }
 
     proptest! {
-        /// While all have a backlog, no two are further apart than two frames, whatever their frames' lengths.
+        /// While all have a backlog, no two are further apart than two frames, whatever the lengths of their frames.
         #[test]
         fn the_busy_share_alike(sizes in prop::collection::vec(1usize..400_000, 2..8)) {
             let all: HashMap<u32, usize> = (0u32..).zip(sizes.iter().copied()).collect();
@@ -411,7 +416,7 @@ mod tests {
             })
         };
         assert!(run(&[40, INTERACTIVE_BACKLOG, 1, 0]).is_interactive());
-        assert!(!run(&[40; 3]).is_interactive(), "it may yet become bulk");
+        assert!(!run(&[40; 3]).is_interactive(), "too few turns yet");
         let block = [65_200, 65_200, 65_200, 65_200, 1344];
         assert!(!run(&block.repeat(10)).is_interactive());
         assert!(!run(&[1, 1, 1, 1, 1, INTERACTIVE_BACKLOG + 1]).is_interactive());
@@ -451,7 +456,7 @@ pub(crate) mod reports_tests {
 
     use super::*;
 
-    /// A session that always has credit to send, and no data however often it is its turn.
+    /// A session that always has credit to send, and never data in its turn.
     #[derive(Debug)]
     pub(crate) struct Speaker(pub(crate) SessionKey);
 
@@ -484,7 +489,7 @@ pub(crate) mod reports_tests {
         }
     }
 
-    /// A link of which the kernel says that it is so long.
+    /// Returns a link with that RTT according to the kernel.
     fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
         let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
         let trip = Duration::from_millis(millis);
@@ -510,7 +515,7 @@ pub(crate) mod reports_tests {
         link.enter(reader, &SendRequest { control: Some(control), data: None });
     }
 
-    /// What goes out just now.
+    /// Returns what is sent now.
     fn pulled(link: &LinkSender) -> Vec<FrameKind> {
         let next = || poll_fn(|cx| link.poll_pull(cx, Instant::now())).now_or_never();
         std::iter::from_fn(next).flatten().map(|frame| frame.body).collect()
@@ -540,9 +545,9 @@ pub(crate) mod reports_tests {
         let told = lock(&told).clone();
         let mut bursts: Vec<u128> = told.iter().map(|(at, _)| *at).collect();
         bursts.dedup();
-        assert!((38..=41).contains(&bursts.len()), "{} in ten round trips", bursts.len());
+        assert!((38..=41).contains(&bursts.len()), "{} in ten RTTs", bursts.len());
         let pongs = told.iter().filter(|(_, pong)| *pong).count();
-        assert_eq!((pongs, told.len() - pongs), (bursts.len(), 400), "one answers all pings before it");
+        assert_eq!((pongs, told.len() - pongs), (bursts.len(), 400), "a pong answers all earlier pings");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,14 +1,14 @@
 //! What waits to be sent on one link, in which order it is sent, and which sessions run there.
 //!
-//! Sessions keep what they have to send; the link sender holds only which of them want a turn. A frame is made when the
-//! link can take it, under the session's lock, so order and fairness are decided at the last moment.
+//! Sessions keep the data that they have to send; the link sender only holds which of them need a turn. A frame is made
+//! when the link can take it, under the session's lock, so order and fairness are decided at the last moment.
 //!
-//! Two locks are involved, never both at once: the link sender's guards the order of turns, the session's guards what
-//! it sends. The puller takes the next entry under the first lock, releases it, and asks the session for a frame under
-//! the second. Between the two the session may move to another link, or end. So the session compares its path with the
-//! puller's link and gives no frame if it has left; the puller then goes on to the next entry. The other way round, a
-//! session asks for a turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry,
-//! of the same kind. The members have a third lock, which is not held with either.
+//! Two locks are involved, never both at once: the link sender's lock guards the order of turns, the session's lock its
+//! data. The puller takes the next entry under the first lock, releases it, and requests a frame from the session under
+//! the second. In between the session may move to another link, or end. So the session compares its path with the
+//! puller's link and returns no frame if it has left; the puller then continues with the next entry. Conversely, a
+//! session requests a turn after it has released its own lock, and may have moved meanwhile. That leaves a stale entry
+//! of the same kind. The link's members have a third lock, which is never held together with either.
 
 pub mod signals;
 
@@ -42,46 +42,46 @@ use tunnel_proto::state::{ControlPriority, LinkId};
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
 pub struct LinkSender {
-    /// The link's number within this process; logs show it as `link`.
+    /// The link's number within this process; the log field `link`.
     pub id: LinkId,
-    /// The peer at its other end.
+    /// The remote end.
     pub peer: Remote,
-    /// The process at its other end; `None` on a plain link.
+    /// The remote process; `None` on a plain link.
     pub instance: Option<Instance>,
-    /// Whether its sessions can be resumed over another link; not on a plain one.
+    /// Whether its sessions can be resumed over another link; false on a plain link.
     pub resumes: bool,
     /// The dialect that both ends have agreed on.
     pub dialect: Dialect,
-    /// Notified when a reader of a plain link's session has taken something.
+    /// Notified when a reader of a session on a plain link has taken bytes.
     pub(crate) read: Notify,
     /// Notified at each answer to a ping.
     answered: Notify,
     closed: CancellationToken,
-    /// Whether a Drain was said here.
+    /// Whether a Drain frame was sent on this link.
     drained: AtomicBool,
-    /// Why it was closed, if another process has the peer's name.
+    /// Why the link was closed, if another process has the remote's name.
     dismissed: OnceLock<String>,
     waiting: Mutex<SendQueue>,
-    /// The sessions whose path this is; none once the link has ended.
+    /// The sessions that have their path over this link; `None` once the link has ended.
     members: Mutex<Option<LinkSessions>>,
-    /// The link for interactive sessions beside this one.
+    /// The link for interactive sessions next to this one.
     interactive: Mutex<Option<Box<Interactive>>>,
-    /// The bytes that may wait here for sessions that are relayed.
+    /// Budget for the bytes that wait here for relayed sessions.
     room: OnceLock<Arc<Budget>>,
-    /// The bytes that may wait here for readers, of a plain peer, to which no window was promised.
+    /// Budget for the bytes from a plain remote, without a promised window, that wait here for readers.
     unread: OnceLock<Arc<Budget>>,
     round_trip_micros: AtomicU64,
     /// [`u64::MAX`] before the first answer to a ping.
     least_round_trip_micros: AtomicU64,
     made: Instant,
-    /// When the peer last sent anything, in milliseconds since the link was made.
+    /// Time of the last data from the remote, in milliseconds since the link was created.
     last_received_millis: AtomicU64,
     watch: WatchWindow,
     seen: LinkStats,
 }
 
 impl LinkSender {
-    /// The sending side of a new link to `peer`. An extended one is paced.
+    /// Creates the sending side of a new link to `peer`. An extended link has congestion control.
     pub fn new(id: LinkId, peer: Remote, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
         let resumes = dialect != Dialect::Plain;
         Arc::new(Self {
@@ -109,8 +109,11 @@ impl LinkSender {
         })
     }
 
-    /// The next frame to send; none once the link is closed. Cancel safe: a frame is handed out once, and only if
-    /// ready.
+    /// Polls for the next frame to send. Returns `None` once the link is closed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a frame is handed out once, and only if ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
             let next = self.lock_informed(now).poll_next(cx, now);
@@ -132,7 +135,7 @@ impl LinkSender {
         }
     }
 
-    /// Lets a source wait for its turn, if it has anything to send.
+    /// Queues a source for its turn if it has anything to send.
     pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendRequest) {
         if intent.control.is_none() && intent.data.is_none() {
             return;
@@ -158,18 +161,18 @@ impl LinkSender {
         waiting.wake();
     }
 
-    /// Notes that the peer has sent something just now.
+    /// Records that the remote has sent something now.
     pub fn received(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
         self.last_received_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Since when the peer has taken nothing, though something waits for it.
+    /// Returns since when the remote has taken nothing although something waits for it.
     pub(crate) fn blocked_since(&self) -> Option<Instant> {
         self.lock().unpulled
     }
 
-    /// Sends nothing more on this link.
+    /// Closes the link: nothing more is sent on it.
     pub fn close(&self) {
         let mut waiting = self.lock();
         waiting.closed = true;
@@ -182,28 +185,33 @@ impl LinkSender {
         self.wake_reader();
     }
 
-    /// Waits until the link is closed. Cancel safe.
+    /// Waits until the link is closed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn closed(&self) {
         self.closed.cancelled().await;
     }
 
-    /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
+    /// Returns true if the remote does not read its replies. Then it gets no new sessions, because each needs a reply.
     pub(crate) fn is_reply_queue_full(&self) -> bool {
         self.lock().answers.len() >= MAX_QUEUED_REPLIES
     }
 
-    /// Whether the link was closed.
+    /// Returns true if the link was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Entries that wait to be sent: answers, and sessions with control or data, stale ones among them.
+    /// Returns the number of entries that wait to be sent: replies, and sessions with control frames or data, including
+    /// stale entries.
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
         waiting.replies.len() + waiting.queued_senders()
     }
 
-    /// Lets the source send what overtakes data, and wait again if it has more of that.
+    /// Takes a control frame from the source, and queues the source again if it has more of them.
     fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
         let (frame, again) = source.clone().next_control(self.id, now);
         let frame = self.sent(&*source, frame, now);
@@ -213,7 +221,7 @@ impl LinkSender {
         frame
     }
 
-    /// Lets the source send in its turn, and wait again if it has more to send.
+    /// Takes a frame from the source in its turn, and queues the source again if it has more to send.
     fn take_turn(
         &self,
         turn: QueuedFlow<Arc<dyn FrameSource>>,
@@ -234,7 +242,8 @@ impl LinkSender {
         frame
     }
 
-    /// What a source has sent, as a frame of this link; one that was its last leaves the link.
+    /// Turns what a source has sent into a frame of this link. A relayed source that has sent its last frame leaves the
+    /// link.
     fn sent(&self, source: &dyn FrameSource, frame: Option<SessionFrame>, now: Instant) -> Option<Frame> {
         if source.is_over() {
             self.detach_relay(source);
@@ -250,43 +259,43 @@ impl LinkSender {
     }
 }
 
-/// Replies that may wait at most; beyond it further ones are dropped.
+/// Maximum number of queued replies; more are dropped.
 const MAX_QUEUED_REPLIES: usize = 1000;
-/// Assumed before the first answer to a ping where the kernel does not tell.
+/// Assumed before the first answer to a ping if the kernel does not report an RTT.
 const INITIAL_RTT_MICROS: u64 = 100_000;
 
-// Who waits to send on one link, and who is next.
+// The queue of one link: what waits to be sent, and what is next.
 
 /// Everything that waits for one link, under the link sender's lock.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     pub(crate) closed: bool,
     pub(crate) pong: Option<Option<u64>>,
-    /// Since when a ping is to be sent.
+    /// Since when a ping is due.
     pub(crate) ping: Option<Instant>,
     pub(crate) trips: RttEstimator,
     pub(crate) reports: AckPacing,
-    /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MAX_QUEUED_REPLIES`] but for the
-    /// frames of own sessions.
+    /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
+    /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
     pub(crate) answers: VecDeque<Arc<dyn FrameSource>>,
     /// Sessions that have a credit to send and no answer.
     pub(crate) credits: VecDeque<Arc<dyn FrameSource>>,
     pub(crate) turns: Scheduler<Arc<dyn FrameSource>>,
-    /// None on a plain link, whose peer must not be pinged often.
+    /// `None` on a plain link, because a plain remote must not be pinged often.
     pub(crate) pace: Option<CongestionController>,
-    /// Reads the kernel for the pace; none where it cannot.
+    /// Reads the kernel for the congestion control; `None` if that is not possible.
     pub(crate) tcp_info: Option<TcpInfoReader>,
-    /// When to look again whether bulk may be sent.
+    /// When to check again whether bulk may be sent.
     look: Option<Pin<Box<Sleep>>>,
-    /// At this many entries the stale ones are removed.
+    /// Number of entries at which stale ones are removed.
     sweep_at: usize,
     /// Since when something waits to be sent that the gRPC stream has not pulled.
     pub(crate) unpulled: Option<Instant>,
     puller: Option<Waker>,
 }
 
-/// Who is next.
+/// What is sent next.
 pub(crate) enum Next {
     Frame(FrameKind),
     Reply(Frame),
@@ -295,7 +304,7 @@ pub(crate) enum Next {
 }
 
 impl SendQueue {
-    /// No session waits; `paced` if the peer answers pings.
+    /// Creates an empty queue; `paced` if the remote answers pings.
     pub(crate) fn new(paced: bool) -> Self {
         Self {
             closed: false,
@@ -316,7 +325,8 @@ impl SendQueue {
         }
     }
 
-    /// Who is next; the caller is woken when someone comes. None once the link is closed.
+    /// Polls for what is sent next; the caller is woken when there is something. Returns `None` once the link is
+    /// closed.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Next>> {
         if self.closed {
             return Poll::Ready(None);
@@ -358,7 +368,7 @@ impl SendQueue {
         Poll::Pending
     }
 
-    /// A session has sent so many bytes in its turn, after which it stands there.
+    /// Records that a session has sent `bytes` in its turn; `standing` is its state afterwards.
     pub(crate) fn sent(&mut self, bytes: usize, standing: FlowState, now: Instant) {
         self.turns.sent(standing);
         self.reports.send_now();
@@ -370,14 +380,14 @@ impl SendQueue {
         }
     }
 
-    /// What is to be read before it is decided who is next, without this lock: then it goes to [`Self::read`].
+    /// Returns the reader to call, without this lock, before the next decision. Its result goes to [`Self::read`].
     pub(crate) fn wants_reading(&self, now: Instant) -> Option<TcpInfoReader> {
         let reports = self.pace.is_some() && self.report_waits() && self.reports.wants_reading(now);
         let wanted = reports || self.paces(now);
         if wanted { self.tcp_info.clone() } else { None }
     }
 
-    /// What the kernel knows just now; if it does not tell, it will not.
+    /// Takes a reading of the kernel. `None` means that the kernel provides none, now or later.
     pub(crate) fn read(&mut self, reading: Option<TcpInfo>, now: Instant) {
         let paces = self.paces(now);
         match (&mut self.pace, reading) {
@@ -395,17 +405,18 @@ impl SendQueue {
         }
     }
 
-    /// Whether the pace should know what the kernel knows just now.
+    /// Returns true if the congestion control needs a new reading now.
     fn paces(&self, now: Instant) -> bool {
         self.turns.len() > 0 && self.pace.as_ref().is_some_and(|pace| pace.wants_reading(now))
     }
 
-    /// Whether the peer is to be told what has come.
+    /// Returns true if acknowledgements for the remote wait.
     fn report_waits(&self) -> bool {
         self.pong.is_some() || !self.credits.is_empty()
     }
 
-    /// Nothing goes out now. Has the caller woken when time lets something go: reports, or bulk that is `capped`.
+    /// Called when nothing can be sent now. Wakes the caller when acknowledgements, or bulk that is `capped`, may be
+    /// sent.
     fn look_later(&mut self, cx: &mut Context<'_>, now: Instant, capped: bool) {
         let report = if self.report_waits() { self.reports.next() } else { None };
         self.reports.on_flushed();
@@ -420,8 +431,8 @@ impl SendQueue {
         }
     }
 
-    /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once
-    /// in a while, when so many have come that a look at all of them costs little for each.
+    /// Removes sources that were closed while they waited, so that they do not accumulate on a link that takes nothing.
+    /// Runs only when the queue has doubled, so that the cost per entry is low.
     pub(crate) fn sweep(&mut self) {
         if self.queued_senders() < self.sweep_at {
             return;
@@ -432,7 +443,7 @@ impl SendQueue {
         self.sweep_at = SWEEP.max(2 * self.queued_senders());
     }
 
-    /// Entries of those who wait to send.
+    /// Returns the number of entries that wait to send.
     pub(crate) fn queued_senders(&self) -> usize {
         self.answers.len() + self.credits.len() + self.turns.len()
     }
@@ -454,19 +465,18 @@ impl SendQueue {
     }
 }
 
-/// Entries below which a link's list is not worth a look.
+/// Below this number of entries stale ones are not worth a check.
 const SWEEP: usize = 1000;
-/// Longest data frame to a plain peer, whose queues count frames.
+/// Length of the longest data frame to a plain remote, which limits its queues by frames.
 const PLAIN_FRAME: usize = 16 * 1024;
 
-// Which sessions run on one link.
+// The sessions that run on one link.
 
-/// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the
-/// order in which it came. In that order they learn of the link's end.
+/// The sessions that run on a link: those with an end here and relayed ones. Each has a number for the order in which
+/// it joined; in that order they are notified of the link's end.
 ///
-/// The list is what the link's end goes by. [`LinkSender::detach_all`] takes it out whole, and from then on joining fails:
-/// a session that comes too late sees so and treats the link as ended itself. So every session learns of the end once,
-/// in one way or the other.
+/// [`LinkSender::detach_all`] takes the whole list out, and afterwards joining fails. A session that comes too late
+/// sees that and handles the link's end itself. So every session handles the end exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct LinkSessions {
     own: HashMap<SessionId, u64>,
@@ -478,31 +488,31 @@ pub(crate) struct LinkSessions {
 struct Relayed {
     came: u64,
     source: Arc<dyn RelayFrameSource>,
-    /// The attempt that it belongs to.
+    /// The epoch of its attempt.
     epoch: u64,
 }
 
-/// What ran on a link that has ended, in the order in which it came.
+/// What ran on a link that has ended, in the order of joining.
 #[derive(Debug, Default)]
 pub(crate) struct DetachedSessions {
     /// Sessions with an end in this process.
     pub(crate) own: Vec<SessionId>,
-    /// Sessions that were relayed.
+    /// Relayed sessions.
     pub(crate) relayed: Vec<SessionId>,
 }
 
 impl LinkSender {
-    /// Number of sessions whose path this link is, those that are relayed among them.
+    /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
         lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
     }
 
-    /// Whether it was the path of a session at any time, be it one that has ended since.
+    /// Returns true if the link has ever been the path of a session, including sessions that have ended.
     pub fn has_carried(&self) -> bool {
         lock(&self.members).as_ref().is_some_and(|members| members.came > 0)
     }
 
-    /// Adds a session that runs here. False if the link has ended: the caller then treats its path as lost.
+    /// Adds a session with an end here. Returns false if the link has ended: the caller then treats the path as lost.
     pub(crate) fn attach(&self, id: SessionId) -> bool {
         let mut members = lock(&self.members);
         if let Some(members) = members.as_mut() {
@@ -512,7 +522,7 @@ impl LinkSender {
         members.is_some()
     }
 
-    /// Removes a session that runs elsewhere, or is over.
+    /// Removes a session that runs elsewhere or is over.
     pub(crate) fn detach(&self, id: SessionId) {
         if let Some(members) = lock(&self.members).as_mut() {
             members.own.remove(&id);
@@ -520,7 +530,7 @@ impl LinkSender {
     }
 
     /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the
-    /// Lost of an attempt that is newer still. False if the link has ended.
+    /// PathLost frame of a newer attempt. Returns false if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn attach_relay<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
@@ -528,7 +538,7 @@ impl LinkSender {
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
         if known.relayed.get(&id).is_some_and(|newer| newer.epoch > epoch) {
-            // This attempt comes late: a newer one has passed here meanwhile.
+            // This attempt is late: a newer one has already been added.
             drop(members);
             source.close();
             return true;
@@ -540,31 +550,31 @@ impl LinkSender {
         if let Some(older) = older {
             older.source.retire(epoch);
         }
-        // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody
-        // else would remove it then, so this looks again.
+        // The source may have been closed, or have sent its last frame, before it was added. Then nothing else would
+        // remove it.
         if source.is_over() {
             self.detach_relay(&**source);
         }
         true
     }
 
-    /// An empty share of what may wait here for all sessions that are relayed: `most` bytes.
+    /// Returns an empty reservation in the budget of `most` bytes for relayed sessions on this link.
     pub(crate) fn relay_reservation(&self, most: usize) -> Reservation {
         self.room.get_or_init(|| Budget::new(most)).reservation()
     }
 
-    /// An empty share of what may wait here for readers of a plain peer's sessions, which the table of sessions bounds
-    /// in all.
+    /// Returns an empty reservation in the budget of `most` bytes for readers of a plain remote's sessions. The session
+    /// table limits the total of all links.
     pub(crate) fn unread_reservation(&self, most: usize) -> Reservation {
         self.unread.get_or_init(|| Budget::new(most)).reservation()
     }
 
-    /// Whether sessions of this plain link have more unread than its share, while half of all is spent.
+    /// Returns true if sessions of this plain link have more unread than its share while half of the total is in use.
     pub(crate) fn exceeds_fair_share(&self, all: &Budget) -> bool {
         self.unread.get().is_some_and(|share| share.is_exhausted()) && all.used() >= all.limit() / 2
     }
 
-    /// Removes a relay's source. A newer source of the same session stays: the two differ in their addresses.
+    /// Removes a relay's source. A newer source of the same session stays; the two are compared by address.
     pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
         let id = &source.key().id;
         if let Some(members) = lock(&self.members).as_mut()
@@ -574,26 +584,26 @@ impl LinkSender {
         }
     }
 
-    /// Sessions that are relayed over this link.
+    /// Returns the sessions that are relayed over this link.
     pub(crate) fn relayed(&self) -> Vec<SessionKey> {
         let members = lock(&self.members);
         let relayed = members.iter().flat_map(|members| members.relayed.values());
         in_order(relayed.map(|relayed| (relayed.came, relayed.source.key().clone())))
     }
 
-    /// Sessions with an end here.
+    /// Returns the sessions with an end here.
     pub(crate) fn own(&self) -> Vec<SessionId> {
         let members = lock(&self.members);
         in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
     }
 
-    /// Every session here.
+    /// Returns all sessions on this link.
     pub(crate) fn members(&self) -> HashSet<SessionId> {
         let members = lock(&self.members);
         members.iter().flat_map(|members| members.own.keys().chain(members.relayed.keys())).copied().collect()
     }
 
-    /// Closes the link for good and returns all that ran on it.
+    /// Closes the link for good and returns all sessions that ran on it.
     pub(crate) fn detach_all(&self) -> DetachedSessions {
         self.close();
         let Some(LinkSessions { own, relayed, .. }) = lock(&self.members).take() else {
@@ -612,11 +622,11 @@ fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
     members.into_iter().map(|(_, member)| member).collect()
 }
 
-// What the kernel knows of a link's line, for the pace.
+// The kernel's knowledge of a link's line, for congestion control.
 
 impl LinkSender {
-    /// Has the kernel asked how much may be under way. It never is for a plain link, which is not paced. For a new link:
-    /// its round trip is the kernel's until a ping is answered.
+    /// Sets the reader for the kernel's TCP state of a new link. The link's RTT is the kernel's until a ping is
+    /// answered. A plain link has no congestion control, so its reader is not used afterwards.
     pub(crate) fn reads_tcp_info(&self, reader: Option<TcpInfoReader>) {
         if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
             self.set_rtt(info.rtt);
@@ -624,14 +634,14 @@ impl LinkSender {
         self.lock().tcp_info = reader;
     }
 
-    /// The round trip to the next machine that ends the connection, as the kernel knows it; none if it does not tell.
+    /// Returns the kernel's RTT to the next machine that terminates the connection, or `None` if it reports none.
     pub fn line_round_trip(&self) -> Option<Duration> {
         let reader = self.lock().tcp_info.clone();
         reader?.read().map(|info| info.rtt)
     }
 
-    /// Locks what waits. First the kernel is asked, if someone waits for a turn and what is known is old; no lock is held
-    /// meanwhile.
+    /// Locks the queue. Reads the kernel first if something waits for a turn and the last reading is old; no lock is
+    /// held meanwhile.
     pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, SendQueue> {
         let waiting = self.lock();
         let Some(reader) = waiting.wants_reading(now) else { return waiting };
@@ -643,19 +653,20 @@ impl LinkSender {
     }
 }
 
-// The link for interactive sessions that stands beside one that is busy with bulk, and which sessions are to run there.
+// The link for interactive sessions next to a link that is busy with bulk, and the sessions assigned to it.
 
-/// The link beside a busy one.
+/// The interactive link next to a busy one.
 #[derive(Debug)]
 pub(crate) struct Interactive {
     link: Arc<LinkSender>,
-    /// The sessions that are to run there.
+    /// The sessions assigned to it.
     meant: HashSet<SessionId>,
 }
 
 impl LinkSender {
-    /// From now on interactive sessions of this link may run on that one; on none, with `None`. Returns the one before. What
-    /// runs there goes on over the new one, once it is resumed.
+    /// Sets the link on which interactive sessions of this link may run, or none with `None`. Returns the previous one.
+    ///
+    /// Sessions that run on the previous link continue on the new one once they are resumed.
     pub fn set_interactive(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
         let meant = self.interactive().map(|before| before.members()).unwrap_or_default();
         let next = link.map(|link| Box::new(Interactive { link, meant }));
@@ -664,7 +675,7 @@ impl LinkSender {
         before.map(|before| before.link)
     }
 
-    /// From now on nothing more goes from here to that link, if it still is the one beside this.
+    /// Removes the interactive link if it is still `beside`.
     pub fn clear_interactive(&self, beside: &Self) {
         let left = lock(&self.interactive).take_if(|interactive| interactive.link.id == beside.id);
         if left.is_some() {
@@ -672,17 +683,17 @@ impl LinkSender {
         }
     }
 
-    /// Bulk leaves a little of the line free while others have a link there.
+    /// Makes bulk leave a little of the line free while there is an interactive link.
     fn share(&self, shared: bool) {
         self.lock().pace.iter_mut().for_each(|pace| pace.set_shared(shared));
     }
 
-    /// The link for interactive sessions beside this one.
+    /// Returns the link for interactive sessions next to this one.
     pub fn interactive(&self) -> Option<Arc<Self>> {
         lock(&self.interactive).as_ref().map(|interactive| interactive.link.clone())
     }
 
-    /// Where a session is to run that is to be resumed on this link: here, or on the link beside it.
+    /// Returns the link on which a session should be resumed: this one, or its interactive link.
     pub(crate) fn link_for(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
         let beside = {
             let interactive = lock(&self.interactive);
@@ -692,7 +703,7 @@ impl LinkSender {
         beside.filter(|link| !link.is_closed()).unwrap_or_else(|| self.clone())
     }
 
-    /// Has a session run on the link beside this one, if there is one, or here, from when it is resumed next.
+    /// Sets whether a session runs on the interactive link, if there is one, after its next resumption.
     pub(crate) fn set_link_for(&self, id: SessionId, beside: bool) {
         if let Some(interactive) = lock(&self.interactive).as_mut() {
             if beside {
@@ -722,7 +733,7 @@ mod tests {
             now += Duration::from_millis(20);
             waiting.read(
                 Some(TcpInfo {
-                    // Calm for a second, then later for a while.
+                    // Calm for a second, then delayed for a while.
                     rtt: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
                     least_round_trip: Duration::from_millis(40),
                     variation: Duration::from_millis(1),
@@ -760,7 +771,7 @@ mod tests {
                 standing = turn(&mut waiting, standing, len, now).standing_after(len);
                 waiting.sent(len, standing, now);
             }
-            // The peer's kernel takes all, and the peer reads nothing of it.
+            // The remote's kernel accepts everything, and the remote reads none of it.
             let pace = waiting.pace.as_mut().unwrap();
             while !pace.is_blocked(now) {
                 pace.on_sent(1024);
@@ -771,7 +782,7 @@ mod tests {
         assert!(bytes[0] > 3 << 20 && bytes[1] < 1 << 20, "{bytes:?}");
     }
 
-    /// The turn of a session that stands there and is to send so many bytes, with all that goes out before it.
+    /// Returns the turn of a session in that state with `backlog` bytes to send; everything before it is sent.
     fn turn(
         waiting: &mut SendQueue,
         standing: FlowState,
@@ -830,7 +841,7 @@ mod interactive_tests {
         });
         let [meant, other] = [(); 2].map(|()| SessionId::random());
         busy.set_link_for(meant, true);
-        assert_eq!(busy.link_for(meant).id, busy.id, "there is none beside it");
+        assert_eq!(busy.link_for(meant).id, busy.id, "it has no interactive link");
         assert!(busy.set_interactive(Some(first.clone())).is_none());
         busy.set_link_for(meant, true);
         assert_eq!([meant, other].map(|id| busy.link_for(id).id), [first.id, busy.id]);
@@ -839,12 +850,16 @@ mod interactive_tests {
         assert_eq!(busy.link_for(meant).id, busy.id);
         busy.set_link_for(other, true);
         assert_eq!(busy.set_interactive(Some(second.clone())).map(|before| before.id), Some(first.id));
-        assert_eq!(busy.link_for(meant).id, second.id, "it ran on the one before");
+        assert_eq!(busy.link_for(meant).id, second.id, "it ran on the previous one");
         assert_eq!(busy.link_for(other).id, busy.id, "it did not");
         busy.set_link_for(meant, false);
         assert_eq!(busy.link_for(meant).id, busy.id);
         busy.clear_interactive(&first);
-        assert_eq!(busy.interactive().map(|beside| beside.id), Some(second.id), "another one has its place");
+        assert_eq!(
+            busy.interactive().map(|beside| beside.id),
+            Some(second.id),
+            "another link has replaced it"
+        );
         busy.clear_interactive(&second);
         assert!(busy.interactive().is_none() && busy.set_interactive(None).is_none());
     }

@@ -1,4 +1,4 @@
-//! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its trace in the log.
+//! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
 pub mod stream;
 
@@ -21,15 +21,15 @@ use tunnel_proto::state::{Actions, Phase, SessionState};
 use tunnel_proto::state::{ControlPriority, LinkId};
 use tunnel_proto::window::LinkRtt;
 
-/// What the table, the owner and the links share of one end.
+/// The state of one end, shared by the session table, the owner and the links.
 #[derive(Debug)]
 pub(crate) struct SessionCore {
     /// Id, category and node.
     pub key: SessionKey,
     host: Weak<dyn SessionHost>,
-    /// When it was made.
+    /// When it was created.
     started: Instant,
-    /// Acceptor: the opener, once it is known.
+    /// At the acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
 }
@@ -38,26 +38,27 @@ pub(crate) struct SessionCore {
 pub(crate) struct Inner {
     state: SessionState,
     sender: Option<Arc<LinkSender>>,
-    /// The link it ran on before, which still counts it as a member.
+    /// The previous link, which still has the session as a member.
     left: Option<Arc<LinkSender>>,
-    /// On which link it waits to send a control frame, and of which kind. An entry on another link is stale and harmless.
+    /// The link where it waits to send a control frame, and the kind of frame. An entry on another link is stale and
+    /// harmless.
     in_control: Option<(LinkId, ControlPriority)>,
-    /// On which link it waits for its turn to send data.
+    /// The link where it waits for its turn to send data.
     in_turns: Option<LinkId>,
-    /// What it has sent on its link, by which its turns come; starts anew with each link.
+    /// What it has sent on its link, which decides on its turns; reset with each link.
     standing: FlowState,
-    /// The number of the [`Parked`] that may look for a path, and how many were handed out.
+    /// The number of the [`Parked`] that may search for a path, and the number of those handed out.
     seeker: Option<u64>,
     seekers: u64,
-    /// Losses of a path in a row: how many, when the last one was, and how many bytes had moved by then.
+    /// Consecutive losses of a path: their number, the time of the last one, and the bytes moved by then.
     lost: Option<(u32, Instant, u64)>,
-    /// When its last frame came in.
+    /// Time of the last received frame.
     last_frame: Instant,
     reader: Option<Waker>,
     writer: Option<Waker>,
     /// The tasks that wait for an answer, a path or the end.
     watcher: Option<Waker>,
-    /// The stage that was logged last.
+    /// The state that was logged last.
     logged: LoggedState,
 }
 
@@ -94,12 +95,12 @@ impl SessionCore {
         })
     }
 
-    /// Takes one frame of this session from the link of `sender`. False if the frame did not count.
+    /// Handles a frame of this session from the link of `sender`. Returns false if the frame was ignored.
     ///
-    /// An Open or Resume may move the session to that link. The session joins the link's members before the state moves
-    /// there. The other way round another thread could move it on between the two, remove a membership that is not
-    /// there yet, and a stale one would stay. The link cannot end meanwhile, as the read loop that calls this also ends
-    /// it. If the frame did not count after all, the session leaves the members again.
+    /// An Open or Resume may move the session to that link. The session joins the link's members before its state moves
+    /// there. In the opposite order another thread could move it on in between and try to remove a membership that does
+    /// not exist yet; a stale one would remain. The link cannot end meanwhile, because the read loop that calls this
+    /// also ends it. If the frame was ignored after all, the session leaves the members again.
     pub(crate) fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
@@ -127,39 +128,39 @@ impl SessionCore {
         !dropped
     }
 
-    /// Records the opener; from now on no other may resume the session.
+    /// Records the opener; afterwards no other process may resume the session.
     pub(crate) fn opened_by(&self, opener: Opener) {
-        // The first opener stays; `set` fails if there is one.
+        // The first opener stays: `set` fails if there is one.
         let _ = self.opener.set(opener);
     }
 
-    /// Whether that opener may resume the session; true if one of the two is not known.
+    /// Returns true if that opener may resume the session, or if one of the two is unknown.
     pub(crate) fn is_of(&self, opener: Option<&Opener>) -> bool {
         Opener::is_compatible(self.opener.get(), opener)
     }
 
-    /// The process of its other end, once that is known.
+    /// Returns the process of the remote end, once that is known.
     pub(crate) fn instance(&self) -> Option<Instance> {
         self.lock().state.instance()
     }
 
-    /// Resets the session from this side; bytes that were not delivered are dropped.
+    /// Resets the session from this side and drops undelivered bytes.
     pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
         self.with_state(|inner| {
-            // A plain peer answers nothing, and its sessions end with its link.
+            // A plain remote does not answer, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
             inner.abandon(why, plain)
         });
         self.orphan();
     }
 
-    /// Resets the session behind all that was written.
+    /// Resets the session after everything that was written.
     fn abort(self: &Arc<Self>, why: SessionError) {
         self.with_state(|inner| inner.state.abort(why, Instant::now()));
         self.orphan();
     }
 
-    /// Hands a session whose owner has left to its host, which bounds how long it stays.
+    /// Hands an orphaned session to its host, which limits how long it stays.
     fn orphan(self: &Arc<Self>) {
         let stays = self.lock().state.departed_since().is_some();
         if stays && let Some(host) = self.host.upgrade() {
@@ -167,7 +168,7 @@ impl SessionCore {
         }
     }
 
-    /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
+    /// Drops the bytes that an orphaned session still delivers. Returns false if there is nothing to deliver.
     pub(crate) fn evict(self: &Arc<Self>) -> bool {
         let mut gave_way = false;
         self.with_state(|inner| {
@@ -188,37 +189,39 @@ impl SessionCore {
         });
     }
 
-    /// Whether it is open, with or without a path: then the far end may wait for frames from this end.
+    /// Returns true if it is open, with or without a path: then the remote may wait for frames from this end.
     pub(crate) fn is_active(&self) -> bool {
         matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
     }
 
-    /// As [`Self::queued`], if it runs on that link; else none.
+    /// Like [`Self::queued`], but 0 if the session does not run on that link.
     pub(crate) fn queued_from(&self, link: LinkId) -> usize {
         let inner = self.lock();
         if inner.state.path() == Some(link) { inner.state.recv.queued() } else { 0 }
     }
 
-    /// Of these, the bytes of a plain peer, which were not covered by a limit.
+    /// Returns the unread bytes from a plain remote that were not covered by a limit.
     pub(crate) fn unreserved(&self) -> usize {
         self.lock().state.recv.unpromised()
     }
 
-    /// Runs `step` under the lock, then does what its effects ask for without the lock.
+    /// Runs `step` under the lock, then applies its actions without the lock.
     fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
         let mut inner = self.lock();
         let effects = step(&mut inner);
         self.apply_actions(inner, effects);
     }
 
-    /// Takes what is to be done out of the session, releases its lock, and then does it: log, wake, leave links, ask
-    /// the link for a turn, be forgotten.
+    /// Takes the pending actions out of the session, releases its lock, and applies them: logging, waking tasks,
+    /// leaving links, requesting turns, and removal from the host.
     ///
-    /// Each of these takes another lock or runs a waker, and two locks are never held at once. Between the release and
-    /// the deed another thread may change the session again, so each deed bears that: a waker that comes too often only
-    /// makes its task look again; [`Self::part`] looks a second time; a request for a turn on a link that the session
-    /// has left is stale, and the link's puller gets no frame for it; and a session that may be forgotten never comes
-    /// back.
+    /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
+    /// the session between the release and the action, so each action tolerates that:
+    ///
+    /// - A spurious wake-up only makes its task check again.
+    /// - [`Self::detach`] checks a second time.
+    /// - A request for a turn on a link that the session has left is stale, and the link's puller gets no frame for it.
+    /// - A session that may be forgotten never comes back.
     fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Actions) {
         let reader = if effects.read { inner.reader.take() } else { None };
         let writer = if effects.write { inner.writer.take() } else { None };
@@ -248,12 +251,12 @@ impl SessionCore {
         }
     }
 
-    /// Removes the session from the link's members. Adds it again if another thread has moved it back there meanwhile.
+    /// Removes the session from the link's members. Adds it again if another thread has moved it back meanwhile.
     ///
-    /// Two locks are involved, the link's and the session's, and they are taken one after the other. A Resume may bring
-    /// the session back to this link between the step that left it and this removal, which then removes the new
-    /// membership. So there is a second look under the session's lock. If the link ends just then, joining fails, and
-    /// its end is passed on here, because the link's own list did not have the session.
+    /// The link's lock and the session's lock are taken one after the other. A Resume may bring the session back to
+    /// this link between the step that left it and this removal, which then removes the new membership. So there is a
+    /// second check under the session's lock. If the link has just ended, joining fails. Its end is then handled here,
+    /// because the link's own list did not contain the session.
     fn detach(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         sender.detach(self.key.id);
         let back = self.lock().state.path() == Some(sender.id);
@@ -268,14 +271,14 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Gives the session up; `at_once`: nothing of it is kept until the far end has heard of that.
+    /// Abandons the session. With `at_once`, nothing is kept until the remote end has been notified.
     fn abandon(&mut self, why: SessionError, at_once: bool) -> Actions {
         let effects = self.state.abandon(why, Instant::now());
         let (gone, last) = if at_once { self.state.evict() } else { (false, effects) };
         if gone { last } else { effects }
     }
 
-    /// Makes the link of `sender` the one that it runs on. The link before it is left once the lock is released.
+    /// Makes the link of `sender` the session's link. The session leaves the previous link once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
             self.standing = FlowState::default();
@@ -284,19 +287,19 @@ impl Inner {
     }
 }
 
-// The frames that a session gives to its link when it is its turn.
+// The frames that a session gives to its link in its turn.
 
 impl FrameSource for SessionCore {
     fn key(&self) -> &SessionKey {
         &self.key
     }
 
-    /// Never true: a session may come back to the link at any time.
+    /// Returns false: a session may come back to the link at any time.
     fn is_closed(&self) -> bool {
         false
     }
 
-    /// Does nothing: a session leaves its links by itself.
+    /// Returns false: a session itself leaves its links.
     fn is_over(&self) -> bool {
         false
     }
@@ -349,7 +352,7 @@ impl FrameSource for SessionCore {
 }
 
 impl SessionCore {
-    /// Adds this process's instance and the opener, which the state does not know. An edge names no opener, as its pod
+    /// Adds this process's instance and the opener, which the state does not know. An edge names no opener; its server
     /// adds it.
     fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
         let process = || self.host.upgrade().map(|host| host.instance());
@@ -367,8 +370,8 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// The turns that it needs on its link and has not asked for yet. The marks `in_control` and `in_turns` name the
-    /// link, so an entry that still waits on an older link does not count.
+    /// Returns the turns that it needs on its link and has not requested yet. `in_control` and `in_turns` name the
+    /// link, so an entry that still waits on an older link is ignored.
     pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
         let link = Some(sender.id);
@@ -391,7 +394,7 @@ impl Inner {
         self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Server(_)))
     }
 
-    /// Records when a credit is sent, and discards a measurement when the session moves to another path.
+    /// Records when a credit is sent, and discards the measurement when the session moves to another path.
     fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
         match frame {
             Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),
@@ -404,25 +407,25 @@ impl Inner {
 // How an end gets, loses and leaves a path, and how it is given up.
 
 impl SessionCore {
-    /// What the link knows of the way to the session's far end.
+    /// Returns the link's RTTs for the path to the session's remote end.
     pub(crate) fn path_rtt(&self, inner: &Inner) -> LinkRtt {
         let Some(sender) = &inner.sender else { return LinkRtt::default() };
         let far = match self.opener.get() {
             Some(Opener::Server(opener)) => Some(*opener),
             Some(Opener::Node(_)) | None => inner.state.instance(),
         };
-        // An edge relays nothing. A pod may, so there the far end's process is compared with the link's.
+        // An edge relays nothing. A server may, so there the process of the remote end is compared with the link's.
         let ends_there = matches!(sender.peer, Remote::Edge(_)) || (far.is_some() && far == sender.instance);
         LinkRtt { latest: sender.round_trip(), least: sender.min_rtt().filter(|_| ends_there) }
     }
 
-    /// Opener: sends Open over the link of `sender`, or Resume if `again`. An Open is believed to reach `process`, if
-    /// that is known.
+    /// Sends Open over the link of `sender`, or Resume if `again`; only for the opener. `process` is the process that
+    /// an Open is expected to reach, if known.
     ///
-    /// The task that opens a session and the task that finds it a new path are different ones. If the session has
-    /// become open and lost its path before the first task asks, an Open would be wrong; so nothing is sent unless
-    /// `again` fits the state. The session joins the link's members first: if the link has ended already, the state
-    /// learns that at once, and if it ends later, its list has the session.
+    /// One task opens a session and another finds a new path for it. If the session has opened and lost its path before
+    /// the first task calls this, an Open would be wrong. So nothing is sent unless `again` matches the state. The
+    /// session joins the link's members first: if the link has already ended, the state learns that at once, and if it
+    /// ends later, its list contains the session.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.attach(self.key.id);
         let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
@@ -457,8 +460,8 @@ impl SessionCore {
         }
     }
 
-    /// Opener: gives up the path over the link of `sender`, which may well be alive, to go on over another one. Sends
-    /// Lost to the far end, unless another thread has moved the session meanwhile.
+    /// Leaves the path over the link of `sender`, which may still work, to continue on another one; only for the
+    /// opener. Sends PathLost to the remote end unless another thread has moved the session meanwhile.
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         let mut left = None;
         self.with_state(|inner| {
@@ -473,13 +476,13 @@ impl SessionCore {
         }
     }
 
-    /// The link has ended; `why` is given if its peer cannot resume.
+    /// Handles the end of a link; `why` is set if its remote cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
         self.with_state(|inner| inner.state.link_ended(link, why, now));
     }
 
-    /// The right to look for a path, if the session has none, needs one, and nobody has that right yet. All is decided
-    /// under one lock, so that two threads that notice the same loss do not both get it.
+    /// Returns the right to search for a path if the session needs one and no task has that right yet. Everything is
+    /// decided under one lock, so that two threads that notice the same loss do not both get it.
     pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
         let mut inner = self.lock();
         let needs = inner.state.needs_path() && inner.state.path().is_none();
@@ -496,21 +499,21 @@ impl SessionCore {
         Some(Parked::new(self.clone(), seeker, times))
     }
 
-    /// Whether it was opened here, and how many bytes have moved in both directions; none unless it is open and runs on that
-    /// link: one that has left it and found no other yet is still among its members.
+    /// Returns whether the session was opened here, and the number of bytes moved in both directions. Returns `None`
+    /// unless it is open and runs on that link: a session that has left the link without a new path is still a member.
     pub(crate) fn traffic(&self, link: LinkId) -> Option<(bool, u64)> {
         let inner = self.lock();
         let runs = inner.state.phase() == Phase::Open && inner.state.path() == Some(link);
         runs.then(|| (inner.state.is_opener(), inner.state.moved()))
     }
 
-    /// Whether its last frame waits for its turn on the path that it has.
+    /// Returns true if its last frame waits for a turn on the current path.
     pub(crate) fn owes_last_frame(&self) -> bool {
         self.lock().state.has_pending_close()
     }
 
-    /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,
-    /// for its bytes to be delivered. True if it is given up.
+    /// Gives up an acceptor that has waited for its opener to resume it, or an orphan that has waited for delivery,
+    /// since before `before`. Returns true if undelivered bytes were dropped.
     pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
         let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
         let mut undelivered = false;
@@ -529,40 +532,40 @@ impl SessionCore {
     }
 
     /// Ends an acceptor here that its opener left before it was open, because a Resume names another process as the
-    /// acceptor. True if there was one; the session may then be relayed through this process.
+    /// acceptor. Returns true if there was one; the session may then be relayed through this process.
     pub(crate) fn supersede(self: &Arc<Self>) -> bool {
         let mut yields = false;
         self.with_state(|inner| {
             yields = !inner.state.is_opener();
-            let why = SessionError::new(ErrorCode::UnknownSession, "its opener went to another process");
+            let why = SessionError::new(ErrorCode::UnknownSession, "its opener moved to another process");
             if yields { inner.state.give_up(why) } else { Actions::default() }
         });
         yields
     }
 }
 
-/// A path that is lost within this time after the last one, before a byte has moved, counts as lost in a row.
+/// Losses of a path within this time, without a byte moved in between, count as consecutive.
 const RECENT_LOSS: Duration = Duration::from_secs(10);
 
-// The interface of a session to the process that it runs in.
+// The interface between a session and the process that it runs in.
 
-/// Keeps the sessions of a process. Never called under a session's lock.
+/// The owner of a process's sessions. It is never called under a session's lock.
 pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
-    /// The instance of this process.
+    /// Returns the instance of this process.
     fn instance(&self) -> Instance;
 
-    /// Two empty shares for the bytes that a plain peer sends over that link: one of the process's budget, one of a
-    /// quarter of it, to which the link is limited once half of the budget is taken.
+    /// Returns two empty reservations for the bytes that a plain remote sends over that link. One is in the process's
+    /// budget, the other in a quarter of it, which limits the link once half of the budget is in use.
     fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation);
 
-    /// Takes over a session whose owner has left and whose bytes are still to be delivered.
+    /// Takes over an orphaned session that still has bytes to deliver.
     fn departed(&self, id: SessionId);
 
-    /// Forgets a session that is over, for the given reason if it did not end in good order.
+    /// Forgets a session that is over; `why` is set if it did not end in good order.
     fn forget(&self, id: SessionId, why: Option<ErrorCode>);
 }
 
-// The lines by which a session can be followed through logs: one for each change of its phase, its path or its epoch.
+// The log lines that trace a session: one for each change of its phase, its path or its epoch.
 //
 // Nothing is formatted under the session's lock, and a frame that changes none of the three costs one comparison.
 
@@ -576,7 +579,7 @@ pub(crate) struct LoggedState {
     role: &'static str,
 }
 
-/// A change that is to be logged once the lock is released.
+/// A change to be logged once the lock is released.
 #[derive(Debug)]
 pub(crate) struct Change {
     before: LoggedState,
@@ -595,32 +598,32 @@ impl LoggedState {
         }
     }
 
-    /// Logs that there is a new session.
+    /// Logs a new session.
     pub(crate) fn log_begin(&self, key: &SessionKey) {
         let SessionKey { id: session, node, .. } = key;
         let link = self.link.map(tracing::field::display);
-        debug!(%session, epoch = self.epoch, link, %node, role = self.role, "the session begins");
+        debug!(%session, epoch = self.epoch, link, %node, role = self.role, "session created");
     }
 
-    /// The change as a sentence for people.
+    /// Returns the log message for the change.
     fn sentence(&self, before: &Self) -> &'static str {
         match (self.phase, self.link) {
-            (Phase::Opening, Some(_)) => "the far end is asked to open the session",
-            (Phase::Opening, None) => "the session has no link over which it could be opened",
-            (Phase::Accepting, _) => "the session has another path while its target is dialled",
-            (Phase::Open, _) if self.resumed > before.resumed => "the session is resumed",
-            (Phase::Open, _) => "the session is open",
-            (Phase::Parked, _) => "the session has lost its path and is parked",
-            (Phase::Resuming, _) => "the far end is asked to resume the session",
-            (Phase::LastAck, _) => "all bytes of the session are sent and received",
-            (Phase::Closing, _) => "the session sends its last frame",
-            (Phase::Closed, _) => "the session is over",
+            (Phase::Opening, Some(_)) => "opening session",
+            (Phase::Opening, None) => "no link to open the session over",
+            (Phase::Accepting, _) => "session moved while its target is dialled",
+            (Phase::Open, _) if self.resumed > before.resumed => "session resumed",
+            (Phase::Open, _) => "session opened",
+            (Phase::Parked, _) => "session lost its path",
+            (Phase::Resuming, _) => "resuming session",
+            (Phase::LastAck, _) => "all session data sent and received",
+            (Phase::Closing, _) => "closing session",
+            (Phase::Closed, _) => "session closed",
         }
     }
 }
 
 impl Inner {
-    /// The change by the last step that is to be logged, if any.
+    /// Returns the change by the last step, if it must be logged.
     pub(crate) fn change(&mut self) -> Option<Change> {
         let now = LoggedState::of(&self.state);
         if now == self.logged {
@@ -632,44 +635,44 @@ impl Inner {
 }
 
 impl Change {
-    /// Logs it. Another thread's line about a later step may come first; they differ in epoch or link.
+    /// Logs the change. Another thread's line about a later step may come first; they differ in epoch or link.
     pub(crate) fn log(self, core: &SessionCore) {
         let Self { before, now, why } = self;
         // The last line names the link that was left.
         let link = now.link.or(before.link).map(tracing::field::display);
         let why = why.map(tracing::field::display);
         let (session, node, what) = (core.key.id, &core.key.node, now.sentence(&before));
-        debug!(%session, epoch = now.epoch, link, %node, role = now.role, why, "{what}");
+        debug!(%session, epoch = now.epoch, link, %node, role = now.role, error = why, "{what}");
     }
 }
 
-// What can be seen of one end of a session from outside.
+// What is visible of one end of a session from outside.
 
-/// One end of a session at one moment.
+/// A snapshot of one end of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionView {
-    /// Its id, of which people are shown 8 digits.
+    /// The session's id; people see 8 of its digits.
     pub id: SessionId,
     /// The node that it leads to, or that it was opened from.
     pub node: NodeName,
-    /// What was asked for, and by whom; `None` at the end that was asked.
+    /// The requested target and the client; `None` at the acceptor.
     pub opened_for: Option<(Target, String)>,
-    /// How it stands, as a fixed word.
+    /// The phase as a fixed word.
     pub phase: &'static str,
     /// The link that it runs on; `None` while it has none.
     pub link: Option<LinkId>,
-    /// When this end was made.
+    /// When this end was created.
     pub started: Instant,
-    /// How often it was resumed on another link.
+    /// Number of times it was resumed on another link.
     pub resumed: u32,
-    /// Bytes that were written to it here.
+    /// Bytes written to it here.
     pub sent_bytes: u64,
-    /// Bytes that have arrived here.
+    /// Bytes received here.
     pub received_bytes: u64,
 }
 
 impl SessionCore {
-    /// How it stands now.
+    /// Returns a snapshot of this end.
     pub(crate) fn view(&self) -> SessionView {
         let SessionKey { id, node, .. } = &self.key;
         let inner = self.lock();
@@ -687,12 +690,12 @@ impl SessionCore {
         }
     }
 
-    /// When its last frame came in; before the first one, when it was made.
+    /// Returns the time of the last received frame, or of the creation if there was none.
     pub(crate) fn last_frame(&self) -> Instant {
         self.lock().last_frame
     }
 
-    /// Bytes that have arrived and were not read.
+    /// Returns the bytes that were received and not read yet.
     pub(crate) fn queued(&self) -> usize {
         self.lock().state.recv.queued()
     }

@@ -1,4 +1,5 @@
-//! Every session of this process: what each frame about one does, who is let in, and what a link's end means.
+//! The sessions of this process: how frames about them are handled, which sessions are accepted, and what a link's end
+//! does.
 
 pub mod closed;
 pub mod traffic_class;
@@ -29,20 +30,20 @@ use tunnel_proto::frame::{
 use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use tunnel_proto::state::SessionState;
 
-/// What one process allows itself.
+/// Limits of one process.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     /// Receive windows of each session.
     pub windows: WindowLimits,
-    /// Bytes that may be promised to peers, and the same again kept for them.
+    /// Bytes reserved for what remotes may send, and the same again for unacknowledged bytes.
     pub memory: usize,
-    /// Sessions at once.
+    /// Maximum number of concurrent sessions.
     pub sessions: usize,
-    /// How long a session without a path, and the id of one that ended, are remembered.
+    /// How long a session without a path, and the id of an ended session, are kept.
     pub grace: Duration,
 }
 
-/// All sessions of this process, by id; makes new ones.
+/// All sessions of this process by id; creates new ones.
 #[derive(Debug)]
 pub struct SessionTable {
     instance: Instance,
@@ -50,51 +51,52 @@ pub struct SessionTable {
     metrics: Metrics,
     reserved: Arc<Budget>,
     unacked: Arc<Budget>,
-    /// What plain peers have sent, to whom nothing was promised.
+    /// Bytes from plain remotes, for which nothing was reserved.
     pub(crate) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
-    /// Whether a session or a link has ended since free memory was given back, or the process has just started.
+    /// Whether a session or a link has ended since free memory was last released, or the process has just started.
     freed: AtomicBool,
     ended: Mutex<Tombstones>,
     clients: Mutex<Clients>,
-    /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
+    /// Orphaned sessions that may still have bytes to deliver, in the order in which their owners left.
     departed: Mutex<VecDeque<SessionId>>,
-    /// Of these, the sessions for which no task looks for a path yet.
+    /// Orphaned sessions for which no task searches a path yet.
     unsearched: Mutex<VecDeque<Parked>>,
-    /// Notified when there is one more.
+    /// Notified when a session is added to `unsearched`.
     came: Notify,
     pub(crate) relays: RelayTable,
 }
 
-/// What a frame, or the end of a link, asks the wiring to do.
+/// What a frame, or the end of a link, requires the caller to do.
 #[derive(Debug)]
 pub enum Event {
-    /// The far end wants to open a session here.
+    /// The remote end requests a session here.
     Incoming(IncomingSession),
     /// A session that was opened here has lost its path.
     Parked(Parked),
-    /// A request to reach a node through this pod.
+    /// A request to reach a node through this server.
     RelayRequest(RelayRequest),
-    /// A pod asks whether a node is linked here; the number is to be repeated.
+    /// A peer asks whether a node is connected here; the answer must repeat the number.
     Find(NodeName, u64),
-    /// A pod's answer or announcement about a node.
+    /// A peer's answer or announcement about a node.
     Found(NodeName, Found),
-    /// The pod asks its edge to link to another pod, rather to the one at that address, or the edge confirms that it has.
+    /// A server requests that its edge links to another server, preferably to the one at that address, or an edge
+    /// confirms that it has.
     Drain(Option<SocketAddr>),
-    /// A Conflict, from a pod to its edge or to another pod: another process has that node's name.
+    /// Another process has that node's name; sent by a server to its edge or to a peer.
     Conflict(NodeName, Conflict),
-    /// Another pod says how many nodes it has.
+    /// A peer reports how many nodes it has.
     Load(Load),
 }
 
-/// There are as many sessions as there may be, or no memory is left to promise.
+/// The limit of sessions is reached, or no memory is left to reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too many sessions at once")]
+#[error("too many sessions")]
 pub struct TableFull;
 
 impl SessionTable {
-    /// An empty table of the process `instance`.
+    /// Creates an empty table for the process `instance`.
     pub fn new(instance: Instance, limits: SessionLimits, metrics: Metrics) -> Arc<Self> {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
         let most = MAX_RELAY_QUEUE.min(limits.memory).max(largest);
@@ -120,37 +122,37 @@ impl SessionTable {
         table
     }
 
-    /// This process.
+    /// Returns the instance of this process.
     pub fn instance(&self) -> Instance {
         self.instance
     }
 
-    /// Sessions at this moment.
+    /// Returns the current number of sessions.
     pub fn len(&self) -> usize {
         self.count.load(Relaxed)
     }
 
-    /// True without any session.
+    /// Returns true if there is no session.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes promised to peers, and bytes kept for them.
+    /// Returns the bytes reserved for remotes, and the unacknowledged bytes.
     pub fn memory(&self) -> (usize, usize) {
         (self.reserved.used(), self.unacked.used())
     }
 
-    /// Bytes that have arrived and were not read, in all sessions.
+    /// Returns the bytes that were received and not read, over all sessions.
     pub fn queued(&self) -> usize {
         self.all().iter().map(|session| session.queued()).sum()
     }
 
-    /// Bytes that plain peers have sent and nobody has read, with what their pieces cost, and how many there may be.
+    /// Returns the unread bytes from plain remotes, including the overhead of their pieces, and their limit.
     pub fn unpromised(&self) -> (usize, usize) {
         (self.unpromised.used(), self.unpromised.limit())
     }
 
-    /// A new session to `target` at `node`, which has no link yet.
+    /// Creates a session to `target` at `node`, which has no link yet.
     pub fn open(
         self: &Arc<Self>,
         node: NodeName,
@@ -167,12 +169,13 @@ impl SessionTable {
         Ok(PendingOpen::new(shared))
     }
 
-    /// Number of sessions that are relayed, or for which a path is sought, and the bytes that wait for them.
+    /// Returns the number of sessions that are relayed or for which a path is searched, and the bytes that wait for
+    /// them.
     pub fn relayed(&self) -> (usize, usize) {
         (self.relays.len(), self.relays.queued())
     }
 
-    /// Resets every session, with a reason for all far ends.
+    /// Resets every session and sends the reason to all remote ends.
     pub fn reset_all(&self, why: &SessionError) {
         for shard in &self.shards {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
@@ -182,7 +185,7 @@ impl SessionTable {
         }
     }
 
-    /// Every session.
+    /// Returns all sessions.
     pub(crate) fn all(&self) -> Vec<Arc<SessionCore>> {
         self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
     }
@@ -200,7 +203,7 @@ impl SessionTable {
         self.shard(id).insert(id, shared.clone());
     }
 
-    /// The session, if it has an end here.
+    /// Returns the session if it has an end here.
     pub(crate) fn session(&self, id: SessionId) -> Option<Arc<SessionCore>> {
         self.shard(id).get(&id).cloned()
     }
@@ -210,17 +213,16 @@ impl SessionTable {
     }
 }
 
-/// Bytes that may wait for one session that passes through, in one direction: as far as there is memory for that, and
-/// never below the largest window.
+/// Bytes that may wait for one relayed session in one direction; less if the memory is smaller, but never below the
+/// largest window.
 const MAX_RELAY_QUEUE: usize = 8 << 20;
-/// Locks the sessions are spread over, so that busy ones do not meet.
+/// Number of locks over which the sessions are spread, so that busy sessions seldom contend.
 const SHARDS: usize = 16;
 
-// What each frame about a session does: for an end here, for one that passes through, for one that is new.
+// Handling of frames about sessions: those with an end here, relayed ones, and new ones.
 
 impl SessionTable {
-    /// One frame about a session, from the link of `sender`. The key's node is where its acceptor is, if the frame
-    /// asks.
+    /// Handles a frame about a session from the link of `sender`. For a request, the key's node is the acceptor's.
     pub fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
@@ -243,7 +245,7 @@ impl SessionTable {
             known = known.filter(|shared| !shared.supersede());
         }
         let Some(shared) = known else { return self.on_foreign_frame(sender, key, frame) };
-        // A Reset from a pod on the way sends its opener elsewhere.
+        // A Reset from a relaying server makes its opener search elsewhere.
         let parks = matches!(frame, SessionFrame::PathLost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
         if !shared.on_frame(sender, frame, now) {
@@ -259,7 +261,7 @@ impl SessionTable {
         if parks { shared.parked().map(Event::Parked) } else { None }
     }
 
-    /// A frame about a session that has no end here, or none yet.
+    /// Handles a frame about a session that has no end here, or none yet.
     fn on_foreign_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
@@ -270,18 +272,18 @@ impl SessionTable {
             Remote::Edge(edge) => Some(edge),
             Remote::Server(_) | Remote::Peer => None,
         };
-        // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
+        // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
             SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
-                // An edge must never borrow another front end's rights, nor another's name.
+                // An edge must never get the rights of another listener, nor another edge's name.
                 if let Some(edge) = edge {
                     (key.category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.on_request(attempt, frame)
             }
-            // Only an edge that gives up an opening does not know the process.
+            // Only an edge that gives up a pending open does not know the process.
             SessionFrame::Resume { epoch, instance, opener, .. }
                 if elsewhere && *instance != Some(self.instance) =>
             {
@@ -310,9 +312,9 @@ impl SessionTable {
         let from = &attempt.from;
         let most = self.limits.sessions;
         let too_many = if from.is_reply_queue_full() || from.sessions() >= most {
-            Some("too many sessions on this link at once")
+            Some("too many sessions on this link")
         } else if self.relays.len() >= most && !self.relays.knows(attempt.key.id) {
-            Some("too many sessions through this pod at once")
+            Some("too many sessions relayed by this server")
         } else {
             None
         };
@@ -331,33 +333,34 @@ impl SessionTable {
         None
     }
 
-    /// A peer that tries to resume another opener's session gets the same answer as for a session that does not exist.
+    /// Rejects a remote that tries to resume another opener's session, with the same answer as for an unknown session.
     fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("not_the_opener");
         from.reply(session, refused(frame, SessionError::new(ErrorCode::UnknownSession, UNKNOWN)));
     }
 }
 
-// A session that a peer asks this process to serve: whether there is room, and which client makes room.
+// Sessions that a remote requests from this process: whether there is room, and which client makes room.
 
-/// What an Open asks for, as it came over a link.
+/// The contents of an Open frame.
 #[derive(Debug)]
 pub(crate) struct OpenFrame {
     pub(crate) key: SessionKey,
     /// The target to dial.
     pub(crate) target: Target,
-    /// The opener, for the log.
+    /// The opener's client, for the log.
     pub(crate) client: String,
-    /// Who opens the session, where that is known.
+    /// The opener, if it is known.
     pub(crate) opener: Option<Opener>,
-    /// The offset below which the opener takes bytes.
+    /// The offset below which the opener accepts bytes.
     pub(crate) limit: u64,
     /// The number of the attempt.
     pub(crate) epoch: u64,
 }
 
 impl SessionTable {
-    /// The offer of a session that ends here; `None` if it was refused, and then the opener gets Refused.
+    /// Returns the offer of a session that ends here. Returns `None` if it was refused, and then the opener gets
+    /// Refused.
     pub(crate) fn on_open(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
@@ -369,7 +372,7 @@ impl SessionTable {
         let halves = if let Some(refusal) = ended {
             Err(refusal)
         } else if sender.is_reply_queue_full() {
-            Err(SessionError::new(ErrorCode::Overloaded, "too many answers wait to be read on this link"))
+            Err(SessionError::new(ErrorCode::Overloaded, "too many unread replies on this link"))
         } else {
             self.halves_for(&source).ok_or_else(|| self.out_of_memory(&sender.peer))
         };
@@ -391,7 +394,7 @@ impl SessionTable {
         }
         lock(&self.clients).add(shared.key.id, &source);
         self.insert(&shared);
-        // Known here before it is known there: a link that ends looks for its sessions here.
+        // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         if !sender.attach(shared.key.id) {
             shared.link_ended(sender.id, None, Instant::now());
         }
@@ -399,47 +402,53 @@ impl SessionTable {
         Some(IncomingSession::new(shared, target, client, patience))
     }
 
-    /// The answer to a Resume of a session that has no end here, and that no late Open makes one any more.
+    /// Returns the answer to a Resume of a session that has no end here, and makes sure that a late Open cannot create
+    /// one.
     pub(crate) fn failed_resumes(&self, id: SessionId, opener: Option<&Opener>, epoch: u64) -> SessionFrame {
         self.add_unknown(id, opener);
         unknown(epoch)
     }
 
-    /// Room for one session more of a client. If there is none, the client that has more than it gives some of its own.
+    /// Returns room for another session of a client. If there is none, a client with more sessions gives up some of its
+    /// own.
     fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
-        // A session that gives way leaves memory at once, and the table once its far end has got the reset.
+        // An evicted session frees its memory at once, and its place in the table once the remote end has got the
+        // reset.
         let given =
             || (0..MAX_EVICTIONS).take_while(|_| self.evict_idle_session(source)).find_map(|_| self.halves());
         self.has_place().then(|| self.halves()).flatten().or_else(given)
     }
 
-    /// A refusal for want of room, and which key of which program makes more: a cloud asks an edge, any other asks a
-    /// pod.
+    /// Returns the refusal for lack of room, and names the key that raises the limit. A server's requests arrive at an
+    /// edge, all others at a server.
     fn out_of_memory(&self, peer: &Remote) -> SessionError {
         let (program, file) = match peer {
             Remote::Server(_) => ("edge", "the node's edge.toml"),
-            Remote::Edge(_) | Remote::Peer => ("cloud", "that pod's cloud.toml"),
+            Remote::Edge(_) | Remote::Peer => ("cloud", "that server's cloud.toml"),
         };
         let most = self.limits.sessions;
         let why = match (self.len() >= most, program) {
-            (true, "edge") => format!("{most} sessions run at the node, as many as an edge serves"),
-            (true, _) => format!("{most} sessions run at that pod: see [mode.cloud.session] max in {file}"),
+            (true, "edge") => format!("limit of {most} sessions at the node reached"),
+            (true, _) => format!(
+                "limit of {most} sessions at that server reached; see [mode.cloud.session] max in {file}"
+            ),
             (false, _) => format!(
-                "no memory left there for another session: see [mode.{program}.session] memory in {file}"
+                "no memory left there for another session; see [mode.{program}.session] memory in {file}"
             ),
         };
         SessionError::new(ErrorCode::Overloaded, why)
     }
 }
 
-/// Of one client, so many sessions may give way to one of another's: then there is room, or the one has no more.
+/// Maximum number of sessions of one client that are evicted for a session of another one: then there is room, or the
+/// client no longer has more.
 const MAX_EVICTIONS: usize = 8;
-/// How long an edge may dial: less than the 12 s a front end waits.
+/// Dial timeout at an edge; shorter than the listener's 12 s.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same for a plain pod, which waits 5 s.
+/// The same for a plain server, which waits 5 s.
 const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
-// What each session asks of the table that keeps it.
+// What each session requires from its table.
 
 impl SessionHost for SessionTable {
     fn instance(&self) -> Instance {
@@ -467,18 +476,18 @@ impl SessionHost for SessionTable {
 }
 
 impl SessionTable {
-    /// This table, as its sessions know it.
+    /// Returns this table as the host of its sessions.
     pub(crate) fn host(self: &Arc<Self>) -> Weak<dyn SessionHost> {
         let table: Weak<Self> = Arc::downgrade(self);
         table
     }
 }
 
-// What becomes of sessions when a link ends, or is not to carry them any more.
+// What happens to sessions when a link ends or is retired.
 
 impl SessionTable {
-    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and sends Lost to the
-    /// other side of what passed through. Returns the sessions for which a new path is to be sought.
+    /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
+    /// PathLost to the other side of relayed ones. Returns the sessions that need a new path.
     pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> Vec<Parked> {
         let why = (!sender.resumes).then(|| why.clone());
         let mut parked = Vec::new();
@@ -492,8 +501,8 @@ impl SessionTable {
         parked
     }
 
-    /// The sessions that were opened here and run on that link let go of it and send Lost there, if their node and the
-    /// process of their other end, where that is known, are `meant`. Returns them: a new path is to be sought for each.
+    /// Makes the sessions that were opened here leave that link, and sends PathLost for them, if `meant` accepts their
+    /// node and the process of their remote end. Returns these sessions: each needs a new path.
     pub fn leave(
         &self,
         sender: &Arc<LinkSender>,
@@ -510,21 +519,21 @@ impl SessionTable {
         parked
     }
 
-    /// Whether any session with that node runs on that link, or passes through it.
+    /// Returns true if a session with that node runs on that link or is relayed over it.
     pub fn has_sessions_on(&self, sender: &LinkSender, node: &NodeName) -> bool {
         self.on_link(sender).iter().any(|session| session.key.node == *node)
             || sender.relayed().iter().any(|session| session.node == *node)
     }
 
-    /// What passes through that link to a node that is `meant` is to take another path: both ends of each session get
-    /// Lost.
+    /// Makes sessions that are relayed over that link to a node that `meant` accepts take another path: both ends get
+    /// PathLost.
     pub fn detach_relays(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
         for session in sender.relayed().into_iter().filter(|session| meant(&session.node)) {
             self.relays.path_lost(session.id, None);
         }
     }
 
-    /// Resets every session that runs on that link or passes through it, with a reason for all of their ends.
+    /// Resets every session that runs on that link or is relayed over it, and sends the reason to all their ends.
     pub fn reset_on(&self, sender: &LinkSender, why: &SessionError) {
         for session in self.on_link(sender) {
             session.reset(why.clone());
@@ -534,17 +543,17 @@ impl SessionTable {
         }
     }
 
-    /// The sessions with an end here that run on that link, in the order in which they came to it.
+    /// Returns the sessions with an end here that run on that link, in the order in which they joined it.
     pub(crate) fn on_link(&self, sender: &LinkSender) -> Vec<Arc<SessionCore>> {
         sender.own().into_iter().filter_map(|id| self.session(id)).collect()
     }
 }
 
-// The sessions of this process, for people who look on.
+// The sessions of this process, for operators.
 
 impl SessionTable {
-    /// Sessions with an end here, `most` of them at most, in the order of their ids: two looks show the same ones, as
-    /// far as they live. Each of the table's locks is held for a copy only.
+    /// Returns at most `most` sessions with an end here, in a stable order, so that two calls return the same ones
+    /// while they live. Each of the table's locks is held only for a copy.
     pub fn overview(&self, most: usize) -> Vec<SessionView> {
         let mut shown: Vec<SessionView> = Vec::new();
         for shard in &self.shards {
@@ -560,13 +569,13 @@ impl SessionTable {
     }
 }
 
-// An Open or a Resume that reached a pod and names a node behind it.
+// An Open or a Resume that reached a server and names a node connected to it.
 
-/// A request to reach a node through this pod: pass it on, accept it as its end, or refuse it.
+/// A request to reach a node through this server: pass it on, accept it as its end, or refuse it.
 ///
 /// Dropping it refuses it, so no opener is ever left waiting.
 #[derive(Debug)]
-#[must_use = "dropping it refuses it"]
+#[must_use = "dropping a relay request refuses it"]
 pub struct RelayRequest {
     table: Arc<SessionTable>,
     attempt: Attempt,
@@ -579,17 +588,17 @@ impl RelayRequest {
         Self { table, attempt, frame: Some(frame) }
     }
 
-    /// Which node.
+    /// Returns the node.
     pub fn node(&self) -> &NodeName {
         &self.attempt.key.node
     }
 
-    /// By which link it came.
+    /// Returns the link that it came over.
     pub fn from(&self) -> &Arc<LinkSender> {
         &self.attempt.from
     }
 
-    /// The process that holds the session's other end, if this is to resume it: no other may be asked.
+    /// Returns the process that holds the session's remote end, if this is a Resume: no other may be asked.
     pub fn instance(&self) -> Option<Instance> {
         match &self.frame {
             Some(SessionFrame::Resume { instance, .. }) => *instance,
@@ -597,7 +606,7 @@ impl RelayRequest {
         }
     }
 
-    /// The target to dial there, if this is an Open.
+    /// Returns the target to dial there, if this is an Open.
     pub fn target(&self) -> Option<&Target> {
         match &self.frame {
             Some(SessionFrame::Open { target, .. }) => Some(target),
@@ -605,13 +614,19 @@ impl RelayRequest {
         }
     }
 
-    /// Waits until its opener does not wait for this attempt any more. Cancel safe.
+    /// Waits until its opener no longer waits for this attempt.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn wait_cancelled(&self) {
         self.wait_attempt_state(|stand| stand == AttemptState::Done).await;
     }
 
-    /// Tries a path: passes it on, and takes it back if the acceptor is not there. Tried while another path has not
-    /// answered, this one is only for the next attempt: as only its opener moves a session, both ends get Lost.
+    /// Tries a path: passes the request on, and takes it back if the acceptor is not there.
+    ///
+    /// If another path is still unanswered, this path can only serve the next attempt. As only the opener moves a
+    /// session, both ends get PathLost.
     pub fn try_path(&self, to: &Arc<LinkSender>) {
         let to = &to.link_for(self.attempt.key.id);
         match (self.table.relays.attempt_state(&self.attempt), &self.frame) {
@@ -625,7 +640,11 @@ impl RelayRequest {
         }
     }
 
-    /// Waits until what was tried last is answered. Whether another path is to be tried: the acceptor is not there.
+    /// Waits until the last path tried is answered. Returns true if the acceptor is not there, so that another path
+    /// should be tried.
+    ///
+    /// # Cancel safety
+    ///
     /// Cancel safe.
     pub async fn path_failed(&self) -> bool {
         self.wait_attempt_state(|stand| stand != AttemptState::Pending).await == AttemptState::Searching
@@ -649,14 +668,16 @@ impl RelayRequest {
         !second_hop && !back && to.resumes
     }
 
-    /// Passes it on: this pod relays the session from now on. What came from a pod goes to no other pod, and
-    /// nothing goes back to the process it came from; both are refused as *not here*.
+    /// Passes the request on: this server relays the session from now on.
+    ///
+    /// A request from a peer goes to no other peer, and no request goes back to the process it came from. Both are
+    /// refused as *not here*.
     pub fn pass(mut self, to: &Arc<LinkSender>) {
         let to = &to.link_for(self.attempt.key.id);
         if !self.is_valid_next_hop(to) {
             return self.refuse(SessionError::new(
                 ErrorCode::NodeNotConnected,
-                "the node is not linked to this pod",
+                "the node is not connected to this server",
             ));
         }
         if let Some(frame) = self.frame.take() {
@@ -664,13 +685,13 @@ impl RelayRequest {
         }
     }
 
-    /// Answers the opener that it goes no further: [`Code::NotHere`] lets it look elsewhere.
+    /// Refuses the request. [`ErrorCode::NodeNotConnected`] makes the opener search elsewhere.
     pub fn refuse(mut self, why: SessionError) {
         self.answer(why);
     }
 
-    /// Takes it as the session's acceptor; none if it cannot be one: a session to resume is not here, and a new one may
-    /// be too many.
+    /// Accepts the request as the session's acceptor. Returns `None` if that is impossible: a session to resume is not
+    /// here, or a new one exceeds a limit.
     pub fn offer(mut self) -> Option<IncomingSession> {
         let Attempt { key, epoch, from, .. } = self.attempt.clone();
         let frame = self.frame.take();
@@ -695,11 +716,11 @@ impl RelayRequest {
 
 impl Drop for RelayRequest {
     fn drop(&mut self) {
-        self.answer(SessionError::new(ErrorCode::Overloaded, "this pod is stopping"));
+        self.answer(SessionError::new(ErrorCode::Overloaded, "server is shutting down"));
     }
 }
 
-/// The answer that refuses an Open or a Resume.
+/// Returns the answer that refuses an Open or a Resume.
 pub(crate) fn refused(frame: &SessionFrame, refusal: SessionError) -> SessionFrame {
     let epoch = frame.epoch().unwrap_or(0);
     match frame {

@@ -1,4 +1,4 @@
-//! The pace by what a simulated kernel tells of a simulated line.
+//! Congestion control with readings of a simulated kernel on a simulated line.
 
 use std::collections::VecDeque;
 
@@ -9,22 +9,22 @@ use super::*;
 /// A kernel that sends on a line, in steps of a millisecond.
 struct Wire {
     now: Instant,
-    /// Bytes a second.
+    /// Bytes per second.
     rate: u64,
     trip: Duration,
-    /// More of the round trip that has nothing to do with what is sent.
+    /// A part of the RTT that is independent of what is sent.
     noise: Duration,
-    /// By up to so much more, each way, by chance; another chance every so long.
+    /// Maximum random delay in each direction; also the interval at which a new delay is chosen.
     jitter: Duration,
     there: Duration,
-    /// Of a hundred segments so many are lost by chance, and come a round trip later.
+    /// Percentage of segments lost at random; they arrive an RTT later.
     loss: f64,
     chance: u64,
     chosen: Instant,
     free_at: Instant,
-    /// When what was sent is acknowledged, how much it is, and when it was sent.
+    /// Time of the acknowledgement, bytes, and time of sending of everything in flight.
     under_way: VecDeque<(Instant, u64, Instant)>,
-    /// As much the kernel lets be under way. Grows by what is acknowledged, up to `most`.
+    /// The kernel's congestion window; grows by what is acknowledged, up to `most`.
     window: u64,
     most: u64,
     unsent: u64,
@@ -32,9 +32,9 @@ struct Wire {
     delivered: u64,
     smoothed: Duration,
     variation: Duration,
-    /// Segments since the latest of which the round trip counted.
+    /// Segments since the last one that was used for an RTT measurement.
     unmeasured: u32,
-    /// The longest that a byte would have waited, in the socket and for the line.
+    /// The longest that a byte would have waited in the socket and for the line.
     worst: Duration,
 }
 
@@ -59,14 +59,14 @@ impl Wire {
             written: 0,
             delivered: 0,
             smoothed: trip,
-            // What Linux assumes before it has measured.
+            // Linux assumes this before it has measured.
             variation: trip / 2,
             unmeasured: 0,
             worst: Duration::ZERO,
         }
     }
 
-    /// 50 Mbit/s at 40 ms, jitter 30 ms, after a hundred echoes.
+    /// 50 Mbit/s at 40 ms with 30 ms jitter, after a hundred echoes.
     fn behind_echoes(chance: u64) -> (Self, CongestionController) {
         let (mut wire, mut pace) = (Self::new(50, 40), CongestionController::new());
         (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
@@ -91,8 +91,8 @@ impl Wire {
         }
     }
 
-    /// A backlogged sender for a time; the share of what the line could have carried. Without a pace the socket always
-    /// has more than the kernel sends.
+    /// Runs a sender that always has data; returns the share of the line's capacity that was used. Without `pace` the
+    /// socket always holds more than the kernel sends.
     fn run(&mut self, pace: Option<&mut CongestionController>, time: Duration) -> f64 {
         let (end, before) = (self.now + time, self.delivered);
         let mut pace = pace;
@@ -122,7 +122,7 @@ impl Wire {
             pace.on_sent(frame);
             (self.unsent, self.written) = (self.unsent + frame as u64, self.written + frame as u64);
         }
-        assert!(pace.retry_after().is_some(), "nothing else lifts the cap");
+        assert!(pace.retry_after().is_some(), "nothing else opens the window");
     }
 
     fn step(&mut self) {
@@ -135,7 +135,7 @@ impl Wire {
         while let Some((at, len, sent)) = self.under_way.front().copied().filter(|(at, ..)| *at <= self.now) {
             self.under_way.pop_front();
             self.delivered += len;
-            // On a line that jitters many are acknowledged at once.
+            // On a jittery line many segments are acknowledged at once.
             self.unmeasured += 1;
             if self.unmeasured >= 12 || self.under_way.len() < 12 || self.jitter.is_zero() {
                 self.unmeasured = 0;
@@ -155,12 +155,13 @@ impl Wire {
                 self.free_at += on_line;
                 let at = self.free_at + self.trip * 2;
                 let behind = self.under_way.partition_point(|(earlier, ..)| *earlier <= at);
-                // What is sent again says nothing of the round trip.
+                // A retransmitted segment does not measure the RTT.
                 self.under_way.insert(behind, (at, len, at - self.smoothed));
                 continue;
             }
             let at = self.free_at + self.trip + self.noise;
-            // Where the line jitters none overtakes another. A lost one holds up nobody: what came behind it is known.
+            // Jitter does not reorder segments. A lost segment delays no other: the later ones are acknowledged
+            // selectively.
             let before = self.under_way.back().filter(|_| !self.jitter.is_zero());
             let at = before.map_or(at, |(before, ..)| at.max(*before));
             let behind = self.under_way.partition_point(|(earlier, ..)| *earlier <= at);
@@ -168,14 +169,14 @@ impl Wire {
         }
     }
 
-    /// From 0 to 1.
+    /// Returns a random number from 0 to 1.
     fn chance(&mut self) -> f64 {
         self.chance =
             self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.chance >> 33) as f64 / f64::from(1u32 << 31)
     }
 
-    /// The link has stood for a while, so that its kernel knows how much the round trip varies.
+    /// Lets the link idle for a while, so that the kernel measures the RTT's variation.
     fn stand(&mut self, pace: &mut CongestionController) {
         for _ in 0..80 {
             self.ping(1);
@@ -183,7 +184,7 @@ impl Wire {
         }
     }
 
-    /// Small frames there and back, one after the other.
+    /// Sends small frames there and back, one after the other.
     fn ping(&mut self, times: u32) {
         for _ in 0..times {
             (self.unsent, self.written) = (self.unsent + 100, self.written + 100);
@@ -195,7 +196,7 @@ impl Wire {
         }
     }
 
-    /// As BBR does once in ten seconds: four segments for 200 ms, then all at once.
+    /// Probes the minimum RTT as BBR does every ten seconds: four segments for 200 ms, then everything at once.
     fn look(&mut self, pace: &mut CongestionController) {
         let window = std::mem::replace(&mut self.window, 4 * SEGMENT);
         self.most = 4 * SEGMENT;
@@ -203,7 +204,7 @@ impl Wire {
         (self.window, self.most) = (window, u64::MAX);
     }
 
-    /// Nothing is sent for a while, and the kernel begins anew.
+    /// Sends nothing for a while; then the kernel restarts with its initial window.
     fn rest(&mut self, time: Duration) {
         let end = self.now + time;
         self.unsent = 0;
@@ -262,12 +263,12 @@ async fn a_link_comes_up_as_soon_as_its_kernel_does_fresh_and_after_a_pause() {
 #[tokio::test(start_paused = true)]
 async fn what_the_kernel_holds_back_waits_with_the_sessions() {
     let (mut wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
-    // It sends at a quarter of the line's rate.
+    // The kernel sends at a quarter of the line's rate.
     wire.most = 25_000;
     wire.run(Some(&mut pace), SECOND);
     let share = wire.run(Some(&mut pace), SECOND * 5);
     assert!(share > 0.24, "{share}");
-    assert!(wire.unsent <= 25_000, "{} bytes wait in the socket", wire.unsent);
+    assert!(wire.unsent <= 25_000, "{} bytes waiting in the socket", wire.unsent);
 }
 
 #[tokio::test(start_paused = true)]
@@ -278,7 +279,7 @@ async fn a_round_trip_that_is_longer_for_another_reason_costs_no_rate() {
     wire.run(Some(&mut pace), SECOND);
     let share = wire.run(Some(&mut pace), SECOND * 5);
     assert!(share > 0.9, "{share}");
-    // When it is gone, its place is taken by a queue, until the least round trip is renewed.
+    // Once the noise ends, a queue takes its place until the minimum RTT is renewed.
     wire.noise = Duration::ZERO;
     wire.run(Some(&mut pace), SECOND * 12);
     wire.run(Some(&mut pace), SECOND * 5);
@@ -289,7 +290,7 @@ async fn a_round_trip_that_is_longer_for_another_reason_costs_no_rate() {
 async fn answers_that_wait_behind_a_lost_packet_do_not_hold_bulk() {
     let (mut wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
     wire.run(Some(&mut pace), SECOND);
-    // No pong comes at all.
+    // No pong arrives at all.
     pace.ping(wire.now);
     let share = wire.run(Some(&mut pace), SECOND * 2);
     assert!(share > 0.9, "{share}");
@@ -335,7 +336,7 @@ async fn a_line_that_jitters_is_kept_full_behind_echoes_that_met_its_least_round
         let share = wire.run(Some(&mut pace), SECOND * 12);
         (late, least) = (late + share / 20.0, least.min(share));
     }
-    assert!(buffered > 0.7 && late > 0.9 && least > 0.7, "{buffered}, {late}, at the least {least}");
+    assert!(buffered > 0.7 && late > 0.9 && least > 0.7, "{buffered}, {late}, minimum {least}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -350,7 +351,7 @@ async fn a_long_copy_beside_an_interactive_link_does_not_sink_where_the_line_jit
             (mean, least) = (mean + share / 240.0, least.min(share));
         }
     }
-    assert!(mean > 0.9 && least > 0.7, "{mean}, at the least {least} in five seconds");
+    assert!(mean > 0.9 && least > 0.7, "{mean}, minimum {least} in five seconds");
 }
 
 #[tokio::test(start_paused = true)]
@@ -360,7 +361,7 @@ async fn a_cap_that_is_much_too_low_grows_on_a_line_that_jitters() {
         let (mut wire, mut pace) = (Wire::new(5, 40), CongestionController::new());
         (wire.jitter, wire.chance) = (Duration::from_millis(30), chance);
         wire.run(Some(&mut pace), SECOND * 4);
-        // Others had nine tenths of the line, and go.
+        // Other traffic that used nine tenths of the line ends.
         wire.rate *= 10;
         wire.run(Some(&mut pace), SECOND * 4);
         mean += wire.run(Some(&mut pace), SECOND * 4) / 20.0;
@@ -372,7 +373,7 @@ async fn a_cap_that_is_much_too_low_grows_on_a_line_that_jitters() {
 async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
     let (mut wire, mut pace) = (Wire::new(10, 600), CongestionController::new());
     wire.run(Some(&mut pace), SECOND);
-    // Answers wait behind what comes the other way, while only keystrokes go this way.
+    // Answers are queued behind traffic in the other direction while only keystrokes are sent in this one.
     wire.noise = Duration::from_millis(200);
     for _ in 0..300 {
         wire.ping(1);
@@ -409,7 +410,7 @@ async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_n
             if stands {
                 wire.stand(&mut pace);
             }
-            // Of a short way that is soon forgotten, and of a long one never believed.
+            // The assumption is soon forgotten on a short path, and never trusted on a long one.
             wire.run(Some(&mut pace), SECOND * 12);
             for looks in 0..2 {
                 wire.run(Some(&mut pace), SECOND * 3);
@@ -459,7 +460,7 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_so
         }
         let mut pulled = 0;
         while pulled < 32 * MIB {
-            // The kernel there has taken all.
+            // The remote kernel has acknowledged everything.
             (wire.written, wire.delivered) = (pulled, pulled);
             pace.read(wire.reading(), wire.now);
             if pace.is_blocked(wire.now) {
@@ -487,7 +488,7 @@ async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_le
     for chance in 1..=8 {
         let (mut wire, mut pace) = Wire::behind_echoes(chance);
         wire.run(Some(&mut pace), SECOND * 6);
-        // The least round trip is renewed twice meanwhile.
+        // The minimum RTT is renewed twice meanwhile.
         for _ in 0..2000 {
             wire.run(Some(&mut pace), Duration::from_millis(10));
             standing += wire.free_at.saturating_duration_since(wire.now) / 16_000;
@@ -496,7 +497,7 @@ async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_le
         wire.run(Some(&mut pace), SECOND * 3);
         longer += wire.run(Some(&mut pace), SECOND * 12) / 8.0;
     }
-    assert!(standing < Duration::from_millis(20), "a queue of {standing:?} stands");
+    assert!(standing < Duration::from_millis(20), "standing queue of {standing:?}");
     assert!(longer > 0.75, "{longer} of the line once it is longer");
 }
 

@@ -1,8 +1,8 @@
-//! How much may be under way on a line, from round trips and from what has arrived.
+//! How many bytes may be in flight on a line, from RTTs and delivered bytes.
 //!
-//! When the round trip grows, a queue is standing somewhere, and the cap is set to what the line carries in its least
-//! round trip plus a little. Whether the queue was ours shows after that: if it is as long as before, it was not, and
-//! the line is simply as long as that now.
+//! A growing RTT means that there is a standing queue somewhere. The window is then cut to what the line carries in its
+//! minimum RTT plus a little. Whether the queue was ours shows afterwards: if it is as long as before, it was not, and
+//! the line's RTT has simply become longer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,45 +11,45 @@ use tokio::time::Instant;
 
 use crate::congestion::{carried, per_second, time_of};
 
-/// The cap, and what it is derived from.
+/// The congestion window, and the measurements that it is derived from.
 #[derive(Debug)]
 pub(crate) struct CongestionWindow {
     bytes: u64,
-    /// Doubling until the first standing queue is met.
+    /// Whether the window doubles each round, until the first standing queue.
     doubling: bool,
-    /// The round trip of the line when nothing of ours waits there.
+    /// The line's RTT without a queue of ours.
     least: Option<Duration>,
-    /// Bytes per second, at least, that the line is known to carry.
+    /// Bytes per second that the line is known to carry at least.
     rate: Option<u64>,
-    /// Bytes per second of the latest rounds. What arrives is known in steps, so that one round alone may show much too
-    /// little; the best of them is what the line carries.
+    /// Bytes per second of the latest rounds. Deliveries are known in steps, so a single round may show far too little;
+    /// the best of them is the line's rate.
     rates: VecDeque<u64>,
     round: Round,
-    /// Time spent capped since the least round trip was last renewed.
+    /// Time spent at the limit since the minimum RTT was last renewed.
     capped_for: Duration,
     renewal: Option<ProbeRtt>,
     trial: Option<WindowCut>,
-    /// The doubling has just ended.
+    /// Whether the doubling has just ended.
     overshot: bool,
-    /// Whether much was under way in the round before. If not, what stands on the line is older, or not ours.
+    /// Whether much was in flight in the previous round. If not, a queue on the line is older, or not ours.
     was_near: bool,
-    /// When much was under way last, and how many rounds there were since.
+    /// When much was last in flight, and the number of rounds since then.
     busy_at: Option<Instant>,
     quiet: u32,
-    /// The cap has just changed: what comes of it shows after so many rounds.
+    /// Rounds to wait before the effect of the latest change of the window shows.
     probing_cooldown: u32,
-    /// How often in a row it has grown without a queue.
+    /// Number of consecutive times that the window has grown without a queue.
     grown: u32,
-    /// Rounds since it was cut, or since much less than the cap was under way though more was to be sent, as
-    /// where BBR looks for the least round trip. What falls just behind that is a queue that goes.
+    /// Rounds since the window was cut, or since much less than the window was in flight although more was to be sent
+    /// (as when BBR probes the minimum RTT). A fall of the RTT right after that is a queue that drains.
     steady: u32,
-    /// Rounds in a row in which the cap was reached and did not grow.
+    /// Consecutive rounds in which the window was reached and did not grow.
     full: u32,
     pub(crate) noise: RttJitter,
 }
 
 impl CongestionWindow {
-    /// Of a line of which nothing is known yet.
+    /// Creates the window for a line about which nothing is known yet.
     pub(crate) fn new() -> Self {
         Self {
             bytes: INITIAL_CWND,
@@ -73,60 +73,62 @@ impl CongestionWindow {
         }
     }
 
-    /// Bytes that may be under way just now.
+    /// Returns the number of bytes that may be in flight now.
     pub(crate) fn bytes(&self) -> u64 {
         let eighths = self.renewal.and_then(|r| RENEWAL_EIGHTHS.get(r.step)).unwrap_or(&8);
         (self.bytes / 8 * eighths).max(MIN_CWND)
     }
 
-    /// Whether so many bytes under way are as many as may be. Those who ask have more to send.
+    /// Returns true if `under_way` bytes in flight reach the window. Called only if there is more to send.
     pub(crate) fn is_reached(&mut self, under_way: u64) -> bool {
         self.round.near |= under_way >= self.bytes() / 8;
         self.round.low |= under_way < self.bytes() / 2;
-        // While it doubles, the line must not wait for that.
+        // During the doubling the line must not wait for the next step.
         self.round.hit |= under_way >= if self.doubling { self.bytes() / 2 } else { self.bytes() };
         under_way >= self.bytes()
     }
 
-    /// The round trips lie so far apart with little under way. That is the line, if nothing of ours stands on it any more.
+    /// Records how much RTTs vary with little in flight. The variation is the line's own once no queue of ours is left.
     pub(crate) fn varies(&mut self, by: Duration, now: Instant) {
         if self.busy_at.is_none_or(|busy| now - busy >= RESTED) {
             self.noise.on_idle_sample(by, self.quiet >= QUIET_ROUNDS);
         }
     }
 
-    /// The least round trip, once one is known.
+    /// Returns the minimum RTT, once one is known.
     pub(crate) fn min_rtt(&self) -> Option<Duration> {
         self.least
     }
 
-    /// The shortest round trip `met` while no queue of ours stood. What it is longer than the one known before, by less than
-    /// the line jitters, is chance.
+    /// Sets the minimum RTT to `met`, the shortest RTT measured without a queue of ours. An increase smaller than the
+    /// line's jitter is chance and is ignored.
     pub(crate) fn update_min_rtt(&mut self, met: Duration) {
         let known = self.least.unwrap_or(met);
         self.least = Some(if met < known + self.jitter(known) { met.min(known) } else { met });
         self.capped_for = Duration::ZERO;
     }
 
-    /// Rounds in a row in which the cap was reached and did not grow: as many in which the line was full.
+    /// Returns the number of consecutive rounds in which the window was reached and did not grow: the line was full.
     pub(crate) fn rounds_at_limit(&self) -> u32 {
         self.full
     }
 
-    /// How fast bulk may be let go on a long line: a little faster than the line is known to carry it. And how long it may be
-    /// let go at once. None while the cap still doubles.
+    /// Returns the rate at which bulk may be sent on a long line, a little above the known rate, and the allowed burst
+    /// time.
+    ///
+    /// Returns `None` while the window still doubles.
     pub(crate) fn pacing_rate(&self) -> Option<(u64, Duration)> {
         let least = self.least.filter(|least| *least >= LONG && !self.doubling)?;
         let best = self.best();
         (best > 0).then(|| (best / 16 * 17, self.jitter(least)))
     }
 
-    /// Bytes per second that the line is known to carry.
+    /// Returns the bytes per second that the line is known to carry.
     pub(crate) fn bandwidth(&self) -> Option<u64> {
         self.rate
     }
 
-    /// A round trip was measured; `delivered` bytes have arrived in all.
+    /// Takes an RTT measurement; `delivered` is the total number of bytes that have arrived.
     pub(crate) fn sample(&mut self, trip: Duration, delivered: u64, now: Instant) {
         self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
         self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
@@ -144,7 +146,7 @@ impl CongestionWindow {
         let (lasts, here) = match jitter {
             _ if overfull => (MIN_ROUND, trip),
             Duration::ZERO => (trip.max(MIN_ROUND), shortest),
-            // Of a line that jitters one round trip says little, and the shortest one least.
+            // On a jittery line a single RTT says little, and the shortest one says least.
             _ => (trip.max(jitter), self.noise.usual().saturating_sub(usual(jitter))),
         };
         if now - since >= lasts {
@@ -155,7 +157,7 @@ impl CongestionWindow {
 
     fn end_round(&mut self, here: Duration, trip: Duration, delivered: u64, took: Duration) {
         let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
-        // A round in which there was a pause shows nothing.
+        // A round with a pause shows nothing.
         let paused = took > PAUSE.max(shortest * 3);
         let (hit, near) = (self.round.hit && !paused, self.round.near && !paused);
         let rate = per_second(delivered.wrapping_sub(self.round.delivered), took);
@@ -183,7 +185,7 @@ impl CongestionWindow {
         let queue = here.saturating_sub(least);
         if self.probing_cooldown > 0 {
             self.probing_cooldown -= 1;
-            // While the queue of the doubling was sent, the line's rate showed.
+            // The line's rate showed while the queue from the doubling was sent.
             if std::mem::take(&mut self.overshot) {
                 self.bytes = self.bytes.max(carried(self.best(), least + self.target(least)));
             }
@@ -204,46 +206,46 @@ impl CongestionWindow {
         }
     }
 
-    /// A queue stands on the line.
+    /// Handles a round with a standing queue.
     fn on_standing_queue(&mut self, here: Duration, least: Duration) {
         let (bytes, best) = (self.bytes, self.best());
         let target = carried(best, least + self.target(least));
         if target >= bytes && !self.doubling && self.trial.is_none() {
-            // So little under way makes no such queue: the line does that by itself.
+            // With so little in flight the queue cannot be ours: the line's RTT varies on its own.
             self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
             return;
         }
         let trial = self.trial.take().unwrap_or(WindowCut { bytes, trip: here, shorter: Duration::ZERO });
         if trial.shorter >= self.target(least) && here + trial.shorter / 2 > trial.trip {
-            // Less under way, and it is as long as before: it is not ours.
+            // With less in flight the queue is as long as before, so it is not ours.
             (self.least, self.bytes) = (Some(here), trial.bytes);
             return;
         }
         let lowered = target.clamp(MIN_CWND, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
-        // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
+        // Most of what was sent during the doubling has yet to reach the queue, so this cut proves nothing.
         let tried = WindowCut { shorter: trial.shorter + less, ..trial };
         self.overshot = std::mem::take(&mut self.doubling);
         self.trial = (!self.overshot).then_some(tried);
         (self.bytes, self.probing_cooldown, self.grown, self.steady) = (lowered, 1, 0, 0);
     }
 
-    /// The queue that is allowed.
+    /// Returns the queue that is allowed.
     fn target(&self, least: Duration) -> Duration {
         target(least, self.jitter(least))
     }
 
-    /// By how much the round trip changes without us, if that is more than what would be taken for a queue.
+    /// Returns by how much the RTT changes without us, or zero if that is less than what counts as a queue.
     fn jitter(&self, least: Duration) -> Duration {
         Some(self.noise.now(least)).filter(|noise| *noise > standing(least)).unwrap_or_default()
     }
 
-    /// What the line carries, as far as is known.
+    /// Returns the best known rate of the line.
     fn best(&self) -> u64 {
         self.rates.iter().copied().max().unwrap_or_default()
     }
 
-    /// None does.
+    /// Handles a round without a standing queue.
     fn on_no_queue(&mut self, queue: Duration, least: Duration, hit: bool) {
         if !hit {
             return;
@@ -255,146 +257,150 @@ impl CongestionWindow {
         self.grown += 1;
         let step = match self.grown {
             _ if self.doubling => self.bytes,
-            // A cap that is much too low need not grow by little for long.
+            // A window that is much too small need not grow in small steps for long.
             grown @ GROWN_BY_LITTLE.. => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
             _ => carried(self.best(), allowed(least) / 2),
         };
         self.bytes = (self.bytes + step.min(self.bytes)).min(MAX_CWND);
         self.probing_cooldown = match self.grown {
             _ if self.doubling => 0,
-            // Its least round trip began before.
+            // Its minimum RTT was measured before the change.
             GROWN_BY_LITTLE.. => 2,
             _ => 1,
         };
     }
 }
 
-/// Before anything is known: about what TCP itself sends at first, several times over.
+/// The window before anything is known: several times what TCP itself sends at first.
 pub(crate) const INITIAL_CWND: u64 = 64 * 1024;
-/// On a shorter line a cap that is let go at once is no queue that anybody would notice.
+/// On a shorter line a whole window sent at once is no noticeable queue.
 const LONG: Duration = Duration::from_millis(5);
-/// Below this a link's own overhead would eat it.
+/// Below this a link's own overhead would use up the window.
 const MIN_CWND: u64 = 16_000;
-/// More than HTTP/2 lets be under way in any case.
+/// More than HTTP/2 allows in flight in any case.
 const MAX_CWND: u64 = 64 << 20;
-/// A round that takes longer, and three round trips, had a pause in it.
+/// A round that takes longer than this and three RTTs contained a pause.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A shorter round would measure the scheduler, not the line.
 const MIN_ROUND: Duration = Duration::from_millis(10);
-/// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
+/// Number of rounds for which rates are kept: enough to show the line's rate at least once.
 const ROUNDS_KEPT: usize = 8;
-/// After so many rounds the queue of before a cut is gone.
+/// After this number of rounds the queue from before a cut has drained.
 const ROUNDS_TO_DRAIN: u32 = 3;
-/// So long after much was under way, what varies is the line: BBR's look for the least round trip takes less.
+/// This long after much was in flight, variation is the line's own. BBR's probe of the minimum RTT takes less.
 const RESTED: Duration = Duration::from_secs(2);
-/// And after so many rounds the kernel has measured that: Linux takes half of a new line's round trip for its variation, and gives up a quarter of that in
-/// each. Five times what is left then is less than an eighth of the round trip.
+/// Rounds after which the kernel has measured the variation.
+///
+/// Linux assumes half of a new line's RTT as its variation, and reduces that by a quarter each round. Five times the
+/// rest is then less than an eighth of the RTT.
 const QUIET_ROUNDS: u32 = 12;
-/// Less often it grows by little without meeting a queue, then by an eighth.
+/// Number of consecutive growths without a queue after which the window grows by an eighth instead of a little.
 const GROWN_BY_LITTLE: u32 = 3;
 
-// How long a queue on the line counts as one that stands, and how long a queue is allowed.
+// How long a queue must be to count as a standing one, and how long a queue may be.
 
-/// By how much a round trip above that least one means that a queue stands.
+/// Returns by how much an RTT must exceed the minimum to indicate a standing queue.
 pub(crate) fn standing(least: Duration) -> Duration {
     STANDING.max(least / 8)
 }
 
-/// The queue that is allowed on a line with that least round trip, if it never changes by itself.
+/// Returns the queue that is allowed on a line with that minimum RTT, without jitter.
 pub(crate) fn allowed(least: Duration) -> Duration {
     ALLOWED.max(least / 12)
 }
 
-/// How much of the jitter the usual round trip of a line has in it. The more is taken for that, the longer a queue stands
-/// unseen, and the surer the line is full.
+/// Returns the part of the jitter that a line's usual RTT contains. A larger part hides longer queues, but keeps the
+/// line full more reliably.
 pub(crate) fn usual(jitter: Duration) -> Duration {
     jitter / 10 * 7
 }
 
-/// The queue that a cap is cut to. A line that jitters carries what it can only if as much is under way as its usual round
-/// trip takes.
+/// Returns the queue that the window is cut to. A jittery line reaches its rate only with as much in flight as its
+/// usual RTT takes.
 pub(crate) fn target(least: Duration, jitter: Duration) -> Duration {
     allowed(least) + jitter / 20 * 11
 }
 
-/// Round trips this much above the least, or an eighth of it if that is more, mean that a queue stands on the way.
+/// An RTT that exceeds the minimum by this, or by an eighth of the minimum if that is more, indicates a standing queue.
 const STANDING: Duration = Duration::from_millis(12);
-/// So that the line never runs dry; on a long line a twelfth of its round trip.
+/// Keeps the line from running dry; on a long line it is a twelfth of the RTT.
 const ALLOWED: Duration = Duration::from_millis(8);
 
-// What the cap learns in one round trip, and what it tries over some.
+// State of a single round, and of trials that take several rounds.
 
-/// One round trip, or 10 ms if that is longer.
+/// One RTT, or 10 ms if that is longer.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Round {
     pub(crate) since: Option<Instant>,
     pub(crate) delivered: u64,
     pub(crate) least: Option<Duration>,
     pub(crate) hit: bool,
-    /// Much is under way, whether the cap is what holds it or the kernel.
+    /// Whether much was in flight, limited by the window or by the kernel.
     pub(crate) near: bool,
-    /// Less than half of the cap is under way.
+    /// Whether less than half of the window was in flight.
     pub(crate) low: bool,
 }
 
-/// Some rounds below the cap, which empty the queue that we may keep standing ourselves.
+/// Some rounds below the window that drain the queue which we may keep standing ourselves.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProbeRtt {
-    /// Which of its steps is on.
+    /// Index of the current step.
     pub(crate) step: usize,
     pub(crate) least: Option<Duration>,
 }
 
-/// The cap was lowered: does the queue become shorter?
+/// A trial after the window was cut: does the queue become shorter?
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WindowCut {
-    /// The cap and the round trip before.
+    /// The window and the RTT before the cut.
     pub(crate) bytes: u64,
     pub(crate) trip: Duration,
-    /// By how much the round trip should be shorter now.
+    /// By how much the RTT should be shorter now.
     pub(crate) shorter: Duration,
 }
 
-/// How long the cap is reached, in all, before the least round trip is renewed.
+/// Returns the total time at the limit after which the minimum RTT is renewed.
 pub(crate) fn renew_after(least: Duration) -> Duration {
     MIN_RTT_EXPIRY.max(least * RENEW_AFTER_TRIPS)
 }
 
-/// After this long at the cap the least round trip is measured anew, as the route may have changed.
+/// After this time at the limit the minimum RTT is measured again, because the route may have changed.
 const MIN_RTT_EXPIRY: Duration = Duration::from_secs(10);
-/// But not within so many round trips, as it takes some.
+/// Minimum number of RTTs between two renewals, because a renewal takes several.
 const RENEW_AFTER_TRIPS: u32 = 100;
-/// The cap in each round of a renewal, in eighths: two at half, which show the least round trip, then up in steps, as
-/// half a cap let loose at once would itself be a queue.
+/// The window in each round of a renewal, in eighths. Two rounds at half show the minimum RTT; then it grows in steps,
+/// because half a window released at once would itself be a queue.
 pub(crate) const RENEWAL_EIGHTHS: [u64; 5] = [4, 4, 5, 6, 7];
 
-// By how much a line's round trip changes without us.
+// How much a line's RTT changes without us.
 
-/// What falls again while as much is under way was no queue of ours.
+/// Changes of the RTT that are not caused by us: a fall while as much is in flight was no queue of ours.
 #[derive(Debug, Default)]
 pub(crate) struct RttJitter {
-    /// The longest round trip of the round that is on, and by how much a later one was shorter at the most.
+    /// The longest RTT of the current round, and the largest fall after it.
     longest: Duration,
     fall: Duration,
-    /// By how much it varied at the most while nothing of ours was under way in this round.
+    /// The largest variation while nothing of ours was in flight in this round.
     alone: Option<Duration>,
-    /// The round trips of this round, in all, and how many.
+    /// The sum and the number of the RTTs of this round.
     sum: Duration,
     samples: u32,
-    /// The mean round trip of the rounds before, the later ones counting more.
+    /// The mean RTT of the previous rounds, weighted towards the later ones.
     usual: Option<Duration>,
-    /// The same changes of some rounds, the latest first.
+    /// The changes of some rounds, latest first.
     changes: VecDeque<Duration>,
 }
 
 impl RttJitter {
-    /// The round trip varied by so much while nothing of ours was under way. What the kernel has not measured, but assumes,
-    /// counts up to [`MOST`]: on a line that jitters bulk would else begin at half of the rate and stay there.
+    /// Records how much the RTT varied while nothing of ours was in flight.
+    ///
+    /// A value that the kernel assumes and has not measured counts up to [`MAX_JITTER`]. It must count at all:
+    /// otherwise bulk on a jittery line would start at half of the rate and stay there.
     pub(crate) fn on_idle_sample(&mut self, by: Duration, measured: bool) {
         self.alone = self.alone.max(Some(if measured { by } else { by.min(MAX_JITTER) }));
     }
 
-    /// A round trip was measured.
+    /// Takes an RTT measurement.
     pub(crate) fn sample(&mut self, trip: Duration) {
         self.longest = self.longest.max(trip);
         self.fall = self.fall.max(self.longest - trip);
@@ -402,7 +408,7 @@ impl RttJitter {
         self.samples += 1;
     }
 
-    /// A round is over, and the next begins with `trip`. What fell counts if as much was under way all the time.
+    /// Ends a round; the next one starts with `trip`. The fall of the RTT counts if as much was in flight all the time.
     pub(crate) fn end_round(&mut self, trip: Duration, counts: bool) {
         if let Some(change) = self.alone.take().or(counts.then_some(self.fall)) {
             self.learn(change);
@@ -411,25 +417,25 @@ impl RttJitter {
         (self.longest, self.fall, self.sum, self.samples) = (trip, Duration::ZERO, Duration::ZERO, 0);
     }
 
-    /// It was so much in a round.
+    /// Records the change of a round.
     pub(crate) fn learn(&mut self, change: Duration) {
         self.changes.truncate(NOISE_ROUNDS_KEPT - 1);
         self.changes.push_front(change);
     }
 
-    /// How much it is of late, on a line with that least round trip.
+    /// Returns the recent jitter on a line with that minimum RTT.
     pub(crate) fn now(&self, least: Duration) -> Duration {
         self.changes.iter().copied().max().unwrap_or_default().min(MAX_JITTER.max(least / 2))
     }
 
-    /// The mean round trip of late, half of it that of the round that is on.
+    /// Returns the recent mean RTT; the current round contributes half of it.
     pub(crate) fn usual(&self) -> Duration {
         let mean = self.sum / self.samples.max(1);
         self.usual.map_or(mean, |before| (before + mean) / 2)
     }
 }
 
-/// Of how many rounds it is remembered: by chance a line may be quiet for a second.
+/// Number of rounds for which changes are kept: a line may happen to be steady for a second.
 const NOISE_ROUNDS_KEPT: usize = 24;
-/// More is believed to be a queue, or more than half of the least round trip if that is longer.
+/// Larger changes count as a queue, unless half of the minimum RTT is even more.
 const MAX_JITTER: Duration = Duration::from_millis(50);

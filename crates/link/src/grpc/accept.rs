@@ -1,4 +1,4 @@
-//! The pod's end: connections that are served, and calls that ask to become links.
+//! The server's end of links: serves connections and accepts calls as links.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -29,24 +29,24 @@ use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Hello, HelloError, user_agent};
 
-/// What arrives at the port of the links.
+/// What arrives at the listener for links.
 #[derive(Debug)]
 pub enum IncomingCall {
-    /// From who wants to be linked.
+    /// A request to become a link.
     Call(Box<Call>),
-    /// From who is no node yet.
+    /// A request from a machine that is not a node yet.
     Enrol(EnrolRequest),
 }
 
-/// A call that asks to become a link. Dropping it refuses it.
+/// A call that requests a link. Dropping it rejects it.
 #[derive(Debug)]
-#[must_use = "dropping a call refuses it"]
+#[must_use = "dropping a call rejects it"]
 pub struct Call {
-    /// Where it comes from.
+    /// The caller's address.
     pub from: SocketAddr,
-    /// The caller by its hello. A pod has proved itself with its certificate, an edge has not yet.
+    /// The caller as described by its hello. A peer is authenticated by its certificate, an edge not yet.
     pub caller: Caller,
-    /// The node of the edge's certificate that the connection has shown, if it has shown one.
+    /// The node in the edge's client certificate, if the connection presented one.
     pub agent: Option<NodeName>,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
@@ -54,50 +54,51 @@ pub struct Call {
     shared: Shared,
 }
 
-/// What a connection has shown, and its handshake has believed.
+/// The client certificate that the handshake has accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Certificate {
-    /// Nothing.
+    /// No certificate.
     None,
-    /// A pod's.
+    /// A peer's certificate.
     Peer,
-    /// An edge's; of this node, if it is one node's.
+    /// An edge's certificate, and its node if it is for a single node.
     Edge(Option<NodeName>),
 }
 
-/// A connection that was not let in yet.
+/// A connection without an accepted call.
 #[derive(Debug)]
 pub struct PendingConnection {
-    /// Whose certificate it has shown.
+    /// The certificate that it has presented.
     pub certificate: Certificate,
-    /// When it is closed if it still has no accepted call.
+    /// When the connection is closed if it still has no accepted call.
     pub until: Instant,
-    /// Its slots among those that wait, and that have their turn; given back once it is let in. The connection is
-    /// closed if the second is lost; the first is its entrance's to look after.
+    /// Its permits for waiting and for being served, released once a call is accepted.
+    ///
+    /// The connection is closed if the second permit is revoked. The code that admits connections watches the first.
     pub slots: (Permit, Permit),
 }
 
-/// Why a caller is sent away; shown to it.
+/// Why a call was rejected; sent to the caller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallRejection {
-    /// It could not prove its name.
+    /// The caller could not prove its name.
     #[error("invalid token")]
     Token,
-    /// This pod takes no new links.
-    #[error("this pod is stopping")]
+    /// This server takes no new links.
+    #[error("server is shutting down")]
     Stopping,
-    /// Another process of that name is alive and linked.
+    /// Another live process of that name has a link.
     #[error("{0}")]
     NameTaken(String),
-    /// It is this very process.
-    #[error("this is the pod that calls")]
+    /// The caller is this very process.
+    #[error("the caller is this server")]
     SelfDial,
-    /// The link that it is to stand beside is not here.
-    #[error("the link that this one is to stand beside is not at this pod")]
+    /// The link that the new link should back up is not at this server.
+    #[error("the primary link is not connected to this server")]
     NoPrimaryLink,
 }
 
-/// Serves one encrypted connection until it ends: what arrives goes to `arrivals`.
+/// Serves one encrypted connection until it ends, and sends its calls to `arrivals`.
 pub fn serve<IO>(
     io: IO,
     from: SocketAddr,
@@ -125,10 +126,10 @@ where
         },
     };
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        // Boxed, because hyper keeps its room as long as the call lasts.
+        // Boxed, because hyper keeps its memory for the duration of the call.
         Box::pin(handler.clone().answer(request)).map(Ok::<_, Infallible>)
     });
-    // Boxed, and outside of any async block: those hold what they are given twice, for as long as a link lives.
+    // Boxed outside of any async block: an async block would store it twice for the lifetime of the link.
     let io = TokioIo::new(Bounded { io, hook: ahead });
     let mut serving = Box::pin(http(crew.clone(), alarm).serve_connection(io, service));
     crew.run(Box::pin(async move {
@@ -154,12 +155,12 @@ where
             }
         };
         if let Some(Err(e)) = ended {
-            tracing::debug!(%from, error = %e, "link connection ended");
+            tracing::debug!(remote_addr = %from, error = %e, "link connection ended");
         }
     }))
 }
 
-/// HTTP/2 as a pod serves it; its futures run on `crew`, and it pings by `alarm`.
+/// Configures HTTP/2 for a server. Its futures run on `crew`, and `alarm` times its pings.
 fn http(crew: ConnectionExecutor, alarm: PingTimer) -> http2::Builder<ConnectionExecutor> {
     let mut http = http2::Builder::new(crew);
     http.timer(alarm)
@@ -175,7 +176,7 @@ fn http(crew: ConnectionExecutor, alarm: PingTimer) -> http2::Builder<Connection
 }
 
 impl Call {
-    /// Lets the caller in.
+    /// Accepts the call and returns its link.
     pub fn accept(self) -> Link {
         let (instance, dialect) = (self.caller.instance(), self.caller.dialect());
         let peer = match self.caller {
@@ -193,7 +194,7 @@ impl Call {
         *response.headers_mut() = Hello::response(link_context.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         accepted.cancel();
-        // Fails only if the connection is gone; then the link's first read fails too.
+        // Fails only if the connection is closed; then the link's first read fails too.
         let _ = self.answer.send(response);
         Link::new(
             &puller,
@@ -202,13 +203,13 @@ impl Call {
         )
     }
 
-    /// Sends the caller away, with its connection.
+    /// Rejects the call and closes its connection.
     pub fn refuse(self, why: CallRejection) {
         let mut response = Status::from(why).into_http();
-        // So that another pod sees that it was one of ours who refused.
+        // Lets a peer see that one of our servers has rejected it.
         response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
         let _ = self.answer.send(response);
-        // The refusal is on its way before the connection goes: shutting down gracefully lets it out.
+        // The graceful shutdown sends the response before it closes the connection.
         self.shared.connection.cancel();
     }
 }
@@ -225,7 +226,7 @@ impl From<CallRejection> for Status {
     }
 }
 
-/// What the calls of one connection share.
+/// State shared by the calls of one connection.
 #[derive(Debug, Clone)]
 struct CallHandler {
     from: SocketAddr,
@@ -235,7 +236,7 @@ struct CallHandler {
     shared: Shared,
 }
 
-/// What they share with the link that one of them becomes.
+/// State that the calls share with the link that one of them becomes.
 #[derive(Debug, Clone)]
 struct Shared {
     link_context: LinkContext,
@@ -277,11 +278,14 @@ impl CallHandler {
             shared: self.shared.clone(),
         };
         if self.arrivals.try_send(IncomingCall::Call(Box::new(call))).is_err() {
-            return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
+            return self.refuse(
+                Status::unavailable("server is shutting down or has too many pending calls"),
+                "busy",
+            );
         }
         match answered.await {
             Ok(response) => response,
-            Err(_) => self.refuse(Status::unavailable("stopping"), "stopping"),
+            Err(_) => self.refuse(Status::unavailable("server is shutting down"), "stopping"),
         }
     }
 
@@ -294,9 +298,9 @@ impl CallHandler {
     }
 }
 
-/// Calls of one connection: one is used, the rest are for a peer that tries again on it.
+/// Maximum number of concurrent calls per connection: one is used, the others allow a remote to retry on it.
 const CALLS: u32 = 4;
-/// Before a Go edge's own 10 s, so that it stays quiet.
+/// Interval of HTTP/2's pings: shorter than a Go edge's 10 s, so that the edge sends none.
 const PING_EDGE_AFTER: Duration = Duration::from_secs(9);
-/// For the last frames of a connection that is over.
+/// Timeout for sending the last frames of a closing connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

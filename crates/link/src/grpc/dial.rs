@@ -1,4 +1,4 @@
-//! The caller's end, an edge's or a pod's: an encrypted connection becomes a link.
+//! The caller's end of links, at an edge or a server: turns an encrypted connection into a link.
 
 use std::time::Duration;
 
@@ -26,47 +26,47 @@ use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Dialect, Hello, user_agent};
 use tunnel_proto::superedge::heartbeat;
 
-/// Why a cloud could not be made a link to.
+/// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkDialError {
-    /// HTTP/2 could not be agreed, or the connection broke.
-    #[error("the connection broke before the cloud answered: {0}")]
+    /// HTTP/2 could not be negotiated, or the connection broke.
+    #[error("connection broke before the server answered: {0}")]
     Broken(String),
-    /// The cloud does not want us. The usual causes are a wrong token or node name.
-    #[error("the cloud refused: {message} ({code:?}){}", remedy(*code))]
+    /// The server rejected the call. The usual causes are a wrong token or node name.
+    #[error("rejected by the server: {message} ({code:?}){}", remedy(*code))]
     Refused {
-        /// gRPC's code.
+        /// The gRPC status code.
         code: Code,
-        /// The cloud's text.
+        /// The server's message.
         message: String,
     },
-    /// The pod at the other end is this process.
-    #[error("this pod has dialled itself")]
+    /// The remote end is this process.
+    #[error("server has dialled itself")]
     Itself,
-    /// A pod without the extended dialect cannot be a sibling.
+    /// The remote server does not speak the extended dialect, so it cannot be a peer.
     #[error(
-        "there is a pod, or another server, that does not speak our dialect, such as SuperEdge's: it cannot be reached \
-         through this one ({0})"
+        "the remote server does not speak the extended dialect (SuperEdge's server, for example) and cannot be \
+         a peer: {0}"
     )]
     Plain(String),
-    /// No answer within 10 s.
-    #[error("the cloud did not answer the call within {ANSWER_TIMEOUT:?}")]
+    /// The server did not answer within 10 s.
+    #[error("no answer from the server within {ANSWER_TIMEOUT:?}")]
     Timeout,
 }
 
 impl LinkDialError {
-    /// Whether our token is not the one that the cloud knows.
+    /// Returns true if the server rejected our token.
     pub fn is_token_refused(&self) -> bool {
         matches!(self, Self::Refused { code: Code::Unauthenticated, .. })
     }
 
-    /// Whether another process of our name is alive and linked, so that dialling soon again is of no use.
+    /// Returns true if another live process of our name has a link; then redialling soon is useless.
     pub fn is_name_taken(&self) -> bool {
         matches!(self, Self::Refused { code: Code::AlreadyExists, .. })
     }
 }
 
-/// Makes an encrypted connection a link: the edge's side of the call, with the metadata that [`Hello`] makes.
+/// Turns an encrypted connection from an edge into a link; `said` is the metadata that [`Hello`] creates.
 pub async fn dial<IO>(
     io: IO,
     authority: &str,
@@ -82,7 +82,8 @@ where
     Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 
-/// Makes an encrypted connection to another pod a link, `beside` an older one. The connection has shown our certificate.
+/// Turns an encrypted connection to a peer into a link; `beside` makes it the backup of an older link. The connection
+/// has presented our certificate.
 pub async fn dial_peer<IO>(
     io: IO,
     authority: &str,
@@ -99,11 +100,11 @@ where
         (Some(instance), _) if instance == own => Err(LinkDialError::Itself),
         (Some(_), refusal) => refusal.map(|()| answered.link(Remote::Peer, link_context)),
         (None, Err(refusal)) => Err(LinkDialError::Plain(refusal.to_string())),
-        (None, Ok(())) => Err(LinkDialError::Plain("it answered without naming its process".into())),
+        (None, Ok(())) => Err(LinkDialError::Plain("its response does not identify its process".into())),
     }
 }
 
-/// What came back on a call.
+/// The response to a call.
 struct CallResponse {
     headers: http::response::Parts,
     incoming: Incoming,
@@ -123,7 +124,8 @@ impl CallResponse {
             return Err(LinkDialError::Refused { code: status.code(), message: printable(status.message()) });
         }
         if !self.headers.status.is_success() {
-            let message = format!("HTTP status {}; is this the port of a tunnel cloud?", self.headers.status);
+            let message =
+                format!("HTTP status {}; check that this is the links port of a server", self.headers.status);
             return Err(LinkDialError::Refused { code: Code::Unknown, message });
         }
         Ok(())
@@ -133,7 +135,7 @@ impl CallResponse {
         let puller = puller(peer, self.instance, self.dialect, &link_context.table, &self.alarm);
         puller.sender.reads_tcp_info(self.tcp_info);
         puller.sender.set_endpoints(self.ends);
-        // Fails only if the body is gone with its connection; then the link's first read fails too.
+        // Fails only if the body was dropped with its connection; then the link's first read fails too.
         let _ = self.agree.send(puller.clone());
         let connection = self.connection.disarm();
         let far = RemoteInfo { answers: false, incoming: self.incoming, ahead: self.ahead, connection };
@@ -141,7 +143,7 @@ impl CallResponse {
     }
 }
 
-/// Calls, with a heartbeat that a plain pod echoes as its answer.
+/// Makes the call and sends a heartbeat, which a plain server echoes as its response.
 async fn call<IO>(
     io: IO,
     authority: &str,
@@ -193,7 +195,7 @@ where
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {
     let uri = Uri::builder().scheme("https").authority(authority).path_and_query(PATH).build();
-    let uri = uri.map_err(|e| LinkDialError::Broken(format!("{authority} cannot be an authority: {e}")))?;
+    let uri = uri.map_err(|e| LinkDialError::Broken(format!("{authority} is not a valid authority: {e}")))?;
     let mut request = Request::new(body);
     *request.method_mut() = http::Method::POST;
     *request.uri_mut() = uri;
@@ -204,17 +206,17 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
     Ok(request)
 }
 
-/// What to do about a refusal, where that is known.
+/// Returns a hint for a rejection if there is one.
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::Unauthenticated => {
-            ": compare token or token_file here with this node's line, or else the default line, in the cloud's tokenfile"
+            "; compare token or token_file here with this node's line, or the default line, in the server's token file"
         }
         _ => "",
     }
 }
 
-/// A Go pod counts pings that come oftener than every 15 s as an attack.
+/// Interval of HTTP/2's pings. A Go server treats pings more often than every 15 s as an attack.
 const PING_PEER_AFTER: Duration = Duration::from_secs(20);
-/// How long a pod may take to answer the call.
+/// Timeout for the server's response to the call.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The calls by which a machine that has an invitation becomes a node: both ends.
+//! The calls that turn a machine with an invitation into a node: both ends.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -26,61 +26,61 @@ pub(crate) mod wire {
     include!(concat!(env!("OUT_DIR"), "/enrol.rs"));
 }
 
-/// What somebody who is no node yet asks of a pod. Dropping it refuses it.
+/// A request to a server from a machine that is not a node yet. Dropping it rejects it.
 #[derive(Debug)]
-#[must_use = "dropping a petition refuses it"]
+#[must_use = "dropping a request rejects it"]
 pub struct EnrolRequest {
-    /// Where it comes from.
+    /// The caller's address.
     pub from: SocketAddr,
-    /// What is asked for.
+    /// The requested method.
     pub wish: EnrolMethod,
     answer: oneshot::Sender<Result<String, SessionError>>,
 }
 
-/// What is asked for. All of it is a stranger's.
+/// The requested method with its parameters. All of them come from an untrusted caller.
 #[derive(Debug)]
 pub enum EnrolMethod {
-    /// The authority that signs the cloud's certificates.
+    /// Returns the CA of the servers' certificates.
     Ca,
-    /// To become a node.
+    /// Joins as a node.
     Join(JoinParams),
 }
 
-/// A wish to become a node. Its secrets are not shown.
+/// The parameters of a join. `Debug` omits the secrets.
 #[derive(Clone)]
 pub struct JoinParams {
-    /// The invitation's.
+    /// The secret of the invitation.
     pub secret: String,
     /// The node's name.
     pub node: String,
-    /// What the node wants to prove itself with.
+    /// The token with which the node will authenticate.
     pub token: String,
 }
 
-/// Why a petition was not granted.
+/// Why a request was not granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnrolCallError {
-    /// The pod did not answer, or cannot at the moment. Another one may.
+    /// The server did not answer, or cannot at the moment. Another server may.
     #[error("{0}")]
     Unanswered(String),
-    /// It said no, and others will, too.
+    /// The server rejected the request, and other servers would as well.
     #[error("{0}")]
     Refused(String),
-    /// It takes no invitations.
+    /// The server takes no invitations.
     #[error(
-        "this cloud takes no invitations: set store in [mode.cloud.invitations] of its pods, if they are new enough"
+        "this cloud takes no invitations; set store in [mode.cloud.invitations] of its servers, and update older ones"
     )]
     Unserved,
 }
 
 impl EnrolRequest {
-    /// Grants it, with the certificates (PEM) by which the cloud is to be believed.
+    /// Grants the request with the CA certificates (PEM) to trust the servers by.
     pub fn accept(self, certificates: String) {
-        // Who does not wait for the answer asks again.
+        // A caller that no longer waits for the response will retry.
         let _ = self.answer.send(Ok(certificates));
     }
 
-    /// Refuses it. [`Code::NotHere`]: nobody is ever let in this way.
+    /// Rejects the request. [`ErrorCode::NodeNotConnected`] means that this server never takes invitations.
     pub fn refuse(self, why: SessionError) {
         let _ = self.answer.send(Err(why));
     }
@@ -88,16 +88,16 @@ impl EnrolRequest {
 
 impl std::fmt::Debug for JoinParams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Joining").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("JoinParams").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
-/// Whether a call is such a petition.
+/// Returns true if a call is an enrolment request.
 pub(crate) fn is_petition<B>(request: &Request<B>) -> bool {
     request.uri().path().starts_with(SERVICE)
 }
 
-/// Has a petition judged by who it is handed on to; that returns false if nobody takes it.
+/// Serves an enrolment request; `hand_on` passes it to its handler and returns false if there is none.
 pub(crate) async fn answer<F>(
     request: Request<Incoming>,
     from: SocketAddr,
@@ -113,7 +113,7 @@ where
     }
 }
 
-/// Hands petitions on.
+/// Passes requests to their handler.
 struct EnrolHandler<F> {
     from: SocketAddr,
     hand_on: F,
@@ -124,7 +124,7 @@ impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
         let (answer, answered) = oneshot::channel();
         let petition = EnrolRequest { from: self.from, wish, answer };
         if !(self.hand_on)(petition) {
-            return Err(Status::unavailable("stopping, or too many calls at once"));
+            return Err(Status::unavailable("server is shutting down or has too many pending calls"));
         }
         match answered.await {
             Ok(Ok(certificates)) => Ok(Response::new(AuthorityReply { certificates })),
@@ -135,7 +135,7 @@ impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
                 Err(Status::unimplemented(reason))
             }
             Ok(Err(SessionError { reason, .. })) => Err(Status::unavailable(reason)),
-            Err(_) => Err(Status::unavailable("stopping")),
+            Err(_) => Err(Status::unavailable("server is shutting down")),
         }
     }
 }
@@ -155,11 +155,11 @@ impl<F: Fn(EnrolRequest) -> bool + Send + Sync + 'static> Enrol for EnrolHandler
     }
 }
 
-/// Asks over an encrypted connection. The certificates (PEM) by which the cloud is to be believed.
+/// Sends an enrolment request over an encrypted connection. Returns the CA certificates (PEM) to trust the servers by.
 ///
 /// # Errors
 ///
-/// There is no answer, or it is no.
+/// Fails if the server does not answer or rejects the request.
 pub async fn call_enrol<IO>(io: IO, authority: &str, wish: EnrolMethod) -> Result<String, EnrolCallError>
 where
     IO: Connection + 'static,
@@ -187,7 +187,7 @@ where
     IO: Connection + 'static,
 {
     let broken = |cause: &dyn std::error::Error| EnrolCallError::Unanswered(cause.to_string());
-    // "http" though it is TLS: that is done.
+    // "http" because the connection is already encrypted.
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|cause| broken(&cause))?;
     let io = Mutex::new(Some(io));
     let connector = tower::service_fn(move |_: Uri| {
@@ -198,11 +198,11 @@ where
     connected.map_err(|cause| broken(&cause))
 }
 
-/// The paths of its calls begin so.
+/// Prefix of the paths of its calls.
 const SERVICE: &str = "/enrol.Enrol/";
 
-/// A message: a few certificates, or a few short texts.
+/// Maximum message size in bytes: a few certificates, or a few short texts.
 const MAX_BYTES: usize = 64 * 1024;
 
-/// How long a pod may take: it asks its store.
+/// Timeout for the server's response: the server has to query its store.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

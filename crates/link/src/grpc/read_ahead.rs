@@ -1,5 +1,7 @@
-//! How far a connection is read ahead of its link: HTTP/2's windows hold a fast line's bytes, and would keep as much of
-//! a link that is left unread, and many times that in frames of one byte.
+//! Bounds how far a connection is read ahead of its link.
+//!
+//! HTTP/2's windows are large enough for a fast line. Without a bound they would buffer as many bytes for a link that
+//! is left unread, and many times that in frames of one byte.
 
 use std::future::poll_fn;
 use std::io;
@@ -21,28 +23,28 @@ use tunnel_net::listen::tune_interactive;
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::hello::LinkPurpose;
 
-/// What was read from one connection and not yet taken by its link, shared by both. Cheap to clone.
+/// Bytes read from one connection and not yet taken by its link; shared by both. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReadAhead(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Bytes below HTTP/2, its frames' heads included.
+    /// Bytes below HTTP/2, including its frame headers.
     unread: AtomicUsize,
-    /// How many links of the connection are left unread: then what waits is theirs, even if another has taken all of
-    /// its own.
+    /// Number of links of the connection that are left unread. If there are any, the unread bytes may be theirs, even
+    /// if another link has taken all its own.
     stalled: AtomicUsize,
-    /// The link is an interactive one, and its socket not yet set for that.
+    /// Whether the link is an interactive one and its socket is not configured for that yet.
     interactive: AtomicBool,
     connection: AtomicWaker,
     link: AtomicWaker,
 }
 
-/// While it lives, a link is left unread.
+/// Marks a link as left unread until dropped.
 #[derive(Debug)]
 pub(crate) struct ReadPauseGuard(ReadAhead);
 
-/// An encrypted connection that is read no further ahead of its link than [`MAX_READ_AHEAD`].
+/// An encrypted connection that is read at most [`MAX_READ_AHEAD`] bytes ahead of its link.
 pub(crate) type Bounded<IO> = Hooked<IO, ReadAhead>;
 
 impl ReadAhead {
@@ -52,12 +54,16 @@ impl ReadAhead {
         ReadPauseGuard(self.clone())
     }
 
-    /// Where the link stands, which only its hello has told. The next read of the connection sets its socket for that.
+    /// Records the link's purpose, known from its hello. The connection's next read configures the socket for it.
     pub(crate) fn stands_beside(&self, older: LinkPurpose) {
         self.0.interactive.store(older == LinkPurpose::Interactive, SeqCst);
     }
 
-    /// The next bytes for the link, see [`next_piece`]. Cancel safe.
+    /// Returns the next bytes for the link, see [`next_piece`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub(crate) async fn next_piece(&self, incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
         let mut next = pin!(next_piece(incoming));
         poll_fn(|cx| {
@@ -72,18 +78,19 @@ impl ReadAhead {
         .await
     }
 
-    /// The link has taken the data of one frame.
+    /// Records that the link has taken the data of one frame.
     fn took(&self, len: usize) {
         let less = |unread: usize| Some(unread.saturating_sub(len + FRAME_HEAD));
         let before = self.0.unread.fetch_update(SeqCst, SeqCst, less).unwrap_or_default();
-        // Not for each frame, or both would run by turns.
+        // Not for each frame; otherwise link and connection would run in turns.
         if before.saturating_sub(len + FRAME_HEAD) <= MAX_READ_AHEAD / 2 {
             self.0.connection.wake();
         }
     }
 
-    /// The link has taken all its data: the rest of what was read was HTTP/2's own. The link is woken to call this
-    /// again if the connection reaches its bound.
+    /// Records that the link has taken all its data, so the remaining unread bytes were HTTP/2's own.
+    ///
+    /// Registers the link to be woken, to call this again, when the connection reaches its bound.
     fn caught_up(&self, cx: &Context<'_>) {
         self.0.link.register(cx.waker());
         if self.0.stalled.load(SeqCst) == 0 {
@@ -130,10 +137,10 @@ impl<T: Connection> ReadHook<T> for ReadAhead {
     }
 }
 
-/// Bytes that a connection may be read ahead of its link; the last read may go beyond it. Twice this keeps a link that
-/// takes as fast as it can busy between two turns of the connection.
+/// Maximum number of bytes by which a connection is read ahead of its link; the last read may exceed it. Twice this
+/// keeps a link that reads at full speed busy between two polls of the connection.
 const MAX_READ_AHEAD: usize = 1 << 20;
-/// The head of an HTTP/2 frame.
+/// Size of an HTTP/2 frame header in bytes.
 const FRAME_HEAD: usize = 9;
 
 // The incoming bytes of a call, and its end.
@@ -141,13 +148,17 @@ const FRAME_HEAD: usize = 9;
 /// How a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// The far end closed it, or the connection broke: the cause for people.
+    /// The remote end closed it, or the connection broke; with a readable cause.
     Closed(String),
-    /// The far end closed it because another process has this one's name.
+    /// The remote end closed it because another process has this one's name.
     NameTaken(String),
 }
 
-/// The next bytes, or how the stream ended. Cancel safe.
+/// Returns the next bytes, or how the stream ended.
+///
+/// # Cancel safety
+///
+/// Cancel safe.
 pub(crate) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnd> {
     match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
         None => Err(StreamEnd::Closed(END.into())),
@@ -165,25 +176,25 @@ pub(crate) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes
     }
 }
 
-/// An error with all its causes, for people. It may hold text of a peer.
+/// Formats an error with all its causes for people. The text may contain the remote's text.
 pub(crate) fn cause(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut at = error.source();
     while let Some(source) = at {
-        // The end of a process or of a line: the libraries' text is only about TLS.
+        // The remote process or the line died; the libraries' text is only about TLS.
         if source.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::UnexpectedEof) {
             return CONNECTION_ABORTED.into();
         }
         text = format!("{text}: {source}");
         at = source.source();
     }
-    // h2 gives the socket's error as text only, not as a source.
+    // h2 reports the socket's error as text only, not as a source.
     if text.contains(NO_CLOSE_NOTIFY) { CONNECTION_ABORTED.into() } else { printable(&text) }
 }
 
-/// The text for the end of a process or of a line.
-const CONNECTION_ABORTED: &str = "the connection was broken off";
-/// The beginning of rustls' text for it, which goes on with a URL.
+/// Text for a remote process or a line that died.
+const CONNECTION_ABORTED: &str = "connection aborted";
+/// The beginning of rustls' text for it, which continues with a URL.
 const NO_CLOSE_NOTIFY: &str = "without sending TLS close_notify";
 const END: &str = "end of stream";
 
@@ -200,7 +211,7 @@ mod tests {
         tokio::io::join(tokio::io::repeat(0), tokio::io::sink())
     }
 
-    /// How much is read of an endless stream that never waits, before the bound does.
+    /// Returns how many bytes are read from an endless stream before the bound applies.
     async fn reads(bounded: &mut Bounded<Endless>) -> usize {
         let (mut all, mut buf) = (0, [0; 8192]);
         while let Some(read) = tokio::task::unconstrained(bounded.read(&mut buf)).now_or_never() {
@@ -278,9 +289,9 @@ mod inbound_tests {
     #[test]
     fn a_connection_that_broke_off_is_said_in_plain_words_and_all_else_with_its_causes() {
         let broken = io::Error::new(io::ErrorKind::UnexpectedEof, "no close_notify: https://example.org/why");
-        assert_eq!(cause(&Reading(broken)), "the connection was broken off");
+        assert_eq!(cause(&Reading(broken)), "connection aborted");
         let hidden = io::Error::other("closed without sending TLS close_notify: https://example.org/why");
-        assert_eq!(cause(&Reading(hidden)), "the connection was broken off");
+        assert_eq!(cause(&Reading(hidden)), "connection aborted");
         assert_eq!(cause(&Reading(io::Error::other("a disk"))), "reading failed: a disk");
     }
 }

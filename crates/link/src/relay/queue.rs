@@ -1,9 +1,9 @@
-//! What waits on one link for a session that only passes through.
+//! What waits on one link for a relayed session.
 //!
-//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late
-//! thread still puts into an old one is never sent. Data, Finish, Broken, Reset and Lost stay in order; the other
-//! frames overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
-//! docs/protocol.md#traps, 1 to 3).
+//! A queue belongs to one binding and one direction: a session that is bound again gets new queues, so frames that a
+//! late thread still adds to an old one are never sent. Data, Fin, ResetAt, Reset and PathLost stay in order; the other
+//! frames overtake them. Open, Opened, Resume and Resumed discard what waits, including credits
+//! (docs/protocol.md#relaying; docs/protocol.md#traps, 1 to 3).
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -20,17 +20,17 @@ use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
 use tunnel_proto::state::{ControlPriority, LinkId};
 
-/// One direction of a session that passes through, on the link that it leaves by.
+/// One direction of a relayed session, on its outgoing link.
 #[derive(Debug)]
 pub(crate) struct RelayQueue {
     key: SessionKey,
     queue: Mutex<Queue>,
-    /// Set once it is closed. The link sender reads it without the queue's lock, to drop entries that are not needed. A
-    /// stale read only keeps an entry a little longer.
+    /// Set once it is closed. The link sender reads it without the queue's lock, to drop stale entries. An outdated
+    /// read only keeps an entry a little longer.
     closed: AtomicBool,
 }
 
-/// As much waits as may.
+/// The queue has reached its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
@@ -41,16 +41,17 @@ struct Queue {
     credit: Option<SessionFrame>,
     /// The limit of the last credit that was sent.
     limit: u64,
-    /// Data, Finish, Broken, Reset, Lost.
+    /// Data, Fin, ResetAt, Reset or PathLost.
     ordered: VecDeque<SessionFrame>,
     /// Bytes of data in `ordered`.
     bytes: usize,
-    /// What `ordered` takes: bytes, and an overhead for each frame; of all queues together, and of those of its link.
+    /// Reservations for `ordered`, as bytes plus an overhead per frame: of all queues together, and of those of its
+    /// link.
     taken: (Reservation, Reservation),
     most: usize,
-    /// Nothing more is taken in: the last frame waits, or was sent.
+    /// Whether further frames are dropped: the last frame waits or was sent.
     sealed: bool,
-    /// Bytes of data that have come so far.
+    /// Bytes of data received so far.
     passed: u64,
     standing: FlowState,
     in_control: Option<ControlPriority>,
@@ -58,7 +59,7 @@ struct Queue {
 }
 
 impl RelayQueue {
-    /// An empty queue in which at most `most` bytes wait, out of both budgets too.
+    /// Creates an empty queue for at most `most` bytes, which both budgets limit as well.
     pub(crate) fn new(key: SessionKey, most: usize, budgets: (Reservation, Reservation)) -> Arc<Self> {
         let queue = Queue {
             answer: None,
@@ -77,7 +78,7 @@ impl RelayQueue {
         Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
     }
 
-    /// Adds a frame. What comes after the last frame is dropped.
+    /// Adds a frame. Frames after the last frame are dropped.
     pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendRequest, QueueFull> {
         let mut queue = lock(&self.queue);
         if queue.sealed {
@@ -108,12 +109,12 @@ impl RelayQueue {
         Ok(queue.intent())
     }
 
-    /// Bytes of data that have come to it so far.
+    /// Returns the bytes of data received so far.
     pub(crate) fn passed(&self) -> u64 {
         lock(&self.queue).passed
     }
 
-    /// Replaces all that waits by this last frame; an answer that waits is still sent before it.
+    /// Replaces everything that waits with this last frame; an answer that waits is still sent before it.
     pub(crate) fn cut(&self, frame: SessionFrame) -> SendRequest {
         let mut queue = lock(&self.queue);
         if queue.sealed {
@@ -136,8 +137,8 @@ impl RelayFrameSource for RelayQueue {
         queue.sealed = true;
     }
 
-    /// A Lost of a newer attempt is still sent: an old Open or Resume that comes late ends nothing at the far end of
-    /// that one, which would stay bound for ever.
+    /// A PathLost of a newer attempt is still sent. A late Open or Resume of an old attempt does not end that attempt
+    /// at its remote end, which would stay bound forever.
     fn retire(&self, epoch: u64) {
         let mut queue = lock(&self.queue);
         let lost = match queue.ordered.pop_back() {
@@ -263,12 +264,13 @@ impl Queue {
         Some(SessionFrame::Data(bytes))
     }
 
-    /// Bytes of data that wait; none if nothing at all does.
+    /// Returns the bytes of data that wait, or `None` if nothing waits.
     fn backlog(&self) -> Option<usize> {
         (!self.ordered.is_empty()).then_some(self.bytes)
     }
 
-    /// What overtakes data. A credit is needed once half of what the last one let come has come.
+    /// Returns what goes before data. A credit is needed once half of the bytes that the last one allowed were
+    /// received.
     fn control(&self) -> Option<ControlPriority> {
         let credit = self.credit.as_ref().map(|credit| match credit {
             SessionFrame::Credit { received, limit }
@@ -290,9 +292,9 @@ impl Queue {
     }
 }
 
-/// What a frame costs beside its bytes.
+/// Cost of a frame in addition to its bytes.
 const OVERHEAD: usize = 128;
-/// Small pieces that follow one another are joined up to this many bytes, so that keystrokes in a queue cost little.
+/// Small adjacent pieces are joined up to this number of bytes, so that queued keystrokes cost little.
 const MERGE_BELOW: usize = 4 * 1024;
 
 #[cfg(test)]
@@ -310,7 +312,7 @@ mod tests {
         let queue = RelayQueue::new(key, 1 << 20, (budget.reservation(), budget.reservation()));
         let push = |frame| queue.push(frame).unwrap().control;
         let credit = |received, limit| SessionFrame::Credit { received, limit };
-        // Of the first one it is not known.
+        // For the first credit the used part is unknown.
         assert_eq!(push(credit(0, 1000)), Some(ControlPriority::Needed));
         assert_eq!(queue.clone().next_control(LinkId(1), Instant::now()), (Some(credit(0, 1000)), false));
         assert_eq!(push(credit(400, 1400)), Some(ControlPriority::Credit));

@@ -1,4 +1,4 @@
-//! The binding of two links, and what waits in between.
+//! Tests of the binding of two links, and of what waits in between.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -73,7 +73,11 @@ impl Relay {
     }
 
     fn end(&self, link: &LinkSender) {
-        let _ = self.table.link_ended(link, &SessionError::new(ErrorCode::Cancelled, "gone"), Instant::now());
+        let _ = self.table.link_ended(
+            link,
+            &SessionError::new(ErrorCode::Cancelled, "link closed"),
+            Instant::now(),
+        );
     }
 
     fn is_empty(&self) -> bool {
@@ -81,7 +85,7 @@ impl Relay {
     }
 }
 
-/// The next frame on a link, its pings answered at once.
+/// Returns the next frame on a link; pings are answered at once.
 fn next(link: &LinkSender) -> Option<SessionFrame> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
@@ -94,7 +98,7 @@ fn next(link: &LinkSender) -> Option<SessionFrame> {
     None
 }
 
-/// All frames that wait on a link now.
+/// Returns all frames that wait on a link now.
 fn frames(link: &LinkSender) -> Vec<SessionFrame> {
     std::iter::from_fn(|| next(link)).collect()
 }
@@ -135,7 +139,7 @@ fn lost(epoch: u64) -> SessionFrame {
     SessionFrame::PathLost { epoch }
 }
 
-/// Whether this is one refusal of that attempt, whose session the pod does not know.
+/// Returns true if the only frame refuses that attempt for a session unknown to the server.
 fn is_unknown(frames: &[SessionFrame], epoch: u64) -> bool {
     match frames {
         [SessionFrame::Reset { epoch: of, refusal } | SessionFrame::Refused { epoch: of, refusal }] => {
@@ -156,7 +160,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     let mut opener = link(5, Remote::Edge("opener".parse().unwrap()));
     let relay = Relay::new();
     relay.ask(&opener, open(1)).unwrap().pass(&relay.edge);
-    // The pod replaces the opener in an edge's frame with the edge that it is.
+    // The server replaces the opener in an edge's frame with that edge.
     let mut passed = frames(&relay.edge);
     assert_eq!(passed.pop().and_then(|mut frame| frame.opener()?.take()), "node/opener".parse().ok());
     let goes_on = |opener: &Arc<LinkSender>| {
@@ -177,7 +181,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         assert!(is_unknown(&answer, 7), "{frame:?} from {:?}: {answer:?}", from.peer);
         goes_on(&opener);
     }
-    // Itself may, over another link or through another pod, be that as old as it likes.
+    // The opener itself may resume over another link, or through another server of any version.
     for (from, frame) in [
         (link(6, Remote::Edge("opener".parse().unwrap())), resume(8)),
         (server.clone(), opened_by(resume(9), "node/opener")),
@@ -188,14 +192,14 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         opener = from;
         goes_on(&opener);
     }
-    // It is not forgotten for that.
+    // The opener is still remembered afterwards.
     assert!(relay.ask(&stranger, resume(11)).is_none());
     assert!(is_unknown(&frames(&stranger), 11));
 }
 
 #[tokio::test]
 async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
-    // Opened through a pod that is too old to send the opener.
+    // Opened through a server that is too old to send the opener.
     let relay = Relay::bound();
     assert!(relay.ask(&relay.edge, resume(2)).is_none());
     assert!(is_unknown(&frames(&relay.edge), 2));
@@ -260,7 +264,7 @@ async fn only_a_higher_epoch_binds_again_and_what_the_old_link_says_is_dropped()
     assert_eq!(frames(&relay.edge), [resume(3)]);
     assert_eq!((frames(&relay.client), frames(&other)), (vec![], vec![resumed(3)]));
     relay.on_frame(&relay.edge, reset(1));
-    assert_eq!(relay.table.relayed().0, 1, "the end of an older attempt takes nothing along");
+    assert_eq!(relay.table.relayed().0, 1, "the end of an older attempt removes nothing");
     relay.on_frame(&relay.edge, reset(3));
     assert_eq!(frames(&other), [reset(3)]);
     assert!(relay.is_empty() && other.sessions() == 0);
@@ -271,7 +275,7 @@ async fn what_is_left_of_an_old_binding_is_not_said_behind_a_new_answer() {
     let relay = Relay::bound();
     relay.on_frame(&relay.edge, data("old"));
     relay.end(&relay.edge);
-    // The opener does not know of it yet, and comes by itself.
+    // The opener does not know about it yet, and resumes on its own.
     let edge = link(4, Remote::Edge(node()));
     relay.ask(&relay.client, resume(2)).unwrap().pass(&edge);
     relay.on_frame(&edge, resumed(2));
@@ -286,7 +290,7 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
             let (from, to) =
                 if of_client { (&relay.client, &relay.edge) } else { (&relay.edge, &relay.client) };
             let (from, to) = (from.clone(), to.clone());
-            relay.on_frame(&to, data("to who leaves"));
+            relay.on_frame(&to, data("to the leaving side"));
             relay.on_frame(&from, data("last"));
             relay.on_frame(&from, frame.clone());
             relay.on_frame(&from, data("late"));
@@ -311,7 +315,7 @@ async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
     relay.on_frame(&relay.edge, data("last"));
     relay.on_frame(&relay.edge, broken());
     assert_eq!(frames(&relay.client), [data("last"), broken()]);
-    assert!(!relay.is_empty(), "the answer has to come back");
+    assert!(!relay.is_empty(), "an answer is expected");
     relay.on_frame(&relay.client, over(1));
     assert_eq!(frames(&relay.edge), [over(1)]);
     assert!(relay.is_empty());
@@ -393,7 +397,7 @@ async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
     relay.ask(&relay.client, resume(2)).unwrap().pass(&other);
     assert_eq!((frames(&relay.edge), frames(&other)), (vec![lost(1)], vec![resume(2)]));
     assert_eq!((relay.edge.sessions(), other.sessions(), relay.client.sessions()), (0, 1, 1));
-    // On the same path the new attempt itself is the end of the one before.
+    // On the same path the new attempt itself ends the previous one.
     relay.ask(&relay.client, resume(3)).unwrap().pass(&other);
     assert_eq!(frames(&other).last(), Some(&resume(3)));
 }
@@ -420,7 +424,7 @@ async fn a_credit_stays_behind_the_answer_before_it() {
 #[tokio::test]
 async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
     let relay = Relay::new();
-    // The edge's side is a pod too, through which an older attempt comes back late.
+    // The acceptor's side is a peer as well, through which an older attempt returns late.
     let server = link(3, Remote::Peer);
     let edge = link(4, Remote::Edge(node()));
     relay.ask(&edge, open(2)).unwrap().pass(&server);
@@ -529,7 +533,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
         |w| matches!(w, SessionFrame::Refused { refusal, .. } if refusal.code == ErrorCode::Overloaded)
     ));
     assert_eq!(refused.len(), 1000);
-    // One that passes already goes on another path.
+    // A session that is already relayed may take another path.
     assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(Event::RelayRequest(_))));
 }
 
@@ -553,7 +557,10 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     assert!(edge.attach_relay(&newer, 2));
     assert!(edge.attach_relay(&late, 1));
     assert!(late.is_closed() && !newer.is_closed());
-    assert!(newer.push(resume(2)).is_ok_and(|intent| intent.control.is_some()), "it still speaks");
+    assert!(
+        newer.push(resume(2)).is_ok_and(|intent| intent.control.is_some()),
+        "the newer queue still sends"
+    );
     edge.detach_relay(&*late);
     assert_eq!(edge.sessions(), 1);
 }
@@ -564,7 +571,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     let (asker, wrong) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
     let not_here = || SessionFrame::Refused {
         epoch: 1,
-        refusal: SessionError::new(ErrorCode::NodeNotConnected, "it has gone"),
+        refusal: SessionError::new(ErrorCode::NodeNotConnected, "node disconnected"),
     };
     let request = relay.ask(&asker, open(1)).unwrap();
     request.try_path(&wrong);
@@ -574,7 +581,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     assert_eq!(
         (frames(&asker), frames(&wrong)),
         (vec![], vec![]),
-        "it was said to be nowhere, so nothing is left there"
+        "the acceptor was not there, so nothing is sent"
     );
     request.try_path(&relay.edge);
     assert!(matches!(frames(&relay.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
@@ -583,7 +590,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     assert!(matches!(frames(&asker)[..], [SessionFrame::Opened { epoch: 1, .. }]));
     drop(request);
     relay.on_frame(&relay.edge, SessionFrame::Data("hello".into()));
-    assert_eq!(frames(&asker).len(), 1, "it stays bound");
+    assert_eq!(frames(&asker).len(), 1, "the binding remains");
     // Once the search has ended, its opener gets the answer.
     let request = relay.ask(&asker, resume(2)).unwrap();
     request.try_path(&wrong);
@@ -614,7 +621,7 @@ async fn nobody_but_its_opener_moves_a_session_to_another_path() {
 }
 
 proptest! {
-    /// However data is cut and joined on the way, the bytes are the same, and small pieces cost little.
+    /// However data is split and joined on the way, the bytes are the same, and small pieces cost little.
     #[test]
     fn bytes_pass_in_order_however_they_are_cut(pieces in prop::collection::vec(0usize..9000, 1..60), pulls in prop::collection::vec(any::<bool>(), 60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

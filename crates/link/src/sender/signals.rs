@@ -1,4 +1,4 @@
-//! What a link sends beside its sessions: signals, last frames, pings, and a second link beside a silent one.
+//! What a link sends in addition to its sessions' frames: signals, last frames, pings; and backup links.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use tunnel_proto::frame::{
 use tunnel_proto::hello::Dialect;
 
 impl LinkSender {
-    /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
+    /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
     pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
         let mut waiting = self.lock();
         if waiting.replies.len() < MAX_QUEUED_REPLIES {
@@ -29,8 +29,9 @@ impl LinkSender {
         }
     }
 
-    /// Sends Lost for a session whose opener leaves this path, behind all that the session has sent here. Never
-    /// refused: the far end would wait otherwise, and there is at most one for each session.
+    /// Sends PathLost for a session after everything it has sent here, because its opener leaves this path.
+    ///
+    /// It is never refused, because the remote would wait for it; there is at most one for each session.
     pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
         let mut waiting = self.lock();
         if !waiting.closed {
@@ -39,38 +40,41 @@ impl LinkSender {
         }
     }
 
-    /// Asks a pod whether `node` is linked to it. False if too much waits to be sent.
+    /// Asks a peer whether `node` is connected to it. Returns false if too much waits to be sent.
     pub fn find(&self, node: &NodeName, question: u64) -> bool {
         self.signal(node, FrameKind::Find(question))
     }
 
-    /// Sends a pod a Found about `node`. False if too much waits to be sent.
+    /// Sends a peer a Found frame about `node`. Returns false if too much waits to be sent.
     pub fn found(&self, node: &NodeName, found: Found) -> bool {
         self.signal(node, FrameKind::Found(found))
     }
 
-    /// A pod asks its edge to link to another pod, rather to the one at that address; an edge confirms that it has.
-    /// False if too much waits to be sent, or the peer knows no Drain.
+    /// Sends a Drain frame: a server requests that its edge links to another server, preferably to the one at `to`, or
+    /// an edge confirms that it has.
+    ///
+    /// Returns false if too much waits to be sent, or if the remote does not know Drain.
     pub fn drain(&self, to: Option<SocketAddr>) -> bool {
         let said = self.peer.node().is_some_and(|node| self.signal(node, FrameKind::Drain(to)));
         self.drained.fetch_or(said, Relaxed);
         said
     }
 
-    /// Whether [`Self::drain`] was said on this link.
+    /// Returns true if [`Self::drain`] was sent on this link.
     pub fn is_drained(&self) -> bool {
         self.drained.load(Relaxed)
     }
 
-    /// Tells another pod how many nodes are linked here. Says nothing to a peer of version 1, which does not know it.
+    /// Sends a peer the number of nodes that are connected here. Does nothing if the remote speaks version 1, which
+    /// lacks the frame.
     pub fn load(&self, load: Load) {
         if self.dialect.supports(Dialect::PEER_LOAD) {
             self.signal(&NodeName::none(), FrameKind::Load(load));
         }
     }
 
-    /// Sends an edge, or another pod, a Conflict: of two processes of that name, `keeps` keeps it. Sends nothing to a
-    /// peer of version 1, which does not know the frame.
+    /// Sends an edge or a peer a Conflict frame: among the processes of that name, `keeps` keeps it. Does nothing if
+    /// the remote speaks version 1, which lacks the frame.
     pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
         if self.dialect.supports(Dialect::CONFLICTS) {
             let reason = SessionError::new(ErrorCode::Overloaded, why).reason;
@@ -78,19 +82,19 @@ impl LinkSender {
         }
     }
 
-    /// Closes the link of an edge whose name another process keeps, and sends it the cause.
+    /// Closes the link of an edge because another process keeps its name, and sends the edge the reason.
     pub fn close_name_taken(&self, why: String) {
         // The first reason is as good.
         let _ = self.dismissed.set(why);
         self.close();
     }
 
-    /// Why it was closed, if [`Self::dismiss`] did it.
+    /// Returns why the link was closed by [`Self::close_name_taken`].
     pub(crate) fn close_reason(&self) -> Option<&String> {
         self.dismissed.get()
     }
 
-    /// Makes the puller look again, for what a dialect has to send by itself.
+    /// Wakes the puller, for what a dialect itself has to send.
     pub(crate) fn wake_outbound(&self) {
         self.lock().wake();
     }
@@ -105,7 +109,7 @@ impl LinkSender {
         room
     }
 
-    /// A frame about a session: on an edge's link only Open and Resume have another node than the link's.
+    /// Creates a frame about a session. On an edge's link only Open and Resume have another node than the link's.
     pub(crate) fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
         let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
@@ -113,44 +117,44 @@ impl LinkSender {
     }
 }
 
-/// The reply to a session that we do not know.
+/// Returns the reply for an unknown session.
 pub(crate) fn unknown(epoch: u64) -> SessionFrame {
     SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::UnknownSession, UNKNOWN) }
 }
 
-/// Why a session cannot be taken up.
-pub(crate) const UNKNOWN: &str = "this process does not know the session";
+/// Why a session cannot be resumed.
+pub(crate) const UNKNOWN: &str = "session unknown to this process";
 
-// Pings and their answers, and what they show: the link's round trip, and whether it has fallen silent.
+// Pings and their answers, and what they show: the link's RTT, and whether the link is unresponsive.
 
-/// For how long the far end of a link that was dialled here is asked often.
+/// How long the remote of a link that was dialled here is pinged often.
 #[derive(Debug, Default)]
 pub(crate) struct WatchWindow {
-    /// In milliseconds since the link was made.
+    /// In milliseconds since the link was created.
     until_millis: AtomicU64,
-    /// Time of the peer's last answer to a ping, on the same clock; 0 before the first answer.
+    /// Time of the remote's last answer to a ping, on the same clock; 0 before the first answer.
     answered_millis: AtomicU64,
-    /// Notified when sessions move again after a pause, and when the link is closed.
+    /// Notified when sessions become active after a pause, and when the link is closed.
     stirred: Notify,
-    /// Notified while the far end does not answer.
+    /// Notified while the remote does not answer.
     silent: Notify,
-    /// Notified when sessions move again after a pause.
+    /// Notified when sessions become active after a pause.
     moved: Notify,
 }
 
-/// What is known of a link at one moment.
+/// The state of a link at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Liveness {
-    /// How often its far end is to be asked; `None`: only when nothing comes from it.
+    /// Interval of pings. `None` means that the remote is pinged only when nothing is received.
     pub(crate) ask_every: Option<Duration>,
-    /// Since when a ping waits for its answer.
+    /// Since when a ping is unanswered.
     pub(crate) unanswered: Option<Instant>,
-    /// How long it may; `None` before the first answer, which may take [`INITIAL_TIMEOUT`].
+    /// How long a ping may stay unanswered. `None` before the first answer, which may take [`INITIAL_TIMEOUT`].
     pub(crate) timeout: Option<Duration>,
 }
 
 impl Liveness {
-    /// When the link counts as silent, if no answer comes.
+    /// Returns when the link counts as unresponsive if no answer arrives.
     pub(crate) fn silent_at(&self) -> Option<Instant> {
         self.ask_every?;
         Some(self.unanswered? + self.timeout.unwrap_or(INITIAL_TIMEOUT))
@@ -158,28 +162,32 @@ impl Liveness {
 }
 
 impl LinkSender {
-    /// Asks the peer for a sign of life.
+    /// Requests a ping to the remote.
     pub fn ping(&self) {
         let mut waiting = self.lock();
         waiting.ping.get_or_insert_with(Instant::now);
         waiting.wake();
     }
 
-    /// Asks the peer for a sign of life, as the way to it may have changed: without an answer the link soon counts as
-    /// silent, even if no session has run there lately.
+    /// Pings the remote because the route to it may have changed. Without an answer the link soon counts as
+    /// unresponsive, even if no session has been active recently.
     pub fn probe(&self) {
         self.watch.until_millis.fetch_max(self.millis(Instant::now()) + millis(PROBED), Relaxed);
         self.ping();
         self.wake_reader();
     }
 
-    /// Returns true if the peer has answered a ping since then: the link has worked in both directions.
+    /// Returns true if the remote has answered a ping since then: the link has worked in both directions.
     pub(crate) fn has_answered_since(&self, since: Instant) -> bool {
         let answered = self.watch.answered_millis.load(Relaxed);
         answered > 0 && answered >= self.millis(since)
     }
 
-    /// Whether the peer answers a ping within so long. Cancel safe.
+    /// Pings the remote and returns true if it answers within `patience`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn ping_within(&self, patience: Duration) -> bool {
         let mut answered = std::pin::pin!(self.answered.notified());
         answered.as_mut().enable();
@@ -187,14 +195,14 @@ impl LinkSender {
         timeout(patience, answered).await.is_ok()
     }
 
-    /// Answers a ping; a newer one takes a waiting one's place.
+    /// Queues the answer to a ping; it replaces an older one that still waits.
     pub fn pong(&self, number: Option<u64>) {
         let mut waiting = self.lock();
         waiting.pong = Some(number);
         waiting.wake();
     }
 
-    /// The peer answered ping `number`. Returns the round trip.
+    /// Handles the answer to ping `number`. Returns the RTT.
     pub fn ponged(&self, number: u64, now: Instant) -> Duration {
         let mut waiting = self.lock();
         let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
@@ -208,7 +216,7 @@ impl LinkSender {
         self.answered.notify_waiters();
         if cap != before {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
-            tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
+            tracing::trace!(%link, node, cwnd_bytes = cap, previous_cwnd_bytes = before, rtt = ?trip, "congestion window changed");
         }
         self.least_round_trip_micros.fetch_min(micros(trip), Relaxed);
         self.set_rtt(trip);
@@ -219,19 +227,24 @@ impl LinkSender {
         self.round_trip_micros.store(micros(trip), Relaxed);
     }
 
-    /// The latest round trip.
+    /// Returns the latest RTT.
     pub fn round_trip(&self) -> Duration {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
-    /// The least round trip so far; none before the first answer.
+    /// Returns the minimum RTT so far, or `None` before the first answer.
     pub fn min_rtt(&self) -> Option<Duration> {
         let micros = self.least_round_trip_micros.load(Relaxed);
         (micros != u64::MAX).then(|| Duration::from_micros(micros))
     }
 
-    /// Waits until the peer of a link that was dialled here has not answered a ping for 1 s and four round trips. Never
-    /// returns while no session has run there for ten minutes, nor on a plain link. For one task. Cancel safe.
+    /// Waits until the remote of a link that was dialled here has not answered a ping for 1 s and four RTTs.
+    ///
+    /// Never returns while no session has been active for ten minutes, nor on a plain link. Only one task may wait.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn wait_unresponsive(&self) {
         loop {
             while !self.is_silent(Instant::now()) {
@@ -243,7 +256,11 @@ impl LinkSender {
         }
     }
 
-    /// Waits until the peer of a link that has fallen silent answers. Cancel safe.
+    /// Waits until the remote of an unresponsive link answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn wait_responsive(&self) {
         loop {
             let mut answered = std::pin::pin!(self.answered.notified());
@@ -255,12 +272,12 @@ impl LinkSender {
         }
     }
 
-    /// For how long the oldest ping without an answer has waited.
+    /// Returns how long the oldest ping has been unanswered.
     pub fn unanswered(&self) -> Option<Duration> {
         self.life(Instant::now()).unanswered.map(|since| since.elapsed())
     }
 
-    /// A frame of a session goes over the link.
+    /// Records that a frame of a session passes over the link.
     pub(crate) fn mark_active(&self, now: Instant) {
         let until = self.millis(now) + millis(WATCHED);
         let before = self.watch.until_millis.load(Relaxed);
@@ -273,7 +290,11 @@ impl LinkSender {
         }
     }
 
-    /// Waits until frames of sessions come or go, or have within the last 2 s. Cancel safe.
+    /// Waits until frames of sessions are sent or received, or returns at once if any were within the last 2 s.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn wait_active(&self) {
         loop {
             let mut moved = std::pin::pin!(self.watch.moved.notified());
@@ -285,7 +306,7 @@ impl LinkSender {
         }
     }
 
-    /// What is known of the link just now.
+    /// Returns the current state of the link.
     pub(crate) fn life(&self, now: Instant) -> Liveness {
         let left = self.watch.until_millis.load(Relaxed).saturating_sub(self.millis(now));
         let ask_every = match left {
@@ -299,17 +320,21 @@ impl LinkSender {
         Liveness { ask_every, unanswered, timeout: waiting.trips.ping_timeout() }
     }
 
-    /// Wakes who reads the link, for a look.
+    /// Wakes the read loop for a check.
     pub(crate) fn wake_reader(&self) {
         self.watch.stirred.notify_one();
     }
 
-    /// Waits until sessions move after a pause, or the link is probed or closed. For one task. Cancel safe.
+    /// Waits until sessions become active after a pause, or the link is probed or closed. Only one task may wait.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub(crate) async fn wait_woken(&self) {
         self.watch.stirred.notified().await;
     }
 
-    /// Wakes whoever waits for the link to fall silent, for a look.
+    /// Wakes the task in [`Self::wait_unresponsive`] for a check.
     pub(crate) fn wake_unresponsive(&self) {
         self.watch.silent.notify_one();
     }
@@ -331,27 +356,27 @@ fn micros(trip: Duration) -> u64 {
     u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// How long the first answer may take, as the round trip is not known yet: that of a line of 1 s.
+/// Timeout of the first answer, before the RTT is known: enough for a line of 1 s.
 const INITIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Enough for a process that stood still to read the answer that came meanwhile: its clock runs on, and its link seems to
-/// have been silent for as long.
+/// Enough for a process that was suspended to read an answer that arrived meanwhile. Its clock kept running, so its
+/// link seems unresponsive for the same time.
 const LOOK_RETRY_AFTER: Duration = Duration::from_millis(20);
-/// For so long behind a frame of a session its link is watched.
+/// How long a link is watched after a frame of a session.
 const WATCHED: Duration = Duration::from_secs(600);
-/// The same behind a probe.
+/// How long a link is watched after a probe.
 const PROBED: Duration = Duration::from_secs(15);
-/// For so long behind such a frame sessions count as moving.
+/// How long sessions count as active after a frame.
 const MOVING: Duration = Duration::from_secs(2);
-/// After a pause as long as this a frame wakes who watches the link.
+/// A frame after a pause of at least this wakes the tasks that watch the link.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Between two questions on a link where sessions move.
+/// Ping interval on a link with active sessions.
 const ASK_MOVING: Duration = Duration::from_millis(500);
-/// Between two questions on a link that is watched.
+/// Ping interval on a watched link.
 const ASK_WATCHED: Duration = Duration::from_secs(1);
 
-// The round trips of a link of late, and how long an answer may take.
+// The recent RTTs of a link, and the timeout derived from them.
 
-/// The smoothed round trip of pings, and how much it varies. Pure.
+/// The smoothed RTT of pings and its variation.
 #[derive(Debug, Default)]
 pub(crate) struct RttEstimator {
     /// `None` before the first answer.
@@ -360,7 +385,7 @@ pub(crate) struct RttEstimator {
 }
 
 impl RttEstimator {
-    /// A ping was answered after so long.
+    /// Records a ping that was answered after `trip`.
     pub(crate) fn sample(&mut self, trip: Duration) {
         let Some(smoothed) = self.smoothed else {
             self.smoothed = Some(trip);
@@ -370,8 +395,10 @@ impl RttEstimator {
         self.smoothed = Some((smoothed * 7 + trip) / 8);
     }
 
-    /// After how long without an answer a link counts as silent: 1 s and four round trips. A packet that is lost is sent
-    /// again after little more than two of them, and a second time a second later. `None` before the first answer.
+    /// Returns how long a ping may stay unanswered before the link counts as unresponsive: 1 s and four RTTs.
+    ///
+    /// A lost packet is retransmitted after slightly more than two of these RTTs, and again a second later. Returns
+    /// `None` before the first answer.
     pub(crate) fn ping_timeout(&self) -> Option<Duration> {
         self.smoothed.map(|smoothed| MIN_PING_TIMEOUT + (smoothed + self.variation) * RTTS_PER_TIMEOUT)
     }
@@ -380,43 +407,45 @@ impl RttEstimator {
 const MIN_PING_TIMEOUT: Duration = Duration::from_secs(1);
 const RTTS_PER_TIMEOUT: u32 = 4;
 
-// When a link's peer last sent anything, and when to ping it.
+// When a link's remote last sent anything, and when to ping it.
 
-/// Time of the peer's last frame, and the ping or end that follows silence.
+/// Time of the remote's last frame; decides on the ping or the end that follows silence.
 #[derive(Debug)]
 pub(crate) struct Keepalive {
     pub(crate) last_received: Instant,
     pub(crate) last_ping: Instant,
     pub(crate) looked: Instant,
-    /// Silence after which the link is given up.
+    /// Idle time after which the link is closed.
     pub(crate) silence_limit: Duration,
-    /// Silence after which the peer is pinged.
+    /// Idle time after which the remote is pinged.
     pub(crate) ask_after: Duration,
     /// Whether this end watches an extended link, as the end that dialled does.
     pub(crate) watches: bool,
-    /// When to look at a link that is watched.
+    /// When to check a watched link next.
     pub(crate) watched: Option<Instant>,
 }
 
-/// What a look at a link of the extended dialect has shown.
+/// The result of a check of an extended link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeepaliveAction {
-    /// All is well, or an answer is on its way.
+    /// The link is alive, or an answer is pending.
     None,
-    /// Its far end is to be asked.
+    /// The remote must be pinged.
     SendPing,
-    /// Its far end has not answered for too long.
+    /// The remote has not answered in time.
     TimedOut,
 }
 
 impl Keepalive {
-    /// Looks at a link of the extended dialect. One that is watched is asked in turn, whatever comes from it, as only an
-    /// answer shows that both directions work; and not again while an answer is awaited.
+    /// Checks an extended link.
+    ///
+    /// A watched link is pinged regularly whatever is received, because only an answer shows that both directions work.
+    /// It is not pinged again while an answer is pending.
     pub(crate) fn poll(&mut self, life: Liveness, now: Instant) -> KeepaliveAction {
         let unasked = now - self.last_ping;
         let look = match (life.silent_at(), life.ask_every) {
             (Some(at), _) if at <= now => KeepaliveAction::TimedOut,
-            // The round trip has to be known, so the first question comes at once.
+            // The RTT has to be known, so the first ping is sent at once.
             (_, Some(every)) if life.unanswered.is_none() && (unasked >= every || life.timeout.is_none()) => {
                 KeepaliveAction::SendPing
             }
@@ -435,7 +464,7 @@ impl Keepalive {
         look
     }
 
-    /// When to look for signs of life next.
+    /// Returns when to check for signs of life next.
     pub(crate) fn next(&self) -> Instant {
         if let Some(next) = self.watched {
             return next;
@@ -443,58 +472,59 @@ impl Keepalive {
         (self.last_received.max(self.last_ping) + self.ask_after).max(self.looked + CHECK_INTERVAL)
     }
 
-    /// Notes that something was received: whether it is time for a look as well, which waits for silence else. So a link
-    /// that is pinged in time is never woken for its looks.
+    /// Records that something was received. Returns true if a check is due, which otherwise only runs on silence. So a
+    /// link that is pinged in time is never woken just for a check.
     pub(crate) fn on_receive(&mut self, now: Instant) -> bool {
         self.last_received = now;
         now - self.looked >= PING_AFTER * 2
     }
 }
 
-/// A peer that has sent nothing for this long is pinged.
+/// Idle time after which the remote is pinged.
 pub(crate) const PING_AFTER: Duration = Duration::from_secs(6);
-/// The same at the end that was dialled: later, so that an idle link has one ping at a time and not two that cross.
+/// The same at the end that was dialled. It is longer, so that an idle link has one ping at a time and not two that
+/// cross.
 pub(crate) const PING_CALLER_AFTER: Duration = Duration::from_millis(7500);
-/// A link on which nothing at all came in for this long is given up.
+/// A link on which nothing was received for this long is closed.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The least time between two looks, so that clocks that stand still do not make us spin.
+/// Minimum time between two checks, so that a stopped clock does not cause a busy loop.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// The same on a link that is watched.
+/// The same on a watched link.
 const WATCHED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// SuperEdge's heartbeat, which a plain pod answers.
+/// Interval of SuperEdge's heartbeat, which a plain server answers.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// A plain edge sends a heartbeat each 60 s; HTTP/2's own pings notice a dead one much sooner.
+/// A plain edge sends a heartbeat every 60 s; HTTP/2's own pings detect a dead one much sooner.
 pub(crate) const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
-// What can be seen of a link from outside: who is at its other end, and what has gone over it.
+// What is visible of a link from outside: its endpoints and its traffic.
 
-/// The connection under a link, and the program at its other end.
+/// The connection under a link, and the program at its remote end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkEndpoints {
-    /// This end's address.
+    /// Address of this end.
     pub local: Option<SocketAddr>,
-    /// The other end's address, a proxy's where one was dialled through.
+    /// Address of the remote end, or of the proxy if one was dialled through.
     pub remote: Option<SocketAddr>,
     /// Whether this end has dialled.
     pub dialled: bool,
-    /// The program at the other end as it calls itself, at most 40 printable characters.
+    /// The remote program's own description, at most 40 printable characters.
     pub version: Option<Box<str>>,
 }
 
-/// What has gone over a link so far.
+/// Traffic over a link so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages sent.
     pub sent_messages: u64,
-    /// Their data in bytes.
+    /// Bytes of data sent.
     pub sent_bytes: u64,
     /// Messages received.
     pub received_messages: u64,
-    /// Their data in bytes.
+    /// Bytes of data received.
     pub received_bytes: u64,
 }
 
-/// What a link counts while it works.
+/// Counters of a running link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
     ends: OnceLock<LinkEndpoints>,
@@ -505,29 +535,29 @@ pub(crate) struct LinkStats {
 }
 
 impl LinkSender {
-    /// Notes who is at its ends; the first one who says so is believed.
+    /// Records the link's endpoints; only the first call has an effect.
     pub(crate) fn set_endpoints(&self, ends: LinkEndpoints) {
         let _ = self.seen.ends.set(ends);
     }
 
-    /// Who is at its ends, if that is known.
+    /// Returns the link's endpoints if they are known.
     pub fn ends(&self) -> Option<&LinkEndpoints> {
         self.seen.ends.get()
     }
 
-    /// Counts a message that is sent, with so many bytes of data.
+    /// Counts a sent message with `bytes` of data.
     pub(crate) fn count_sent(&self, bytes: usize) {
         self.seen.sent_messages.fetch_add(1, Relaxed);
         self.seen.sent_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Counts a message that was received, with so many bytes of data.
+    /// Counts a received message with `bytes` of data.
     pub(crate) fn count_received(&self, bytes: usize) {
         self.seen.received_messages.fetch_add(1, Relaxed);
         self.seen.received_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// What has gone over it so far.
+    /// Returns the traffic so far.
     pub fn traffic(&self) -> Traffic {
         let LinkStats { sent_messages, sent_bytes, received_messages, received_bytes, .. } = &self.seen;
         Traffic {
@@ -538,51 +568,56 @@ impl LinkSender {
         }
     }
 
-    /// The latest round trip, of a link that has measured one.
+    /// Returns the latest RTT if one was measured.
     pub fn measured_round_trip(&self) -> Option<Duration> {
         let micros = self.round_trip_micros.load(Relaxed);
         (micros != INITIAL_RTT_MICROS).then(|| Duration::from_micros(micros))
     }
 
-    /// When it was made.
+    /// Returns when the link was created.
     pub fn created_at(&self) -> Instant {
         self.made
     }
 
-    /// How long ago the link was made.
+    /// Returns the time since the link was created.
     pub fn age(&self) -> Duration {
         self.made.elapsed()
     }
 
-    /// How long ago the peer last sent anything.
+    /// Returns the time since the remote last sent anything.
     pub fn idle_for(&self) -> Duration {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.last_received_millis.load(Relaxed)))
     }
 }
 
-// A second link beside one that has fallen silent: the one that answers first carries the sessions on.
+// A backup link next to an unresponsive one: the link that answers first continues to carry the sessions.
 
-/// When a second link may be dialled, for whoever dials links to one place. There is at most one at a time.
+/// Decides when a backup link may be dialled to one place. There is at most one at a time.
 #[derive(Debug)]
 pub struct BackupLink {
     metrics: Metrics,
-    /// Dialled in vain since one was of use, and when the last of them was.
+    /// Number of unneeded backup links since the last useful one, and the time of the last dial.
     unneeded: u32,
     last: Option<Instant>,
-    /// No other one is dialled until then.
+    /// No backup link is dialled before this time.
     next: Instant,
 }
 
 impl BackupLink {
-    /// None was dialled yet.
+    /// Creates the state without any backup link so far.
     pub fn new(metrics: Metrics) -> Self {
         Self { metrics, unneeded: 0, last: None, next: Instant::now() }
     }
 
-    /// Waits until a link that was dialled here falls silent, and has another one dialled beside it. Returns that one if
-    /// it is there before the silent link answers; otherwise the dial is dropped, and behind a pause that doubles with
-    /// each dial that was of no use, all begins anew. Never returns if the far end would close the older link for the
-    /// newer one. Cancel safe, if `dial` is.
+    /// Waits until a link that was dialled here is unresponsive, and dials a backup link.
+    ///
+    /// Returns the backup link if it is ready before the unresponsive link answers. Otherwise the dial is dropped and
+    /// the wait starts again after a pause, which doubles with each unneeded dial. Never returns if the remote would
+    /// close the older link in favour of the new one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe if `dial` is.
     pub async fn race<T, E, F>(&mut self, link: &LinkSender, dial: impl Fn() -> F) -> T
     where
         F: Future<Output = Result<T, E>>,
@@ -598,7 +633,7 @@ impl BackupLink {
             let made = tokio::select! {
                 biased;
                 () = link.wait_responsive() => {
-                    info!(link = %link.id, "the link answers again: the second one is not needed");
+                    info!(link = %link.id, "link responsive again, backup link not needed");
                     self.record_unneeded("lost", AFTER_LOST);
                     continue;
                 }
@@ -606,13 +641,13 @@ impl BackupLink {
             };
             match made {
                 Ok(made) => {
-                    info!(link = %link.id, "the second link answers first: sessions go on there, and the silent one is closed");
+                    info!(link = %link.id, "unresponsive link replaced by backup link");
                     self.metrics.second_links.count("won");
                     self.unneeded = 0;
                     return made;
                 }
                 Err(why) => {
-                    warn!(link = %link.id, error = %format_args!("{why:#}"), "a second link could not be made");
+                    warn!(link = %link.id, error = %format_args!("{why:#}"), "cannot establish backup link");
                     self.record_unneeded("failed", AFTER_FAILED);
                 }
             }
@@ -626,8 +661,8 @@ impl BackupLink {
         }
         let (unanswered, round_trip) = (link.unanswered().unwrap_or_default(), link.round_trip());
         warn!(
-            link = %link.id, ?unanswered, ?round_trip,
-            "the link has fallen silent: a second one is dialled beside it, and whichever answers first is kept"
+            link = %link.id, ?unanswered, rtt = ?round_trip,
+            "link unresponsive, dialling backup link"
         );
         self.metrics.second_links.count("dialled");
     }
@@ -639,12 +674,12 @@ impl BackupLink {
     }
 }
 
-/// Behind the first one that was not needed, or could not be made; doubled with each further one in vain, so that a slow
-/// line is not burdened with handshakes for ever.
+/// Pause after a backup link that was not needed, or could not be established. It doubles with each further one, so
+/// that a slow line is not loaded with handshakes forever.
 const AFTER_LOST: Duration = Duration::from_secs(5);
 const AFTER_FAILED: Duration = Duration::from_millis(500);
 const MAX_PAUSE: Duration = Duration::from_secs(300);
-/// After so long without one the pauses begin anew.
+/// After this time without a backup link the pauses start again from the beginning.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
@@ -673,15 +708,15 @@ mod alive_tests {
 
     use super::*;
 
-    /// A line on which TCP sends again what is lost, and keeps the order.
+    /// A line on which TCP retransmits lost packets and keeps the order.
     struct Line {
         trip: Duration,
-        /// One packet in so many is lost; 0 for none.
+        /// One in this number of packets is lost; 0 for none.
         loses: u64,
         dice: u64,
-        /// Nothing arrives any more from then on.
+        /// Nothing arrives after this time.
         dies: Option<Instant>,
-        /// When the last packet arrived, there and back.
+        /// Arrival of the last packet in each direction.
         last: [Instant; 2],
     }
 
@@ -693,8 +728,8 @@ mod alive_tests {
             self.loses > 0 && self.dice.is_multiple_of(self.loses)
         }
 
-        /// When a packet that is sent then arrives: TCP sends it again after a time-out, once more after another, and
-        /// then each time after twice as long.
+        /// Returns when a packet sent at that time arrives. TCP retransmits it after a timeout, again after another,
+        /// and then each time after twice as long.
         fn arrives(&mut self, way: usize, at: Instant) -> Instant {
             let timeout = self.trip + Duration::from_millis(400);
             let (mut sent, mut wait) = (at, timeout);
@@ -719,7 +754,8 @@ mod alive_tests {
         }
     }
 
-    /// A link that is watched over that line: how often in so long it seems silent, and how long after the line's death it does.
+    /// Watches a link over that line. Returns how often it seemed unresponsive within `time`, and how long after the
+    /// line's death it did.
     fn watched(line: &mut Line, ask_every: Duration, time: Duration) -> (usize, Option<Duration>) {
         let started = line.last[0];
         let mut now = started;
@@ -787,7 +823,7 @@ mod alive_tests {
             line.dies = Some(line.last[0] + Duration::from_secs(20));
             let (silent, after) = watched(&mut line, every, Duration::from_secs(60));
             let (after, trip) = (after.unwrap(), line.trip);
-            // A ping that was under way then counts as well.
+            // A ping in flight at that time counts as well.
             let soonest = Duration::from_secs(1) + 3 * trip;
             assert!(silent == 0 && after >= soonest, "{trip:?}: {after:?}");
             assert!(after <= soonest + every.max(trip) + trip + every / 2, "{trip:?}, {every:?}: {after:?}");
@@ -833,7 +869,7 @@ mod second_tests {
 
     use super::*;
 
-    /// A link that has asked its far end, and the number of that ping.
+    /// Returns a link that has pinged its remote, and the number of that ping.
     fn asked() -> (Arc<LinkSender>, u64) {
         let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
         link.probe();
@@ -843,8 +879,8 @@ mod second_tests {
         (link, number)
     }
 
-    /// How many second links are dialled within ten seconds beside a link whose process stands still for that long, if
-    /// the answer is read `after` it goes on.
+    /// Returns the number of backup links dialled within ten seconds, next to a link of a process suspended for that
+    /// time. The answer is read `after` the process continues.
     async fn dialled(after: Option<Duration>) -> u32 {
         let (link, ping) = asked();
         let dials = AtomicU32::new(0);

@@ -1,4 +1,5 @@
-//! A session as its owner holds it: before it is open, while it looks for a path, and as a byte stream without copies.
+//! A session as its owner holds it: before it is open, while it searches for a path, and as a byte stream without
+//! copies.
 
 use std::future::poll_fn;
 use std::io;
@@ -16,36 +17,37 @@ use tunnel_net::ByteStream;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 use tunnel_proto::state::{Actions, Phase, SessionState};
 
-/// One proxied TCP conversation, seen as a byte stream without copies.
+/// A proxied TCP connection as a byte stream without copies.
 ///
-/// Reading ends with empty bytes once the peer has finished its direction, and with
-/// [`io::ErrorKind::ConnectionReset`] once the session is gone and all that arrived has been read. While the session
-/// has no path, reads and writes wait. Finishing the writing side leaves the reading side open. Dropping a session that
-/// is open in either direction resets it and forgets what was not delivered; one that is ended in both is delivered in
-/// the background, and so is one that [breaks off](Self::break_off).
+/// Reading ends with empty bytes once the remote end has finished its direction. It fails with
+/// [`io::ErrorKind::ConnectionReset`] once the session is closed and everything received has been read. While the
+/// session has no path, reads and writes wait. Finishing the writing side leaves the reading side open.
+///
+/// Dropping a session that is open in either direction resets it and drops undelivered bytes. A session that is
+/// finished in both directions is delivered in the background, and so is one after [`Self::break_off`].
 #[derive(Debug)]
 pub struct Session(pub(crate) ResetOnDrop);
 
 /// Bytes and end of a session, for the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionTotals {
-    /// Bytes its owner wrote.
+    /// Bytes written by its owner.
     pub sent: u64,
-    /// Bytes its owner read.
+    /// Bytes read by its owner.
     pub received: u64,
-    /// How often it was resumed on another path.
+    /// Number of times it was resumed on another path.
     pub resumed: u32,
     /// Why it ended, if it did not end in good order.
     pub ended: Option<SessionError>,
 }
 
 impl Session {
-    /// The session's id.
+    /// Returns the session's id.
     pub fn id(&self) -> SessionId {
         self.0.id()
     }
 
-    /// Its account so far.
+    /// Returns the totals so far.
     pub fn account(&self) -> SessionTotals {
         let mut account = SessionTotals { sent: 0, received: 0, resumed: 0, ended: None };
         self.0.with(|shared| {
@@ -60,8 +62,8 @@ impl Session {
         account
     }
 
-    /// Ends it like a connection that broke off: delivers what was written, then sends the reason. Bytes from the far
-    /// end are dropped.
+    /// Ends the session like an aborted connection: delivers everything written, then the reason. Received bytes are
+    /// dropped.
     pub fn break_off(mut self, why: SessionError) {
         if let Some(shared) = self.0.shared.take() {
             shared.abort(why);
@@ -127,7 +129,7 @@ impl ByteStream for Session {
     }
 }
 
-/// The error of an end that is over, for its owner.
+/// Returns the error of an end that is over, for its owner.
 fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
     let over = matches!(end.phase(), Phase::Closing | Phase::Closed) || end.ended().is_some();
     over.then(|| {
@@ -138,27 +140,29 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
     })
 }
 
-// The handles of a session before it is open, and while it looks for a path.
+// The handles of a session before it is open, and while it searches for a path.
 
-/// A session that is asked for and not open yet. Dropping it takes the request back, on the path that it has, and again on
-/// the next one if there is none just then ([`SessionTable::given_up`](crate::table::SessionTable::given_up)) or it is
-/// lost before the far end has answered.
+/// A session that was requested and is not open yet.
+///
+/// Dropping it withdraws the request on the current path. It does so on the next path if there is none at that time
+/// (see [`SessionTable::given_up`](crate::link::table::SessionTable::given_up)), or if the path is lost before the
+/// remote has answered.
 #[derive(Debug)]
-#[must_use = "dropping an opening takes the request back"]
+#[must_use = "dropping a pending open withdraws the request"]
 pub struct PendingOpen(ResetOnDrop);
 
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenOutcome {
-    /// The target answered: [`PendingOpen::into_session`].
+    /// The target answered; see [`PendingOpen::into_session`].
     Open,
-    /// The far end refused, and no other path would help.
+    /// The remote end refused, and no other path would help.
     Refused(SessionError),
-    /// The link ended, or the node is not behind it: another link may be tried.
+    /// The link ended, or the node cannot be reached over it: another link may be tried.
     NoPath,
 }
 
-/// A session that the far end wants to open; answer it by accepting or refusing.
+/// A session that the remote end requests; answer it by accepting or refusing.
 ///
 /// Dropping an offer refuses it, so no opener is ever left waiting.
 #[derive(Debug)]
@@ -170,8 +174,10 @@ pub struct IncomingSession {
     dial_timeout: Duration,
 }
 
-/// The right to look for a path of an opener's session. There is at most one for each session, so that two tasks never
-/// take each other's answers for late ones. Holding it keeps nothing alive but memory.
+/// The right to search for a path of an opener's session.
+///
+/// There is at most one per session, so that two tasks never mistake each other's answers for late ones. Holding it
+/// keeps nothing alive but memory.
 #[derive(Debug)]
 pub struct Parked {
     shared: Arc<SessionCore>,
@@ -184,28 +190,32 @@ impl PendingOpen {
         Self(ResetOnDrop::new(shared))
     }
 
-    /// The session's id.
+    /// Returns the session's id.
     pub fn id(&self) -> SessionId {
         self.0.id()
     }
 
-    /// Asks over a link, behind which `process` has the node, if that is known. May be repeated with another one.
+    /// Sends the request over a link; `process` is the process that has the node, if known. May be repeated with
+    /// another link.
     pub fn ask(&self, link: &Arc<LinkSender>, process: Option<Instance>) {
         self.0.with(|shared| shared.ask(link, process, false));
     }
 
-    /// Waits until the request over the link it was last sent on is answered. Cancel safe.
+    /// Waits for the answer on the link of the last request.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn answer(&self) -> OpenOutcome {
         poll_fn(|cx| {
             self.0.watch(cx, |end| match end.phase() {
-                // Nobody is to have it any more, and its acceptor, if there is one, is still to hear that.
+                // The session has been given up, and its acceptor, if there is one, has yet to be notified.
                 _ if end.departed_since().is_some() => {
                     Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
                 }
                 Phase::Opening if end.path().is_some() => None,
                 Phase::Opening => Some(OpenOutcome::NoPath),
-                // The answer may have come, and all of the session behind it, before its owner looked: then it was
-                // open.
+                // The answer and the whole session may have arrived before its owner checked: then it was open.
                 Phase::Closing | Phase::Closed
                     if end.ended().is_some() && end.recv.is_untouched() && !end.recv.is_ended() =>
                 {
@@ -217,7 +227,7 @@ impl PendingOpen {
         .await
     }
 
-    /// The open session, once [`Self::answer`] has returned [`Answer::Open`].
+    /// Returns the open session, once [`Self::answer`] has returned [`OpenOutcome::Open`].
     pub fn into_session(mut self) -> Session {
         Session(ResetOnDrop { shared: self.0.shared.take() })
     }
@@ -233,42 +243,46 @@ impl IncomingSession {
         Self { owned: ResetOnDrop::new(shared), target, client, dial_timeout }
     }
 
-    /// The session's id.
+    /// Returns the session's id.
     pub fn id(&self) -> SessionId {
         self.owned.id()
     }
 
-    /// The opener's kind of front end.
+    /// Returns the kind of the opener's listener.
     pub fn category(&self) -> Category {
         self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.key.category)
     }
 
-    /// The node of the acceptor.
+    /// Returns the node of the acceptor.
     pub fn node(&self) -> Option<&NodeName> {
         self.owned.shared.as_ref().map(|s| &s.key.node)
     }
 
-    /// The target to dial.
+    /// Returns the target to dial.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The client at the far end, for the log. Text of the peer: printable, at most 200 bytes.
+    /// Returns the client at the opener's end, for the log. It is the remote's text: printable, at most 200 bytes.
     pub fn client(&self) -> &str {
         &self.client
     }
 
-    /// How long the dial may take, so that the opener gets the answer in time.
+    /// Returns how long the dial may take, so that the opener gets the answer in time.
     pub fn patience(&self) -> Duration {
         self.dial_timeout
     }
 
-    /// Waits until the opener has given up. Cancel safe.
+    /// Waits until the opener has given up.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn withdrawn(&self) {
         poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Closed).then_some(()))).await;
     }
 
-    /// Sends Opened, and returns the byte stream.
+    /// Sends Opened and returns the byte stream.
     pub fn accept(mut self) -> Session {
         self.owned.with(|shared| shared.with_state(|inner| inner.state.accept(Instant::now())));
         Session(ResetOnDrop { shared: self.owned.shared.take() })
@@ -287,27 +301,27 @@ impl Parked {
         Self { shared, seeker, again }
     }
 
-    /// How often in a row its path was lost before this without that a byte moved.
+    /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
     pub fn consecutive_losses(&self) -> u32 {
         self.again
     }
 
-    /// The node of its acceptor.
+    /// Returns the node of its acceptor.
     pub fn node(&self) -> &NodeName {
         &self.shared.key.node
     }
 
-    /// The session's id.
+    /// Returns the session's id.
     pub fn id(&self) -> SessionId {
         self.shared.key.id
     }
 
-    /// The process of its other end.
+    /// Returns the process of its remote end.
     pub fn instance(&self) -> Option<Instance> {
         self.shared.instance()
     }
 
-    /// Whether the session still needs a path. Once it returns false, the next loss makes another [`Parked`].
+    /// Returns true if the session still needs a path. Once it returns false, the next loss creates another [`Parked`].
     pub fn needs_path(&self) -> bool {
         let mut inner = self.shared.lock();
         let mine = inner.seeker == Some(self.seeker);
@@ -318,17 +332,21 @@ impl Parked {
         seeks
     }
 
-    /// Sends Resume over a link, or the one beside it if the session is to run there.
+    /// Sends Resume over a link, or over its interactive link if the session should run there.
     pub fn resume(&self, link: &Arc<LinkSender>) {
         self.shared.ask(&link.link_for(self.id()), None, true);
     }
 
-    /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.
+    /// Waits until the last [`Self::resume`] is answered or its path is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn answered(&self) {
         poll_fn(|cx| watch(&self.shared, cx, |end| (end.phase() != Phase::Resuming).then_some(()))).await;
     }
 
-    /// Ends the session, because no path was found.
+    /// Ends the session because no path was found.
     pub fn give_up(self, why: SessionError) {
         self.shared.with_state(|inner| inner.state.give_up(why));
     }
@@ -343,7 +361,7 @@ impl Drop for Parked {
     }
 }
 
-// A session as its owner holds it: dropping it resets the session.
+// The owner's handle of a session: dropping it resets the session.
 
 /// Resets the session when dropped.
 #[derive(Debug)]
@@ -409,7 +427,7 @@ pub(crate) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
     }
 }
 
-/// The refusal of a session whose owner dropped it without a reason.
+/// Returns the refusal of a session that its owner dropped without a reason.
 pub(crate) fn given_up() -> SessionError {
     SessionError::new(ErrorCode::Cancelled, "given up by its owner")
 }

@@ -1,4 +1,4 @@
-//! Sessions and the links that count them as members.
+//! Tests of sessions and the links that have them as members.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
@@ -105,7 +105,7 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
 
 #[tokio::test]
 async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
-    let (now, why) = (Instant::now(), SessionError::new(ErrorCode::Overloaded, "no room for it any more"));
+    let (now, why) = (Instant::now(), SessionError::new(ErrorCode::Overloaded, "no memory left for it"));
     for (table_ends_it, finishes) in [(true, false), (true, true), (false, false), (false, true)] {
         let (table, link) = (table(), link(1));
         let session = opener(&table);
@@ -130,8 +130,8 @@ async fn a_session_that_is_cut_short_never_seems_to_have_ended_in_order() {
         }
         let read = poll_fn(|cx| owned.poll_read_chunk(cx)).await;
         match read {
-            Ok(bytes) => assert_eq!(bytes, "unread", "all that came is there to be read"),
-            Err(why) => assert!(why.to_string().contains("no room for it any more")),
+            Ok(bytes) => assert_eq!(bytes, "unread", "all received bytes are readable"),
+            Err(why) => assert!(why.to_string().contains("no memory left for it")),
         }
     }
 }
@@ -165,14 +165,14 @@ async fn a_session_that_is_over_joins_no_link() {
 #[tokio::test]
 async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let (table, alive, dead) = (table(), link(1), link(2));
-    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
+    let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
     assert!(table.link_ended(&dead, &gone, Instant::now()).is_empty());
     let session = opener(&table);
     ask(&session, &alive);
     assert_eq!(alive.sessions(), 1);
     ask(&session, &dead);
     assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
-    // An edge dials at once after the end of a link that was of use, even if its sessions were over by then.
+    // An edge redials at once after the end of a link that was used, even if its sessions were over by then.
     assert_eq!((alive.has_carried(), dead.has_carried()), (true, false));
 }
 
@@ -182,16 +182,16 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
+    let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
     let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
     first.resume(&links[1]);
-    assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
+    assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker notices that itself");
     assert!(first.needs_path());
     first.resume(&links[2]);
     assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
     assert!(!first.needs_path());
     assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
-    assert!(!first.needs_path(), "and leaves the rest to the second");
+    assert!(!first.needs_path(), "the second one takes over");
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let session = opener(&table);
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
-    let gone = SessionError::new(ErrorCode::Cancelled, "gone");
+    let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
     drop(table.link_ended(&links[0], &gone, now));
     ask(&session, &links[1]);
     assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
@@ -233,7 +233,7 @@ async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
     assert_eq!(opening.answer().await, OpenOutcome::Refused(why));
 }
 
-/// What the session says on that link by now.
+/// Returns the frames that the session sends on that link.
 fn said(link: &Arc<LinkSender>) -> Vec<SessionFrame> {
     let mut cx = Context::from_waker(Waker::noop());
     let pulled = std::iter::from_fn(|| match link.poll_pull(&mut cx, Instant::now()) {
@@ -247,7 +247,7 @@ fn said(link: &Arc<LinkSender>) -> Vec<SessionFrame> {
     pulled.filter_map(word).collect()
 }
 
-/// An Open over one link is late; a newer one over another link was refused, for want of room.
+/// An Open over one link is late; a newer one over another link was refused because of a limit.
 #[tokio::test]
 async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
     for late in [false, true] {
@@ -275,7 +275,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         assert!(late || matches!(offer, Some(Event::Incoming(_))));
         hears(&there, &far[1], &resume);
         if late {
-            assert!(hears(&there, &far[0], &older).is_none(), "it opens nothing any more");
+            assert!(hears(&there, &far[0], &older).is_none(), "it must open nothing");
         }
         let answer = said(&far[1]).pop().unwrap();
         let expected = if late { ErrorCode::UnknownSession } else { ErrorCode::Cancelled };
@@ -309,7 +309,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
         sessions.push(offer.accept());
         while link.poll_pull(&mut cx, now).is_ready() {}
     }
-    // Each has an end of stream to acknowledge, and the link takes nothing any more.
+    // Each has an end of stream to acknowledge, and the link no longer takes anything.
     for session in &sessions {
         let _ = on_frame(session.id(), SessionFrame::Fin { total: 1 });
     }
@@ -332,7 +332,7 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let intent = |inner: &mut Inner| inner.intent().and_then(|(_, intent)| intent.control);
     assert_eq!(intent(&mut inner), None);
     inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();
-    // What nobody reads is needed by nobody.
+    // Bytes that are not read need no credit.
     inner.state.recv.discard();
     assert_eq!(intent(&mut inner), Some(ControlPriority::Credit));
     assert_eq!(intent(&mut inner), None);

@@ -1,4 +1,4 @@
-//! Who gives way when places or memory run out, and what is remembered of sessions that are over.
+//! Eviction when sessions or memory run out, and the ids of ended sessions.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -36,7 +36,7 @@ impl Clients {
         self.of.insert(id, client);
     }
 
-    /// Whose session that was; `None` if nobody's, or if it was removed before.
+    /// Removes a session and returns its client; `None` if it has none or was removed before.
     pub(crate) fn remove(&mut self, id: SessionId) -> Option<Arc<str>> {
         let client = self.of.remove(&id)?;
         if let Some(count) = self.counts.get_mut(&client) {
@@ -48,7 +48,7 @@ impl Clients {
         Some(client)
     }
 
-    /// The sessions of the client that has most, if that is more than `newcomer` would have with one more.
+    /// Returns the sessions of the client that has most, if that is more than `newcomer` would have with another one.
     fn largest(&self, newcomer: &str) -> Vec<SessionId> {
         let own = self.counts.get(newcomer).map_or(0, |count| *count);
         let Some((fullest, most)) = self.counts.iter().max_by_key(|(_, count)| **count) else {
@@ -60,8 +60,8 @@ impl Clients {
 }
 
 impl SessionTable {
-    /// Of the client that has more sessions than `newcomer`, the one that was silent for longest is reset. False if
-    /// nobody has more.
+    /// Resets the longest idle session of the client that has most sessions. Returns false if none has more than
+    /// `newcomer`.
     pub(crate) fn evict_idle_session(&self, newcomer: &str) -> bool {
         let theirs = lock(&self.clients).largest(newcomer);
         let sessions = theirs.into_iter().filter_map(|id| self.session(id));
@@ -72,13 +72,13 @@ impl SessionTable {
         self.add_ended(session.key.id, Some(ErrorCode::Overloaded));
         session.reset_unread(SessionError::new(
             ErrorCode::Overloaded,
-            "it made room for another client: its own has most sessions there, and it was silent for longest",
+            "evicted in favour of another client: its own client has most sessions, and it was idle for longest",
         ));
         true
     }
 }
 
-/// Who that is, of a client as an Open names it: its user, else its address; one for each /64 of IPv6.
+/// Returns the source of a client as an Open names it: its user, or its address, with one source for each /64 of IPv6.
 pub(crate) fn source(client: &str) -> String {
     if let Some((user, _)) = client.rsplit_once('@') {
         return user.to_owned();
@@ -90,11 +90,15 @@ pub(crate) fn source(client: &str) -> String {
     }
 }
 
-// Sessions whose owner has left before they were delivered: the oldest give way when memory or places run out.
+// Orphaned sessions with undelivered bytes: the oldest are evicted when memory or sessions run out.
 
 impl SessionTable {
-    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// send, or to send again on another path. Cancel safe.
+    /// Waits until every session that is open here has been delivered. A session without its owner may still have bytes
+    /// to send, or to retransmit on another path.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn wait_delivered(&self) {
         let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
@@ -105,7 +109,11 @@ impl SessionTable {
         }
     }
 
-    /// Waits until the last frame of each session that is reset has left on its path; 2 s at most. Cancel safe.
+    /// Waits until the last frame of each session that is reset has been sent on its path; at most 2 s.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn wait_closed(&self) {
         let until = Instant::now() + LAST_FRAMES_TIMEOUT;
         while Instant::now() < until && self.all().iter().any(|session| session.owes_last_frame()) {
@@ -113,8 +121,13 @@ impl SessionTable {
         }
     }
 
-    /// Waits for an opening that was given up while it had no path, and whose acceptor still has to get the reset. For
-    /// one task, which has a path sought for each. Cancel safe.
+    /// Waits for a pending open that was given up without a path while its acceptor still has to get the reset.
+    ///
+    /// One task calls this, and has a path searched for each.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
     pub async fn given_up(&self) -> Parked {
         loop {
             let came = self.came.notified();
@@ -125,9 +138,9 @@ impl SessionTable {
         }
     }
 
-    /// A session's owner has left, and it is still to be delivered.
+    /// Adds an orphaned session that still has bytes to deliver.
     pub(crate) fn add_departed(&self, id: SessionId) {
-        // What has lost its path while it was open has a seeker already.
+        // A session that lost its path while it was open already has a seeker.
         if let Some(parked) = self.session(id).and_then(|session| session.parked()) {
             lock(&self.unsearched).push_back(parked);
             self.came.notify_one();
@@ -143,15 +156,14 @@ impl SessionTable {
         while self.unacked.is_exhausted() && self.evict_oldest_orphan("memory") {}
     }
 
-    /// Whether there may be one more session. The oldest that is only to be delivered gives way to it; but its last
-    /// word may have to wait on a slow link, and there is an end to that.
+    /// Returns true if there may be another session. The oldest orphan is evicted for it, but its last frame may have
+    /// to wait on a slow link, so the number of such sessions is limited.
     pub(crate) fn has_place(&self) -> bool {
         let (len, most) = (self.len(), self.limits.sessions);
         len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
     }
 
-    /// Forgets the session that has waited longest to be delivered, for want of what `cause` names. False if none
-    /// waits.
+    /// Evicts the oldest orphan; `cause` names what ran out. Returns false if there is none.
     pub(crate) fn evict_oldest_orphan(&self, cause: &'static str) -> bool {
         loop {
             let Some(id) = lock(&self.departed).pop_front() else { return false };
@@ -162,7 +174,7 @@ impl SessionTable {
         }
     }
 
-    /// What was delivered meanwhile needs no place among those that are not.
+    /// Removes sessions from the list of orphans that were delivered meanwhile.
     pub(crate) fn forget_delivered(&self) {
         let all = std::mem::take(&mut *lock(&self.departed));
         let mut left: Vec<_> = all.into_iter().filter(|id| self.shard(*id).contains_key(id)).collect();
@@ -172,19 +184,19 @@ impl SessionTable {
     }
 }
 
-/// One in so many sessions may be above the most, while its last word waits.
+/// The limit of sessions may be exceeded by one part in this many while last frames wait.
 const CLOSE_FRAME_DIVISOR: usize = 8;
-/// Ids of sessions that may still be delivered, at the most: 16 bytes each.
+/// Maximum number of orphans kept, at 16 bytes each.
 const MAX_ORPHANS: usize = 20_000;
-/// How long last words are waited for, and between two looks.
+/// Timeout of the wait for last frames, and its poll interval.
 const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(2);
 const LAST_FRAMES_POLL: Duration = Duration::from_millis(10);
-/// Between two looks whether all is delivered.
+/// Interval of checks whether everything is delivered.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-// Ids of sessions that are over, kept so that a late Open does not dial again, but learns why.
+// Ids of ended sessions, so that a late Open does not dial again but gets the reason.
 
-/// Ids of sessions that are over, for as long as a late Open could come for one; by who had opened them.
+/// Ids of ended sessions by client, kept for as long as a late Open could arrive.
 #[derive(Debug)]
 pub(crate) struct Tombstones(FairMap<Arc<str>, SessionId, Ended>);
 
@@ -201,14 +213,14 @@ impl Default for Tombstones {
 }
 
 impl Tombstones {
-    /// The answer to a request for a session that ended not long ago: the peer may have missed the first answer.
+    /// Returns the answer to a request for a recently ended session: the remote may have missed the first answer.
     pub(crate) fn refusal(&self, id: SessionId) -> Option<SessionError> {
-        self.0.get(&id).map(|ended| SessionError::new(ended.why, "this session has ended"))
+        self.0.get(&id).map(|ended| SessionError::new(ended.why, "session has ended"))
     }
 
-    /// A session of a client that has ended, for the given reason if it did not end by itself.
+    /// Adds an ended session of a client; `why` is set if it did not end in good order.
     fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<ErrorCode>, now: Instant) {
-        // These two would send the opener on, or look to it like success.
+        // These two would make the opener search elsewhere, or look like success.
         let why = why
             .filter(|code| !matches!(code, ErrorCode::NodeNotConnected | ErrorCode::NoError))
             .unwrap_or(ErrorCode::UnknownSession);
@@ -221,18 +233,18 @@ impl Tombstones {
 }
 
 impl SessionTable {
-    /// A session has ended here, or is to. Only what another process has opened can be asked for again.
+    /// Records that a session has ended here, or will. Only sessions opened by another process can be requested again.
     pub(crate) fn add_ended(&self, id: SessionId, why: Option<ErrorCode>) {
         let Some(client) = lock(&self.clients).remove(id) else { return };
         lock(&self.ended).add(&client, id, why, Instant::now());
     }
 
-    /// A session of which this process knows nothing was to be resumed: an Open that is still under way, over a path
-    /// that its opener has left, must not be served any more.
+    /// Records an unknown session that another process tried to resume. An Open that is still in flight, over a path
+    /// that its opener has left, must not be served later.
     pub(crate) fn add_unknown(&self, id: SessionId, opener: Option<&Opener>) {
         let mut ended = lock(&self.ended);
         if ended.refusal(id).is_none() {
-            // As the client of an edge's sessions is called, so that both count as one source.
+            // The client name of an edge's sessions, so that both count as one source.
             let client = match opener {
                 Some(Opener::Node(node)) => format!("node {node}"),
                 Some(Opener::Server(_)) | None => String::new(),
@@ -242,13 +254,14 @@ impl SessionTable {
     }
 }
 
-/// Ids of ended sessions kept at the most.
+/// Maximum number of ids of ended sessions.
 const MAX_TOMBSTONES: usize = 8192;
 
-// Work of every few seconds: gives old sessions up, and sets metrics.
+// Periodic work: gives up old sessions and updates metrics.
 
 impl SessionTable {
-    /// Gives up what waited for a path, or to be delivered, longer than the grace time. To be called every few seconds.
+    /// Gives up sessions that have waited longer than the resume timeout for a path or for delivery. Must be called
+    /// every few seconds.
     pub fn tick(&self, now: Instant) {
         self.metrics.sessions_relayed.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();
@@ -268,9 +281,10 @@ impl SessionTable {
         }
     }
 
-    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins. Less often has
-    /// `give_back` give the system what is free, so that a process which was large for a while, or has just started, does
-    /// not stay so.
+    /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts.
+    ///
+    /// Less often it calls `give_back` to return free memory to the system, so that a process that was large for a
+    /// while, or has just started, does not stay large.
     pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain, give_back: fn()) {
         let mut ticks = tokio::time::interval(UPKEEP);
         let mut trimmed = Instant::now();
@@ -289,7 +303,7 @@ impl SessionTable {
         }
     }
 
-    /// Shows each budget and its bound.
+    /// Updates the metrics of each budget and its limit.
     pub(crate) fn show_memory(&self) {
         let budgets: [(_, &Budget); 4] = [
             ("promised", &self.reserved),
@@ -303,11 +317,11 @@ impl SessionTable {
     }
 }
 
-/// Between two rounds of upkeep.
+/// Interval of the periodic work.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// Between two times that memory is given back. One takes some milliseconds in a process of hundreds of MiB.
+/// Minimum time between two calls of `give_back`, which takes some milliseconds in a process of hundreds of MiB.
 const TRIM_INTERVAL: Duration = Duration::from_secs(20);
-/// No opener asks again for longer than this, so an ended id is remembered at least so long.
+/// No opener retries for longer than this, so an ended id is kept at least this long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -335,7 +349,7 @@ mod tests {
         for id in 0..3 {
             clients.add(SessionId::from_bits(id), "ann");
         }
-        assert!(clients.largest("ann").is_empty(), "alone it may have all");
+        assert!(clients.largest("ann").is_empty(), "a single client may have all");
         for id in 3..6 {
             assert_eq!(clients.largest("bob").len(), [3, 3, 0][id as usize - 3], "{id}");
             clients.add(SessionId::from_bits(id), "bob");
@@ -374,7 +388,7 @@ mod departed_tests {
         (table, LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
     }
 
-    /// A session that broke off with so many bytes for which the peer has no room.
+    /// Returns a session that was aborted with undelivered bytes which the remote has no room for.
     async fn broken(table: &Arc<SessionTable>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
         let node = "node1".parse().unwrap();
         let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
@@ -413,7 +427,7 @@ mod departed_tests {
         assert!(!knows(&table, all[0]) && all[1..].iter().all(|id| knows(&table, *id)));
         assert_eq!(table.metrics.undelivered.counted("sessions"), 1);
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-        assert!(table.open(node, target, Category::Ssh, "c".into()).is_err(), "last words wait on the link");
+        assert!(table.open(node, target, Category::Ssh, "c".into()).is_err(), "last frames wait on the link");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Which sessions of a link move bulk, and which are interactive: where there is a link for the latter beside it, each is
+//! Classifies a link's sessions as bulk or interactive. If there is an interactive link next to it, each session is
 //! moved to where it belongs.
 
 use std::collections::HashMap;
@@ -12,50 +12,50 @@ use crate::session::stream::Parked;
 use crate::table::SessionTable;
 use tunnel_base::names::SessionId;
 
-/// What is known of the sessions of a link, and of the one beside it, from one look to the next.
+/// The state of the sessions of a link and its interactive link, kept from one sample to the next.
 #[derive(Debug, Default)]
 pub struct TrafficClassifier {
     sessions: HashMap<SessionId, SessionTraffic>,
-    /// Bytes that all of them have moved so far in this look.
+    /// Bytes that all sessions have moved so far in this sample.
     here: u64,
-    /// The most that they have moved in a look of late.
+    /// The most bytes that they have recently moved in a sample.
     all: u64,
-    /// Time of the last look.
+    /// Time of the last sample.
     looked: Option<Instant>,
 }
 
-/// What a look has shown.
+/// The result of a sample.
 #[derive(Debug, Default)]
 pub struct Classification {
-    /// Sessions that move bulk.
+    /// Number of sessions that move bulk.
     pub bulk: usize,
-    /// Sessions that do not, of those that have been looked at for long enough, and have not begun to.
+    /// Number of sessions that do not, among those sampled for long enough and not starting to.
     pub interactive: usize,
-    /// Sessions that were opened here and have left their link for the other one: a path is to be sought for each.
+    /// Sessions that were opened here and have left their link for the other one: each needs a path.
     pub parked: Vec<Parked>,
 }
 
-/// How much one session moves.
+/// The traffic of one session.
 #[derive(Debug, Default)]
 struct SessionTraffic {
-    /// Bytes in both directions, at the last look.
+    /// Bytes in both directions at the last sample.
     moved: u64,
     bulk: bool,
-    /// Bytes beyond those of a busy look, of late: what comes in bursts, a window in each round trip, adds up here.
+    /// Recent bytes beyond those of busy samples. Bursts, such as one window per RTT, add up here.
     ahead: u64,
-    /// Looks in a row that speak against `bulk`.
+    /// Consecutive samples that contradict `bulk`.
     against: u32,
-    /// Looks at it so far.
+    /// Number of samples so far.
     looks: u32,
-    /// Looks since it was seen last.
+    /// Samples since it was last seen.
     unseen: u32,
 }
 
 impl SessionTraffic {
-    /// The session has moved so many bytes in all, and counts as busy if it moves more than so many in a look. How many
-    /// these were in this one.
+    /// Takes the total bytes moved; the session is busy if it moves more than `busy_from` in a sample. Returns the
+    /// bytes of this sample.
     fn look(&mut self, moved: u64, busy_from: u64) -> u64 {
-        // What is relayed is counted anew with each path.
+        // The count of a relayed session restarts with each path.
         let came = moved.checked_sub(self.moved).unwrap_or(moved);
         let came = if self.looks == 0 { 0 } else { came };
         self.moved = moved;
@@ -71,8 +71,8 @@ impl SessionTraffic {
         came
     }
 
-    /// Whether it is interactive, on a way with that round trip: what will be bulk has begun after another one of these, and
-    /// what has begun may yet become bulk.
+    /// Returns true if the session is interactive on a path with that RTT: bulk would have started within another RTT,
+    /// and no started burst may yet become bulk.
     fn is_interactive(&self, trip: Duration) -> bool {
         let begins = trip.as_millis() / TrafficClassifier::SAMPLE_INTERVAL.as_millis();
         !self.bulk && self.ahead == 0 && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
@@ -80,7 +80,7 @@ impl SessionTraffic {
 }
 
 impl TrafficClassifier {
-    /// Between two looks.
+    /// Interval of samples.
     pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 
     fn sample(&mut self, id: SessionId, moved: u64) -> &SessionTraffic {
@@ -90,12 +90,14 @@ impl TrafficClassifier {
         weight
     }
 
-    /// How many bytes a session moves in a look that is busy. Where many share a slow line, each moves little.
+    /// Returns the number of bytes per sample above which a session is busy. If many share a slow line, each moves
+    /// little.
     fn busy_from(&self) -> u64 {
         if self.all < 2 * BUSY { BUSY } else { (self.all / 16).clamp(BUSY / 4, BUSY) }
     }
 
-    /// The look is over. Forgets what was not seen for a while: what has lost its path is not seen until it has another one.
+    /// Ends the sample. Forgets sessions not seen for a while; a session without a path is not seen until it has a new
+    /// one.
     fn end_look(&mut self, busy: &LinkSender) {
         self.all = std::mem::take(&mut self.here).max(self.all / 8 * 7);
         self.sessions.retain(|id, weight| {
@@ -110,14 +112,16 @@ impl TrafficClassifier {
 }
 
 impl SessionTable {
-    /// Looks at the sessions of that link and of the one beside it, if there is one, each [`TrafficClassifier::EVERY`]. With one beside
-    /// it, interactive sessions that run here are moved there, and bulk that runs there is moved here: what was opened here
-    /// leaves its path, and what is relayed to that link is released, so that its opener comes again. What was opened at
-    /// the other end, that one sorts.
+    /// Samples the sessions of that link and its interactive link; must be called each
+    /// [`TrafficClassifier::SAMPLE_INTERVAL`].
+    ///
+    /// If there is an interactive link, interactive sessions are moved there and bulk is moved here. Sessions opened
+    /// here leave their path; relayed ones are released, so that their opener resumes them. Those opened at the remote
+    /// end are moved by the remote end.
     pub fn classify(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> Classification {
         let mut sorted = Classification::default();
         let beside = busy.interactive().filter(|beside| !beside.is_closed());
-        // Once the busy link has ended, and until there is the next one, the one beside it is all that there is.
+        // Between the end of the busy link and the next one, only the interactive link is left, so nothing is moved.
         let mut moves = if beside.is_some() && !busy.is_closed() { MAX_MOVES_PER_SAMPLE } else { 0 };
         let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
         let trip = busy.min_rtt().unwrap_or_default();
@@ -153,8 +157,9 @@ impl SessionTable {
     }
 }
 
-/// Returns true if a session may be moved to that link, which has answered since the last look. Otherwise asks the link, as
-/// it may be dead, and the session stays until a later look.
+/// Returns true if a session may be moved to that link: it has answered since the last sample.
+///
+/// Otherwise pings the link, as it may be dead, and the session stays until a later sample.
 fn may_enter(link: Option<&Arc<LinkSender>>, since: Option<Instant>) -> bool {
     let (Some(link), Some(since)) = (link, since) else { return false };
     let lives = link.has_answered_since(since);
@@ -164,18 +169,18 @@ fn may_enter(link: Option<&Arc<LinkSender>>, since: Option<Instant>) -> bool {
     lives
 }
 
-/// A session that moves more than so many bytes from one look to the next is busy in any case: 32 KiB/s.
+/// A session that moves more than these bytes from one sample to the next is busy in any case: 32 KiB/s.
 const BUSY: u64 = 8 * 1024;
-/// Beyond that, the bytes of so many busy looks show bulk at once.
+/// Beyond that, the bytes of this number of busy samples indicate bulk at once.
 const BULK_AHEAD: u64 = 16;
-/// Looks in a row at which a session is busy, before it counts as bulk; and at which it is not, before it does not any more.
+/// Consecutive busy samples before a session counts as bulk, and consecutive quiet ones before it no longer does.
 const BULK_AFTER: u32 = 3;
 const INTERACTIVE_AFTER: u32 = 16;
-/// Looks after which a session may count as interactive: what will be bulk has shown it by then.
+/// Samples after which a session may count as interactive: bulk has shown itself by then.
 const KNOWN_AFTER: u32 = 4;
-/// Looks after which a session that is not seen is forgotten.
+/// Samples after which a session that is not seen is forgotten.
 const FORGOTTEN_AFTER: u32 = 40;
-/// Sessions that are moved at one look.
+/// Maximum number of sessions moved per sample.
 const MAX_MOVES_PER_SAMPLE: usize = 100;
 
 #[cfg(test)]
@@ -194,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// The link's far end answers each ping that was said so far. Whether there was any.
+    /// Makes the remote answer every ping sent so far. Returns whether there was any.
     fn answers(link: &LinkSender) -> bool {
         let (mut cx, now, mut asked) = (Context::from_waker(Waker::noop()), Instant::now(), false);
         while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, now) {
@@ -233,12 +238,12 @@ mod tests {
             }
             moved
         };
-        assert_eq!(moves(20).await, 0, "it has not answered since then");
-        assert!(answers(&beside), "it was asked");
+        assert_eq!(moves(20).await, 0, "the link has not answered since");
+        assert!(answers(&beside), "the link was pinged");
         assert_eq!(moves(1).await, 1);
     }
 
-    /// Looks at a session that moves so much from one look to the next.
+    /// Samples a session `looks` times, with `each` bytes per sample.
     fn after(weight: &mut SessionTraffic, looks: u32, each: u64) -> (bool, bool) {
         for _ in 0..looks {
             let moved = weight.moved + each;
@@ -255,11 +260,11 @@ mod tests {
         assert_eq!(
             after(&mut weight, BULK_AFTER - 1, BUSY + 1),
             (false, false),
-            "a burst, or the begin of bulk"
+            "a burst, or the start of bulk"
         );
         assert_eq!(after(&mut weight, 1, 100), (false, true));
         assert_eq!(after(&mut weight, BULK_AFTER, BUSY + 1), (true, false));
-        assert_eq!(after(&mut weight, INTERACTIVE_AFTER - 1, 0), (true, false), "it may stand still");
+        assert_eq!(after(&mut weight, INTERACTIVE_AFTER - 1, 0), (true, false), "bulk may pause");
         assert_eq!(after(&mut weight, 1, 0), (false, true));
         assert_eq!(after(&mut weight, 1, BULK_AHEAD * BUSY), (true, false));
     }
@@ -270,9 +275,9 @@ mod tests {
             let mut weight = SessionTraffic::default();
             (0..400).position(|look| after(&mut weight, 1, if look % every == 0 { bytes } else { 0 }).0)
         };
-        // A window of 64 KiB on a way of 600 ms.
+        // A window of 64 KiB on a path of 600 ms.
         assert!(bursts(64 << 10, 3).is_some_and(|looks| looks < 10));
-        // One of 32 KiB, which has begun late, is not taken for interactive before.
+        // A window of 32 KiB, started late, does not count as interactive before.
         let mut weight = SessionTraffic::default();
         let interactive = (0..100u32).any(|look| {
             let came = if look >= 5 && look % 3 == 2 { 32 << 10 } else { 0 };
@@ -297,7 +302,7 @@ mod tests {
             sorting.sessions.values().filter(|weight| weight.bulk).count()
         };
         assert_eq!(bulk(4, 5 << 10, 1), 4);
-        // Whose turn it is has 16 KiB of it.
+        // Each session in its turn gets 16 KiB.
         assert_eq!(bulk(4, 16 << 10, 3), 4);
         assert_eq!((bulk(1, 5 << 10, 1), bulk(8, 1 << 10, 1)), (0, 0));
     }
@@ -321,7 +326,7 @@ mod tests {
         assert_eq!(
             [1 << 30, 1 << 30, 100].map(|moved| weight.look(moved, BUSY)),
             [0, 0, 100],
-            "counted anew"
+            "the count restarts"
         );
         assert_eq!((weight.bulk, weight.against), (false, 0));
     }
