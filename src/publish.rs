@@ -73,7 +73,7 @@ pub enum PublishError {
     ConfigMap(#[from] ConfigMapError),
 }
 
-/// The records of connected nodes, and of those that disconnected recently.
+/// The records of connected and recently disconnected nodes.
 #[derive(Debug, Default)]
 struct DesiredRecords(HashMap<String, Option<Instant>>);
 
