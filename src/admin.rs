@@ -361,8 +361,8 @@ const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 pub(crate) const NOT_FOUND: &str = "not found\n";
 
 /// The hint after a failed change of the log level.
-pub(crate) const LEVEL_BODY: &str = "next: send only the level as the body, for example with curl -X PUT --data 2: 0 for operators, \
-2 debug, 4 also libraries, 6 everything\n";
+pub(crate) const LEVEL_BODY: &str = "next: send only the level as the body, for example with curl -X PUT --data 2: \
+                                     0 for operators, 2 debug, 4 also libraries, 6 everything\n";
 
 /// SuperEdge's text for any other method.
 const READ_ONLY: &str = "only supports GET method\n";

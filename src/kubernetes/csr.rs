@@ -151,8 +151,8 @@ pub enum CsrError {
     },
     /// The signed certificate has already expired according to the local clock.
     #[error(
-        "the signed certificate expired on {until}, and the local time is {now}; set the clock, or if it is right, make the signer \
-         sign for longer"
+        "the signed certificate expired on {until}, and the local time is {now}; set the clock, or if it is right, \
+         make the signer sign for longer"
     )]
     Over {
         /// End of validity.

@@ -102,7 +102,10 @@ impl Approver {
         let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
         let settle = async |csr: &CertificateSigningRequest| {
             if let Err(cause) = self.record_decision(csr, apiserver, &requests, &nodes).await {
-                warn!(csr = csr.name_any(), error = %cause, retry_within = ?LIST_INTERVAL, "cannot decide on request, retrying");
+                warn!(
+                    csr = csr.name_any(), error = %cause, retry_within = ?LIST_INTERVAL,
+                    "cannot decide on request, retrying"
+                );
             }
         };
         let version = loop {

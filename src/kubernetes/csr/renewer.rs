@@ -93,7 +93,10 @@ impl CertificateRenewer {
                         rest
                     }
                     Err(cause) => {
-                        warn!(profile = self.profile.name(), error = %cause, "cannot renew certificate, keeping the old one");
+                        warn!(
+                            profile = self.profile.name(), error = %cause,
+                            "cannot renew certificate, keeping the old one"
+                        );
                         report(Err(cause.to_string()));
                         pause(&cause, &mut backoff)
                     }
