@@ -1,4 +1,4 @@
-//! The ports for operators and machines: who may ask, each path and its answer.
+//! The admin ports for operators and machines: access control, and the response of each path.
 
 pub mod channelz;
 pub mod health;
@@ -39,68 +39,68 @@ use tunnel_net::fd_limit;
 use tunnel_net::limiter::{FairLimiter, Limits, Permit};
 use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
 
-/// Everything the admin ports show. Cheap to clone.
+/// The data that the admin ports serve. Cheap to clone.
 #[derive(Clone)]
 pub struct Admin {
-    /// Which program this is.
+    /// Kind of this process.
     pub side: ProcessView,
-    /// Shown as `/metrics`.
+    /// Metrics, served at `/metrics`.
     pub metrics: Metrics,
-    /// Shown as `/readyz`.
+    /// Conditions, served at `/readyz`.
     pub readiness: Readiness,
-    /// Set by `PUT /debug/flags/v`, if there is a level to set.
+    /// Log level, set by `PUT /debug/flags/v`; `None` if logs have no level.
     pub level: Option<LogLevel>,
-    /// Whether the level may be set from other machines, as SuperEdge allows; else from loopback only.
+    /// Whether other machines may set the log level, as in SuperEdge. Otherwise only loopback may.
     pub level_from_anywhere: bool,
     /// The time, set at the start.
     pub clock: Clock,
-    /// Who may look from other machines.
+    /// Users who may view pages from other machines.
     pub viewers: AdminUsers,
-    /// The live pages that are open.
+    /// Limiter of open live pages.
     pub streams: EventStreamLimiter,
 }
 
-/// The body of an answer: a text, or events.
+/// The body of a response: a text, or a stream of events.
 type Reply = Either<Full<Bytes>, Events>;
 
-/// Which program this is, and what it is looked at by.
+/// The kind of this process, with the data that it serves.
 #[derive(Debug, Clone)]
 pub enum ProcessView {
-    /// A pod, with `/cloud/healthz`.
+    /// A server, with `/cloud/healthz`.
     Cloud(ServerView),
     /// An edge, with `/edge/healthz`.
     Edge(EdgeView),
 }
 
-/// Which of the ports is served.
+/// The kind of an admin port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port {
-    /// Everything; what is private only to this machine.
+    /// All paths; private ones only for this machine.
     Log,
-    /// `/metrics`, `/livez` and `/readyz` only.
+    /// Only `/metrics`, `/livez` and `/readyz`.
     Metrics,
-    /// Everything, to who may open the socket's file.
+    /// All paths, for users who may open the socket's file.
     Local,
 }
 
-/// The listeners that there are.
+/// The configured listeners.
 #[derive(Debug, Default)]
 pub struct Listeners {
-    /// Everything.
+    /// Listener for all paths.
     pub log: Option<TcpAccept>,
-    /// Metrics and health alone.
+    /// Listener for metrics and health.
     pub metrics: Option<TcpAccept>,
-    /// Commands of this machine.
+    /// Socket for commands on this machine.
     pub local: Option<UnixAccept>,
-    /// gRPC's debugging clients.
+    /// Listener for gRPC's debugging clients.
     pub channelz: Option<TcpAccept>,
-    /// Where edges link, of a pod; not served here.
+    /// Address at which edges link to a server; it is not served here.
     pub grpc: Option<SocketAddr>,
 }
 
-/// Answers on an admin port until `drain` begins.
+/// Serves an admin port until `drain` starts.
 ///
-/// Give it a drain of its own, begun last: then `/readyz` and `/metrics` still answer while sessions are drained.
+/// Pass a separate drain that starts last: then `/readyz` and `/metrics` still respond while sessions drain.
 pub async fn serve<L>(listener: L, admin: Admin, port: Port, drain: Drain)
 where
     L: Accept,
@@ -112,7 +112,7 @@ where
     entrance.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
 }
 
-/// Serves the connections of one port.
+/// The handler of connections of one port.
 #[derive(Debug)]
 pub struct Served {
     admin: Admin,
@@ -122,7 +122,7 @@ pub struct Served {
 
 impl ConnectionHandler for Served {
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("admin", peer = %from)
+        info_span!("admin", remote_addr = %from)
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
@@ -138,7 +138,7 @@ impl ConnectionHandler<UnixStream> for Served {
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted<UnixStream>) {
-        // A peer that the system cannot name has gone.
+        // The system cannot name a client that has disconnected.
         let Ok(user) = accepted.socket.peer_cred() else { return };
         let asker = Requester::User(user.uid());
         let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
@@ -147,7 +147,7 @@ impl ConnectionHandler<UnixStream> for Served {
 }
 
 impl Admin {
-    /// Serves the admin ports that there are, until `drain` begins; see [`serve`].
+    /// Serves the configured admin ports until `drain` starts; see [`serve`].
     pub fn spawn(&self, listeners: Listeners, drain: &Drain) {
         for (listener, port) in [(listeners.log, Port::Log), (listeners.metrics, Port::Metrics)] {
             if let Some(listener) = listener {
@@ -203,20 +203,21 @@ async fn connection<S, A>(
     }
 }
 
-/// Connections at once on one port: a few scrapers and probes. One more takes the place of the one that is idle
-/// longest.
+/// Maximum number of concurrent connections per port: a few scrapers and probes. Another one evicts the connection idle
+/// for longest.
 const CONNECTIONS: usize = 64;
 
-/// Time for a request's head, and for the next one on the same connection, so that idle ones do not fill the room.
+/// Timeout for a request's head, and for the next request on a connection, so that idle connections do not use all
+/// permits.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Longest head in bytes, as on the front ends.
+/// Maximum length of a head in bytes, as for the client listeners.
 const HEAD_BYTES: usize = 16 * 1024;
 
-// What each path of the admin ports answers.
+// The response of each path of the admin ports.
 
 impl Admin {
-    /// Answers one request.
+    /// Returns the response to one request.
     pub(crate) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -292,17 +293,20 @@ impl Admin {
         }
     }
 
-    /// Sets the log level in SuperEdge's way, with its texts and statuses, 406 too.
+    /// Sets the log level like SuperEdge, with its texts and statuses, including 406.
     async fn set_level(&self, request: Request<Incoming>, asker: Requester) -> Response<Full<Bytes>> {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
         if !self.level_from_anywhere && !asker.is_local() {
-            return plain_text(StatusCode::FORBIDDEN, "the level is set from this machine only\n");
+            return plain_text(StatusCode::FORBIDDEN, "the log level can only be set from this machine\n");
         }
         let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
         let Ok(Ok(body)) = body.await else {
-            return plain_text(StatusCode::BAD_REQUEST, "failed set klog.logging.verbosity: no short body\n");
+            return plain_text(
+                StatusCode::BAD_REQUEST,
+                "failed set klog.logging.verbosity: the body is missing or too long\n",
+            );
         };
         let body = body.to_bytes();
         let value = String::from_utf8_lossy(&body);
@@ -313,7 +317,7 @@ impl Admin {
         });
         match set {
             Ok(v) => {
-                info!(target: AUDIT, who = %asker, verbosity = v, "the log level was set");
+                info!(target: AUDIT, who = %asker, verbosity = v, "log level set");
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {
@@ -324,7 +328,7 @@ impl Admin {
     }
 }
 
-/// Whether a process is ready, and why not.
+/// Returns the response of `/readyz`: whether the process is ready, and the conditions that are not met.
 pub(crate) fn ready(readiness: &Readiness) -> Response<Full<Bytes>> {
     match readiness.check() {
         Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
@@ -332,13 +336,13 @@ pub(crate) fn ready(readiness: &Readiness) -> Response<Full<Bytes>> {
     }
 }
 
-/// A slice as Go prints it, which SuperEdge's watchers read.
+/// Formats a list of nodes as Go prints a slice, which SuperEdge's watchers parse.
 fn go_list(nodes: &[NodeName]) -> String {
     let names: Vec<_> = nodes.iter().map(NodeName::as_str).collect();
     format!("[{}]\n", names.join(" "))
 }
 
-/// An integer as Go's `strconv.ParseInt(text, 10, 32)` takes it, with its error's words.
+/// Parses an integer like Go's `strconv.ParseInt(text, 10, 32)`, with the same error texts.
 fn go_parse_int(text: &str) -> Result<i32, String> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     let number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -346,53 +350,53 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
     text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
 }
 
-/// What is shown on this machine only.
+/// Paths that are only served to this machine.
 const PRIVATE: [&str; 3] = ["/", "/events", "/status"];
 
 const READS: [Method; 2] = [Method::GET, Method::HEAD];
 
-/// What the port for metrics has, and what may be asked for by any name: it names no node and changes nothing.
+/// Paths of the metrics port. They are served for any Host, because they name no node and change nothing.
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
 pub(crate) const NOT_FOUND: &str = "not found\n";
 
-/// What a level is set with.
-pub(crate) const LEVEL_BODY: &str = "next: send the level alone as the body, as curl -X PUT --data 2 does: 0 what operators \
-                                     need, 2 debug, 4 libraries too, 6 everything\n";
+/// The hint after a failed change of the log level.
+pub(crate) const LEVEL_BODY: &str = "next: send only the level as the body, for example with curl -X PUT --data 2: \
+                                     0 for operators, 2 debug, 4 also libraries, 6 everything\n";
 
-/// SuperEdge's words for any other method.
+/// SuperEdge's text for any other method.
 const READ_ONLY: &str = "only supports GET method\n";
 
-/// Time for the few bytes of a level.
+/// Timeout for the body with a level.
 const BODY_TIME: Duration = Duration::from_secs(5);
 
-/// Longest body in bytes: any 32-bit number, with room for a slip.
+/// Maximum length of that body in bytes: any 32-bit number, with some space around it.
 const BODY_BYTES: usize = 64;
 
-// Who asks, and whether that one may see what is not for everybody.
+// The requester, and whether it may see private data.
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requester {
-    /// Whoever is at that address.
+    /// A client at this address.
     Address(IpAddr),
-    /// A user of this machine, by number, at the admin socket.
+    /// A user of this machine at the admin socket, by user id.
     User(u32),
 }
 
-/// Why an asker gets no answer, as a sentence with the remedy.
+/// The reason for a refusal, with a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AdminAccessError {
-    /// It is not on this machine.
-    #[error("this is shown on this machine only: ask 127.0.0.1, or use `tunnel status` there")]
+    /// The client is not on this machine.
+    #[error("only available on this machine; connect to 127.0.0.1, or run `tunnel status` there")]
     Elsewhere,
-    /// The name that it asked for may have been made to lead here by a stranger's page in a browser.
-    #[error("ask by an address or as localhost, not by another name")]
+    /// The name in Host may be one that a malicious page has made resolve to this address (DNS rebinding).
+    #[error("connect by IP address or as localhost, not by another name")]
     Host,
 }
 
 impl Requester {
-    /// Whether it is on this machine.
+    /// Returns true if the requester is on this machine.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Address(ip) => plain(*ip).is_loopback(),
@@ -400,18 +404,18 @@ impl Requester {
         }
     }
 
-    /// Checks whether it may ask for what names nodes or changes something. `private`: for nodes, sessions and clients,
-    /// which are shown on this machine only.
+    /// Checks whether the requester may request paths that name nodes or change something. `private` paths, which show
+    /// nodes, sessions and clients, are only for this machine.
     ///
     /// # Errors
     ///
-    /// It may not.
+    /// Returns an error if access is denied.
     pub(crate) fn may_ask(&self, head: &HeaderMap, private: bool) -> Result<(), AdminAccessError> {
         match self {
             Self::User(_) => Ok(()),
             Self::Address(_) if private && !self.is_local() => Err(AdminAccessError::Elsewhere),
             Self::Address(_) if is_plain_host(head) => Ok(()),
-            // Scripts and balancers may, in HTTP/1.0; no browser does.
+            // HTTP/1.0 requests of scripts and load balancers may omit Host; browsers never do.
             Self::Address(_) if !private && !head.contains_key(HOST) => Ok(()),
             Self::Address(_) => Err(AdminAccessError::Host),
         }
@@ -427,7 +431,8 @@ impl fmt::Display for Requester {
     }
 }
 
-/// Whether the one Host is an address or `localhost`. A page of a stranger whose name leads to 127.0.0.1 has another.
+/// Returns true if the only Host is an address or `localhost`. A malicious page whose name resolves to 127.0.0.1 sends
+/// another.
 fn is_plain_host(head: &HeaderMap) -> bool {
     let mut hosts = head.get_all(HOST).iter();
     let (Some(Ok(host)), None) = (hosts.next().map(|host| host.to_str()), hosts.next()) else { return false };
@@ -436,7 +441,7 @@ fn is_plain_host(head: &HeaderMap) -> bool {
     !host.contains('@') && (name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok())
 }
 
-// Whole answers of the admin ports.
+// Complete responses of the admin ports.
 
 pub(crate) fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
     let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
@@ -462,29 +467,29 @@ pub(crate) fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
     }
 }
 
-// Invitations, as the admin socket of a pod makes and revokes them.
+// Invitations, created and revoked through the admin socket of a server.
 
-/// What the maker of an invitation gets.
+/// The response to a request for an invitation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Invited {
-    /// A secret for who sets the machine up.
+    /// The secret code, for the operator who sets up the machine.
     pub code: String,
-    /// Seconds since 1970.
+    /// End of validity in seconds since 1970.
     pub until: u64,
-    /// Where the cloud is, as host and port, for all that its certificate tells.
+    /// Host and port of the cloud, as far as its certificate names them.
     pub cloud: String,
 }
 
-/// A body: which node.
+/// The body of a request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Question {
     node: String,
-    /// For how long it is invited.
+    /// Validity of the invitation.
     seconds: Option<u64>,
 }
 
-/// Answers `POST /invitations`, for a cloud that is linked to at this port.
+/// Returns the response to `POST /invitations`. `port` is the port to which edges link.
 pub(crate) async fn invite(
     enrolment: Option<&Arc<Enrolment>>,
     port: u16,
@@ -493,7 +498,7 @@ pub(crate) async fn invite(
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, seconds) = match asked(enrolment, request).await {
         Ok((enrolment, node, Some(seconds))) if LASTING.contains(&seconds) => (enrolment, node, seconds),
-        Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: want 60 to 604800\n"),
+        Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: expected 60 to 604800\n"),
         Err(refused) => return refused,
     };
     match enrolment.invite(&node, Duration::from_secs(seconds), &asker.to_string()).await {
@@ -506,7 +511,7 @@ pub(crate) async fn invite(
     }
 }
 
-/// Answers `POST /revocations`.
+/// Returns the response to `POST /revocations`.
 pub(crate) async fn revoke(
     enrolment: Option<&Arc<Enrolment>>,
     request: Request<Incoming>,
@@ -520,7 +525,7 @@ pub(crate) async fn revoke(
         Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
         Ok(false) => {
             let why = format!(
-                "{node} has not joined by an invitation, and has none; a token of the token file is revoked there\n"
+                "{node} has not joined by an invitation, and has no open one; revoke a token of the token file there\n"
             );
             plain_text(StatusCode::NOT_FOUND, why)
         }
@@ -533,8 +538,8 @@ async fn asked(
     request: Request<Incoming>,
 ) -> Result<(&Arc<Enrolment>, NodeName, Option<u64>), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(|| {
-        let why = "this pod takes no invitations: set store in [mode.cloud.invitations] of its config, in that of each \
-                   pod alike\n";
+        let why = "this server takes no invitations; set store in [mode.cloud.invitations] of the config of each \
+                   server\n";
         plain_text(StatusCode::NOT_FOUND, why)
     })?;
     let body = tokio::time::timeout(
@@ -542,7 +547,7 @@ async fn asked(
         Limited::new(request.into_body(), INVITATION_BODY_BYTES).collect(),
     );
     let Ok(Ok(body)) = body.await else {
-        return Err(plain_text(StatusCode::BAD_REQUEST, "the body has to be short\n"));
+        return Err(plain_text(StatusCode::BAD_REQUEST, "the body is missing or too long\n"));
     };
     let wrong = |why: String| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n"));
     let question: Question =
@@ -558,10 +563,10 @@ where
     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }
 
-/// For how long an invitation may count: a minute to a week.
+/// Validity of an invitation in seconds: one minute to one week.
 const LASTING: std::ops::RangeInclusive<u64> = 60..=604_800;
 
-/// For a few bytes.
+/// Timeout for the body of a few bytes.
 const INVITATION_BODY_TIME: Duration = Duration::from_secs(5);
 const INVITATION_BODY_BYTES: usize = 1024;
 
@@ -601,7 +606,7 @@ mod asker_tests {
             assert_eq!(far.may_ask(&head(&[host]), false), Err(AdminAccessError::Host), "{host}");
         }
         assert_eq!(near.may_ask(&head(&[]), true), Err(AdminAccessError::Host));
-        assert_eq!(near.may_ask(&head(&[]), false), Ok(()), "as HTTP/1.0 has it");
+        assert_eq!(near.may_ask(&head(&[]), false), Ok(()), "HTTP/1.0 needs no Host");
         assert_eq!(near.may_ask(&head(&["localhost", "localhost"]), true), Err(AdminAccessError::Host));
         assert_eq!(Requester::User(0).may_ask(&head(&[]), true), Ok(()));
         let mapped = Requester::Address("::ffff:127.0.0.1".parse().unwrap());

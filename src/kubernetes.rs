@@ -1,4 +1,4 @@
-//! What is read from a cluster's API, and written to it.
+//! Access to a cluster's API: the objects that are read from it and written to it.
 
 #[cfg(feature = "kubernetes")]
 pub mod address_watch;

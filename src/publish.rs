@@ -1,4 +1,4 @@
-//! Keeps "node is at this pod" where DNS reads it, for as long as it is true; the hosts file that several share.
+//! Publishes in DNS which nodes are connected to this server; the hosts file that several servers share.
 
 #[cfg(feature = "kubernetes")]
 pub mod configmap;
@@ -30,55 +30,55 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::zone::{Zone, merged, servers};
 
-/// The task that publishes which nodes are linked here. It never touches a link or a session.
+/// The task that publishes which nodes are connected here. It never affects a link or a session.
 pub struct Publisher {
-    /// Whose nodes.
+    /// Registry of the nodes.
     pub registry: Arc<Registry>,
-    /// Where they are published.
+    /// Where records are written.
     pub store: RecordStore,
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
-    /// Asked before a name is published that may belong to somebody else.
+    /// Policy that rejects names which may belong to other hosts.
     pub vet: RecordPolicy,
-    /// Counts records and failures.
+    /// Metrics of records and failures.
     pub metrics: Metrics,
-    /// Called after each try with whether the records stand, and if not, why.
+    /// Callback after each attempt: whether the records are written, and if not, why.
     pub report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
 
-/// Where records stand.
+/// A store of records.
 #[derive(Debug)]
 pub enum RecordStore {
-    /// In a hosts file.
+    /// A hosts file.
     Hosts(Hosts),
-    /// In etcd.
+    /// An etcd cluster.
     Etcd(Box<EtcdRecords>),
-    /// In a ConfigMap of Kubernetes.
+    /// A ConfigMap in Kubernetes.
     #[cfg(feature = "kubernetes")]
     ConfigMap(Box<ConfigMap>),
 }
 
-/// Why records could not be written.
+/// The reason why records could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// The hosts file.
+    /// Error of the hosts file.
     #[error(transparent)]
     Hosts(#[from] SharedFileError),
-    /// etcd.
+    /// Error of etcd.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// The ConfigMap.
+    /// Error of the ConfigMap.
     #[cfg(feature = "kubernetes")]
     #[error(transparent)]
     ConfigMap(#[from] ConfigMapError),
 }
 
-/// The records of the nodes here, and of those that left a moment ago.
+/// The records of connected and recently disconnected nodes.
 #[derive(Debug, Default)]
 struct DesiredRecords(HashMap<String, Option<Instant>>);
 
 impl Publisher {
-    /// Publishes until draining begins, then takes the records away.
+    /// Publishes until draining starts, then withdraws the records.
     pub async fn run(mut self, drain: Drain) {
         let mut changes = self.registry.subscribe();
         let mut wanted = DesiredRecords::default();
@@ -94,7 +94,7 @@ impl Publisher {
             if let Err(cause) = written {
                 self.metrics.publish_failures.inc();
                 if !failing {
-                    warn!("records are not published, trying on: {cause}");
+                    warn!(error = %cause, "cannot publish records, retrying");
                 }
                 failing = true;
                 (self.report)(Err(cause.to_string()));
@@ -107,7 +107,7 @@ impl Publisher {
                 continue;
             }
             if failing {
-                info!(records = records.len(), "records are published again");
+                info!(records = records.len(), "records published again");
             }
             failing = false;
             backoff = Backoff::new();
@@ -127,14 +127,14 @@ impl Publisher {
                 self.metrics.published.set(0);
                 info!("records withdrawn");
             }
-            Ok(Err(cause)) => warn!("records could not be withdrawn: {cause}"),
-            Err(_) => warn!("records could not be withdrawn within {WITHDRAW_TIMEOUT:?}"),
+            Ok(Err(cause)) => warn!(error = %cause, "cannot withdraw records"),
+            Err(_) => warn!(timeout = ?WITHDRAW_TIMEOUT, "withdrawing records timed out"),
         }
     }
 }
 
 impl RecordStore {
-    /// Makes these records, and no other ones of ours, stand. Not cancel safe: what is begun goes on.
+    /// Replaces our records with these. Not cancel safe: a write in progress continues.
     async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), PublishError> {
         match self {
             Self::Hosts(hosts) => hosts.write(records.clone()).await?,
@@ -155,7 +155,8 @@ impl RecordStore {
         Ok(())
     }
 
-    /// The addresses of all pods that have records, pods that are gone included; empty if the store does not list them.
+    /// Returns the addresses of all servers that have records, including stopped ones. Empty if the store does not list
+    /// them.
     async fn servers(&self) -> BTreeSet<IpAddr> {
         match self {
             Self::Hosts(hosts) => hosts.servers().await,
@@ -165,7 +166,7 @@ impl RecordStore {
         }
     }
 
-    /// When to write although nothing has changed.
+    /// Returns the time of the next write without changes.
     fn due(&self) -> Instant {
         match self {
             Self::Hosts(_) => Instant::now() + REWRITE_INTERVAL,
@@ -175,7 +176,7 @@ impl RecordStore {
         }
     }
 
-    /// How long changes wait for more of them.
+    /// Returns the debounce time of changes.
     fn gathering(&self) -> Duration {
         match self {
             Self::Hosts(_) | Self::Etcd(_) => Duration::ZERO,
@@ -186,7 +187,7 @@ impl RecordStore {
 }
 
 impl DesiredRecords {
-    /// Takes note of who is here now: the new at once, the missing until they have been away for [`WITHDRAW_DELAY`].
+    /// Updates the records: new nodes immediately, missing nodes after [`WITHDRAW_DELAY`].
     fn follow(&mut self, here: impl Iterator<Item = String>, now: Instant) {
         let here: BTreeSet<String> = here.collect();
         for (record, left) in &mut self.0 {
@@ -198,7 +199,7 @@ impl DesiredRecords {
         self.0.retain(|_, left| left.is_none_or(|left| now < left + WITHDRAW_DELAY));
     }
 
-    /// When the next of them is to go.
+    /// Returns the time of the next removal.
     fn next(&self) -> Option<Instant> {
         self.0.values().flatten().min().map(|left| *left + WITHDRAW_DELAY)
     }
@@ -217,22 +218,22 @@ impl fmt::Debug for Publisher {
     }
 }
 
-/// Waits for a change, and then for what comes right behind it. Cancel safe.
+/// Waits for a change, and then for further changes during `time`. Cancel safe.
 async fn gathered(changes: &mut watch::Receiver<()>, time: Duration) {
-    // The sender is part of the registry that the publisher itself holds.
+    // The sender is part of the registry, which the publisher holds.
     let _ = changes.changed().await;
     sleep(time).await;
 }
 
-/// How long a node may be away before its record goes: a blip must not flap.
+/// Time between a node's disconnection and the removal of its record; short interruptions must not change DNS.
 const WITHDRAW_DELAY: Duration = Duration::from_secs(2);
 
-/// For the records to go at the end; the process must end well before it is killed.
+/// Timeout for withdrawing the records; the process must end well before it is killed.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-// Records in a hosts file that several pods, and people, share.
+// Records in a hosts file that several servers and people share.
 
-/// Our lines in a hosts file: `<address>    <name>`. Every other byte of it is left as it is.
+/// Our lines in a hosts file: `<address>    <name>`. All other bytes are left unchanged.
 #[derive(Debug, Clone)]
 pub struct Hosts {
     file: PathBuf,
@@ -240,17 +241,17 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// The lines of the pod at this address.
+    /// Creates the lines of the server at this address.
     pub fn new(file: PathBuf, server: IpAddr) -> Self {
         Self { file, server }
     }
 
-    /// The addresses that have lines as pods write them; none if the file cannot be read.
+    /// Returns the addresses that have lines in the form that servers write. Empty if the file cannot be read.
     pub(crate) async fn servers(&self) -> BTreeSet<IpAddr> {
         tokio::fs::read(&self.file).await.map_or_else(|_| BTreeSet::new(), |text| servers(&text))
     }
 
-    /// Makes these our only lines. Not cancel safe: it goes on without its caller.
+    /// Replaces our lines with these. Not cancel safe: the write continues without its caller.
     pub async fn write(&self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
         let Self { file, server } = self.clone();
         in_background(move || write(&file, server, &records)).await
@@ -258,7 +259,7 @@ impl Hosts {
 }
 
 fn write(file: &Path, server: IpAddr, records: &BTreeSet<String>) -> Result<(), SharedFileError> {
-    // Where a link leads is replaced, not the link.
+    // The target of a symbolic link is replaced, not the link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let _held = lock(file)?;
     let old = content(file)?;
@@ -269,34 +270,34 @@ fn write(file: &Path, server: IpAddr, records: &BTreeSet<String>) -> Result<(), 
     replace(file, MODE, &new)
 }
 
-/// The mode of a new file: for every reader, as DNS servers are.
+/// Mode of a new file: readable for all users, because DNS servers run as other users.
 const MODE: u32 = 0o666;
 
-/// How often we look whether our lines still stand: somebody may have written the file anew.
+/// Time between two checks of our lines: another program may have rewritten the file.
 pub(crate) const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
 
-// A file that several processes change, each in its turn, and that its readers see whole.
+// A file that several processes change one at a time, and that readers always see complete.
 
-/// Why such a file could not be read or written.
+/// An error of a shared file.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedFileError {
-    /// Something else holds the lock, and for long. Usual cause: a pod that hangs in its disk.
-    #[error("{} is locked by another process for more than {LOCK_TIMEOUT:?}: see who holds it with `fuser`", .0.display())]
+    /// Another process has held the lock for too long. Usual cause: a server that hangs in disk I/O.
+    #[error("{} has been locked by another process for more than {LOCK_TIMEOUT:?}; find it with `fuser`", .0.display())]
     Locked(PathBuf),
-    /// The system refused a step.
-    #[error("{}: {cause}; check that its directory exists, is not full, and that this user may write there", .path.display())]
+    /// A system call failed.
+    #[error("{}: {cause}; check that its directory exists, is not full and is writable for this user", .path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// The writing task broke, which is a fault of ours.
+    /// The writing task panicked, which is a bug.
     #[error("the file was not written: {0}")]
     Broken(String),
 }
 
-/// Does what blocks where it may. Not cancel safe: it goes on without its caller.
+/// Runs blocking work on a suitable thread. Not cancel safe: the work continues without its caller.
 pub(crate) async fn in_background<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SharedFileError> + Send + 'static,
 ) -> Result<T, SharedFileError> {
@@ -304,14 +305,15 @@ pub(crate) async fn in_background<T: Send + 'static>(
     done.unwrap_or_else(|cause| Err(SharedFileError::Broken(cause.to_string())))
 }
 
-/// Makes the directory of a new file, for this user alone. Where that fails, writing the file says why.
+/// Creates the directory of a new file, accessible for this user only. Ignores errors, because writing the file then
+/// reports them.
 pub(crate) fn make_directory(file: &Path) {
     if let Some(dir) = file.parent() {
         let _ = DirBuilder::new().mode(0o700).create(dir);
     }
 }
 
-/// The file's turn, until the result is dropped. Of links, it locks beside where they lead.
+/// Locks the file until the result is dropped. For a symbolic link, the lock file is next to the target.
 pub(crate) fn lock(file: &Path) -> Result<File, SharedFileError> {
     let path = &beside(file, "lock");
     let mut open = OpenOptions::new();
@@ -326,7 +328,7 @@ pub(crate) fn lock(file: &Path) -> Result<File, SharedFileError> {
     Err(SharedFileError::Locked(path.clone()))
 }
 
-/// What stands in it; `None`: there is none.
+/// Returns the content of the file, or `None` if it does not exist.
 pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
     match fs::read(file) {
         Ok(text) => Ok(Some(text)),
@@ -335,10 +337,11 @@ pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
     }
 }
 
-/// Readers see the old text or the new one, whole, even after a power cut. `mode` is that of a file that is new. Only
-/// for who holds the [`lock`].
+/// Replaces the file atomically, even in case of a power failure. `mode` is the mode of a new file. The caller must
+/// hold the [`lock`].
 pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedFileError> {
-    // One name is enough: only who holds the lock writes it, and what a dead process left is thrown away.
+    // A fixed name suffices: only the holder of the lock writes this file, and the remains of a dead process are
+    // deleted.
     let fresh = &beside(file, "new");
     let write = || {
         match fs::remove_file(fresh) {
@@ -369,10 +372,10 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
     move |cause| SharedFileError::Io { path: path.to_owned(), cause }
 }
 
-/// Longest wait for other writers: each takes a few milliseconds.
+/// Timeout for the lock. Other writers take a few milliseconds each.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two looks at the lock.
+/// Time between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]

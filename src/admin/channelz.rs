@@ -1,5 +1,5 @@
-//! gRPC's debugging port, as SuperEdge has it: channelz, which shows servers, channels and sockets with their counts, and
-//! reflection, by which a client learns its messages. It changes nothing, and asks nobody who he is.
+//! gRPC's debugging port, as in SuperEdge. Channelz lists servers, channels and sockets with their counters; reflection
+//! describes the messages to clients. The port changes nothing and needs no authentication.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -44,13 +44,13 @@ use tunnel_net::fd_limit;
 use tunnel_net::limiter::{FairLimiter, Limits};
 use tunnel_net::listen::TcpAccept;
 
-/// The messages of `proto/channelz.proto`, compiled.
+/// Generated code of `proto/channelz.proto`.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
 pub(crate) mod wire {
     include!(concat!(env!("OUT_DIR"), "/grpc.channelz.v1.rs"));
 }
 
-/// Serves the port until `drain` begins. `grpc` is the port at which edges link, of a pod.
+/// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
     let door = FairLimiter::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
@@ -67,7 +67,7 @@ struct Debugging {
 
 impl ConnectionHandler for Debugging {
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("channelz", peer = %from)
+        info_span!("channelz", remote_addr = %from)
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
@@ -96,7 +96,7 @@ impl ConnectionHandler for Debugging {
             ended = serving.as_mut() => ended,
             () = self.drain.draining() => {
                 serving.as_mut().graceful_shutdown();
-                // A client that keeps a call of reflection open is not waited for.
+                // An open reflection call of a client must not delay the shutdown.
                 tokio::time::timeout(CLOSE_TIME, serving).await.unwrap_or(Ok(()))
             }
         };
@@ -169,7 +169,7 @@ impl Channelz for Entities {
     }
 }
 
-/// Those from a number on, with whether there are no more.
+/// Returns at most `most` entities starting with a number, and whether there are no more.
 fn some<T: Numbered>(mut all: Vec<T>, start: i64, most: i64) -> (Vec<T>, bool) {
     all.retain(|one| one.number() >= start);
     all.sort_by_key(T::number);
@@ -185,33 +185,32 @@ fn found<T: Numbered>(all: Vec<T>, number: i64) -> Result<T, Status> {
 }
 
 fn missing(number: i64) -> Status {
-    Status::not_found(format!("there is nothing with number {number}"))
+    Status::not_found(format!("no entity has the number {number}"))
 }
 
-/// Connections at once.
+/// Maximum number of concurrent connections.
 const CONNECTIONS: usize = 16;
-/// Calls at once of one connection.
+/// Maximum number of concurrent calls per connection.
 const CALLS: u32 = 16;
-/// Longest request.
+/// Maximum length of a request in bytes.
 const MAX_BYTES: usize = 16 * 1024;
 const MAX_HEAD: u32 = 16 * 1024;
-/// Answers hold so many entities at most, as in gRPC's own servers.
+/// Maximum number of entities in a response, as in gRPC's own servers.
 const MAX_RESULTS: usize = 100;
-/// A client that is silent for so long is asked whether it is there, and has as long to answer.
+/// Idle time after which a client is pinged, and timeout for its response.
 const PING_AFTER: Duration = Duration::from_secs(20);
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-// The links of this process as gRPC's entities.
+// The links of this process as gRPC entities.
 
-/// What there is to see: the server at which links come in, a channel for each link that was dialled here, and a socket
-/// for each link.
+/// The entities: the server that accepts links, a channel for each dialled link, and a socket for each link.
 #[derive(Debug)]
 pub(crate) struct Entities {
     admin: Admin,
     grpc: Option<SocketAddr>,
 }
 
-/// An entity by its number, which is its own among all.
+/// An entity with a number that is unique among all entities.
 pub(crate) trait Numbered {
     fn number(&self) -> i64;
 }
@@ -221,7 +220,7 @@ impl Entities {
         Self { admin, grpc }
     }
 
-    /// The one server of a pod; an edge has none.
+    /// Returns the one server entity of a server; an edge has none.
     pub(crate) fn servers(&self) -> Vec<Server> {
         let Some(at) = self.grpc else { return Vec::new() };
         let metrics = &self.admin.metrics;
@@ -238,17 +237,17 @@ impl Entities {
         }]
     }
 
-    /// The links that were dialled here.
+    /// Returns the dialled links.
     pub(crate) fn channels(&self) -> Vec<Channel> {
         self.links().iter().filter(|link| is_dialled(link)).map(|link| self.channel(link)).collect()
     }
 
-    /// The links that came in.
+    /// Returns the accepted links.
     pub(crate) fn server_sockets(&self) -> Vec<SocketRef> {
         self.links().iter().filter(|link| !is_dialled(link)).map(|link| socket_ref(link)).collect()
     }
 
-    /// Every socket, the listening one too.
+    /// Returns all sockets, including the listening one.
     pub(crate) fn sockets(&self) -> Vec<Socket> {
         let listener = self.grpc.map(|at| Socket {
             r#ref: Some(SocketRef { socket_id: LISTENER, name: at.to_string() }),
@@ -306,7 +305,7 @@ impl Entities {
             }),
             local: ends.and_then(|ends| ends.local).map(address),
             remote: ends.and_then(|ends| ends.remote).map(address),
-            // Links are TLS always; which suite was agreed is not kept.
+            // Links always use TLS; the negotiated cipher suite is not recorded.
             security: Some(Security { model: Some(security::Model::Tls(security::Tls::default())) }),
             remote_name: link.peer.node().map(ToString::to_string).unwrap_or_default(),
         }
@@ -348,11 +347,11 @@ fn is_dialled(link: &LinkSender) -> bool {
 }
 
 fn socket_ref(link: &LinkSender) -> SocketRef {
-    let name = link.peer.node().map_or_else(|| "a pod".to_owned(), ToString::to_string);
+    let name = link.peer.node().map_or_else(|| "a server".to_owned(), ToString::to_string);
     SocketRef { socket_id: channel_id(link).saturating_add(1), name }
 }
 
-/// Even numbers are channels, odd ones sockets; links have numbers from 1 on.
+/// Channels have even numbers, sockets odd ones. Link numbers start with 1.
 fn channel_id(link: &LinkSender) -> i64 {
     count(link.id.0).saturating_mul(2).saturating_add(2)
 }
@@ -373,21 +372,21 @@ fn count(number: u64) -> i64 {
 const SERVER: i64 = 1;
 const LISTENER: i64 = 2;
 
-// Reflection: the descriptions of the services here, for clients that have no copy of them.
+// Reflection: descriptions of the services, for clients that have no copy of them.
 
-/// The messages of `proto/reflection.proto`, compiled.
+/// Generated code of `proto/reflection.proto`.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
 pub(crate) mod reflection_wire {
     include!(concat!(env!("OUT_DIR"), "/grpc.reflection.v1.rs"));
 }
 
-/// The files that describe what this port serves, those that they import first.
+/// The files that describe the services of this port; imported files come first.
 #[derive(Debug, Clone)]
 pub(crate) struct Reflection {
     files: std::sync::Arc<[FileDescriptorProto]>,
 }
 
-/// The request as one to the newest version: the older one has other names and the same messages.
+/// Converts a request to the newest version of reflection. The older one has other names but the same messages.
 pub(crate) fn in_its_newest_version<B>(mut request: http::Request<B>) -> http::Request<B> {
     if request.uri().path() == OLDER {
         *request.uri_mut() = http::Uri::from_static(NEWEST);
@@ -397,7 +396,7 @@ pub(crate) fn in_its_newest_version<B>(mut request: http::Request<B>) -> http::R
 
 impl Default for Reflection {
     fn default() -> Self {
-        // They were written by the build of this very program.
+        // These bytes were written by this program's build.
         let files = FileDescriptorSet::decode(FILES).map(|set| set.file).unwrap_or_default();
         Self { files: files.into() }
     }
@@ -412,7 +411,7 @@ impl reflection_wire::server_reflection_server::ServerReflection for Reflection 
         request: Request<Streaming<ServerReflectionRequest>>,
     ) -> Result<Response<Self::ServerReflectionInfoStream>, Status> {
         let here = self.clone();
-        // One answer for each question: a reader that takes none is asked for none.
+        // One response per request: no request is read while the reader takes no response.
         let answers = request.into_inner().map(move |asked| asked.map(|asked| here.answer(asked)));
         Ok(Response::new(answers.boxed()))
     }
@@ -431,7 +430,7 @@ impl Reflection {
             }
             Some(MessageRequest::FileByFilename(name)) => self.file(|file| file.name() == name),
             Some(MessageRequest::FileContainingSymbol(symbol)) => self.file(|file| has(file, symbol)),
-            None => unserved(Code::Unimplemented, "this is not answered here"),
+            None => unserved(Code::Unimplemented, "this request is not supported"),
         };
         ServerReflectionResponse {
             valid_host: asked.host.clone(),
@@ -440,10 +439,10 @@ impl Reflection {
         }
     }
 
-    /// That file, and all that it may import.
+    /// Returns this file and all files that it may import.
     fn file(&self, is: impl Fn(&FileDescriptorProto) -> bool) -> MessageResponse {
         let Some(found) = self.files.iter().find(|file| is(file)) else {
-            return unserved(Code::NotFound, "there is no such file or symbol");
+            return unserved(Code::NotFound, "no such file or symbol");
         };
         let imports =
             self.files.iter().filter(|file| found.dependency.iter().any(|name| name == file.name()));
@@ -454,7 +453,7 @@ impl Reflection {
     }
 }
 
-/// Whether a file has a symbol, such as a service, its method, or a message.
+/// Returns true if a file contains a symbol: a service, a method or a message.
 fn has(file: &FileDescriptorProto, symbol: &str) -> bool {
     let Some(inside) = symbol.strip_prefix(file.package()).and_then(|rest| rest.strip_prefix('.')) else {
         return false;

@@ -1,4 +1,4 @@
-//! Health alone, for a process that has nothing else to show.
+//! Health checks for a process that has no other admin data.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,22 +20,22 @@ use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
 use tunnel_net::limiter::{FairLimiter, Limits};
 use tunnel_net::listen::TcpAccept;
 
-/// Whether work that never ends goes on: it says so by itself. Cheap to clone; clones share it.
+/// A watchdog that detects whether endless work still makes progress. Cheap to clone; clones share their state.
 #[derive(Debug, Clone)]
 pub struct Watchdog(Arc<Mutex<Instant>>);
 
 impl Watchdog {
-    /// As if there had been a beat now.
+    /// Creates a watchdog as if [`kick`](Self::kick) had just been called.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(Instant::now())))
     }
 
-    /// The work goes on.
+    /// Records progress of the work.
     pub fn kick(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Whether there was a beat within five minutes.
+    /// Returns true if there was progress within the last five minutes.
     fn is_alive(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < STILL
     }
@@ -47,7 +47,7 @@ impl Default for Watchdog {
     }
 }
 
-/// Answers `/livez`, which is well for as long as `pulse` is felt, and `/readyz`, and nothing else, until draining begins.
+/// Serves `/livez` and `/readyz` until draining starts. `/livez` succeeds while `pulse` is kicked.
 pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
     let Metrics { connections_refused, refusals, .. } = Metrics::edge();
     let door = FairLimiter::new(Limits::slots(CONNECTIONS));
@@ -65,7 +65,7 @@ struct Health {
 
 impl ConnectionHandler for Health {
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("health", peer = %from)
+        info_span!("health", remote_addr = %from)
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
@@ -78,14 +78,14 @@ impl Health {
     fn answer(&self, path: &str) -> Response<Full<Bytes>> {
         match path {
             "/livez" if self.pulse.is_alive() => plain_text(StatusCode::OK, "ok\n"),
-            "/livez" => plain_text(StatusCode::SERVICE_UNAVAILABLE, "its work stands still: start it anew\n"),
+            "/livez" => plain_text(StatusCode::SERVICE_UNAVAILABLE, "work stalled; restart the process\n"),
             "/readyz" => ready(&self.readiness),
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
         }
     }
 }
 
-/// Without a beat for so long the work has ended, or hangs.
+/// Time without progress after which the work has ended or hangs.
 const STILL: Duration = Duration::from_secs(5 * 60);
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(asked(&health, "/livez"), StatusCode::SERVICE_UNAVAILABLE);
         pulse.kick();
-        assert_eq!(asked(&health, "/livez"), StatusCode::OK, "it was slow, and goes on");
+        assert_eq!(asked(&health, "/livez"), StatusCode::OK, "slow work that continues is alive");
         assert_eq!(asked(&health, "/metrics"), StatusCode::NOT_FOUND);
     }
 }

@@ -1,4 +1,4 @@
-//! The live page: one file that loads nothing but its own events.
+//! The live page: one file that loads only its own events.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -28,19 +28,19 @@ use crate::admin::{Admin, AdminAccessError, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
 
-/// Checks the name and password in a request's headers, of a client at that address.
+/// Checks the name and password in a request's headers, for a client at that address.
 type PasswordCheck = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
 
-/// Who may look from other machines, by name and password; by default nobody.
+/// Users who may view pages from other machines, by name and password. By default there are none.
 #[derive(Clone, Default)]
 pub struct AdminUsers(Option<Arc<PasswordCheck>>);
 
-/// The streams of the live page that are open. Clones count together.
+/// A limiter of open live page streams. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventStreamLimiter(FairLimiter);
 
 impl AdminUsers {
-    /// Those that `check` lets in.
+    /// Creates the users that `check` accepts.
     pub fn new(
         check: impl Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
     ) -> Self {
@@ -55,8 +55,8 @@ impl Default for EventStreamLimiter {
 }
 
 impl Admin {
-    /// The answer for an asker who may not ask that, see [`Asker::may_ask`]; `None` if it may. Name and password of a
-    /// viewer stand for both checks: no browser sends them to a stranger's name.
+    /// Returns the response that denies a request, see [`Requester::may_ask`], or `None` if access is allowed. A user's
+    /// name and password replace both checks: no browser sends them to a foreign name.
     pub(crate) async fn denial(
         &self,
         asker: Requester,
@@ -68,21 +68,20 @@ impl Admin {
             if check(head.clone(), ip).await {
                 return None;
             }
-            let mut answer =
-                plain_text(StatusCode::UNAUTHORIZED, "this is for users: give name and password\n");
+            let mut answer = plain_text(StatusCode::UNAUTHORIZED, "name and password required\n");
             let asks = HeaderValue::from_static("Basic realm=\"tunnel\"");
             answer.headers_mut().insert(WWW_AUTHENTICATE, asks);
             return Some(answer);
         }
         let remedy = if why == AdminAccessError::Elsewhere {
-            "; or set users in the table admin of its config"
+            "; or set users in the admin table of the config"
         } else {
             ""
         };
         Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
     }
 
-    /// What happens from now on, for the page.
+    /// Returns a response with the stream of events for the live page.
     pub(crate) fn events(&self, asker: Requester, drain: &Drain) -> Response<Reply> {
         let source = match asker {
             Requester::Address(ip) => Source::of(ip),
@@ -95,14 +94,14 @@ impl Admin {
                 answer
             }
             Err(_) => {
-                let why = "too many of these pages are open: close one\n";
+                let why = "too many live pages are open; close one\n";
                 plain_text(StatusCode::SERVICE_UNAVAILABLE, why).map(Reply::Left)
             }
         }
     }
 }
 
-/// The page itself. Its one script and its one style are named by a number that no stranger's text can know.
+/// Returns the live page. Its script and style have a random nonce that injected text cannot know.
 pub(crate) fn live_page() -> Response<Full<Bytes>> {
     let nonce = format!("{:032x}", rand::random::<u128>());
     let mut answer = Response::new(Full::new(PAGE.replace("{{nonce}}", &nonce).into()));
@@ -119,7 +118,7 @@ pub(crate) fn live_page() -> Response<Full<Bytes>> {
 
 impl fmt::Debug for AdminUsers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Viewers(users)" } else { "Viewers(nobody)" })
+        f.write_str(if self.0.is_some() { "AdminUsers(users)" } else { "AdminUsers(none)" })
     }
 }
 
@@ -136,18 +135,18 @@ fn guard(headers: &mut HeaderMap, kind: &'static str) {
 }
 
 const PAGE: &str = include_str!("page.html");
-/// Streams at once.
+/// Maximum number of concurrent streams.
 const STREAMS: usize = 16;
-/// Streams of one source.
+/// Maximum number of concurrent streams per source.
 const STREAMS_OF_ONE: usize = 8;
 
-// The live page's stream: what has changed since the last event, once a second.
+// The stream of the live page: the changes since the last event, once a second.
 
-/// A stream of server-sent events. It ends when the process drains, or another source needs its slot.
+/// A stream of server-sent events. It ends when the process drains or another source needs its permit.
 #[derive(Debug)]
 pub(crate) struct Events(mpsc::Receiver<Bytes>);
 
-/// What is sent at once.
+/// The content of one event.
 #[derive(Serialize)]
 struct Update {
     mode: String,
@@ -159,7 +158,7 @@ struct Update {
     ready: bool,
     notes: Vec<String>,
     totals: Totals,
-    /// Links that there are; at most [`MAX_LINKS`] are told one by one.
+    /// Number of all links; at most [`MAX_LINKS`] are in the list.
     links_in_all: usize,
     links: ListDelta,
     sessions: ListDelta,
@@ -167,7 +166,7 @@ struct Update {
     gone: ListDelta,
 }
 
-/// Of one list: what is new or has changed, each with its key, and the keys of what is there no more.
+/// The changes of one list: new and changed items with their keys, and the keys of removed items.
 #[derive(Serialize)]
 struct ListDelta {
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -176,7 +175,7 @@ struct ListDelta {
     gone: Vec<String>,
 }
 
-/// What the reader of one stream has been told: of each item a hash.
+/// The items that the reader of one stream has received, as hashes.
 #[derive(Debug, Default)]
 struct SentState {
     links: HashMap<String, u64>,
@@ -186,9 +185,9 @@ struct SentState {
 }
 
 impl Events {
-    /// Begins a stream, fed by a task that ends with it.
+    /// Starts a stream, and a task that feeds it and ends with it.
     pub(crate) fn start(admin: Admin, slot: Permit, drain: &Drain) -> Self {
-        // One event waits for a slow reader; the next one is made when it is taken.
+        // One event waits for a slow reader; the next is created when it is taken.
         let (send, events) = mpsc::channel(1);
         let (lost, draining) = (slot.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
@@ -229,7 +228,7 @@ impl Body for Events {
 }
 
 impl SentState {
-    /// The next event; `None` if it cannot be written, which never is.
+    /// Returns the next event, or `None` if it cannot be serialized, which does not happen.
     fn event(&mut self, status: Status) -> Option<Bytes> {
         let Status { mode, version, process, node, started, now, ready, notes, totals, links, .. } = status;
         let links_in_all = links.len();
@@ -277,9 +276,9 @@ fn changes<T: Serialize>(
     ListDelta { set, gone }
 }
 
-/// Between two events.
+/// Time between two events.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Links that are told one by one; nobody looks through more of them, and each costs the reader's machine something.
+/// Maximum number of links in the list. More are hardly read, and each costs the browser time and memory.
 const MAX_LINKS: usize = 2000;
 
 #[cfg(test)]

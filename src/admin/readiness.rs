@@ -1,4 +1,4 @@
-//! Whether this process is ready, and why not; when certificates end.
+//! Readiness of this process, and the expiry of certificates.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,18 @@ use tunnel_base::metrics::Metrics;
 use tunnel_net::reload;
 use tunnel_net::tls::certificate::{NotAfter, date};
 
-/// What this process waits for before it is ready, and whether it has it. Cheap to clone; clones share the truth.
+/// The conditions of this process's readiness. Cheap to clone; clones share their state.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ConditionState>>>);
 
-/// How one condition stands.
+/// The state of one condition.
 #[derive(Debug)]
 enum ConditionState {
     Ready,
-    /// Nobody should be sent here.
+    /// No client should be routed here.
     NotReady(String),
-    /// Something does not work, but nobody is served better elsewhere. Forgotten at that time, if one is given.
+    /// Something does not work, but clients would not be served better elsewhere. If a time is given, the state expires
+    /// then.
     Degraded(String, Option<Instant>),
 }
 
@@ -39,20 +40,20 @@ impl ConditionState {
 }
 
 impl Readiness {
-    /// Not ready until each of these conditions has been set to `Ok`.
+    /// Creates conditions that are not ready until each is set to `Ok`.
     pub fn waiting_for(conditions: &[&'static str]) -> Self {
         let all =
             conditions.iter().map(|name| (*name, ConditionState::NotReady("not yet".to_owned()))).collect();
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// Sets the state of a condition; `/readyz` shows why it is not met.
+    /// Sets the state of a condition; `/readyz` reports why it is not met.
     pub fn set(&self, condition: &'static str, state: Result<(), String>) {
         self.insert(condition, state.map_or_else(ConditionState::NotReady, |()| ConditionState::Ready));
     }
 
-    /// Sets the state of something that this process can serve without: `/readyz` shows it, but it does not make the
-    /// process unready.
+    /// Sets the state of something that this process can serve without. `/readyz` reports it, but the process stays
+    /// ready.
     pub fn set_degraded(&self, what: &'static str, state: Result<(), String>) {
         self.insert(
             what,
@@ -60,16 +61,16 @@ impl Readiness {
         );
     }
 
-    /// As [`Self::note`], for something that is over unless it is noted again before `until`.
+    /// Reports a problem like [`Self::set_degraded`], but it expires at `until` unless it is reported again.
     pub fn note_until(&self, what: &'static str, why: String, until: Instant) {
         self.insert(what, ConditionState::Degraded(why, Some(until)));
     }
 
-    /// Whether all is met. One line for each trouble.
+    /// Returns the reported problems, one line each, if all conditions are met.
     ///
     /// # Errors
     ///
-    /// One line for each condition that is not met, and for each trouble.
+    /// Returns one line for each unmet condition and each other problem.
     pub fn check(&self) -> Result<String, String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.trouble()?)));
@@ -81,7 +82,7 @@ impl Readiness {
         }
     }
 
-    /// What troubles a condition, if anything does now.
+    /// Returns the current problem of a condition, if there is one.
     pub fn trouble(&self, condition: &str) -> Option<String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(condition).and_then(ConditionState::trouble).cloned()
@@ -92,22 +93,22 @@ impl Readiness {
     }
 }
 
-// When certificates end: shown as metrics, and beside readiness from 30 days before.
+// Expiry of certificates: served as metrics, and reported with the readiness starting 30 days before.
 
 /// A file of certificates.
 #[derive(Debug, Clone)]
 struct CertificateFile {
-    /// The key that names it.
+    /// Config key that names it.
     key: &'static str,
-    /// Where it is.
+    /// Path of the file.
     path: PathBuf,
-    /// Whether it holds authorities, of which the last that ends counts; of a chain it is the first.
+    /// Whether it contains CAs. Of CAs the last expiry matters; of a certificate chain the first one does.
     authorities: bool,
 }
 
 impl Admin {
-    /// Follows the certificates that a program shows and the authorities that it believes, each with its key, until
-    /// `drain` begins.
+    /// Watches the certificates that a program presents and the CAs that it trusts, each with its config key, until
+    /// `drain` starts.
     pub fn follow_certificates(
         &self,
         shown: Vec<(&'static str, &Path)>,
@@ -127,8 +128,8 @@ impl Admin {
     }
 }
 
-/// Looks at the files every minute, and when somebody asks for a look at all files, until draining begins. One that cannot
-/// be read is told of by who uses it.
+/// Checks the files every minute, and after a request to reload all files, until draining starts. Unreadable files are
+/// reported by their users.
 async fn follow(files: Vec<CertificateFile>, metrics: Metrics, readiness: Readiness, drain: Drain) {
     let mut asked = reload::asked();
     loop {
@@ -159,13 +160,13 @@ fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Option<String> 
     let what = format!("{} ({})", file.key, file.path.display());
     match end.checked_sub(now) {
         None => Some(format!(
-            "{what} ended on {}: write a new one there, it is read without a restart",
+            "{what} expired on {}; replace the file, it is reloaded without a restart",
             date(end)
         )),
         Some(left) if left < WARN_BEFORE_EXPIRY => {
             let days = left / DAY;
             Some(format!(
-                "{what} ends in {days} days, on {}: write a new one there, it is read without a restart",
+                "{what} expires in {days} days, on {}; replace the file, it is reloaded without a restart",
                 date(end)
             ))
         }
@@ -173,14 +174,14 @@ fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Option<String> 
     }
 }
 
-/// Its name beside readiness.
+/// Name of the condition.
 const CERTIFICATES_CONDITION: &str = "certificates";
-/// How often the files are looked at: their dates are days away.
+/// Time between two checks of the files: expiry dates are days away.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// After which a file that is being written is whole.
+/// Delay after which a file that was being written is complete.
 const SETTLED: Duration = Duration::from_secs(2);
 const DAY: u64 = 24 * 3600;
-/// When a certificate should be issued anew.
+/// Time before its expiry from which a certificate is reported, in seconds.
 const WARN_BEFORE_EXPIRY: u64 = 30 * DAY;
 
 #[cfg(test)]
@@ -203,9 +204,9 @@ mod tests {
         let path = place.path().join("a.crt");
         let readiness = Readiness::waiting_for(&[]);
         for (text, authorities, says) in [
-            (short.cert().to_owned(), true, Some("ends in 29 days")),
+            (short.cert().to_owned(), true, Some("expires in 29 days")),
             (format!("{}{}", short.cert(), long.cert()), true, None),
-            (format!("{}{}", long.cert(), short.cert()), false, Some("ends in 29 days")),
+            (format!("{}{}", long.cert(), short.cert()), false, Some("expires in 29 days")),
             (long.cert().to_owned(), false, None),
         ] {
             std::fs::write(&path, text).unwrap();
@@ -225,6 +226,6 @@ mod tests {
         }
         let later = SystemTime::UNIX_EPOCH + Duration::from_secs(200);
         let over = warning(&file(path, false), 100, later).unwrap();
-        assert!(over.contains("ended on"), "{over}");
+        assert!(over.contains("expired on"), "{over}");
     }
 }

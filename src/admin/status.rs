@@ -1,4 +1,4 @@
-//! What a process tells of itself, as JSON.
+//! The status of a process, as JSON.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,189 +16,195 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::session::SessionView;
 use tunnel_link::table::SessionTable;
 
-/// The answer to `GET /status`. Times are seconds since 1970, each by one and the same clock; durations are seconds.
+/// The response to `GET /status`. Times are seconds since 1970, all by the same clock; durations are seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// `cloud` or `edge`.
     pub mode: String,
-    /// The version of this program.
+    /// Version of this program.
     pub version: String,
-    /// This start of the program, by the digits that logs show.
+    /// Id of this process, with the same digits as in the log.
     pub process: String,
-    /// The node, at an edge.
+    /// Name of the node, on an edge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// When it started.
+    /// Time of the start.
     pub started: f64,
-    /// The time of this answer.
+    /// Time of this response.
     pub now: f64,
-    /// Whether `/readyz` answers 200.
+    /// Whether `/readyz` responds with 200.
     pub ready: bool,
-    /// The lines of `/readyz`: why it is not ready, and what troubles it.
+    /// Lines of `/readyz`: unmet conditions and other problems.
     pub notes: Vec<String>,
-    /// All sessions together.
+    /// Totals of all sessions.
     pub totals: Totals,
-    /// At a pod its links to nodes, by name; at an edge its links to the cloud, the newest first.
+    /// Links: on a server to nodes, sorted by name; on an edge to servers, newest first.
     pub links: Vec<LinkStatus>,
-    /// Nodes that were linked to this pod and are not any more, the last to go first; at most 100.
+    /// Nodes disconnected from this server, the most recent first; at most 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<DisconnectedStatus>,
-    /// The other pods.
+    /// Peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<LinkStatus>,
-    /// What is published for DNS, if anything is.
+    /// Publication in DNS, if configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub publisher: Option<PublisherStatus>,
     /// Sessions with an end here; at most 1000.
     pub sessions: Vec<SessionStatus>,
 }
 
-/// Numbers of a whole process.
+/// Totals of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Sessions with an end here.
+    /// Number of sessions with an end here.
     pub sessions: usize,
-    /// Sessions that only pass through.
+    /// Number of relayed sessions.
     pub passing: usize,
-    /// Bytes from clients towards targets, since the start.
+    /// Bytes from clients to targets since the start.
     pub up_bytes: u64,
-    /// Bytes from targets towards clients, since the start.
+    /// Bytes from targets to clients since the start.
     pub down_bytes: u64,
 }
 
-/// One link, or another pod that has none.
+/// A link, or a peer without a link.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkStatus {
-    /// The node at its other end, or the other pod; at an edge, `cloud`.
+    /// Node or peer at the remote end; on an edge, `cloud`.
     pub name: String,
-    /// `linked`; `older` beside a newer one of the same process; `interactive` beside a busy one; `leaving`, where the node
-    /// is found elsewhere; `draining`, where the edge was asked to link elsewhere; `away`, of another pod without a link.
+    /// State of the link:
+    ///
+    /// - `linked`: in use
+    /// - `older`: previous link of a process that has a newer one
+    /// - `interactive`: link next to a busy one, for interactive sessions
+    /// - `leaving`: the node is found elsewhere
+    /// - `draining`: the edge was asked to link elsewhere
+    /// - `away`: a peer without a link
     pub state: String,
-    /// Its number, by which logs call it.
+    /// Number of the link, as in the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<u64>,
-    /// The address of its other end.
+    /// Remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The process at its other end, by the digits that logs show.
+    /// Id of the remote process, with the same digits as in the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// The program at its other end, as that calls itself.
+    /// Name and version that the remote program reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// `plain`, or `extended/` and the version that both ends have.
+    /// `plain`, or `extended/` with the version that both ends support.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dialect: Option<String>,
-    /// When it was made.
+    /// Time of its creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<f64>,
-    /// The latest round trip, once one was measured.
+    /// Latest RTT, once measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt: Option<f64>,
-    /// Sessions that run on it now, those that only pass among them.
+    /// Number of current sessions, including relayed ones.
     pub sessions: usize,
-    /// Bytes that it has carried away from here.
+    /// Bytes sent.
     pub sent_bytes: u64,
-    /// Bytes that it has brought.
+    /// Bytes received.
     pub received_bytes: u64,
-    /// What last went wrong there.
+    /// Last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorStatus>,
 }
 
-/// What went wrong, and when.
+/// An error with its time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorStatus {
-    /// When, if that is known.
+    /// Time of the error, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<f64>,
-    /// What, as a sentence.
+    /// Text of the error.
     pub text: String,
 }
 
-/// A node that is not linked here any more.
+/// A node that has disconnected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DisconnectedStatus {
-    /// Which.
+    /// Name of the node.
     pub name: String,
-    /// When it went.
+    /// Time of the disconnection.
     pub at: f64,
-    /// Why.
+    /// Reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorStatus>,
 }
 
-/// What is published for DNS.
+/// The state of the publication in DNS.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PublisherStatus {
-    /// Where: `hosts`, `etcd` or `configmap`.
+    /// Store of the records: `hosts`, `etcd` or `configmap`.
     pub store: String,
-    /// Records of this pod that stand there.
+    /// Number of this server's records in the store.
     pub records: i64,
-    /// Times that they could not be written, since the start.
+    /// Number of failed writes since the start.
     pub failures: u64,
-    /// Why they could not, if the last try failed.
+    /// Error of the last attempt, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// One session.
+/// A session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionStatus {
-    /// The digits of its id that logs show.
+    /// Id of the session, with the same digits as in the log.
     pub id: String,
-    /// The node that it leads to.
+    /// Node of the target.
     pub node: String,
-    /// What was asked for; only where it was opened.
+    /// Requested target; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// For whom; only where it was opened.
+    /// Client; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// `opening`, `open`, `parked` (its link is gone), `resuming` or `ending`.
+    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `ending`.
     pub state: String,
-    /// The link that it runs on.
+    /// Link that carries the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<u64>,
-    /// When it began here.
+    /// Time of its start here.
     pub since: f64,
-    /// How often it was resumed on another link.
+    /// Number of times it was resumed on another link.
     pub resumed: u32,
-    /// Bytes from here to its other end.
+    /// Bytes sent from here to its other end.
     pub sent_bytes: u64,
-    /// Bytes from its other end to here.
+    /// Bytes received from its other end.
     pub received_bytes: u64,
 }
 
-// Looks at the process for its [`Status`].
+// Collects the [`Status`] of the process.
 
-/// What a pod is looked at by.
+/// The parts of a server whose status is served.
 #[derive(Debug, Clone)]
 pub struct ServerView {
-    /// The nodes that are linked here.
+    /// Registry of connected nodes.
     pub registry: Arc<Registry>,
-    /// The sessions.
+    /// Table of sessions.
     pub table: Arc<SessionTable>,
-    /// The other pods; `None` if this pod is alone.
+    /// The peers; `None` if this is the only server.
     pub peers: Option<Arc<Peers>>,
-    /// Where records are published, as a fixed word; `None`: nowhere.
+    /// Kind of the record store, as a fixed word; `None` if nothing is published.
     pub publishes: Option<&'static str>,
-    /// Who joins by invitation; `None`: nobody.
+    /// Enrolment by invitation; `None` if disabled.
     pub enrolment: Option<Arc<Enrolment>>,
-    /// The port that edges link to.
+    /// Port to which edges link.
     pub port: u16,
 }
 
-/// What an edge is looked at by.
+/// The parts of an edge whose status is served.
 #[derive(Debug, Clone)]
 pub struct EdgeView {
-    /// The links to the cloud.
+    /// Links to servers.
     pub uplinks: Arc<Uplinks>,
-    /// The sessions.
+    /// Table of sessions.
     pub table: Arc<SessionTable>,
 }
 
-/// Makes times of this process times of the world. It is set once, so that the same moment always has the same time.
+/// Converts times of this process to wall clock times. It is set once, so that a moment always has the same time.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     wall: SystemTime,
@@ -206,17 +212,17 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that is right now.
+    /// Creates a clock from the current time.
     pub fn now() -> Self {
         Self { wall: SystemTime::now(), at: Instant::now() }
     }
 
-    /// Seconds since 1970, in whole milliseconds.
+    /// Returns seconds since 1970, in whole milliseconds.
     fn time(&self, at: Instant) -> f64 {
         seconds(self.since_epoch(at))
     }
 
-    /// The time since 1970.
+    /// Returns the time since 1970.
     pub(crate) fn since_epoch(&self, at: Instant) -> Duration {
         let wall = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let after = at.checked_duration_since(self.at).map(|after| wall + after);
@@ -225,7 +231,7 @@ impl Clock {
 }
 
 impl Admin {
-    /// What there is to see now.
+    /// Returns the current status.
     pub fn status(&self) -> Status {
         let (ready, notes) = match self.readiness.check() {
             Ok(notes) => (true, notes),
@@ -355,7 +361,7 @@ impl Admin {
 }
 
 impl LinkStatus {
-    /// Of what has no link.
+    /// Returns the status of a peer without a link.
     fn away(name: String) -> Self {
         Self {
             name,
@@ -379,7 +385,7 @@ fn seconds(time: Duration) -> f64 {
     time.as_millis() as f64 / 1000.0
 }
 
-/// Sessions that are told one by one.
+/// Maximum number of sessions in the status.
 const MAX_SESSIONS: usize = 1000;
-/// Nodes that are told though they have gone.
+/// Maximum number of disconnected nodes in the status.
 const MAX_GONE: usize = 100;

@@ -74,12 +74,12 @@ fn admin(side: ProcessView) -> Admin {
     }
 }
 
-/// Asks one thing over a real connection; gives status and body.
+/// Sends a request over a real connection. Returns the status and the body.
 async fn ask(admin: &Admin, port: Port, request: &str) -> (u16, String) {
     ask_as(admin, port, "127.0.0.1", request).await
 }
 
-/// The same, by that Host.
+/// Like [`ask`], but with this Host.
 async fn ask_as(admin: &Admin, port: Port, host: &str, request: &str) -> (u16, String) {
     let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.at();
@@ -182,7 +182,7 @@ async fn the_level_is_set_in_superedges_words() {
     let other = ask(&admin, Port::Log, "GET /debug/flags/v").await;
     assert_eq!(other, (406, "unsupported http method\n".into()));
     drop(subscriber);
-    assert_eq!(ask(&admin, Port::Log, "PUT /debug/flags/v|4").await.0, 400, "logs have ended");
+    assert_eq!(ask(&admin, Port::Log, "PUT /debug/flags/v|4").await.0, 400, "the log has ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -290,7 +290,7 @@ async fn the_status_is_for_this_machine_and_no_page_of_a_stranger_gets_it() {
             "{status}: {body}"
         );
     }
-    // What probes and scrapers ask for is nobody's secret, and they ask by any name.
+    // Paths of probes and scrapers contain no secrets, and are requested with any Host.
     assert_eq!(ask_as(&server, Port::Log, "evil.example", "GET /livez").await.0, 200);
 }
 
@@ -335,7 +335,7 @@ async fn the_page_loads_nothing_and_runs_only_its_own_script() {
             let policy = page.split("content-security-policy: ").nth(1).unwrap().lines().next().unwrap();
             assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
             let nonce = policy.split("'nonce-").nth(1).unwrap().split('\'').next().unwrap();
-            assert_eq!(page.matches(&format!("nonce=\"{nonce}\"")).count(), 2, "its script and its style");
+            assert_eq!(page.matches(&format!("nonce=\"{nonce}\"")).count(), 2, "one script and one style");
             nonce
         })
         .collect();
@@ -358,7 +358,7 @@ async fn pages_are_for_this_machine_or_for_users_with_their_password() {
         head
     };
     let refused = server.denial(elsewhere, &head("right"), true).await.unwrap();
-    assert_eq!(refused.status(), 403, "there are no users");
+    assert_eq!(refused.status(), 403, "no users are configured");
     let viewers = AdminUsers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
     let server = Admin { viewers, ..server };
     assert!(server.denial(elsewhere, &head("right"), true).await.is_none());
@@ -380,7 +380,7 @@ async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_s
     };
     assert_eq!((refused.status().as_u16(), open.len()), (503, 8));
     let other = server.events(Requester::Address("192.0.2.1".parse().unwrap()), &drain);
-    assert_eq!(other.status(), 200, "another source has its share");
+    assert_eq!(other.status(), 200, "another source has its own limit");
     let mut first = open.swap_remove(0);
     let event = first.frame().await.unwrap().unwrap().into_data().unwrap();
     let event = std::str::from_utf8(&event).unwrap();

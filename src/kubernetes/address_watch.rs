@@ -27,8 +27,8 @@ use tunnel_base::addresses::cluster_state::{
 };
 use tunnel_base::drain::Drain;
 
-/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
-/// not answer, what was known stands.
+/// A watch of Nodes, pods, Services, their endpoints, and the Services that operators list by hand. The last known
+/// state applies while kube-apiserver does not answer.
 pub struct AddressWatch {
     cluster: Cluster,
     book: Arc<AddressBook>,
@@ -36,11 +36,12 @@ pub struct AddressWatch {
     disputes: Disputes,
 }
 
-/// Takes the state of each kind of object: complete, or why not.
+/// A callback for the state of each kind of object: complete, or why not.
 type Report = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
 
 impl AddressWatch {
-    /// Sends no request yet. `tell` gets the state of each kind now, and whenever it changes; it must be quick.
+    /// Creates a watch; sends no request. Calls `report` with the state of each kind now and whenever it changes; it
+    /// must not block.
     pub fn new(
         cluster: Cluster,
         book: Arc<AddressBook>,
@@ -52,7 +53,7 @@ impl AddressWatch {
         Self { cluster, book, report: Arc::new(report), disputes: Disputes::default() }
     }
 
-    /// Follows them until draining begins.
+    /// Runs the watches until draining starts.
     pub async fn follow(self, drain: Drain) {
         let all = async {
             tokio::join!(
@@ -85,7 +86,7 @@ impl AddressWatch {
     }
 }
 
-/// Objects of one kind.
+/// The handler of objects of one kind.
 struct KindHandler<'a, K> {
     watch: &'a AddressWatch,
     what: &'static str,
@@ -115,7 +116,7 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                         Vec::new()
                     }
                 });
-                // A list names objects one by one beside older ones, which may be deleted by now.
+                // During a list, replaced objects are still in the table and may be deleted by now.
                 if self.listed {
                     self.watch.disputes.tell(&self.watch.book, claimed);
                 }
@@ -139,10 +140,10 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
     }
 }
 
-/// What people write of Services.
+/// The handler of the ConfigMap in which operators list Services.
 struct ManualServices<'a> {
     watch: &'a AddressWatch,
-    /// The list under way has it.
+    /// Whether the list in progress contains the ConfigMap.
     found: bool,
     listed: bool,
 }
@@ -182,7 +183,7 @@ impl fmt::Debug for AddressWatch {
     }
 }
 
-/// As the tables have it: `namespace/name`, of a node its name alone.
+/// Returns the key in the tables: `namespace/name`, or just the name for a Node.
 fn name<K: PartialObject + Resource<DynamicType = ()>>(object: &K) -> String {
     match object.namespace() {
         Some(namespace) => format!("{namespace}/{}", object.name_any()),
@@ -190,36 +191,36 @@ fn name<K: PartialObject + Resource<DynamicType = ()>>(object: &K) -> String {
     }
 }
 
-/// The ConfigMap of our own namespace in which SuperEdge keeps its routes.
+/// The ConfigMap in which SuperEdge keeps its routes; it is in the server's namespace.
 const CACHE: &str = "tunnel-cache";
 
-// What each kind is called in the log and in `/readyz`.
+// Names of the kinds in the log and in `/readyz`.
 const NODES: &str = "nodes";
 const PODS: &str = "pods";
 const SERVICES: &str = "Services";
 const ENDPOINTS: &str = "endpoints of Services";
 const CACHE_WORDS: &str = "Services in ConfigMap tunnel-cache";
 
-// The objects of Kubernetes, as far as we read them: the rest of their text is skipped, and never in memory as values.
+// Partial types of Kubernetes objects. Other fields are skipped and never held in memory as values.
 
 /// An object of which facts are kept.
 pub(crate) trait PartialObject:
     Resource + Clone + for<'de> Deserialize<'de> + Debug + Send + 'static
 {
-    /// What is kept of it.
+    /// The facts that are kept.
     type Facts: IndexKeys;
 
-    /// Where that is kept.
+    /// Returns the table of these facts.
     fn table(facts: &mut ClusterState) -> &mut ObjectIndex<Self::Facts>;
 
-    /// What is to be kept of it; `None`: it does not count.
+    /// Returns the facts of this object, or `None` if it is ignored.
     fn facts(self) -> Option<Self::Facts>;
 }
 
 part_of!(PartialNode, whole::Node);
 part_of!(PartialPod, whole::Pod);
 
-/// Of all that it may be labelled with, only whose slice it is.
+/// The metadata that is read. Of all labels only the one that names a slice's Service is kept.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Meta {
@@ -324,7 +325,7 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Box<[IpAddr]> {
     texts.filter_map(|text| text.parse().ok()).collect()
 }
 
-// Services, their endpoints, and what people write of them.
+// Services, their endpoints, and the Services that operators list by hand.
 
 part_of!(PartialService, whole::Service);
 part_of!(PartialEndpointSlice, EndpointSlice);
@@ -367,7 +368,7 @@ struct LoadBalancer {
 
 #[derive(Debug, Clone, Deserialize)]
 struct Ingress {
-    /// It may have a name alone.
+    /// An ingress may have only a host name.
     ip: Option<String>,
 }
 
@@ -375,7 +376,8 @@ struct Ingress {
 #[serde(default)]
 struct PortSpec {
     name: Option<String>,
-    /// Of a slice it may be any number: Kubernetes does not check it, and one bad object must not hide all others.
+    /// In a slice this may be any number, because Kubernetes does not check it. One invalid object must not hide all
+    /// others.
     port: Option<i64>,
     protocol: Option<String>,
 }
@@ -393,7 +395,7 @@ impl PartialObject for PartialService {
             ("ExternalName", name) => Some(name?.parse().ok()?),
             _ => None,
         };
-        // A headless one has "None" there.
+        // A headless Service has "None" there.
         let ips = addresses(cluster_ips.iter().map(String::as_str));
         let balanced = self.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
         let outside = addresses(external_ips.iter().map(String::as_str).chain(balanced));
@@ -435,13 +437,14 @@ impl PartialObject for PartialEndpointSlice {
     }
 
     fn facts(self) -> Option<EndpointSliceInfo> {
-        // Of names Kubernetes does not check what they are, and one that reads as 127.0.0.1 would be the edge itself.
+        // Kubernetes does not check what these names are, and a name that parses as 127.0.0.1 would be the edge itself.
         if self.address_type == "FQDN" {
             return None;
         }
         let service = self.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
         let service = format!("{}/{service}", self.metadata.namespace.as_deref()?).into();
-        // Unknown counts as ready, as Kubernetes wants it; of several addresses the first one stands for all.
+        // An unknown readiness means ready, as Kubernetes specifies. The first of several addresses represents the
+        // endpoint.
         let ready = self.endpoints.into_iter().flatten().filter(|one| one.conditions.ready.unwrap_or(true));
         let ready = ready.filter_map(|one| {
             let node = one.node_name.and_then(|name| name.parse().ok());
@@ -455,7 +458,7 @@ impl PartialObject for PartialEndpointSlice {
     }
 }
 
-/// SuperEdge's ConfigMap `tunnel-cache`, of which only what people write by hand counts.
+/// SuperEdge's ConfigMap `tunnel-cache`. Only the part written by hand is read.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Cache {
     #[serde(deserialize_with = "meta")]
@@ -471,7 +474,7 @@ struct CacheData {
 }
 
 impl Cache {
-    /// The Services, as `namespace/name`, and where they are. What cannot be read counts for nothing.
+    /// Returns the side of each Service, keyed by `namespace/name`. Invalid lines are ignored.
     pub(crate) fn sides(&self) -> HashMap<String, ServiceSide> {
         let lines = self.data.user_services.lines();
         let sides = lines.filter_map(|line| {
@@ -497,9 +500,9 @@ fn tcp(ports: Vec<PortSpec>) -> Box<[ServicePort]> {
     .collect()
 }
 
-// Logs the addresses that a Node or a pod claims although another party has or claims them.
+// Logs addresses that a Node or pod claims although another object owns or claims them.
 
-/// Limits the lines: a kubelet may change what it claims as often as it likes.
+/// A rate limit for log lines about disputed addresses: a kubelet may change its claims as often as it likes.
 #[derive(Debug, Default)]
 pub(crate) struct Disputes(Mutex<Window>);
 
@@ -510,14 +513,14 @@ struct Window {
 }
 
 impl Disputes {
-    /// Logs which of these addresses are disputed, and by whom.
+    /// Logs which of these addresses are disputed, and by which objects.
     pub(crate) fn tell(&self, book: &AddressBook, ips: impl IntoIterator<Item = IpAddr>) {
         for line in ips.into_iter().filter_map(|ip| book.dispute(ip)).filter_map(|why| self.line(why)) {
-            warn!("{line}");
+            warn!(dispute = line, "address claimed by several objects");
         }
     }
 
-    /// What the log is told of a dispute; `None` if nothing more in this window.
+    /// Returns the text to log for a dispute, or `None` if the limit of this window is reached.
     fn line(&self, why: String) -> Option<String> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.started.is_none_or(|started| started.elapsed() >= WINDOW) {
@@ -532,12 +535,12 @@ impl Disputes {
     }
 }
 
-/// Disputes that are logged one by one within one window.
+/// Maximum number of disputes logged per window.
 const MAX_LINES: u32 = 20;
 
 const LAST_LINE: u32 = MAX_LINES + 1;
 
-const MORE: &str = "more addresses are disputed; a client that asks for one is told by whom";
+const MORE: &str = "more addresses are disputed; errors of clients that request one name the claimants";
 
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -554,7 +557,8 @@ mod disputes_tests {
         [10, 0, 0, last].into()
     }
 
-    /// 10.0.0.1 is node1's by the table; 10.0.0.2 is a Service's; 10.0.0.3 is node2's; node evil claims all of them.
+    /// Returns a book in which the config assigns 10.0.0.1 to node1, 10.0.0.2 is a Service's and 10.0.0.3 is node2's.
+    /// Node evil claims all of them.
     fn book() -> AddressBook {
         let book = AddressBook::new(vec![(ip(1).into(), "node1".parse().unwrap())], true);
         let node = |ips: &[u8]| NodeInfo {
@@ -584,9 +588,9 @@ mod disputes_tests {
         let book = book();
         let lines: Vec<_> = (1..=5).filter_map(|last| book.dispute(ip(last))).collect();
         let expected = [
-            "pod shop/pod at evil claims 10.0.0.1, which [mode.cloud.addresses] puts at node node1: the table wins",
-            "node evil claims 10.0.0.2, the ClusterIP of Service shop/web: the Service keeps it",
-            "10.0.0.3 is claimed by both node evil and node node2: neither is reached by it",
+            "pod shop/pod at evil claims 10.0.0.1, which [mode.cloud.addresses] assigns to node node1; the config wins",
+            "node evil claims 10.0.0.2, the ClusterIP of Service shop/web; the Service keeps it",
+            "10.0.0.3 is claimed by both node evil and node node2; none is reached by it",
         ];
         assert_eq!(lines, expected);
     }

@@ -1,4 +1,4 @@
-//! How this pod reaches kube-apiserver.
+//! Clients of kube-apiserver.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,44 +25,44 @@ use tunnel_base::policy::zone::CLUSTER_DOMAIN;
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
 
-/// A cluster, and where in it we are.
+/// A Kubernetes cluster, and the namespace to use in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
-    /// The kubeconfig file to reach it by; `None`: the service account that Kubernetes gives to each pod.
+    /// Kubeconfig file. `None` selects the service account that Kubernetes mounts into each pod.
     pub kubeconfig: Option<PathBuf>,
-    /// Namespace of this pod; `None`: that of the service account, or the one that the file names.
+    /// Namespace to use. `None` selects the one of the service account, or the one in the kubeconfig file.
     pub namespace: Option<String>,
 }
 
-/// Why kube-apiserver did not do what we asked.
+/// An error of a request to kube-apiserver.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// Where it is could not be found out. Usual cause: no service account is mounted.
+    /// The address or the credentials are unknown. Usual cause: no service account is mounted.
     #[error(
-        "kube-apiserver cannot be reached: {0}; check --k, or that the pod has a service account whose token is mounted"
+        "cannot reach kube-apiserver: {0}; check --k, or that the pod's service account token is mounted"
     )]
     Config(String),
-    /// It does not let us. Usual cause: a role that lacks a verb.
+    /// The request was not authorized. Usual cause: a role that lacks a verb.
     #[error(
-        "{0}; the pod's role needs get, create and update on configmaps, and list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [mode.cloud.addresses] list and watch on nodes, pods, services and configmaps as well; with [mode.cloud.ports] get, list and watch on its ConfigMap, and get and update on its Service"
+        "{0}; grant the server's role get, create and update on configmaps, list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [mode.cloud.addresses] also list and watch on nodes, pods, services and configmaps; with [mode.cloud.ports] also get, list and watch on its ConfigMap, and get and update on its Service"
     )]
     Forbidden(String),
-    /// No answer. Usual cause: it is down, or a network policy shuts it off.
+    /// The request timed out. Usual cause: kube-apiserver is down, or a network policy blocks it.
     #[error(
-        "kube-apiserver has not answered within {REQUEST_TIMEOUT:?}: check that it is up and that this pod may reach it"
+        "kube-apiserver did not answer within {REQUEST_TIMEOUT:?}; check that it is up and reachable from here"
     )]
     Silent,
-    /// It was not reached, or it refused.
+    /// kube-apiserver was not reached, or it refused the request.
     #[error("kube-apiserver: {0}")]
     Failed(String),
 }
 
 impl Cluster {
-    /// A client, and the namespace. Files are read, nothing is asked yet.
+    /// Returns a client and the namespace to use. Reads files, but sends no request.
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Config`].
+    /// Returns [`ClusterError::Config`] if the files cannot be read or are invalid.
     pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
         let mut config = self.config().await?;
         (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
@@ -73,19 +73,20 @@ impl Cluster {
 }
 
 impl Cluster {
-    /// By what kube-apiserver is reached, and by what its certificate is believed: names and addresses, IPv6 in brackets.
+    /// Returns the names and addresses in the URL and in the expected certificate of kube-apiserver. IPv6 addresses are
+    /// in brackets.
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Config`].
+    /// Returns [`ClusterError::Config`] if the files cannot be read or are invalid.
     pub async fn apiserver_names(&self) -> Result<Vec<String>, ClusterError> {
         let config = self.config().await?;
         let host = config.cluster_url.host().map(str::to_owned);
         Ok(host.into_iter().chain(config.tls_server_name).collect())
     }
 
-    /// The domain below which the names of the cluster's Services are: as this pod's resolver searches them, else that of
-    /// nearly every cluster.
+    /// Returns the cluster's DNS domain. Reads it from the search list in `/etc/resolv.conf`; without an entry there,
+    /// returns the default `CLUSTER_DOMAIN`.
     pub async fn domain(&self) -> String {
         let resolver = tokio::fs::read_to_string(RESOLVER).await.unwrap_or_default();
         searched(&resolver).unwrap_or(CLUSTER_DOMAIN).to_owned()
@@ -100,11 +101,12 @@ impl Cluster {
         config.map_err(|cause| config_error(&cause))
     }
 
-    /// The names of all Nodes with this label (`name=value`); without one, of all Nodes.
+    /// Returns the names of all Nodes with this label (`name=value`), or of all Nodes if there is no label.
     ///
     /// # Errors
     ///
-    /// kube-apiserver does not answer within a few seconds, or does not let us: the role needs list on nodes.
+    /// Fails if kube-apiserver does not answer within `REQUEST_TIMEOUT` or does not authorize the request. The role
+    /// needs list on nodes.
     pub async fn nodes(&self, label: Option<&str>) -> Result<BTreeSet<String>, ClusterError> {
         let list = async {
             let (client, _) = self.connect().await?;
@@ -126,7 +128,7 @@ impl From<Error> for ClusterError {
     }
 }
 
-/// The domain of a cluster in a resolver's settings, where it is searched as `svc.DOMAIN`.
+/// Returns the cluster's domain from the text of a `resolv.conf`: its search list contains `svc.DOMAIN`.
 fn searched(resolver: &str) -> Option<&str> {
     let lists = resolver.lines().filter_map(|line| line.trim().strip_prefix("search"));
     let domain = lists.flat_map(str::split_whitespace).find_map(|name| name.strip_prefix("svc."))?;
@@ -137,7 +139,7 @@ fn config_error(cause: &dyn std::error::Error) -> ClusterError {
     ClusterError::Config(chain(cause))
 }
 
-/// An error and what caused it: the outermost alone is mostly "service error".
+/// Formats an error with its sources: the outermost text alone is often just "service error".
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -151,26 +153,24 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Longest wait for one piece of work at kube-apiserver, with all its tries: it takes milliseconds.
+/// Timeout for one operation at kube-apiserver, including retries. It normally takes milliseconds.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What kubelet writes for each container.
+/// The resolver config that kubelet writes for each container.
 const RESOLVER: &str = "/etc/resolv.conf";
 
-/// A connection on which nothing comes for so long is dead: longer than a watch lasts in which nothing happens. Nothing
-/// else ends a list, or the beginning of a watch, at an apiserver that has vanished without a word.
+/// Read timeout of connections to kube-apiserver; longer than a watch without events lasts. It alone ends a list, or
+/// the start of a watch, when kube-apiserver vanishes without closing the connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-// A client of kube-apiserver whose connections are dialled as all others of this process are.
-
-/// As kube makes one, but for the dialling. Nothing is asked yet.
+/// Returns a client like kube's own, but dials with this crate's [`dial`]. Sends no request.
 ///
 /// # Errors
 ///
-/// [`ClusterError::Config`].
+/// Returns [`ClusterError::Config`] if the config contains a proxy, or its credentials are invalid.
 pub(crate) fn client(config: Config) -> Result<Client, ClusterError> {
     if config.proxy_url.is_some() {
-        let why = "a proxy on the way to it is not supported: take proxy-url out of the kubeconfig, or HTTPS_PROXY out of the \
+        let why = "proxies are not supported: remove proxy-url from the kubeconfig, or HTTPS_PROXY from the \
                    environment";
         return Err(ClusterError::Config(why.to_owned()));
     }
@@ -197,7 +197,7 @@ async fn connect(to: &Uri) -> io::Result<TcpStream> {
     let ips = match host.parse() {
         Ok(ip) => vec![ip],
         Err(_) => {
-            // Its files may have changed since the last time, which is long ago.
+            // The resolver's files may have changed since the last connection.
             let resolver = spawn_blocking(Resolver::system).await?.map_err(io::Error::other)?;
             resolver.lookup(host).await.map_err(io::Error::other)?
         }

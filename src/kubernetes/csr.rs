@@ -1,9 +1,9 @@
-//! Certificates that a cluster's own signers issue (CertificateSigningRequests): asked for and renewed by those who show
-//! them, and approved, or denied, by who alone may.
+//! Certificates issued by a cluster's signers through CertificateSigningRequests: requested and renewed by servers and
+//! edges, and approved or denied by the approver.
 //!
-//! There are three [`Profile`]s, YurtTunnel's. A `Keeper` keeps one file issued: the key is made on this machine and
-//! stands with its certificate in that file, which others follow like any file of certificates. An `Approver` looks at
-//! what is asked for, and at who asks.
+//! There are three [`Profile`]s, compatible with YurtTunnel. A `CertificateRenewer` keeps one file up to date: it
+//! generates the key locally and stores it with its certificate in that file, which is reloaded like any other. An
+//! `Approver` authorizes requests by their content and requester.
 
 #[cfg(feature = "kubernetes")]
 pub mod approver;
@@ -28,27 +28,27 @@ use tunnel_net::tls::certificate::EDGE;
 
 // The three kinds of certificates.
 
-/// What a certificate is for. Signer, subject and usages are YurtTunnel's, so that one cluster's rights serve both.
+/// The purpose of a certificate. Signer, subject and usages are YurtTunnel's, so that one cluster's roles serve both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Profile {
-    /// A pod's, for its ports behind TLS.
+    /// A server's certificate for its TLS listeners.
     Server,
-    /// A pod's, towards kubelets.
+    /// A server's client certificate, presented to kubelets.
     ProxyClient,
-    /// An edge's, towards pods.
+    /// An edge's client certificate, presented to servers.
     Edge,
 }
 
 impl Profile {
-    /// All of them.
+    /// All profiles.
     pub const ALL: [Self; 3] = [Self::Server, Self::ProxyClient, Self::Edge];
 
-    /// Its file in a directory: certificate and key.
+    /// Returns the path of the file with certificate and key in this directory.
     pub fn file(self, dir: &Path) -> PathBuf {
         dir.join(format!("{}.pem", self.name()))
     }
 
-    /// What it is called in `/readyz`.
+    /// Returns the name of the readiness condition in `/readyz`.
     pub fn condition(self) -> &'static str {
         match self {
             Self::Server => "certificate of the server",
@@ -57,7 +57,7 @@ impl Profile {
         }
     }
 
-    /// Its name in settings, in the log, and of its file.
+    /// Returns the name used in the config, in the log and for the file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Server => "server",
@@ -66,7 +66,7 @@ impl Profile {
         }
     }
 
-    /// Who signs it.
+    /// Returns the name of the signer.
     pub fn signer(self) -> &'static str {
         match self {
             Self::Server => "kubernetes.io/kubelet-serving",
@@ -74,7 +74,7 @@ impl Profile {
         }
     }
 
-    /// The one common name of its subject.
+    /// Returns the only common name of the subject.
     pub fn common_name(self) -> &'static str {
         match self {
             Self::Server => "system:node:tunnel-server",
@@ -83,7 +83,7 @@ impl Profile {
         }
     }
 
-    /// The one organization of its subject.
+    /// Returns the only organization of the subject.
     pub fn organization(self) -> &'static str {
         match self {
             Self::Server => "system:nodes",
@@ -91,84 +91,84 @@ impl Profile {
         }
     }
 
-    /// What the key may be used for.
+    /// Returns the key usages.
     pub fn usages(self) -> [&'static str; 3] {
         let whose = if self == Self::Server { "server auth" } else { "client auth" };
         ["digital signature", "key encipherment", whose]
     }
 }
 
-// Why there is no certificate, and asking kube-apiserver in bounded time.
+// Errors of issuing, and requests to kube-apiserver with a timeout.
 
-/// Why there is no new certificate.
+/// The reason why no new certificate was issued.
 #[derive(Debug, thiserror::Error)]
 pub enum CsrError {
-    /// kube-apiserver did not do what we asked.
+    /// A request to kube-apiserver failed.
     #[error("{0}")]
     Cluster(ClusterError),
     /// A role lacks a verb.
-    #[error("{0}; what rights asking and approving need stands in deploy/kustomize/csr")]
+    #[error("{0}; see deploy/kustomize/csr for the roles that requesters and approvers need")]
     Forbidden(String),
-    /// The object is not there, or was changed meanwhile.
-    #[error("it has changed meanwhile, or is gone")]
+    /// The object does not exist, or was changed meanwhile.
+    #[error("the object was changed or deleted meanwhile")]
     Gone,
-    /// There is no such Service.
+    /// The Service does not exist.
     #[error(
-        "there is no Service {0} in namespace {1}: make it, or take it out of services in [mode.cloud.csr]"
+        "Service {0} does not exist in namespace {1}; create it, or remove it from services in [mode.cloud.csr]"
     )]
     NoService(String, String),
-    /// The watch of requests broke.
+    /// The watch of requests failed.
     #[error("kube-apiserver: {0}")]
     Watch(String),
-    /// Somebody has denied it.
+    /// The request was denied.
     #[error("CertificateSigningRequest {name} was denied: {why}")]
     Denied {
-        /// Its name.
+        /// Name of the request.
         name: String,
-        /// Who denied it says why.
+        /// Reason given by the approver.
         why: String,
     },
-    /// The signer could not sign it.
-    #[error("CertificateSigningRequest {name} was approved, and its signer has failed: {why}")]
+    /// The signer failed.
+    #[error("CertificateSigningRequest {name} was approved, but its signer failed: {why}")]
     Failed {
-        /// Its name.
+        /// Name of the request.
         name: String,
-        /// What the signer says.
+        /// Message of the signer.
         why: String,
     },
-    /// Nobody has approved or signed it in time.
+    /// The request was not approved or signed in time.
     #[error(
-        "CertificateSigningRequest {name} has no certificate after {SIGNED_WITHIN:?}: it is {state}; check that `tunnel \
+        "CertificateSigningRequest {name} was not signed within {SIGNED_WITHIN:?}: it is {state}; check that `tunnel \
          approve` runs, and that kube-controller-manager signs for {signer}"
     )]
     Unsigned {
-        /// Its name.
+        /// Name of the request.
         name: String,
-        /// How far it came.
+        /// State of the request.
         state: &'static str,
-        /// Who should have signed it.
+        /// Signer that should have signed it.
         signer: &'static str,
     },
-    /// What was signed is of no use to this machine.
+    /// The signed certificate has already expired according to the local clock.
     #[error(
-        "what was signed ends on {until}, and this machine's clock says {now}: set the clock; if it is right, the signer has to \
-         sign for longer"
+        "the signed certificate expired on {until}, and the local time is {now}; set the clock, or if it is right, \
+         make the signer sign for longer"
     )]
     Over {
-        /// Its end.
+        /// End of validity.
         until: String,
-        /// The time here.
+        /// Local time.
         now: String,
     },
-    /// It could not be made or written.
+    /// A key, request or file could not be created.
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// The directory cannot be written to.
-    #[error("cannot write to {}: {cause}; make the directory, and let this user write to it", .dir.display())]
+    /// The directory is not writable.
+    #[error("cannot write to {}: {cause}; create the directory and make it writable for this user", .dir.display())]
     Directory {
-        /// Which.
+        /// The directory.
         dir: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         cause: std::io::Error,
     },
 }
@@ -182,7 +182,7 @@ impl From<ClusterError> for CsrError {
     }
 }
 
-/// One piece of work at kube-apiserver, which takes milliseconds.
+/// Runs one operation at kube-apiserver with a timeout. It normally takes milliseconds.
 pub(crate) async fn within<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
     match timeout(ANSWERED_WITHIN, work).await {
         Err(_) => Err(ClusterError::Silent.into()),
@@ -191,31 +191,31 @@ pub(crate) async fn within<T>(work: impl Future<Output = kube::Result<T>>) -> Re
     }
 }
 
-/// For each piece of work at kube-apiserver.
+/// Timeout for one operation at kube-apiserver.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
-/// From the request to the certificate; an hour later Kubernetes forgets what it has decided.
+/// Timeout from the request to the certificate. Kubernetes deletes decided requests after an hour.
 pub(crate) const SIGNED_WITHIN: Duration = Duration::from_secs(15 * 60);
 
-// By what kube-apiserver is reached: its signers' authority is often the one by which it is believed, so that a server with
-// one of these could pose as it.
+// Names and addresses of kube-apiserver. Its signers' CA often issued its own certificate too, so a server certificate
+// with one of these names could impersonate it.
 
-/// The names and addresses of kube-apiserver, as far as they are known.
+/// The known names and addresses of kube-apiserver.
 #[derive(Debug, Clone, Default)]
 pub struct Apiserver(BTreeSet<String>);
 
 impl Apiserver {
-    /// `hosts` are known beside the names that it has in every cluster. Those of loopback do not count: who listens there
-    /// has the machine already, and each pod's certificate has them.
+    /// Adds `hosts` to the names that kube-apiserver has in every cluster. Ignores loopback names: each server's
+    /// certificate contains them, and to use them an attacker must already control the machine.
     pub fn new(hosts: impl IntoIterator<Item = String>) -> Self {
         let hosts = hosts.into_iter().map(|host| plain(&host));
         Self(hosts.filter(|host| !is_loopback(host)).collect())
     }
 
-    /// What this cluster's files say, and the Service `kubernetes` with its endpoints, which all clusters have.
+    /// Returns the names from the cluster's config and from the Service `kubernetes` with its endpoints.
     ///
     /// # Errors
     ///
-    /// kube-apiserver does not answer, or does not let us.
+    /// Fails if kube-apiserver does not answer or does not authorize the request.
     pub(crate) async fn look_up(cluster: &Cluster, client: &Client) -> Result<Self, CsrError> {
         let services: Api<Service> = Api::namespaced(client.clone(), DEFAULT);
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), DEFAULT);
@@ -226,7 +226,7 @@ impl Apiserver {
         Ok(Self::new(cluster.apiserver_names().await?.into_iter().chain(own).chain(endpoints)))
     }
 
-    /// Whether this name or address, or one that it covers, is kube-apiserver's.
+    /// Returns true if this name or address, or one that a wildcard covers, belongs to kube-apiserver.
     pub fn is_at(&self, name: &str) -> bool {
         let name = plain(name);
         name.contains('*')
@@ -236,7 +236,7 @@ impl Apiserver {
     }
 }
 
-/// In the one form in which two of them are compared: IPv4 that is dressed as IPv6 is IPv4.
+/// Normalizes a name or address for comparison. An IPv4-mapped IPv6 address becomes IPv4.
 fn plain(host: &str) -> String {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let name = bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase();
@@ -247,6 +247,6 @@ fn is_loopback(host: &str) -> bool {
     host.parse::<IpAddr>().map_or(host == "localhost", |ip| ip.is_loopback())
 }
 
-/// Its Service, and the EndpointSlice of that.
+/// The Service of kube-apiserver, and the name of its EndpointSlice.
 const KUBERNETES: &str = "kubernetes";
 const DEFAULT: &str = "default";

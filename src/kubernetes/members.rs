@@ -1,4 +1,4 @@
-//! Which pods there are: the endpoints of a Service of Kubernetes.
+//! Discovery of servers through the endpoints of a Kubernetes Service, and of the cluster's Nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,56 +15,57 @@ use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 
-/// The pods of a Service; `None` until they are known.
+/// Endpoints of a Service; `None` until they are known.
 pub type KnownEndpoints = Option<Endpoints>;
 
-/// Addresses of the pods of a Service, each in one of the two.
+/// Addresses of the endpoints of a Service. Each address is in one of the two sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Endpoints {
-    /// Clients are led there.
+    /// Endpoints that receive traffic from clients.
     pub ready: BTreeSet<IpAddr>,
-    /// Starting, stopping, in trouble, or on a machine that is lost.
+    /// Endpoints that are starting, stopping, failing or on an unreachable machine.
     pub unready: BTreeSet<IpAddr>,
 }
 
-/// Follows the endpoints of a Service. While kube-apiserver does not answer, the last ones stand.
+/// A watch of the endpoints of a Service. The last known endpoints apply while kube-apiserver does not answer.
 #[derive(Debug)]
 pub struct EndpointWatch {
     cluster: Cluster,
     service: String,
-    /// This pod, and the port on which all pods take links.
+    /// Address of this server, with the port on which all servers accept links.
     own: SocketAddr,
     endpoints: watch::Sender<KnownEndpoints>,
     peers: watch::Sender<Vec<SocketAddr>>,
 }
 
-/// The slices of a Service: each holds some of its endpoints.
+/// The EndpointSlices of a Service; each holds some of its endpoints.
 #[derive(Debug, Default)]
 struct Slices {
     known: BTreeMap<String, Endpoints>,
-    /// Those that a list that has begun has named so far.
+    /// Slices received so far of a list in progress.
     listed: Option<BTreeMap<String, Endpoints>>,
 }
 
 impl EndpointWatch {
-    /// Nothing is asked yet. `own` is this pod's address, and the port on which all pods take links.
+    /// Creates a watch; sends no request. `own` is this server's address, with the port on which all servers accept
+    /// links.
     pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
         let (endpoints, peers) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
         Self { cluster, service, own, endpoints, peers }
     }
 
-    /// All pods, this one among them.
+    /// Returns a receiver of the endpoints of all servers, including this one.
     pub fn endpoints(&self) -> watch::Receiver<KnownEndpoints> {
         self.endpoints.subscribe()
     }
 
-    /// Where the other pods take links, in order; empty until they are known. Those that are not ready, too: they may
-    /// well have nodes and sessions.
+    /// Returns a receiver of the addresses at which peers accept links, sorted; empty until they are known. Unready
+    /// peers are included, because they may have nodes and sessions.
     pub fn peers(&self) -> watch::Receiver<Vec<SocketAddr>> {
         self.peers.subscribe()
     }
 
-    /// Follows them until draining begins.
+    /// Runs the watch until draining starts.
     pub async fn follow(self, drain: Drain) {
         let of = format!("{SERVICE_LABEL}={}", self.service);
         let what = format!("the endpoints of Service {}", self.service);
@@ -87,7 +88,7 @@ impl EndpointWatch {
         self.peers.send_if_modified(|old| {
             let news = *old != others;
             if news {
-                debug!(service = self.service, ?others, "other pods");
+                debug!(service = self.service, peers = ?others, "peers changed");
                 *old = others;
             }
             news
@@ -109,7 +110,7 @@ impl WatchHandler<EndpointSlice> for (&EndpointWatch, Slices) {
 }
 
 impl Slices {
-    /// All endpoints, whenever all slices are known.
+    /// Applies an event. Returns all endpoints, or `None` while a list is in progress.
     fn take(&mut self, event: Event<EndpointSlice>) -> Option<Endpoints> {
         match event {
             Event::Init => self.listed = Some(BTreeMap::new()),
@@ -134,13 +135,13 @@ impl Slices {
             all.ready.extend(&slice.ready);
             all.unready.extend(&slice.unready);
         }
-        // While it moves from one slice to another it may be in both.
+        // An endpoint that moves between slices may be in both for a moment.
         all.unready.retain(|pod| !all.ready.contains(pod));
         Some(all)
     }
 }
 
-/// A slice's name, and the pods in it. Unknown counts as ready, as Kubernetes wants it.
+/// Returns a slice's name and endpoints. An unknown readiness means ready, as Kubernetes specifies.
 fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
     let ready = |endpoint: &Endpoint| {
         endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
@@ -156,12 +157,12 @@ fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
 /// The label of a slice that names its Service.
 pub(crate) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-// The Nodes of a cluster, and which of them are edges.
+// The Nodes of a cluster, and whether each is an edge.
 
-/// The names of all Nodes, each with whether it has an edge label; `None` until they are known.
+/// Names of all Nodes, each with whether it has an edge label; `None` until they are known.
 pub type KnownNodes = Option<BTreeMap<String, bool>>;
 
-/// Follows names and labels of Nodes. While kube-apiserver does not answer, the last known ones apply.
+/// A watch of names and labels of Nodes. The last known ones apply while kube-apiserver does not answer.
 #[derive(Debug)]
 pub struct NodeWatch {
     cluster: Cluster,
@@ -170,17 +171,17 @@ pub struct NodeWatch {
 }
 
 impl NodeWatch {
-    /// Sends no request yet. `own` is an edge label of the settings, with its value.
+    /// Creates a watch; sends no request. `own` is the edge label from the config, with its value.
     pub fn new(cluster: Cluster, own: Option<(String, String)>) -> Self {
         Self { cluster, labels: edge_labels(own), known: watch::Sender::new(None) }
     }
 
-    /// A receiver of what is known, now and later.
+    /// Returns a receiver of the known Nodes.
     pub fn known(&self) -> watch::Receiver<KnownNodes> {
         self.known.subscribe()
     }
 
-    /// Follows them until draining begins.
+    /// Runs the watch until draining starts.
     pub async fn follow(self, drain: Drain) {
         let followed = ObjectWatcher {
             cluster: &self.cluster,
@@ -202,7 +203,7 @@ type NodeMeta = PartialObjectMeta<Node>;
 struct NodeSet<'a> {
     known: &'a watch::Sender<KnownNodes>,
     labels: &'a [(String, String)],
-    /// The part of a list that has been received so far.
+    /// Nodes received so far of a list in progress.
     listed: BTreeMap<String, bool>,
     listing: bool,
 }
@@ -244,7 +245,7 @@ fn is_edge(node: &NodeMeta, labels: &[(String, String)]) -> bool {
     labels.iter().any(|(label, value)| node.labels().get(label) == Some(value))
 }
 
-/// The labels that the manifests give to edges, SuperEdge's and OpenYurt's, and the label of the settings.
+/// Returns the edge labels of the manifests, SuperEdge's and OpenYurt's, and the label from the config.
 fn edge_labels(own: Option<(String, String)>) -> Vec<(String, String)> {
     let known = [("superedge.io/node-edge", "enable"), ("openyurt.io/is-edge-worker", "true")];
     known.map(|(label, value)| (label.to_owned(), value.to_owned())).into_iter().chain(own).collect()
@@ -289,14 +290,14 @@ mod tests {
         assert_eq!(
             slices.take(Event::Apply(moving)),
             Some(pods(&["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1"], &[])),
-            "it is in two slices for a moment"
+            "an endpoint may be in two slices for a moment"
         );
         let two = slice("two", &[("fd00::1", Some(true))]);
         assert!(slices.take(Event::Apply(two)).is_some());
         let less = slice("one", &[("10.0.0.3", Some(true))]);
         assert_eq!(slices.take(Event::Apply(less)), Some(pods(&["10.0.0.3", "fd00::1"], &[])));
         assert_eq!(slices.take(Event::Delete(slice("two", &[]))), Some(pods(&["10.0.0.3"], &[])));
-        assert_eq!(slices.take(Event::Init), None, "what was known stands until all is listed anew");
+        assert_eq!(slices.take(Event::Init), None, "known endpoints remain until the new list is complete");
         assert_eq!(slices.take(Event::InitDone), Some(pods(&[], &[])));
     }
 
@@ -311,7 +312,7 @@ mod tests {
         assert_eq!(*peers.borrow_and_update(), others);
         assert_eq!(*endpoints.borrow(), Some(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"])));
         watch.set(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
-        assert!(!peers.has_changed().unwrap(), "who is not ready may have nodes all the same");
+        assert!(!peers.has_changed().unwrap(), "unready peers may still have nodes");
     }
 }
 
@@ -343,13 +344,13 @@ mod nodes_tests {
         is(&[("a", true), ("b", false)]);
         seen.mark_unchanged();
         names.on_event(Event::Apply(node("a", &superedge)));
-        assert!(!seen.has_changed().unwrap(), "a node that only says how it is changes nothing");
+        assert!(!seen.has_changed().unwrap(), "a status update changes nothing");
         names.on_event(Event::Delete(node("b", &[])));
         names.on_event(Event::Apply(node("c", &[])));
         is(&[("a", true), ("c", false)]);
         seen.mark_unchanged();
         names.on_event(Event::Apply(node("a", &[])));
-        assert!(seen.has_changed().unwrap(), "its label is gone");
+        assert!(seen.has_changed().unwrap(), "the label was removed");
         is(&[("a", false), ("c", false)]);
         names.on_event(Event::Init);
         is(&[("a", false), ("c", false)]);

@@ -1,4 +1,4 @@
-//! What one server, the holder of the Lease, keeps true in the cluster.
+//! Objects of the cluster that the holder of the Lease reconciles.
 
 #[cfg(feature = "kubernetes")]
 pub mod lease;

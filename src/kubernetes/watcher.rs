@@ -1,4 +1,4 @@
-//! Following objects of Kubernetes: listed in pages, then watched; begun anew after a pause when anything fails.
+//! Watches of Kubernetes objects: lists them in pages, then watches them, and restarts with backoff after an error.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -16,29 +16,30 @@ use tracing::{debug, info, warn};
 use crate::kubernetes::cluster::{Cluster, ClusterError};
 use tunnel_base::backoff::Backoff;
 
-/// What is followed.
+/// A watch of objects of one kind.
 #[derive(Debug)]
 pub(crate) struct ObjectWatcher<'a> {
-    /// Where.
+    /// Cluster that is watched.
     pub(crate) cluster: &'a Cluster,
-    /// What it is called in the log, as the subject of a sentence.
+    /// Name of the objects in the log.
     pub(crate) what: &'a str,
-    /// Which objects of their kind: by labels, by fields.
+    /// Label and field selectors.
     pub(crate) which: watcher::Config,
 }
 
-/// What becomes of an event.
+/// A consumer of watch events.
 pub(crate) trait WatchHandler<K> {
-    /// Takes in an event. True if everything is known now.
+    /// Handles an event. Returns true if all objects are known now.
     fn on_event(&mut self, event: Event<K>) -> bool;
 
-    /// No events come until the next one, for that cause. What was known stands.
+    /// Called when the watch fails. No events follow until it has restarted; the known objects remain valid.
     fn is_cut_off(&mut self, _cause: &ClusterError) {}
 }
 
 impl ObjectWatcher<'_> {
-    /// Gives each event to `taker`, until it is dropped. `api` makes the interface to the objects from a client and our
-    /// own namespace. While kube-apiserver does not answer, no events come; after that the whole list comes anew.
+    /// Passes each event to `taker` until this future is dropped. `api` builds the interface to the objects from a
+    /// client and the cluster's namespace. No events arrive while kube-apiserver does not answer; afterwards the whole
+    /// list is sent again.
     pub(crate) async fn run<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
@@ -54,9 +55,9 @@ impl ObjectWatcher<'_> {
                 Err(cause) => cause,
             };
             if warned {
-                debug!("{what}: {cause}");
+                debug!(objects = what, error = %cause, "watch failed again");
             } else {
-                warn!("{what} cannot be followed, trying on: {cause}");
+                warn!(objects = what, error = %cause, "watch failed, retrying");
                 warned = true;
             }
             taker.is_cut_off(&cause);
@@ -64,7 +65,8 @@ impl ObjectWatcher<'_> {
         }
     }
 
-    /// Goes on until something fails. The client is made anew each time: a certificate or a token may be over.
+    /// Lists and watches until an error occurs. Creates a new client each time, because a certificate or token may have
+    /// expired.
     async fn list_and_watch<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
@@ -81,7 +83,7 @@ impl ObjectWatcher<'_> {
             if taker.on_event(event.map_err(failed)?) {
                 *backoff = Backoff::new();
                 if std::mem::take(warned) {
-                    info!("{} are followed again", self.what);
+                    info!(objects = self.what, "watch restored");
                 }
             }
         }
@@ -98,16 +100,15 @@ fn failed(cause: watcher::Error) -> ClusterError {
     }
 }
 
-/// How long one watch lasts: an apiserver that has vanished without a word is noticed not much later.
+/// Duration of one watch. It bounds the time until a vanished kube-apiserver is noticed.
 const WATCH_SECONDS: u32 = 60;
 
-/// Objects on one page of a list. The text of each is in memory twice while the page is read, and pods often have some
-/// 10 KiB.
+/// Objects per page of a list. Each page is in memory twice while it is read, and a pod often has about 10 KiB.
 const PAGE: u32 = 50;
 
-// Types for parts of Kubernetes' objects.
+// Partial types of Kubernetes objects.
 
-/// A Node's addresses, as its kubelet says them.
+/// A Node's addresses as its kubelet reports them.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
 pub(crate) struct NodeStatus {
@@ -122,24 +123,25 @@ struct NodeAddress {
 }
 
 impl NodeStatus {
-    /// Those of these kinds, all of them.
+    /// Returns all addresses of these kinds.
     pub(crate) fn of_kinds<const N: usize>(&self, kinds: [&'static str; N]) -> impl Iterator<Item = &str> {
         let all = self.addresses.iter().filter(move |address| kinds.contains(&address.kind.as_str()));
         all.map(|address| address.address.as_str())
     }
 
-    /// The IP addresses of a kind, the first [`MAX_NODE_ADDRESSES`].
+    /// Returns the first [`MAX_NODE_ADDRESSES`] IP addresses of a kind.
     pub(crate) fn ips<C: FromIterator<IpAddr>>(&self, kind: &'static str) -> C {
         let all = self.of_kinds([kind]).filter_map(|address| address.parse().ok());
         all.take(MAX_NODE_ADDRESSES).collect()
     }
 }
 
-/// Of a Node's addresses only so many are kept: its own kubelet writes them, and may be anybody's. Two of each family, and
-/// their names, are the most that is usual.
+/// Maximum number of addresses kept per Node. Its kubelet reports them and may be compromised; two of each family, and
+/// their names, are usual.
 pub(crate) const MAX_NODE_ADDRESSES: usize = 8;
 
-/// Takes over from the whole type what a part of its objects is called. The part has its metadata in a field of that name.
+/// Implements [`Resource`] for a partial type by delegating to the whole type. The partial type must have a field
+/// `metadata`.
 macro_rules! part_of {
     ($part:ident, $whole:ty) => {
         impl Resource for $part {

@@ -1,4 +1,4 @@
-//! Records in a ConfigMap of Kubernetes that several pods, and people, share; the form is that of SuperEdge's.
+//! Records in a ConfigMap that several servers and people share, in the form of SuperEdge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -17,69 +17,71 @@ use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::kubernetes::members::KnownEndpoints;
 use tunnel_base::policy::zone;
 
-/// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of the rest, only lines of dead pods go.
+/// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
+/// removed.
 #[derive(Debug)]
 pub struct ConfigMap {
     settings: ConfigMapParams,
     api: Option<Api<Object>>,
-    /// Pods that have lines and are not ready, and when they are to be judged.
+    /// Servers that have lines but are not ready, and when to check them.
     gone: HashMap<IpAddr, Instant>,
-    /// The pods that had lines when they were last read.
+    /// Servers that had lines when they were last read.
     servers: BTreeSet<IpAddr>,
 }
 
 /// A ConfigMap, and what to write there.
 #[derive(Debug)]
 pub struct ConfigMapParams {
-    /// Where it is; it stands in our own namespace.
+    /// Cluster with the ConfigMap, which is in the server's namespace.
     pub cluster: Cluster,
-    /// Its name. It is made if there is none.
+    /// Name of the ConfigMap. It is created if it does not exist.
     pub name: String,
     /// The published address.
     pub server: IpAddr,
-    /// The pods that there are; `None`: they are not known, and lines of dead pods stay.
+    /// Endpoints of all servers. Without them, lines of dead servers remain.
     pub endpoints: Option<watch::Receiver<KnownEndpoints>>,
-    /// Asked whether a pod that is not ready is alive all the same.
+    /// Probe for servers that are not ready but may be alive.
     pub lives: LivenessProbe,
 }
 
-/// Finds out whether a pod is alive.
+/// A probe that determines whether a server is alive.
 pub struct LivenessProbe(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
 
-/// Why the ConfigMap could not be written.
+/// The reason why the ConfigMap could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigMapError {
-    /// It, or its cluster, is not to be had.
+    /// A request to the cluster failed.
     #[error("ConfigMap {name}: {cause}")]
     Cluster {
-        /// Its name.
+        /// Name of the ConfigMap.
         name: String,
-        /// What went wrong.
+        /// The error.
         cause: ClusterError,
     },
-    /// More lines than Kubernetes takes. Cure: a store without this limit, or shorter lines.
+    /// The text exceeds the size limit of Kubernetes. Remedy: another store, or shorter lines.
     #[error(
-        "ConfigMap {name} would hold {bytes} bytes and Kubernetes takes {MAX_BYTES}: publish to etcd instead \
-         (publish = \"etcd\"), take out what others have put there, or use a shorter zone"
+        "ConfigMap {name} would hold {bytes} bytes, more than the limit of {MAX_BYTES}; publish to etcd instead \
+         (publish = \"etcd\"), remove foreign entries, or use a shorter zone"
     )]
     Full {
-        /// Its name.
+        /// Name of the ConfigMap.
         name: String,
-        /// What it would hold.
+        /// Size of its content in bytes.
         bytes: usize,
     },
-    /// Others were quicker each time. Usual cause: something writes it without a pause.
+    /// Each attempt conflicted with another writer. Usual cause: a program writes it continuously.
     #[error(
-        "ConfigMap {name}: others have changed it {MAX_TRIES} times while we tried: see who writes it so often"
+        "ConfigMap {name}: {MAX_TRIES} conflicting updates by other writers; find out which program writes it so often"
     )]
     Contended {
-        /// Its name.
+        /// Name of the ConfigMap.
         name: String,
     },
 }
 
 impl LivenessProbe {
-    /// To be true only of a pod that has answered: one that is not asked, or not reached, is taken for dead.
+    /// Creates a probe. `ask` must return true only for a server that has answered: one that was not reached is
+    /// considered dead.
     pub fn new(ask: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
         Self(Box::new(ask))
     }
@@ -87,33 +89,33 @@ impl LivenessProbe {
 
 impl fmt::Debug for LivenessProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Lives")
+        f.write_str("LivenessProbe")
     }
 }
 
 impl ConfigMap {
-    /// Nothing is asked yet.
+    /// Creates the store; sends no request.
     pub fn new(settings: ConfigMapParams) -> Self {
         Self { settings, api: None, gone: HashMap::new(), servers: BTreeSet::new() }
     }
 
-    /// Makes these our only lines, and takes away lines of pods that have been gone for a while. Cancel safe: a write
-    /// that was under way may or may not have happened.
+    /// Replaces our lines with these, and removes lines of servers that have been absent for a while. Cancel safe: a
+    /// write in progress may or may not have happened.
     pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), ConfigMapError> {
         self.change(records, true).await
     }
 
-    /// Takes our lines away.
+    /// Removes our lines.
     pub async fn withdraw(&mut self) -> Result<(), ConfigMapError> {
         self.change(&BTreeSet::new(), false).await
     }
 
-    /// The addresses that had lines as pods write them when it was last read.
+    /// Returns the addresses that had lines in the servers' form when the ConfigMap was last read.
     pub(crate) fn servers(&self) -> BTreeSet<IpAddr> {
         self.servers.clone()
     }
 
-    /// When to look although nothing has changed here.
+    /// Returns the time of the next check without changes here.
     pub(crate) fn due(&self) -> Instant {
         let look = Instant::now() + REWRITE_INTERVAL;
         self.gone.values().min().map_or(look, |sweep| look.min(*sweep))
@@ -123,13 +125,13 @@ impl ConfigMap {
         let changed = timeout(REQUEST_TIMEOUT, self.try_on(records, create)).await;
         let changed = changed.unwrap_or_else(|_| Err(self.failed(ClusterError::Silent)));
         if matches!(changed, Err(ConfigMapError::Cluster { .. })) {
-            // The next try reads the files anew: a certificate or a token may be over.
+            // The next attempt reads the files again: a certificate or token may have expired.
             self.api = None;
         }
         changed
     }
 
-    /// A conflict is somebody else's success, and the fresh object is tried at once.
+    /// Writes the ConfigMap. After a conflict, the new object is tried immediately.
     async fn try_on(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
         let api = self.connected().await.map_err(|cause| self.failed(cause))?;
         for tries in 1..=MAX_TRIES {
@@ -140,8 +142,8 @@ impl ConfigMap {
             let text =
                 old.as_ref().and_then(|old| old.data.as_ref()?.get(HOSTS_KEY)).map_or("", String::as_str);
             self.servers = zone::servers(text.as_bytes());
-            // The pod that wrote before us may be one of those to judge, so a second try judges nobody: its turn comes
-            // again at once. A pod that leaves has no time to ask either.
+            // The conflicting writer may be one of the servers to check, so later attempts check none; their turn comes
+            // again soon. A server that stops has no time to check others either.
             let judges = create && tries == 1;
             let gone = if judges { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
             let new = renewed(text, self.settings.server, records, &gone);
@@ -158,13 +160,13 @@ impl ConfigMap {
                 Ok(_) => {
                     self.gone.retain(|server, _| !gone.contains(server));
                     if !gone.is_empty() {
-                        info!(servers = ?gone, "lines of pods that are gone are taken away");
+                        info!(servers = ?gone, "removed lines of stopped servers");
                     }
                     return Ok(());
                 }
-                // Changed, made or deleted meanwhile.
+                // Changed, created or deleted meanwhile.
                 Err(Error::Api(status)) if status.code == 409 || there && status.code == 404 => {
-                    debug!(tries, "somebody else has written the ConfigMap: once more");
+                    debug!(tries, "ConfigMap changed by another writer, retrying");
                 }
                 Err(cause) => return Err(self.failed(cause.into())),
             }
@@ -172,12 +174,12 @@ impl ConfigMap {
         Err(ConfigMapError::Contended { name: self.settings.name.clone() })
     }
 
-    /// Pods whose lines are to go now: for a while they have been no endpoint of the Service at all, or one that is not
-    /// ready; then it must not answer either. One that is alive would only add its lines again.
+    /// Returns the servers whose lines must be removed now. For a while they have been no endpoint of the Service, or
+    /// one that is not ready and does not answer. A server that is alive would only add its lines again.
     async fn dead(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
         let known = self.settings.endpoints.as_ref().and_then(|known| known.borrow().clone());
         let (server, text) = (self.settings.server, text.as_bytes());
-        // Nobody is judged unless we are an endpoint ourselves: it may be the wrong Service.
+        // No server is checked unless this one is an endpoint: it may be the wrong Service.
         let Some(known) =
             known.filter(|known| known.ready.contains(&server) || known.unready.contains(&server))
         else {
@@ -185,7 +187,7 @@ impl ConfigMap {
             return BTreeSet::new();
         };
         let mut absent = zone::servers(text);
-        // No pod has a loopback address: such a line is somebody else's.
+        // A line with a loopback address is never a server's.
         absent.retain(|ip| !known.ready.contains(ip) && *ip != server && !ip.is_loopback());
         self.gone.retain(|ip, _| absent.contains(ip));
         let later = || now + STALE_AFTER + SPREAD.mul_f64(rand::random());
@@ -206,7 +208,7 @@ impl ConfigMap {
         dead
     }
 
-    /// The object with another text. Whatever else it holds stays.
+    /// Returns the object with another text. All other content remains.
     fn object(&self, old: Option<Object>, text: String) -> Result<Object, ConfigMapError> {
         let name = &self.settings.name;
         let mut object = old.unwrap_or_else(|| {
@@ -243,29 +245,31 @@ fn renewed(text: &str, server: IpAddr, records: &BTreeSet<String>, gone: &BTreeS
     if !gone.is_empty() {
         new = zone::without(&new, gone);
     }
-    // Whole lines of a text are taken out and put in, so it stays one.
+    // Only whole lines are removed and added, so the text remains valid UTF-8.
     String::from_utf8(new).unwrap_or_else(|_| text.to_owned())
 }
 
-/// The key that SuperEdge uses, and the name of the file where the ConfigMap is mounted.
+/// The key that SuperEdge uses. It is the file's name where the ConfigMap is mounted.
 const HOSTS_KEY: &str = "hosts";
 
-/// What Kubernetes takes in one ConfigMap.
+/// The size limit of a ConfigMap in Kubernetes.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Tries against others who write, at once: of those who write together each try lets at least one through.
+/// Maximum number of immediate attempts after conflicts. Among concurrent writers, each round lets at least one
+/// through.
 const MAX_TRIES: u32 = 50;
 
-/// How often we look whether our lines still stand, and who else has some.
+/// Time between two checks of our lines and those of other servers.
 const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a pod with lines may be missing among the ready ones before it is judged: a new one is not ready at once.
+/// Time that a server with lines may be missing from the ready endpoints before it is checked; a new server is not
+/// ready immediately.
 const STALE_AFTER: Duration = Duration::from_secs(20);
 
-/// Chance added to that absence, so that of many pods one sweeps and the others find it done.
+/// Random addition to `STALE_AFTER`, so that one of many servers removes the lines and the others find them removed.
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// How long changes are gathered: each write sends the whole text.
+/// Debounce time of changes: each write sends the whole text.
 pub(crate) const GATHERING: Duration = Duration::from_millis(200);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Records in etcd, as CoreDNS's etcd plugin reads them, under a lease that ends with this pod.
+//! Records in etcd in the form of CoreDNS's etcd plugin, with a lease that ends with this server.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,50 +12,50 @@ use tracing::debug;
 use crate::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdEndpoints, EtcdError, GrpcDialer};
 use tunnel_net::resolver::Resolver;
 
-/// Our records in an etcd.
+/// Our records in an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdRecords {
     members: EtcdEndpoints,
     prefix: String,
     address: IpAddr,
-    /// Part of our keys, so that pods do not overwrite one another.
+    /// Part of our keys, so that servers do not overwrite one another.
     server: String,
     lease: Option<EtcdLease>,
-    /// How many changes are under way at once.
+    /// Current limit of concurrent changes.
     at_once: usize,
 }
 
-/// An etcd, and what to write there.
+/// An etcd cluster, and what to write there.
 #[derive(Debug, Clone)]
 pub struct EtcdParams {
-    /// How to reach it.
+    /// How to reach the cluster.
     pub access: EtcdAccess,
-    /// Above all keys; without `/` at its end.
+    /// Prefix of all keys, without a trailing `/`.
     pub prefix: String,
     /// The published address.
     pub address: IpAddr,
 }
 
-/// A promise of etcd to forget our keys unless we ask again and again.
+/// A lease: etcd deletes our keys unless it is renewed.
 #[derive(Debug)]
 struct EtcdLease {
     id: i64,
-    /// When it was last granted or kept alive; taken before the question, so never too late.
+    /// Time when the lease was last granted or renewed. It is taken before the request, so it is never too late.
     kept: Instant,
-    /// What stands under it for certain.
+    /// Records known to be stored under the lease.
     written: BTreeSet<String>,
-    /// Keys that may stand under the lease: the answer to their write did not arrive.
+    /// Records that may be stored under the lease, because the response to their write did not arrive.
     unsure: BTreeSet<String>,
 }
 
 impl EtcdRecords {
-    /// Nothing is asked yet.
+    /// Creates the records; sends no request.
     pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
         let EtcdParams { access, prefix, address } = settings;
         Self::by(GrpcDialer::new(access, resolver), prefix, address)
     }
 
-    /// The same, with members that are reached by other means.
+    /// Like [`Self::new`], but connects to members through `dialer`.
     pub fn by(dialer: Arc<dyn EtcdDialer>, prefix: String, address: IpAddr) -> Self {
         let server = format!("{:016x}", rand::random::<u64>());
         Self {
@@ -68,14 +68,14 @@ impl EtcdRecords {
         }
     }
 
-    /// Makes these our only records, and keeps the lease alive. Each member is tried once.
+    /// Replaces our records with these, and renews the lease. Tries each member once.
     pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
         let mut last = EtcdError::NoMember;
         for _ in 0..self.members.len() {
             match self.try_member(records).await {
                 Ok(()) => return Ok(()),
                 Err(cause) => {
-                    debug!(%cause, "an etcd member failed");
+                    debug!(error = %cause, "etcd member failed");
                     last = cause;
                 }
             }
@@ -84,7 +84,7 @@ impl EtcdRecords {
         Err(last)
     }
 
-    /// Gives the lease back, and with it all records. Each member is tried once, with a fresh login if need be.
+    /// Revokes the lease, and with it all records. Tries each member once, and logs in again if necessary.
     pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
         let Some(EtcdLease { id, .. }) = self.lease else { return Ok(()) };
         let mut last = EtcdError::NoMember;
@@ -106,7 +106,7 @@ impl EtcdRecords {
         Err(last)
     }
 
-    /// When the lease wants to be kept alive.
+    /// Returns the time at which the lease must be renewed.
     pub(crate) fn due(&self) -> Instant {
         self.lease.as_ref().map_or_else(Instant::now, |lease| lease.kept) + RENEWAL_INTERVAL
     }
@@ -115,15 +115,15 @@ impl EtcdRecords {
         self.members.connected().await?.revoke(id).await
     }
 
-    /// A login or a lease that is over is made anew once; whatever else fails is this member's failure.
+    /// Renews an expired login or lease once; any other error is this member's failure.
     async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
         match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
             Err((ErrorKind::LoggedOut, cause)) => {
-                debug!(%cause, "logging in again");
+                debug!(error = %cause, "logging in again");
                 self.members.forget();
             }
             Err((ErrorKind::LeaseLost, cause)) => {
-                debug!(%cause, "asking for another lease");
+                debug!(error = %cause, "requesting new lease");
                 self.lease = None;
             }
             other => return other.map_err(|(_, cause)| cause),
@@ -150,8 +150,9 @@ impl EtcdRecords {
         Ok(())
     }
 
-    /// Asks for fewer changes at once where they took long or failed, as other pods may be asking, too: what all of them have
-    /// under way must be done before anyone gives it up. For more only once as many as may be were done soon: fewer say nothing.
+    /// Adapts the limit of concurrent changes. It halves after slow or failed changes: all servers' changes together
+    /// must complete before they time out. It doubles only after a full batch was fast, because a smaller one says
+    /// nothing.
     fn pace(&mut self, asked: usize, took: Duration, are_done: bool) {
         if !are_done || took > SLOW {
             self.at_once = (self.at_once / 2).max(MIN_AT_ONCE);
@@ -160,7 +161,7 @@ impl EtcdRecords {
         }
     }
 
-    /// Has a lease with life enough left in it.
+    /// Grants or renews the lease if little of its time is left.
     async fn keep(&mut self) -> Result<(), EtcdError> {
         let asked = Instant::now();
         let connection = self.members.connected().await?;
@@ -179,7 +180,7 @@ impl EtcdRecords {
         Ok(())
     }
 
-    /// Puts (true) and deletes (false) some records at once.
+    /// Puts (true) and deletes (false) records concurrently.
     async fn change(&mut self, some: &[(String, bool)]) -> Result<(), EtcdError> {
         let connection = self.members.connected().await?;
         let Some(lease) = &mut self.lease else { return Err(EtcdError::LeaseLost) };
@@ -217,7 +218,7 @@ impl EtcdRecords {
     }
 }
 
-/// `/skydns/test/nodes/node-a/<server>` for `node-a.nodes.test`.
+/// Returns the key, for example `/skydns/test/nodes/node-a/<server>` for `node-a.nodes.test`.
 fn key(prefix: &str, name: &str, server: &str) -> Vec<u8> {
     let labels: Vec<&str> = name.rsplit('.').collect();
     format!("{prefix}/{}/{server}", labels.join("/")).into_bytes()
@@ -227,22 +228,22 @@ fn value(address: IpAddr) -> Vec<u8> {
     format!(r#"{{"host":"{address}","ttl":{}}}"#, TTL.as_secs()).into_bytes()
 }
 
-/// How often the lease is kept alive: twice it may fail.
+/// Time between two renewals of the lease; two may fail in a row.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the records of a dead pod stand.
+/// Duration of the lease: how long the records of a dead server remain.
 const LEASE: Duration = Duration::from_secs(15);
 
-/// How long DNS may remember an answer: a node that moves should be found soon.
+/// TTL of DNS answers; short, so that a node that moves is found soon.
 const TTL: Duration = Duration::from_secs(5);
 
-/// Changes under way at once; between two such batches the lease is looked after.
+/// Maximum number of concurrent changes. The lease is checked between two such batches.
 const MAX_AT_ONCE: usize = 64;
-/// The same of the first batch.
+/// Initial limit of concurrent changes.
 const INITIAL_AT_ONCE: usize = 8;
-/// The same where etcd is slow: a thousand pods together have 4,000 under way.
+/// Minimum limit where etcd is slow. A thousand servers together then have 4,000 changes in flight.
 const MIN_AT_ONCE: usize = 4;
-/// Changes that take so long have too many others beside them; a third of what a call may take.
+/// Duration above which a batch counts as slow: a third of the timeout of a call.
 const SLOW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -258,13 +259,13 @@ mod tests {
 
     use super::*;
 
-    /// An etcd that does one write after the other.
+    /// An etcd cluster that processes one write after the other.
     #[derive(Debug, Default)]
     struct OneByOne {
-        /// How long each takes; `None`: it refuses after a millisecond.
+        /// Duration of each write. `None` makes each fail after a millisecond.
         each: Mutex<Option<Duration>>,
         under_way: AtomicUsize,
-        /// Most of them at once.
+        /// Highest number of concurrent writes.
         most: AtomicUsize,
     }
 
@@ -327,7 +328,7 @@ mod tests {
         EtcdRecords::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
     }
 
-    /// So many more.
+    /// Adds this many records.
     fn grow(records: &mut BTreeSet<String>, more: usize) {
         let first = records.len();
         records.extend((first..first + more).map(|n| format!("node{n}.nodes.test")));
@@ -365,7 +366,7 @@ mod tests {
     async fn the_slower_etcd_is_the_less_is_asked_of_it_at_once() {
         let etcd = Arc::new(OneByOne::default());
         let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
-        // As with hundreds of other pods beside us, then a few, then none, and with hundreds again.
+        // As if there were hundreds of other servers, then a few, then none, then hundreds again.
         for (millis, most) in [(100, 8), (20, 16), (1, 64), (100, 8)] {
             *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
             for _ in 0..2 {

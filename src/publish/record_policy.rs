@@ -1,4 +1,4 @@
-//! What is asked before a node is published in a zone that is not ours: whether its name is somebody else's already.
+//! Decides whether a node may be published in a foreign zone, where its name may already belong to another host.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -13,16 +13,16 @@ use tunnel_base::names::NodeName;
 use tunnel_base::policy::zone::{DnsNameError, Zone};
 use tunnel_net::resolver::{LookupError, Resolver};
 
-/// Decides which nodes may have a record; DNS has the addresses that a name has already.
+/// Decides which nodes may have a record. Compares with the addresses that a name already has in DNS.
 pub struct RecordPolicy {
-    /// For the addresses that a name has already.
+    /// Resolver for the current addresses of names.
     resolver: Resolver,
     is_pod: Box<IsServer>,
     nodes: Option<Box<NodeLister>>,
     /// The Nodes of the cluster, and when they were listed.
     listed: Option<(Instant, BTreeSet<String>)>,
     verdicts: HashMap<NodeName, RecordDecision>,
-    /// Nodes that were named because they are not published.
+    /// Nodes already logged as not published.
     named: HashSet<NodeName>,
 }
 
@@ -31,14 +31,14 @@ type NodeLister = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String
 
 #[derive(Debug)]
 struct RecordDecision {
-    /// An address of the name that belongs to none of the pods.
+    /// An address of the name that belongs to no server.
     taken: Option<IpAddr>,
     at: Instant,
 }
 
 impl RecordPolicy {
-    /// Asks `resolver` what names stand for, and `is_pod` whether one of the addresses takes links; within a few
-    /// seconds.
+    /// Creates a policy. `resolver` looks up names, and `is_pod` returns true if a server accepts links at an address,
+    /// within a few seconds.
     pub fn new(
         resolver: Resolver,
         is_pod: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
@@ -53,8 +53,8 @@ impl RecordPolicy {
         }
     }
 
-    /// Who lists the names of a cluster's Nodes, all of which may be published: lower case, or why they cannot be
-    /// listed.
+    /// Sets the source of the cluster's Node names, all of which may be published. It returns the names in lower case,
+    /// or why they cannot be listed.
     pub fn set_nodes(
         &mut self,
         nodes: impl Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync + 'static,
@@ -62,8 +62,8 @@ impl RecordPolicy {
         self.nodes = Some(Box::new(nodes));
     }
 
-    /// The records of those nodes that may have one. For each of the others the cause is logged once, up to a bound.
-    /// `ours` are addresses of pods that stand in the store.
+    /// Returns the records of the nodes that may have one. Logs the reason for each of the others once, up to a limit.
+    /// `ours` are the addresses of servers in the store.
     pub(crate) async fn records(
         &mut self,
         nodes: Vec<NodeName>,
@@ -84,7 +84,7 @@ impl RecordPolicy {
             self.look(&named, ours).await;
             named.retain(|(node, name)| match self.verdicts.get(node).and_then(|verdict| verdict.taken) {
                 Some(at) => {
-                    self.warn_once(node, &format_args!("{name} is {at} in DNS, where no pod answers: rename the node, or set mode.cloud.registry.zone"));
+                    self.warn_once(node, &format_args!("{name} resolves to {at}, which is no server; rename the node, or set mode.cloud.registry.zone"));
                     false
                 }
                 None => true,
@@ -93,8 +93,8 @@ impl RecordPolicy {
         named.into_iter().map(|(_, name)| name).collect()
     }
 
-    /// Whether the cluster has a Node of that name, as it was listed last; it is listed again now and then for one that
-    /// was not among them.
+    /// Returns true if the cluster has a Node of that name. Uses the last list, which is refreshed at intervals if the
+    /// name is not in it.
     async fn is_of_cluster(&mut self, node: &NodeName) -> bool {
         let Some(nodes) = &self.nodes else { return false };
         let name = node.as_str().to_ascii_lowercase();
@@ -104,7 +104,7 @@ impl RecordPolicy {
                 Ok(names) => names,
                 Err(cause) => {
                     if listed.is_none() {
-                        warn!("Nodes of the cluster with dots in their names are not published: {cause}");
+                        warn!(error = cause, "cannot list Nodes, names with dots are not published");
                     }
                     self.listed.take().map(|(_, names)| names).unwrap_or_default()
                 }
@@ -114,8 +114,7 @@ impl RecordPolicy {
         self.listed.as_ref().is_some_and(|(_, names)| names.contains(&name))
     }
 
-    /// Looks up the names that were not looked up before, some at a time. Names are published even if DNS does not
-    /// answer.
+    /// Looks up new names in batches. Names are published even if DNS does not answer.
     async fn look(&mut self, named: &[(NodeName, String)], ours: &BTreeSet<IpAddr>) {
         let here: HashSet<&NodeName> = named.iter().map(|(node, _)| node).collect();
         self.verdicts.retain(|node, verdict| {
@@ -136,7 +135,8 @@ impl RecordPolicy {
         }
     }
 
-    /// An address of the name that belongs to none of the pods, if it has one. An error if DNS does not answer.
+    /// Returns an address of the name that belongs to no server, if there is one. Returns an error if DNS does not
+    /// answer.
     async fn foreign_address(&self, name: &str, ours: &BTreeSet<IpAddr>) -> Result<Option<IpAddr>, ()> {
         let found = match timeout(TIMEOUT, self.resolver.lookup(name)).await {
             Ok(Ok(found)) => found,
@@ -155,28 +155,28 @@ impl RecordPolicy {
         if self.named.len() >= MAX_NAMED || !self.named.insert(node.clone()) {
             return;
         }
-        warn!(%node, "the node is not published: {why}");
+        warn!(%node, reason = %why, "node not published");
         if self.named.len() == MAX_NAMED {
-            warn!("further nodes that are not published will not be named");
+            warn!("further unpublished nodes will not be logged");
         }
     }
 }
 
 impl fmt::Debug for RecordPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Vet")
+        f.write_str("RecordPolicy")
     }
 }
 
-/// Nodes that are named because they are not published, so that they cannot fill the log.
+/// Maximum number of nodes logged as not published.
 const MAX_NAMED: usize = 1000;
-/// Names that are asked for at once.
+/// Maximum number of concurrent lookups.
 const AT_ONCE: usize = 64;
-/// Addresses of one name that are looked at.
+/// Maximum number of addresses checked per name.
 const MAX_ADDRESSES: usize = 8;
-/// How long a name that is somebody else's is left alone before it is asked for again.
+/// Time until a foreign name is looked up again.
 const RECHECK_AFTER: Duration = Duration::from_secs(30);
-/// For each answer: of DNS, and of a pod.
+/// Timeout for each answer of DNS or of a server.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -206,11 +206,15 @@ mod tests {
         let nodes = || ["A.example.org", "b.example.org", "n"].map(|node| node.parse().unwrap()).to_vec();
         for _ in 0..10 {
             let records = vet.records(nodes(), &zone, &BTreeSet::new()).await;
-            assert_eq!(records, ["a.example.org", "n"], "DNS that does not answer keeps nobody out");
+            assert_eq!(records, ["a.example.org", "n"], "no name is refused if DNS does not answer");
         }
         assert_eq!(asked.load(Relaxed), 1);
         tokio::time::advance(RECHECK_AFTER).await;
-        assert_eq!(vet.records(nodes(), &zone, &BTreeSet::new()).await.len(), 2, "what was listed stands");
+        assert_eq!(
+            vet.records(nodes(), &zone, &BTreeSet::new()).await.len(),
+            2,
+            "the last list remains valid"
+        );
         assert_eq!(asked.load(Relaxed), 2);
     }
 }

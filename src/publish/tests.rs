@@ -17,10 +17,10 @@ async fn a_record_comes_at_once_and_goes_two_seconds_after_its_node() {
     assert_eq!(follow(&mut wanted, &["b"], at(1000)), ["a", "b"]);
     assert_eq!(wanted.next(), Some(at(3000)));
     assert_eq!(follow(&mut wanted, &[], at(2000)), ["a", "b"]);
-    assert_eq!(wanted.next(), Some(at(3000)), "each has its own time");
+    assert_eq!(wanted.next(), Some(at(3000)), "each record has its own time");
     assert_eq!(follow(&mut wanted, &["b"], at(2999)), ["a", "b"]);
     assert_eq!(follow(&mut wanted, &["b"], at(3000)), ["b"]);
-    assert_eq!(wanted.next(), None, "who came back stays");
+    assert_eq!(wanted.next(), None, "a node that came back keeps its record");
 }
 
 #[tokio::test(start_paused = true)]
@@ -61,9 +61,5 @@ async fn changes_that_come_close_together_are_gathered() {
         tell.send_replace(());
     });
     let ((), ()) = gathering;
-    assert_eq!(
-        started.elapsed(),
-        Duration::from_secs(1) + pause,
-        "the first change is not put off by the next"
-    );
+    assert_eq!(started.elapsed(), Duration::from_secs(1) + pause, "the next change does not delay the first");
 }

@@ -49,7 +49,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
 
     assert!(ask(log, "PUT", "/debug/flags/v", "much").unwrap().contains("400 "));
     assert!(ask(log, "PUT", "/debug/flags/v", "1").unwrap().contains("200 OK"));
-    one_more(&cloud.process, &mut seen, "the log level was set", &[("who", "127.0.0.1")]);
+    one_more(&cloud.process, &mut seen, "log level set", &[("who", "127.0.0.1")]);
 
     let invited = says(&["invite", "--node", "edge7", "--for", "90s", &socket]);
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
@@ -102,7 +102,7 @@ fn each_privileged_act_at_an_edge_leaves_one_line_too() {
     edge.answers(log, "/livez", "");
     let mut seen = 0;
     assert!(ask(log, "PUT", "/debug/flags/v", "2").unwrap().contains("200 OK"));
-    one_more(&edge, &mut seen, "the log level was set", &[("who", "127.0.0.1")]);
+    one_more(&edge, &mut seen, "log level set", &[("who", "127.0.0.1")]);
     std::fs::write(place.path().join("edge.toml"), config.replace(":22\"", ":23\"")).unwrap();
     edge.hang_up();
     let by_config = [("who", "the config"), ("keys", "mode.edge.allow.targets")];

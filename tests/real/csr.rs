@@ -54,7 +54,7 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
     let env = [("POD_NAMESPACE", NAMESPACE)];
     let mut cloud = Cloud::launch(&place, ("cloud", grpc), &tables, &env, &[&k]);
     // Nobody has approved it yet: it waits, and starts by itself.
-    cloud.process.says("a certificate is asked for");
+    cloud.process.says("certificate requested");
     assert!(!cloud.process.log().contains("pod is up"));
     signer.approve();
     cloud.ready();
@@ -207,19 +207,11 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
         (Wish::of(Profile::Server, &["tunnel-cloud"]), &other, "only system:serviceaccount"),
         (Wish::of(Profile::Server, &["tunnel-cloud", "kubernetes.default.svc"]), &pods, "kube-apiserver"),
         (Wish::of(Profile::Server, &["10.96.0.1"]), &pods, "kube-apiserver"),
-        (
-            Wish::of(Profile::Server, &["tunnel-cloud", "10.0.0.99"]),
-            &pods,
-            "no Service that this approver knows",
-        ),
-        (
-            Wish::of(Profile::Server, &["metrics-server.kube-system.svc"]),
-            &pods,
-            "no Service that this approver knows",
-        ),
+        (Wish::of(Profile::Server, &["tunnel-cloud", "10.0.0.99"]), &pods, "no known Service"),
+        (Wish::of(Profile::Server, &["metrics-server.kube-system.svc"]), &pods, "no known Service"),
         (Wish::of(Profile::ProxyClient, &[]), &admin, "only system:serviceaccount"),
-        (Wish::of(Profile::Edge, &["node1"]), &pods, "only a node may have one for itself"),
-        (Wish::of(Profile::Edge, &["node2"]), &node, "want exactly \"node1\""),
+        (Wish::of(Profile::Edge, &["node1"]), &pods, "only a node may request this certificate"),
+        (Wish::of(Profile::Edge, &["node2"]), &node, "expected exactly \"node1\""),
         (Wish::of(Profile::Edge, &["node1", "10.0.0.8"]), &node, "no address of Node node1"),
     ]
     .map(|(wish, who, why)| (wish.made(kubernetes, who), why));
@@ -384,7 +376,7 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     // It has its token alone, until it has its certificate.
     let mut edge = start("node1", crate::tunnel::TOKEN, "edge-token");
     cloud.has("node1");
-    edge.says("a certificate was issued");
+    edge.says("certificate issued");
     edge.terminate();
     edge.ends(TIMEOUT);
     // The certificate alone, in another process.

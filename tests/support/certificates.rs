@@ -1,33 +1,32 @@
-//! Certificates for one test: an authority, and what it signs.
+//! Certificates for one test: a CA, and what it signs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tunnel_net::pki;
 
-/// An authority made for one test.
+/// A CA made for one test.
 #[derive(Debug)]
 pub(crate) struct Authority(pub(crate) pki::CertificateAuthority);
 
-/// A certificate with its authority and key, as the files that a config names.
+/// A certificate with its key and CA, as the files that a config names.
 #[derive(Debug, Clone)]
 pub(crate) struct Files {
-    /// The authority's certificate.
+    /// Certificate of the CA.
     pub(crate) ca: PathBuf,
-    /// The server's certificate.
+    /// Certificate of the server.
     pub(crate) cert: PathBuf,
-    /// The server's key.
+    /// Private key of the server.
     pub(crate) key: PathBuf,
 }
 
 impl Authority {
-    /// An authority with a key of its own; two of them never trust each other's certificates.
+    /// Creates a CA with a new key, so two of them never trust each other's certificates.
     pub(crate) fn new() -> Self {
-        Self(pki::CertificateAuthority::new("authority of a test", VALID).expect("an authority"))
+        Self(pki::CertificateAuthority::new("CA of a test", VALID).expect("a CA"))
     }
 
-    /// Writes the authority, and a server's certificate for names and addresses, into a directory. What stands there
-    /// under these names is overwritten.
+    /// Writes the CA, and a server's certificate for names and addresses, into a directory. Overwrites existing files.
     pub(crate) fn write(&self, dir: &Path, names: &[&str]) -> Files {
         let files = Files { ca: dir.join("ca.crt"), cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
         std::fs::write(&files.ca, self.0.cert()).expect("a file");
@@ -37,5 +36,5 @@ impl Authority {
     }
 }
 
-/// Longer than any test, and than the time for which an end is told before.
+/// Longer than any test, and than the period in which an expiry is reported.
 const VALID: Duration = Duration::from_secs(60 * 24 * 3600);

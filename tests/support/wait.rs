@@ -1,14 +1,14 @@
-//! Waiting for what another process does: asked again and again until a deadline, never slept for.
+//! Waits for another process by polling until a deadline, without fixed sleeps.
 
 #![expect(clippy::disallowed_types, reason = "other processes live in real time")]
 
 use std::time::{Duration, Instant};
 
-/// Asks until there is an answer, and returns it.
+/// Polls until there is an answer, and returns it.
 ///
 /// # Panics
 ///
-/// Once the patience is over, with what was waited for.
+/// Panics when the timeout expires, and names what was waited for.
 pub(crate) fn wait_for<T>(what: &str, patience: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + patience;
     loop {
@@ -20,10 +20,10 @@ pub(crate) fn wait_for<T>(what: &str, patience: Duration, mut ask: impl FnMut() 
     }
 }
 
-/// [`wait_for`] a condition.
+/// Like [`wait_for`], but for a condition.
 pub(crate) fn wait_until(what: &str, patience: Duration, mut is: impl FnMut() -> bool) {
     wait_for(what, patience, || is().then_some(()));
 }
 
-/// Between two questions: short against what is waited for, long enough to leave two cores to the answerer.
+/// Delay between two polls: short compared to the waits, but long enough to leave two cores to the other process.
 const BETWEEN: Duration = Duration::from_millis(10);

@@ -214,21 +214,21 @@ impl AddressBook {
         change(&mut self.facts())
     }
 
-    /// Who disputes an address, and what comes of it; `None` if nobody does.
+    /// Describes who disputes an address and which claim wins. Returns `None` if there is no dispute.
     pub fn dispute(&self, ip: IpAddr) -> Option<String> {
         let (fixed, facts) = (self.fixed_node(ip), self.facts());
         let service = facts.service_at(ip).ok().flatten();
         let claim = facts.by_kubelets(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
         match (fixed, service, claim) {
             (Some(node), _, Some(claim)) => Some(format!(
-                "{claim} claims {ip}, which [mode.cloud.addresses] puts at node {node}: the table wins"
+                "{claim} claims {ip}, which [mode.cloud.addresses] assigns to node {node}; the config wins"
             )),
             (None, Some(service), Some(claim)) => {
-                Some(format!("{claim} claims {ip}, the ClusterIP of Service {service}: the Service keeps it"))
+                Some(format!("{claim} claims {ip}, the ClusterIP of Service {service}; the Service keeps it"))
             }
             (Some(_), ..) => None,
             (None, ..) => match facts.node_at(ip) {
-                Err(why @ LocateError::Ambiguous { .. }) => Some(format!("{why}: neither is reached by it")),
+                Err(why @ LocateError::Ambiguous { .. }) => Some(format!("{why}; none is reached by it")),
                 _ => None,
             },
         }

@@ -67,7 +67,7 @@ fn a_pod_has_addresses_of_its_own_while_it_runs_and_is_not_in_its_nodes_network(
     assert_eq!(
         read::<PartialPod>(json!({"metadata": {"name": "p"}, "spec": {}})),
         None,
-        "it has no node yet"
+        "the pod has no node yet"
     );
 }
 

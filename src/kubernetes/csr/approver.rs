@@ -1,4 +1,4 @@
-//! Approves or denies what is asked for, and touches nothing that is not ours.
+//! Approves or denies requests for the three profiles, and leaves all others untouched.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -34,25 +34,25 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, printable};
 
-/// Looks at every request of the cluster as it comes, one after the other.
+/// Decides on each CertificateSigningRequest of the cluster, one after the other.
 #[derive(Debug)]
 pub struct Approver {
     cluster: Cluster,
     pods: String,
     reach: NameLookup,
-    /// Where the list goes on, if it was not seen to its end.
+    /// Continue token of the list, if it was not read to its end.
     next_page: Mutex<Option<String>>,
 }
 
 impl Approver {
-    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`, `reach` by what
-    /// their ports may be reached; the namespace of `cluster` is that of its Services.
+    /// Creates an approver; sends no request. `pods` is the servers' user (`system:serviceaccount:NAMESPACE:NAME`), and
+    /// `reach` lists how clients reach their listeners. The namespace of `cluster` is that of its Services.
     pub fn new(cluster: Cluster, pods: String, reach: NameLookup) -> Self {
         Self { cluster, pods, reach, next_page: Mutex::default() }
     }
 
-    /// Works until draining begins. `report` is told whether requests are seen, every few minutes at the least, so that who
-    /// hears nothing knows that this has stopped; it must be quick.
+    /// Runs until draining starts. Calls `report` with the state of the list at least every few minutes, so that a
+    /// missing report means that this has stopped. `report` must not block.
     pub async fn run(self, report: impl Fn(Result<(), String>), drain: Drain) {
         let work = async {
             let mut backoff = Backoff::new();
@@ -65,16 +65,16 @@ impl Approver {
                 let cause = match timeout(LIST_INTERVAL, self.run_pass(&seen)).await {
                     Ok(Ok(never)) => match never {},
                     Ok(Err(cause)) => cause,
-                    // What could not be recorded is tried again with the next list.
+                    // Decisions that could not be recorded are retried with the next list.
                     Err(_) if was_seen.into_inner() => {
                         backoff = Backoff::new();
                         continue;
                     }
                     Err(_) => CsrError::Watch(format!(
-                        "not all requests were seen within {LIST_INTERVAL:?}; the next look goes on behind those that were"
+                        "not all requests were listed within {LIST_INTERVAL:?}; the next pass continues after them"
                     )),
                 };
-                warn!("requests cannot be seen, trying on: {cause}");
+                warn!(error = %cause, "cannot list requests, retrying");
                 report(Err(cause.to_string()));
                 sleep(backoff.pause(rand::random())).await;
             }
@@ -85,7 +85,8 @@ impl Approver {
         }
     }
 
-    /// Judges all that there are, then each that comes. The client is made anew each time: its token may be over.
+    /// Decides on all existing requests, then on each new one. Creates a new client each time, because its token may
+    /// have expired.
     async fn run_pass(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
         let (client, _) = self.cluster.connect().await?;
         let apiserver = Apiserver::look_up(&self.cluster, &client).await?;
@@ -102,8 +103,8 @@ impl Approver {
         let settle = async |csr: &CertificateSigningRequest| {
             if let Err(cause) = self.record_decision(csr, apiserver, &requests, &nodes).await {
                 warn!(
-                    csr = csr.name_any(),
-                    "it could not be judged, and will be within {LIST_INTERVAL:?}: {cause}"
+                    csr = csr.name_any(), error = %cause, retry_within = ?LIST_INTERVAL,
+                    "cannot decide on request, retrying"
                 );
             }
         };
@@ -126,11 +127,11 @@ impl Approver {
                 WatchEvent::Error(status) => return Err(unseen(&Error::Api(status))),
             }
         }
-        Err(CsrError::Watch("the watch has ended".to_owned()))
+        Err(CsrError::Watch("the watch ended".to_owned()))
     }
 
-    /// The page behind the one before, although that may have been of an earlier look: requests that sort first, however
-    /// many there are, only delay the others.
+    /// Returns the page after the previous one, even if that belongs to an earlier pass: any number of requests that
+    /// sort first then only delays the others.
     async fn page(
         &self,
         requests: &Api<CertificateSigningRequest>,
@@ -143,7 +144,8 @@ impl Approver {
                     *self.next_page() = page.metadata.continue_.clone().filter(|token| !token.is_empty());
                     return Ok(page);
                 }
-                // The list as it was has been forgotten, after some minutes. With that comes where it goes on as it is now.
+                // The list's snapshot expired after some minutes. The error contains a token that continues in the
+                // current list.
                 Err(Error::Api(status)) if status.code == 410 && token.is_some() => {
                     let now = status.metadata.and_then(|metadata| metadata.continue_);
                     *self.next_page() = now.filter(|now| !now.is_empty());
@@ -157,7 +159,7 @@ impl Approver {
         self.next_page.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Judges one, and records the verdict.
+    /// Decides on a request and records the decision.
     async fn record_decision(
         &self,
         csr: &CertificateSigningRequest,
@@ -169,7 +171,7 @@ impl Approver {
             return Ok(());
         }
         let Some(asked) = CsrInfo::read(csr) else {
-            debug!(csr = csr.name_any(), "not ours: it is no request that can be read");
+            debug!(csr = csr.name_any(), "ignoring unreadable request");
             return Ok(());
         };
         let facts = match (asked.profile(), asked.node()) {
@@ -177,7 +179,7 @@ impl Approver {
                 let addresses = within(nodes.get_opt(node)).await?.as_ref().map(addresses);
                 ClusterInfo { addresses, ..ClusterInfo::default() }
             }
-            // Others are refused whatever they ask for.
+            // Requests of other users are denied, whatever their names.
             (Some(Profile::Server), _) if asked.requester == self.pods => ClusterInfo {
                 reached: self.reach.look_up(&self.cluster).await?.names,
                 ..ClusterInfo::default()
@@ -190,27 +192,29 @@ impl Approver {
         let (name, requester) = (csr.name_any(), printable(&asked.requester));
         let (kind, reason, why) = match decide(&asked, &self.pods, apiserver, &facts) {
             Decision::NotOurs => return Ok(()),
-            Decision::Approve => ("Approved", "AutoApproved", "its requester may have it".to_owned()),
+            Decision::Approve => ("Approved", "AutoApproved", "requester is authorized".to_owned()),
             Decision::Deny(why) => ("Denied", "NotPermitted", why),
         };
         let message = format!("tunnel approve: {why}");
         let condition = json!({"type": kind, "status": "True", "reason": reason, "message": message});
-        // It counts for this very request alone: neither another one by its name gets it, nor is somebody else's overwritten.
+        // The patch applies only to this version of this object: it affects no other request of that name, and
+        // overwrites no one else's decision.
         let patch = json!({
             "metadata": {"uid": uid, "resourceVersion": version},
             "status": {"conditions": [condition]},
         });
-        // Before it is done: a stop may come while kube-apiserver does it, and nothing is approved without a line.
+        // Logged before the patch: the process may stop while kube-apiserver applies it, and every approval must be in
+        // the log.
         match asked.profile().map(Profile::name) {
             profile if kind == "Denied" => {
-                warn!(target: AUDIT, csr = name, profile, %requester, "denying: {why}");
+                warn!(target: AUDIT, csr = name, profile, %requester, reason = why, "denying");
             }
             profile => info!(target: AUDIT, csr = name, profile, %requester, "approving"),
         }
         let params = PatchParams::default();
         match within(requests.patch_approval(&name, &params, &Patch::Merge(&patch))).await {
             Err(CsrError::Gone) => {
-                info!(target: AUDIT, csr = name, "somebody else was quicker: nothing was done")
+                info!(target: AUDIT, csr = name, "request changed by another party, skipped")
             }
             done => drop(done?),
         }
@@ -222,7 +226,7 @@ fn unseen(cause: &Error) -> CsrError {
     CsrError::Watch(cause.to_string())
 }
 
-/// Whether somebody has judged it already.
+/// Returns true if a decision or a certificate has already been recorded.
 fn is_settled(csr: &CertificateSigningRequest) -> bool {
     let status = csr.status.as_ref();
     let judged = status.and_then(|status| status.conditions.as_ref()).is_some_and(|all| !all.is_empty());
@@ -234,35 +238,35 @@ fn addresses(node: &Node) -> BTreeSet<IpAddr> {
     all.into_iter().flatten().filter_map(|at| at.address.parse().ok()).collect()
 }
 
-/// Requests on one page of a list: each may have more than a megabyte, and all of a page are in memory at once.
+/// Requests per page of a list. Each may exceed a megabyte, and a whole page is in memory at once.
 const PAGE: u32 = 4;
 
-/// All requests are looked at again after so long: what could not be judged has its next try then.
+/// Time between two lists of all requests; failed decisions are retried then.
 const LIST_INTERVAL: Duration = Duration::from_secs(60);
 
-// Whether a certificate may be issued: the approver's decision, which reads nothing but its arguments.
+// The decision whether a certificate may be issued. It depends only on its arguments.
 
-/// What becomes of a request.
+/// The decision on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// It is none of our three: nobody here touches it.
+    /// The request matches none of the three profiles and is left untouched.
     NotOurs,
-    /// It may be issued.
+    /// The certificate may be issued.
     Approve,
-    /// It may not, for that reason: one printable line of at most 200 bytes.
+    /// The certificate must not be issued, for this reason: one printable line of at most 200 bytes.
     Deny(String),
 }
 
-/// What the cluster says, as far as the request is about it.
+/// The state of the cluster that a decision depends on.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterInfo {
-    /// The addresses of the requester's Node; `None`: there is no such Node.
+    /// Addresses of the requester's Node. `None` means that there is no such Node.
     pub addresses: Option<BTreeSet<IpAddr>>,
-    /// All names and addresses by which the pods' ports are reached, as certificates have them.
+    /// Names and addresses of the servers' listeners, in the form used in certificates.
     pub reached: BTreeSet<String>,
 }
 
-/// Judges a request. `pods` is the user that the tunnel's pods are (their service account).
+/// Decides on a request. `pods` is the servers' user (their service account).
 pub fn decide(asked: &CsrInfo, pods: &str, apiserver: &Apiserver, facts: &ClusterInfo) -> Decision {
     let Some(profile) = asked.profile() else { return Decision::NotOurs };
     let permitted = sound(asked, profile).and_then(|()| match profile {
@@ -275,15 +279,15 @@ pub fn decide(asked: &CsrInfo, pods: &str, apiserver: &Apiserver, facts: &Cluste
     permitted.map_or_else(|why| Decision::Deny(printable(&why)), |()| Decision::Approve)
 }
 
-/// What holds for all three.
+/// Checks the rules common to all profiles.
 fn sound(asked: &CsrInfo, profile: Profile) -> Result<(), String> {
     if let Some(odd) = asked.content.odd {
-        return Err(format!("{odd}, and this approver takes none of that"));
+        return Err(format!("{odd}, which this approver does not accept"));
     }
     let usages: BTreeSet<&str> = asked.usages.iter().map(String::as_str).collect();
     let wanted = profile.usages();
     if asked.usages.len() != wanted.len() || usages != BTreeSet::from(wanted) {
-        return Err(format!("want exactly the usages {wanted:?}, and it has {:?}", asked.usages));
+        return Err(format!("expected exactly the usages {wanted:?}, found {:?}", asked.usages));
     }
     Ok(())
 }
@@ -292,20 +296,20 @@ fn by_pods(asked: &CsrInfo, pods: &str) -> Result<(), String> {
     if asked.requester == pods {
         return Ok(());
     }
-    Err(format!("only {pods} may have one, and {:?} asks for it", asked.requester))
+    Err(format!("only {pods} may request this certificate, not {:?}", asked.requester))
 }
 
 fn server(content: &Content, apiserver: &Apiserver, reached: &BTreeSet<String>) -> Result<(), String> {
     if content.dns.is_empty() && content.ips.is_empty() {
-        return Err("it has no alternative name, so that no client could believe it".to_owned());
+        return Err("it has no alternative name, so no client would accept it".to_owned());
     }
     for name in content.dns.iter().cloned().chain(content.ips.iter().map(IpAddr::to_string)) {
         if apiserver.is_at(&name) {
-            return Err(format!("{name:?} stands for kube-apiserver as well"));
+            return Err(format!("{name:?} is a name of kube-apiserver"));
         }
         if !reached.contains(&name) {
             return Err(format!(
-                "no Service that this approver knows (--service) is reached by {name:?}, nor is it one of its --name"
+                "no known Service (--service) is reachable at {name:?}, and it is not listed with --name"
             ));
         }
     }
@@ -316,21 +320,19 @@ fn proxy_client(content: &Content) -> Result<(), String> {
     if content.dns.is_empty() && content.ips.is_empty() {
         return Ok(());
     }
-    Err("it has alternative names, which a proxy client has none of".to_owned())
+    Err("it has alternative names, but a proxy client must have none".to_owned())
 }
 
 fn agent(asked: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
     let Some(node) = asked.node() else {
         return Err(format!(
-            "only a node may have one for itself (user system:node:NAME in group system:nodes), and {:?} asks for it",
+            "only a node may request this certificate, for itself (user system:node:NAME in group system:nodes), not {:?}",
             asked.requester
         ));
     };
     let Content { dns, ips, .. } = &asked.content;
     if *dns != [node] {
-        return Err(format!(
-            "want exactly {node:?}, the node that asks for it, as its DNS name, and it has {dns:?}"
-        ));
+        return Err(format!("expected exactly {node:?}, the requesting node, as DNS name, found {dns:?}"));
     }
     let Some(addresses) = addresses else { return Err(format!("there is no Node {node}")) };
     match ips.iter().find(|ip| !addresses.contains(ip)) {
@@ -339,25 +341,25 @@ fn agent(asked: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), St
     }
 }
 
-// A CertificateSigningRequest as the approver sees it.
+// The fields of a CertificateSigningRequest that the approver reads.
 
-/// What is asked for, and by whom. kube-apiserver vouches for the requester.
+/// A request and its requester, which kube-apiserver has authenticated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CsrInfo {
-    /// Who is to sign.
+    /// Name of the signer.
     pub signer: String,
-    /// The user who has made the request.
+    /// User who created the request.
     pub requester: String,
-    /// The groups that this user is in.
+    /// Groups of this user.
     pub groups: Vec<String>,
-    /// What the key is to be used for.
+    /// Requested key usages.
     pub usages: Vec<String>,
-    /// What the request itself says.
+    /// Content of the PKCS#10 request.
     pub content: Content,
 }
 
 impl CsrInfo {
-    /// Reads one; `None`: its text is no request that can be read.
+    /// Reads a CertificateSigningRequest. Returns `None` if its PKCS#10 text is invalid.
     pub fn read(csr: &CertificateSigningRequest) -> Option<Self> {
         let spec = &csr.spec;
         Some(Self {
@@ -369,7 +371,8 @@ impl CsrInfo {
         })
     }
 
-    /// The profile of which it has signer, common name and organization, exactly; `None`: it is not ours.
+    /// Returns the profile with exactly this signer, common name and organization, or `None` if the request is not
+    /// ours.
     pub fn profile(&self) -> Option<Profile> {
         let Content { common_names, organizations, .. } = &self.content;
         Profile::ALL.into_iter().find(|profile| {
@@ -379,34 +382,34 @@ impl CsrInfo {
         })
     }
 
-    /// The node whose kubelet asks; `None`: somebody else does.
+    /// Returns the node if its kubelet is the requester, otherwise `None`.
     pub fn node(&self) -> Option<&str> {
-        // Both, as Kubernetes itself tells nodes.
+        // Both name and group are required, as in Kubernetes itself.
         let grouped = self.groups.iter().any(|group| group == "system:nodes");
         self.requester.strip_prefix("system:node:").filter(|node| grouped && !node.is_empty())
     }
 }
 
-// What a CertificateSigningRequest's text asks for. One that could be read in more than one way is odd: who signs it reads
-// it with other eyes than ours.
+// Content of the PKCS#10 text. A request that could be read in more than one way is marked as odd, because the signer's
+// parser may differ from ours.
 
-/// The text of a request. Empty lists are lists.
+/// The text of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// The subject's common names.
+    /// Common names of the subject.
     pub common_names: Vec<String>,
-    /// The subject's organizations.
+    /// Organizations of the subject.
     pub organizations: Vec<String>,
     /// Alternative names that are DNS names.
     pub dns: Vec<String>,
     /// Alternative names that are addresses.
     pub ips: Vec<IpAddr>,
-    /// What else it has, or how it could be read otherwise: a clause.
+    /// Unexpected or ambiguous content, as a clause.
     pub odd: Option<&'static str>,
 }
 
 impl Content {
-    /// Reads a request (PKCS#10, PEM); `None`: it is none, or none that can be read.
+    /// Reads a PEM-encoded PKCS#10 request. Returns `None` if it is invalid.
     pub fn read(pem: &[u8]) -> Option<Self> {
         let der = decoded(pem)?;
         let (rest, request) = X509CertificationRequest::from_der(&der).ok()?;
@@ -421,7 +424,7 @@ impl Content {
         for (n, attribute) in info.iter_attributes().enumerate() {
             match requested(attribute) {
                 Some(asked) if n == 0 => extensions.extend(asked),
-                _ => content.odd = Some("it has attributes beside one request of extensions"),
+                _ => content.odd = Some("it has attributes other than one extension request"),
             }
         }
         for (n, extension) in names(&extensions).enumerate() {
@@ -429,7 +432,7 @@ impl Content {
                 ParsedExtension::SubjectAlternativeName(names) if n == 0 => {
                     names.general_names.iter().for_each(|name| content.take(name));
                 }
-                _ => content.odd = Some("its alternative names cannot be read in one way only"),
+                _ => content.odd = Some("its alternative names are ambiguous"),
             }
         }
         Some(content)
@@ -442,7 +445,7 @@ impl Content {
                 match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
                     (Ok(v4), _) => self.ips.push(IpAddr::V4(Ipv4Addr::from(v4))),
                     (_, Ok(v6)) => self.ips.push(IpAddr::V6(Ipv6Addr::from(v6))),
-                    _ => self.odd = Some("one of its addresses is none"),
+                    _ => self.odd = Some("one of its addresses is invalid"),
                 }
             }
             _ => self.odd = Some("it has alternative names that are neither DNS names nor addresses"),
@@ -450,7 +453,7 @@ impl Content {
     }
 }
 
-/// The one block of a PEM text that holds nothing else.
+/// Returns the DER content of a PEM text that holds exactly one block.
 fn decoded(pem: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(pem).ok()?.trim();
     let body = text.strip_prefix("-----BEGIN CERTIFICATE REQUEST-----")?;
@@ -459,21 +462,21 @@ fn decoded(pem: &[u8]) -> Option<Vec<u8>> {
     STANDARD.decode(plain).ok()
 }
 
-/// `None`: one of them is in no encoding of Unicode.
+/// Returns `None` if a value has an unsupported string encoding.
 fn texts<'a>(
     values: impl Iterator<Item = &'a x509_parser::x509::AttributeTypeAndValue<'a>>,
 ) -> Option<Vec<String>> {
     values.map(|value| value.as_str().ok().map(str::to_owned)).collect()
 }
 
-/// What a subject has beside one common name and one organization.
+/// Returns the reason if the subject has attributes other than common names and organizations.
 fn oddity_of(subject: &X509Name<'_>) -> Option<&'static str> {
     let known = subject.iter_common_name().count() + subject.iter_organization().count();
     (subject.iter_attributes().count() != known).then_some("its subject has more than a CN and an O")
 }
 
-/// The extensions that an attribute asks for; `None`: it is another attribute, or has several values, of which the parser
-/// shows the first.
+/// Returns the extensions that an attribute requests. Returns `None` for any other attribute, and for one with several
+/// values, because the parser returns only the first.
 fn requested<'a>(attribute: &'a X509CriAttribute<'a>) -> Option<&'a [X509Extension<'a>]> {
     let ParsedCriAttribute::ExtensionRequest(asked) = attribute.parsed_attribute() else { return None };
     let (read, set) = asn1_rs::Header::from_der(attribute.value).ok()?;
@@ -498,7 +501,7 @@ mod tests {
 
     use super::*;
 
-    /// What is logged.
+    /// Captured log output.
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -512,7 +515,7 @@ mod tests {
         }
     }
 
-    /// One request of the pods, by kube-apiserver's hand.
+    /// Returns a request by the servers' user, as kube-apiserver returns it.
     fn asked() -> serde_json::Value {
         let profile = Profile::ProxyClient;
         let request = CertificateRequest::new(profile.common_name(), profile.organization(), &[]).unwrap();
@@ -540,7 +543,10 @@ mod tests {
                     return std::future::pending().await;
                 }
                 let query = request.uri().query().unwrap_or_default();
-                assert!(query.contains("limit=4"), "a page of large requests must be small: {query}");
+                assert!(
+                    query.contains("limit=4"),
+                    "pages must be small because requests may be large: {query}"
+                );
                 let list = json!({
                     "kind": "CertificateSigningRequestList", "apiVersion": "certificates.k8s.io/v1",
                     "metadata": {"resourceVersion": "1"}, "items": [asked()],
@@ -556,7 +562,7 @@ mod tests {
             ended = approver.follow(client, &apiserver, &|| ()) => panic!("{ended:?}"),
             patch = is_patched.recv() => {
                 let patch: serde_json::Value = serde_json::from_slice(&patch.unwrap()).unwrap();
-                assert_eq!(patch["metadata"], json!({"uid": "u1", "resourceVersion": "7"}), "for this one alone");
+                assert_eq!(patch["metadata"], json!({"uid": "u1", "resourceVersion": "7"}), "the patch must apply to this request only");
                 assert_eq!(patch["status"]["conditions"][0]["type"], "Approved");
             }
         }
@@ -564,7 +570,7 @@ mod tests {
         assert!(said.contains("audit") && said.contains("approving") && said.contains("csr-1"), "{said}");
     }
 
-    /// Which page of the list is asked for, by its continue token.
+    /// Returns the requested page of the list, by its continue token.
     fn page(request: &http::Request<Body>) -> String {
         let mut pairs = request.uri().query().unwrap_or_default().split('&');
         pairs.find_map(|pair| pair.strip_prefix("continue=")).unwrap_or("p1").to_owned()
@@ -586,7 +592,7 @@ mod tests {
                     _ => Err(json!({})),
                 };
                 if next.is_ok() {
-                    // Two pages take longer than a look has.
+                    // Two pages take longer than one pass may last.
                     sleep(Duration::from_secs(18)).await;
                 }
                 let list = json!({
@@ -607,10 +613,10 @@ mod tests {
         let mut looks = Vec::new();
         for _ in 0..3 {
             let look = approver.follow(client.clone(), &apiserver, &|| ());
-            assert!(timeout(Duration::from_secs(30), look).await.is_err(), "the list has no end");
+            assert!(timeout(Duration::from_secs(30), look).await.is_err(), "the list never ends");
             looks.push(std::iter::from_fn(|| pages.try_recv().ok()).collect::<Vec<_>>().join(" "));
         }
-        // What a token stands for is forgotten in time: then another one comes with the answer, or it begins anew.
+        // A continue token expires: the response then contains a new one, or the list starts again.
         assert_eq!(looks, ["p1 p2", "p2 p3 p3-later", "p3-later p4 p1"]);
     }
 }
@@ -656,7 +662,7 @@ mod content_tests {
         assert_eq!(Content::read(b"\xff"), None);
     }
 
-    /// The request of these parameters, and attributes behind its own.
+    /// Returns the oddity of a request with these parameters and additional attributes.
     fn odd(change: impl FnOnce(&mut CertificateParams), more: Vec<Attribute>) -> Option<&'static str> {
         let mut params = CertificateParams::new(["n1".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, "a");
@@ -675,16 +681,16 @@ mod content_tests {
             p.subject_alt_names.push(SanType::Rfc822Name("a@b.c".try_into().unwrap()));
         };
         assert!(odd(mail, Vec::new()).unwrap().contains("neither DNS names"));
-        // A second request of extensions, which signers in Go read as well.
+        // A second extension request, which signers written in Go read as well.
         let extension_request: &[u64] = &[1, 2, 840, 113_549, 1, 9, 14];
         let san: &[u8] = &[0x30, 0x0d, 0x30, 0x0b, 6, 3, 0x55, 0x1d, 0x11, 4, 4, 0x30, 2, 0x82, 0];
         let values = [&[0x31, 15][..], san].concat();
         let second = Attribute { oid: extension_request, values: values.clone() };
-        assert!(odd(|_| (), vec![second]).unwrap().contains("attributes beside"));
-        // Two values in one.
+        assert!(odd(|_| (), vec![second]).unwrap().contains("attributes other"));
+        // Two values in one attribute.
         let two = Attribute { oid: extension_request, values: [&[0x31, 30][..], san, san].concat() };
         let alone = |p: &mut CertificateParams| p.subject_alt_names.clear();
-        assert!(odd(alone, vec![two]).unwrap().contains("attributes beside"));
+        assert!(odd(alone, vec![two]).unwrap().contains("attributes other"));
         let one = Attribute { oid: extension_request, values };
         assert_eq!(odd(alone, vec![one]), None);
     }

@@ -1,4 +1,4 @@
-//! The names and addresses by which a pod's ports are reached: what stands in its certificate. Pure: objects are arguments.
+//! Names and addresses of a server's listeners, which its certificate contains.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,8 +13,8 @@ use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::csr::{Apiserver, CsrError, within};
 use crate::kubernetes::watcher::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
 
-/// Adds those that a Service has: its names in the cluster, whose domain is `domain`, its cluster's, outer and balancers'
-/// addresses; for a NodePort those of `nodes`, as its port is reached there.
+/// Adds the names and addresses of a Service: its names in the cluster (below `domain`), and its cluster, external and
+/// load balancer addresses. For a NodePort also adds `nodes`, because its port is reachable there.
 pub(crate) fn of_service(
     service: &Service,
     nodes: &BTreeSet<String>,
@@ -32,7 +32,7 @@ pub(crate) fn of_service(
     let ingress = service.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
     let balancers =
         ingress.into_iter().flatten().flat_map(|at| [at.ip.clone(), at.hostname.clone()]).flatten();
-    // A Service without an address of its own says None.
+    // A headless Service has "None" as its address.
     let addresses = own.into_iter().chain(outer).filter(|ip| ip.parse::<IpAddr>().is_ok());
     let annotations = metadata.annotations.as_ref();
     let annotated = annotations.and_then(|all| all.get(EXTERNAL)).and_then(|at| host(at));
@@ -42,33 +42,33 @@ pub(crate) fn of_service(
     }
 }
 
-/// Each as a certificate has it, so that the two can be compared.
+/// Returns the names with each address in the form that certificates use, for comparison.
 pub(crate) fn canonical(names: BTreeSet<String>) -> BTreeSet<String> {
     let same = |name: String| name.parse::<IpAddr>().map_or(name, |ip| ip.to_string());
     names.into_iter().map(same).collect()
 }
 
-/// Whether its names are those of nodes, too.
+/// Returns true if the Service is also reachable at its nodes.
 pub(crate) fn is_node_port(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("NodePort")
 }
 
-/// Returns true if this is an address, or may be a name outside of the cluster. Otherwise anyone who can write a Service's
-/// annotation could get the name of another Service.
+/// Returns true if this is an address, or may be a name outside of the cluster. Otherwise anyone who can write a
+/// Service's annotation could obtain a certificate for another Service's name.
 fn is_outer(name: &str, domain: &str) -> bool {
     if name.parse::<IpAddr>().is_ok() {
         return true;
     }
     let name = name.to_ascii_lowercase();
-    // The search domains of a pod's resolver complete `web`, `web.shop` and `web.shop.svc` to names of Services. A dot at
-    // the end ends the same names.
+    // The search domains of a pod's resolver complete `web`, `web.shop` and `web.shop.svc` to names of Services. The
+    // same names may end with a dot.
     let is_whole = name.split('.').all(|label| !label.is_empty());
     let is_short = name.split('.').count() < 3 || name.ends_with(".svc");
     let in_domain = name.strip_suffix(domain).is_some_and(|name| name.ends_with('.'));
     is_whole && !is_short && !in_domain
 }
 
-/// The host of `host:port`, or of a host alone.
+/// Returns the host of `host:port` or of a bare host.
 fn host(at: &str) -> Option<String> {
     let at = at.trim();
     let host = match at.rsplit_once(':') {
@@ -79,15 +79,15 @@ fn host(at: &str) -> Option<String> {
     (!bare.is_empty()).then(|| bare.to_owned())
 }
 
-/// What every pod has beside.
+/// Loopback names and addresses, which every server's certificate contains.
 pub(crate) const LOOPBACK: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
 
-/// YurtTunnel's annotation of a Service that is reached from outside by other means.
+/// YurtTunnel's annotation for the external address of a Service.
 const EXTERNAL: &str = "x-tunnel-server-external-addr";
 
-// Nodes, as far as a Service's port is reached there: the rest of their text is skipped.
+// Nodes at which a Service's port is reachable. Other fields of Nodes are skipped.
 
-/// What is read of a Node.
+/// The fields that are read of a Node.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct NodeSubset {
     #[serde(deserialize_with = "labelled")]
@@ -109,11 +109,12 @@ fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> 
     Ok(ObjectMeta { labels, ..ObjectMeta::default() })
 }
 
-/// The names and addresses of all Nodes that are neither edges nor of the control plane. They are listed in pages.
+/// Returns the names and addresses of all Nodes that are neither edges nor part of the control plane. Lists them in
+/// pages.
 ///
 /// # Errors
 ///
-/// kube-apiserver does not answer, or does not let us.
+/// Fails if kube-apiserver does not answer or does not authorize the request.
 pub(crate) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTreeSet<String>, CsrError> {
     let api: Api<NodeSubset> = Api::all(client);
     let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
@@ -128,8 +129,9 @@ pub(crate) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTr
 }
 
 impl NodeSubset {
-    /// Adds what it is reached by, unless only the tunnel reaches it, or kube-apiserver is reached there as well. A kubelet says what its Node's addresses are: what is
-    /// neither an address nor a DNS name, or kube-apiserver's, would have the whole certificate refused.
+    /// Adds the names and addresses of this Node, unless it is an edge or part of the control plane. Its kubelet
+    /// reports them, so invalid names and those of kube-apiserver are skipped: one would make the whole request be
+    /// denied.
     pub(crate) fn reached(&self, apiserver: &Apiserver, names: &mut BTreeSet<String>) {
         if self.is_edge() || self.is_control_plane() {
             return;
@@ -157,7 +159,7 @@ fn is_address(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok()
 }
 
-/// Whether it is a plain one, without a star or a dot at its end; small letters are expected.
+/// Returns true if this is a DNS name in lower case without wildcard and trailing dot.
 fn is_dns_name(text: &str) -> bool {
     let is_label = |label: &str| {
         let sound = label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
@@ -166,42 +168,42 @@ fn is_dns_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// What nodes behind NAT are labelled with: OpenYurt's way, and SuperEdge's.
+/// Labels of nodes behind NAT: OpenYurt's and SuperEdge's.
 const EDGES: [(&str, &str); 2] =
     [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
 
-/// What Nodes of the control plane are labelled with, now and before.
+/// Labels of control plane Nodes, current and former.
 const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
-/// Nodes on one page of a list.
+/// Nodes per page of a list.
 const PAGE: u32 = 100;
 
-// By what a pod's ports are reached, looked up in the cluster: alike by who asks for the certificate and by who approves it.
+// The lookup of names and addresses in the cluster; requester and approver use the same.
 
-/// Whose names and addresses stand in a server's certificate.
+/// The sources of the names and addresses in a server's certificate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameLookup {
-    /// Services of the pods' namespace.
+    /// Services in the servers' namespace.
     pub services: Vec<String>,
-    /// Names and addresses beside what those have.
+    /// Additional names and addresses.
     pub names: BTreeSet<String>,
 }
 
-/// What was found.
+/// The result of a lookup.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResolvedNames {
-    /// All names and addresses, loopback's too, each as a certificate has it.
+    /// All names and addresses, including loopback, in the form that certificates use.
     pub(crate) names: BTreeSet<String>,
-    /// The first of the Services that is not there, and the namespace in which it should be.
+    /// Name and namespace of the first Service that does not exist.
     pub(crate) missing: Option<(String, String)>,
 }
 
 impl NameLookup {
-    /// Looks the Services up, in the namespace of `cluster`; asks nothing where there are none.
+    /// Looks up the Services in the namespace of `cluster`. Sends no request if there are none.
     ///
     /// # Errors
     ///
-    /// kube-apiserver does not answer, or does not let us.
+    /// Fails if kube-apiserver does not answer or does not authorize the request.
     pub(crate) async fn look_up(&self, cluster: &Cluster) -> Result<ResolvedNames, CsrError> {
         let (mut found, mut all) = (ResolvedNames::default(), self.names.clone());
         all.extend(LOOPBACK.map(str::to_owned));

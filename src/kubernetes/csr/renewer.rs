@@ -1,4 +1,5 @@
-//! Keeps one file issued: asks for a certificate, waits until it is signed, and asks for the next one in time.
+//! Keeps one certificate file up to date: requests a certificate, waits until it is signed, and requests the next one
+//! in time.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, OpenOptions};
@@ -26,7 +27,7 @@ use tunnel_net::reload::reload_now;
 use tunnel_net::tls;
 use tunnel_net::tls::certificate::{NotAfter, date};
 
-/// Keeps the certificate of one profile.
+/// Renews the certificate of one profile.
 #[derive(Debug)]
 pub struct CertificateRenewer {
     cluster: Cluster,
@@ -34,25 +35,24 @@ pub struct CertificateRenewer {
     file: PathBuf,
     lifetime: Option<Duration>,
     names: CertificateNames,
-    /// From 0 to 1: when in its span the next one is asked for.
+    /// Random number from 0 to 1 that selects the time of the next renewal within its window.
     chance: f64,
-    /// What was asked for last: a signer that leaves names out would be asked without end.
+    /// Names of the last request. A signer that leaves names out would otherwise be asked for them endlessly.
     asked: Option<BTreeSet<String>>,
 }
 
-/// The names and addresses that stand in the certificate.
+/// The names and addresses in the certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CertificateNames {
-    /// These.
+    /// Fixed names.
     Fixed(BTreeSet<String>),
-    /// Those by which the ports are reached, which are looked up once a minute; with a new one the certificate is asked for
-    /// anew.
+    /// Names and addresses of the listeners, looked up once a minute. A new name triggers a renewal.
     Of(NameLookup),
 }
 
 impl CertificateRenewer {
-    /// Asks nothing yet. The file holds certificate and key; `lifetime` is what the signer is asked for, at least 600 s,
-    /// else it decides.
+    /// Creates a renewer; sends no request. The file holds certificate and key. `lifetime` is requested from the
+    /// signer, at least 600 s; `None` leaves it to the signer.
     pub fn new(
         cluster: Cluster,
         profile: Profile,
@@ -63,27 +63,25 @@ impl CertificateRenewer {
         Self { cluster, profile, file, lifetime, names, chance: rand::random(), asked: None }
     }
 
-    /// What it keeps.
+    /// Returns the profile.
     pub fn profile(&self) -> Profile {
         self.profile
     }
 
-    /// Completes once the file holds a certificate that is valid: at once if it does already. It tries for ever, and tells
-    /// in the log why it has to.
+    /// Completes once the file holds a valid certificate, immediately if it already does. Retries endlessly and logs
+    /// the reasons.
     pub async fn first(&mut self) {
         let mut backoff = Backoff::new();
         while StoredCertificate::read(&self.file).await.is_none() {
             if let Err(cause) = self.renew_if_due().await {
-                warn!(
-                    profile = self.profile.name(),
-                    "no certificate yet, and nothing starts without it: {cause}"
-                );
+                warn!(profile = self.profile.name(), error = %cause, "no certificate yet, startup waits for it");
                 sleep(pause(&cause, &mut backoff)).await;
             }
         }
     }
 
-    /// Keeps the file issued until draining begins. `report` is told how it stands, and must be quick.
+    /// Keeps the certificate valid until draining starts. Calls `report` with the result of each check; it must not
+    /// block.
     pub async fn keep(mut self, report: impl Fn(Result<(), String>), drain: Drain) {
         let work = async {
             let mut backoff = Backoff::new();
@@ -96,8 +94,8 @@ impl CertificateRenewer {
                     }
                     Err(cause) => {
                         warn!(
-                            profile = self.profile.name(),
-                            "no new certificate, the old one stays: {cause}"
+                            profile = self.profile.name(), error = %cause,
+                            "cannot renew certificate, keeping the old one"
                         );
                         report(Err(cause.to_string()));
                         pause(&cause, &mut backoff)
@@ -112,7 +110,7 @@ impl CertificateRenewer {
         }
     }
 
-    /// Asks for a certificate if it is time. How long to rest until the next look.
+    /// Requests a certificate if one is due. Returns the time to wait until the next check.
     async fn renew_if_due(&mut self) -> Result<Duration, CsrError> {
         let wanted = self.wanted().await;
         let held = StoredCertificate::read(&self.file).await.map(|held| {
@@ -123,13 +121,10 @@ impl CertificateRenewer {
             Step::Wait(rest) => return Ok(rest),
             Step::Issue(issue) => issue,
         };
-        info!(profile = self.profile.name(), "a certificate is wanted: {why}");
+        info!(profile = self.profile.name(), reason = why, "certificate needed");
         match (self.issue(names).await, or) {
             (Err(cause @ (CsrError::Denied { .. } | CsrError::Failed { .. })), Some(old)) => {
-                warn!(
-                    profile = self.profile.name(),
-                    "the names of the old one are asked for instead: {cause}"
-                );
+                warn!(profile = self.profile.name(), error = %cause, "requesting the old names instead");
                 self.issue(old).await?;
             }
             (done, _) => done?,
@@ -146,7 +141,7 @@ impl CertificateRenewer {
         missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
     }
 
-    /// Makes a key, has a certificate for it signed, and puts both into the file.
+    /// Generates a key, has a certificate signed for it, and writes both to the file.
     async fn issue(&mut self, wanted: BTreeSet<String>) -> Result<(), CsrError> {
         prepare(&self.file)?;
         let profile = self.profile;
@@ -157,8 +152,8 @@ impl CertificateRenewer {
         self.take_up(request, &signed, wanted).await
     }
 
-    /// Puts what was signed into the file, unless it is over: that would be asked for anew without end, and what there is may
-    /// last longer.
+    /// Writes the signed certificate to the file, unless it has already expired. An expired one would be renewed
+    /// endlessly, and the current one may last longer.
     async fn take_up(
         &mut self,
         request: CertificateRequest,
@@ -172,17 +167,17 @@ impl CertificateRenewer {
             return Err(CsrError::Over { until: date(first), now: date(now) });
         }
         let written = tokio::task::spawn_blocking(move || issued.write_together(&file)).await;
-        // The task only ends early with the process.
+        // The task fails only when the process ends.
         written.unwrap_or(Ok(()))?;
         self.asked = Some(wanted);
-        info!(profile = self.profile.name(), file = %self.file.display(), "a certificate was issued");
+        info!(profile = self.profile.name(), file = %self.file.display(), "certificate issued");
         reload_now();
         Ok(())
     }
 }
 
-/// How long to wait after a failure. Who has denied a request will do so again until somebody has changed something, and a
-/// clock stays wrong.
+/// Returns the time to wait after a failure. It is long after a denial and with a wrong clock, because retrying cannot
+/// help until an operator changes something.
 fn pause(cause: &CsrError, backoff: &mut Backoff) -> Duration {
     match cause {
         CsrError::Denied { .. } | CsrError::Failed { .. } | CsrError::Over { .. } => {
@@ -192,8 +187,8 @@ fn pause(cause: &CsrError, backoff: &mut Backoff) -> Duration {
     }
 }
 
-/// Makes the directory of a file if it is missing, and looks whether a file can be written beside it, before anybody signs
-/// something that nobody could keep.
+/// Creates the file's directory if it is missing and checks that it is writable. This happens before a certificate is
+/// requested that could not be stored.
 fn prepare(file: &Path) -> Result<(), CsrError> {
     let dir = file.parent().unwrap_or(file);
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir).and_then(|()| {
@@ -206,28 +201,28 @@ fn prepare(file: &Path) -> Result<(), CsrError> {
 
 const PROBE: &str = ".may-write";
 
-/// What is signed for no time at all is not asked for without a pause.
+/// Delay after a certificate was issued. It prevents a busy loop if the certificate expires immediately.
 const AFTER_ISSUE: Duration = Duration::from_secs(2);
-/// Between two looks at what should stand in the certificate.
+/// Time between two checks of the names that the certificate should have.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
-/// After a denial, with jitter.
+/// Delay after a denial, before jitter.
 const AFTER_DENIAL: Duration = Duration::from_secs(300);
 
 // The certificate that a file holds.
 
-/// What counts of it.
+/// The properties of a stored certificate that a renewal depends on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StoredCertificate {
-    /// When it came: the file's own time.
+    /// Time of receipt: the file's modification time.
     pub(crate) received: SystemTime,
-    /// The end of its validity.
+    /// End of validity.
     pub(crate) until: SystemTime,
-    /// Its alternative names and addresses.
+    /// Alternative names and addresses.
     pub(crate) names: BTreeSet<String>,
 }
 
 impl StoredCertificate {
-    /// Reads the file; `None`: it holds no certificate with a key, or one that is over.
+    /// Reads the file. Returns `None` if it holds no valid certificate with its key.
     pub(crate) async fn read(file: &Path) -> Option<Self> {
         let text = fs::read(file).await.ok()?;
         let modified = fs::metadata(file).await.ok()?.modified().ok()?;
@@ -242,7 +237,7 @@ impl StoredCertificate {
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let names = certificate.subject_alternative_name().ok().flatten();
         let names = names.iter().flat_map(|all| &all.value.general_names).filter_map(name).collect();
-        // A clock that was set back must not have it live for ever.
+        // A clock that was set back must not delay the renewal.
         (now < until).then_some(Self { received: modified.min(now), until, names })
     }
 }
@@ -259,73 +254,74 @@ fn name(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-// What a keeper does at a look. Pure: what it has found is an argument.
+// The decision of one check; it depends only on its arguments.
 
-/// What is to be done.
+/// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing, until then.
+    /// Wait for this long.
     Wait(Duration),
-    /// A certificate with these names is asked for.
+    /// Request a certificate.
     Issue(Issue),
 }
 
-/// Which one is asked for.
+/// A request to make.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Issue {
-    /// Its names.
+    /// Names to request.
     pub(crate) names: BTreeSet<String>,
-    /// Others, if those are refused: a name that nobody may have must not end what there is.
+    /// Names to request if those are denied: one forbidden name must not prevent the renewal of the existing
+    /// certificate.
     pub(crate) or: Option<BTreeSet<String>>,
-    /// How long to rest once it is there.
+    /// Time to wait after it was issued.
     pub(crate) rest: Duration,
-    /// Why: a clause.
+    /// Reason of the request, as a clause.
     pub(crate) why: &'static str,
 }
 
-/// `wanted`: the names that it should have. `held`: the names of the one that there is, and how long until the next is due
-/// (`None`: it is). `asked`: the names that were asked for last.
+/// Returns the next step. `wanted` are the names the certificate should have, and `asked` those of the last request.
+/// `held` are the names of the current certificate and the time until its renewal (`None` if it is due).
 ///
 /// # Errors
 ///
-/// The names are not known, and what there is does without.
+/// Fails if the wanted names are unknown and no certificate is due with the names of the current one.
 pub(crate) fn step(
     wanted: Result<BTreeSet<String>, CsrError>,
     held: Option<(BTreeSet<String>, Option<Duration>)>,
     asked: Option<&BTreeSet<String>>,
 ) -> Result<Step, CsrError> {
     let (names, or, rest, why) = match (held, wanted) {
-        (None, wanted) => (wanted?, None, AFTER_ISSUE, "there is none"),
+        (None, wanted) => (wanted?, None, AFTER_ISSUE, "no certificate"),
         (Some((held, Some(left))), wanted) => {
             let wanted = wanted?;
             if wanted.is_subset(&held) || asked == Some(&wanted) {
                 return Ok(Step::Wait(left.min(LOOK_INTERVAL)));
             }
-            // Whoever can change a name could have it issued without end.
-            (wanted, None, LOOK_INTERVAL, "a name or an address is new")
+            // The pause bounds how often a party that can change a name causes a new certificate.
+            (wanted, None, LOOK_INTERVAL, "new name or address")
         }
         (Some((held, None)), Ok(wanted)) => {
             let or = (held != wanted).then_some(held);
-            (wanted, or, AFTER_ISSUE, "the old one is to be renewed")
+            (wanted, or, AFTER_ISSUE, "renewal is due")
         }
         (Some((held, None)), Err(_)) => (
             held,
             None,
             AFTER_ISSUE,
-            "the old one is to be renewed, with its names, as those it should have are not known",
+            "renewal is due; the names it should have are unknown, so its own are used",
         ),
     };
     Ok(Step::Issue(Issue { names, or, rest, why }))
 }
 
-// When a certificate is asked for anew. Pure: times and chance are arguments.
+// The time of a renewal; it depends only on its arguments.
 
-/// When to ask for the next one: after 70 to 90 % of the life that remained when it was received, by `chance` from 0 to
-/// 1, so that what was issued together is not renewed together. What it had lived before counts for nothing: signers
-/// date certificates back.
+/// Returns the time of the next renewal: after 70 to 90 % of the validity that remained on receipt, selected by
+/// `chance` from 0 to 1. The spread keeps certificates issued together from being renewed together. Validity before the
+/// receipt does not matter, because signers backdate certificates.
 pub(crate) fn due(received: SystemTime, until: SystemTime, chance: f64) -> SystemTime {
     let left = until.duration_since(received).unwrap_or_default();
-    // A chance that is not a number from 0 to 1 is a bug of the caller: the middle is used.
+    // A chance outside of 0 to 1 is a bug of the caller; the middle is used.
     let chance = if (0.0..=1.0).contains(&chance) { chance } else { 0.5 };
     received + left.mul_f64(EARLIEST + (LATEST - EARLIEST) * chance)
 }
@@ -333,9 +329,9 @@ pub(crate) fn due(received: SystemTime, until: SystemTime, chance: f64) -> Syste
 const EARLIEST: f64 = 0.7;
 const LATEST: f64 = 0.9;
 
-// One request for a certificate, from its making to its end.
+// One request for a certificate, from its creation to its end.
 
-/// How far a request has come.
+/// The state of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum RequestState {
     Waits(&'static str),
@@ -344,12 +340,15 @@ enum RequestState {
     Failed(String),
 }
 
-/// The certificates (PEM, own first) for a request (PEM), once they are there.
+/// Submits a request (PEM) and returns the certificates (PEM, leaf first) once they are signed.
 ///
 /// # Errors
 ///
-/// It was denied, its signer has failed, or nobody has signed it within 15 minutes. Cancel safe: Kubernetes forgets a
-/// request that nobody waits for.
+/// Fails if the request is denied, if its signer fails, or if it is not signed within 15 minutes.
+///
+/// # Cancel safety
+///
+/// Cancel safe: Kubernetes deletes abandoned requests.
 pub(crate) async fn signed(
     client: Client,
     profile: Profile,
@@ -374,7 +373,7 @@ pub(crate) async fn signed(
     };
     let made: CertificateSigningRequest = within(api.create(&PostParams::default(), &object)).await?;
     let (name, until) = (made.name_any(), Instant::now() + SIGNED_WITHIN);
-    info!(csr = name, profile = profile.name(), "a certificate is asked for");
+    info!(csr = name, profile = profile.name(), "certificate requested");
     let (mut rest, mut known) = (INITIAL_REST, "not approved");
     loop {
         sleep(rest).await;
@@ -385,7 +384,7 @@ pub(crate) async fn signed(
             Ok(RequestState::Failed(why)) => return Err(CsrError::Failed { name, why }),
             Ok(RequestState::Waits(state)) => known = state,
             Err(cause @ (CsrError::Gone | CsrError::Forbidden(_))) => return Err(cause),
-            Err(cause) => debug!(csr = name, "asked again in a moment: {cause}"),
+            Err(cause) => debug!(csr = name, error = %cause, "cannot poll request, retrying"),
         }
         if Instant::now() >= until {
             return Err(CsrError::Unsigned { name, state: known, signer: profile.signer() });
@@ -406,12 +405,12 @@ fn state(csr: &CertificateSigningRequest) -> RequestState {
     match (said("Denied"), said("Failed"), said("Approved")) {
         (Some(why), ..) => RequestState::Denied(why),
         (_, Some(why), _) => RequestState::Failed(why),
-        (.., Some(_)) => RequestState::Waits("approved, and not signed"),
+        (.., Some(_)) => RequestState::Waits("approved but not signed"),
         _ => RequestState::Waits("not approved"),
     }
 }
 
-/// Between two looks at a request.
+/// Delay between two polls of a request.
 const INITIAL_REST: Duration = Duration::from_millis(200);
 const MAX_REST: Duration = Duration::from_secs(5);
 
@@ -421,7 +420,7 @@ mod tests {
 
     use super::*;
 
-    /// Else a machine whose clock is ahead would ask every two seconds, and keep nothing.
+    /// Otherwise a machine with a clock that is ahead would send a request every two seconds and store nothing.
     #[tokio::test]
     async fn what_is_over_when_it_is_signed_is_not_kept_and_the_next_is_asked_for_minutes_later() {
         let dir = tempfile::tempdir().unwrap();
@@ -444,7 +443,10 @@ mod tests {
         assert!(pause(&over, &mut Backoff::new()) >= Duration::from_secs(120));
         sign(4000).await.unwrap();
         sign(2021).await.unwrap_err();
-        assert!(StoredCertificate::read(&file).await.is_some(), "the one that lasts longer stays");
+        assert!(
+            StoredCertificate::read(&file).await.is_some(),
+            "the certificate that is valid for longer must stay"
+        );
     }
 
     #[test]
@@ -458,7 +460,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0);
         std::fs::write(&file, "").unwrap();
         let why = prepare(&file.join("server.pem")).unwrap_err().to_string();
-        assert!(why.contains("cannot write to") && why.contains("let this user write"), "{why}");
+        assert!(why.contains("cannot write to") && why.contains("make it writable"), "{why}");
     }
 }
 
@@ -478,7 +480,7 @@ mod held_tests {
         let issued =
             CertificateAuthority::new("ours", DAY).unwrap().server(&["a.b", "10.0.0.1", "fd00::1"]).unwrap();
         std::fs::write(&file, issued.cert()).unwrap();
-        assert_eq!(StoredCertificate::read(&file).await, None, "it has no key");
+        assert_eq!(StoredCertificate::read(&file).await, None, "the file has no key");
         issued.write_together(&file).unwrap();
         let held = StoredCertificate::read(&file).await.unwrap();
         assert_eq!(held.names, ["10.0.0.1", "a.b", "fd00::1"].map(str::to_owned).into());
@@ -521,7 +523,7 @@ mod step_tests {
         let (names, or, rest) = issue(step(Ok(new.clone()), held(), None));
         assert_eq!((names, or), (new.clone(), None));
         assert!(rest >= Duration::from_secs(60), "{rest:?}");
-        // What its signer leaves out is not asked for again.
+        // A name that the signer leaves out is not requested again.
         assert_eq!(step(Ok(new.clone()), held(), Some(&new)).unwrap(), Step::Wait(Duration::from_secs(5)));
     }
 
@@ -531,9 +533,13 @@ mod step_tests {
         let due = || Some((old.clone(), None));
         assert_eq!(issue(step(Err(unknown()), due(), None)).0, old);
         let (names, or, _) = issue(step(Ok(new.clone()), due(), None));
-        assert_eq!((names, or), (new.clone(), Some(old.clone())), "the old names if the new are refused");
+        assert_eq!(
+            (names, or),
+            (new.clone(), Some(old.clone())),
+            "the old names are requested if the new ones are denied"
+        );
         assert_eq!(issue(step(Ok(old.clone()), due(), None)).1, None);
-        // Until it is due, and where there is none, an operator is told.
+        // An error is returned if there is no certificate, or if it is not due yet.
         assert!(step(Err(unknown()), Some((old.clone(), LEFT)), None).is_err());
         assert!(step(Err(unknown()), None, None).is_err());
         assert_eq!(issue(step(Ok(new.clone()), None, None)).0, new);
@@ -591,13 +597,13 @@ mod request_tests {
             json!({"conditions": kinds.iter().map(condition).collect::<Vec<_>>()})
         };
         assert_eq!(state_of(&json!({})), RequestState::Waits("not approved"));
-        assert_eq!(state_of(&conditions(&["Approved"])), RequestState::Waits("approved, and not signed"));
+        assert_eq!(state_of(&conditions(&["Approved"])), RequestState::Waits("approved but not signed"));
         assert_eq!(state_of(&conditions(&["Denied"])), RequestState::Denied("it is Denied".to_owned()));
         assert_eq!(
             state_of(&conditions(&["Approved", "Failed"])),
             RequestState::Failed("it is Failed".to_owned())
         );
-        // base64 of "pem".
+        // base64 of "pem"
         assert_eq!(state_of(&json!({"certificate": "cGVt"})), RequestState::Signed("pem".to_owned()));
     }
 }

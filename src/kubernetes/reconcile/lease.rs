@@ -1,8 +1,8 @@
-//! Which of several pods does something alone: the holder of a Lease of Kubernetes.
+//! Election of one server that performs a task alone: the holder of a Lease in Kubernetes.
 //!
-//! Nobody's clock is compared with another's: a holder is gone if the Lease has not changed for a while by our own. That
-//! is not enough where a write counts, as a holder may have slept through its own end. So a term has a number, which
-//! what is written carries, see `LeaderTerm`.
+//! Clocks of different machines are never compared: a holder is considered lost if the Lease has not changed for a
+//! while by the local clock. That does not suffice for writes, because a holder may have been suspended past its own
+//! end. So each term has a number that its writes carry, see `LeaderTerm`.
 
 use std::time::Duration;
 
@@ -16,22 +16,23 @@ use tracing::debug;
 
 use crate::kubernetes::cluster::{Cluster, ClusterError};
 
-/// A Lease that this pod wants to hold.
+/// A Lease that this server tries to hold.
 #[derive(Debug)]
 pub(crate) struct LeaderLease {
     cluster: Cluster,
     namespace: String,
     name: String,
-    /// Who we are; no other process is called so.
+    /// Unique identity of this process.
     me: String,
-    /// The version that was seen last, and since when.
+    /// Resource version seen last, and since when.
     seen: Option<(String, Instant)>,
 }
 
-/// A time for which this pod holds the Lease.
+/// A period during which this server holds the Lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LeaderTerm {
-    /// Grows with each change of the holder (`leaseTransitions`): who finds a higher one is not the holder any more.
+    /// Number that grows with each change of the holder (`leaseTransitions`). A holder that finds a higher one has lost
+    /// the Lease.
     pub(crate) number: i32,
 }
 
@@ -40,9 +41,12 @@ impl LeaderLease {
         Self { cluster, namespace, name, me, seen: None }
     }
 
-    /// Waits until this pod holds the Lease. `least` is the lowest number that the term may have. Cancel safe: a term
-    /// that has begun unnoticed ends by itself. `report` gets of each try whether another one holds it, and else why it
-    /// cannot be had.
+    /// Waits until this server holds the Lease. `least` is the lowest number that the term may have. Calls `report`
+    /// after each attempt: `Ok` if another server holds the Lease, otherwise the error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a term that was acquired unnoticed expires.
     pub(crate) async fn acquire(&mut self, least: i32, report: impl Fn(Result<(), String>)) -> LeaderTerm {
         loop {
             match self.in_time(Self::try_acquire, least).await {
@@ -54,7 +58,7 @@ impl LeaderLease {
         }
     }
 
-    /// Keeps the Lease until it is lost, or may be.
+    /// Renews the Lease until it is lost, or may be.
     pub(crate) async fn keep(&mut self, term: LeaderTerm) {
         let mut renewed = Instant::now();
         loop {
@@ -63,7 +67,7 @@ impl LeaderLease {
             match self.in_time(Self::try_renew, term.number).await {
                 Ok(true) => renewed = started,
                 Ok(false) => return,
-                Err(cause) => debug!(lease = self.name, %cause, "not renewed"),
+                Err(cause) => debug!(lease = self.name, error = %cause, "cannot renew Lease"),
             }
             if renewed.elapsed() > RENEW_DEADLINE {
                 return;
@@ -71,10 +75,10 @@ impl LeaderLease {
         }
     }
 
-    /// Gives it back, so that another pod need not wait for its end.
+    /// Releases the Lease, so that another server need not wait until it expires.
     pub(crate) async fn release(&mut self, term: LeaderTerm) {
         if let Err(cause) = self.in_time(Self::try_release, term.number).await {
-            debug!(lease = self.name, %cause, "not released");
+            debug!(lease = self.name, error = %cause, "cannot release Lease");
         }
     }
 
@@ -109,7 +113,8 @@ impl LeaderLease {
         Ok(taken.then_some(LeaderTerm { number }))
     }
 
-    /// Nobody holds it, or we do, from a term that is over; or its holder has not renewed it for as long as it lasts.
+    /// Returns true if the Lease has no holder, if this process holds it from an earlier term, or if its holder has not
+    /// renewed it in time.
     fn is_free(&mut self, found: &Object) -> bool {
         let holder = holder(found).filter(|holder| !holder.is_empty() && *holder != self.me);
         let version = found.metadata.resource_version.clone().unwrap_or_default();
@@ -128,7 +133,7 @@ impl LeaderLease {
             return Ok(false);
         }
         let acquired = found.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref()).map(|time| time.0);
-        // Whoever was quicker is seen the next time.
+        // Another writer is noticed at the next attempt.
         self.replace(&api, found, self.spec(number, acquired)).await.and_then(|done| {
             if done {
                 Ok(true)
@@ -153,7 +158,7 @@ impl LeaderLease {
         holder(found) == Some(self.me.as_str()) && transitions == Some(number)
     }
 
-    /// Writes it unless it has changed since it was read.
+    /// Writes the Lease unless it has changed since it was read.
     async fn replace(&self, api: &Api<Object>, found: Object, spec: LeaseSpec) -> Result<bool, ClusterError> {
         let object = Object { metadata: found.metadata, spec: Some(spec) };
         written(api.replace(&self.name, &PostParams::default(), &object).await)
@@ -175,13 +180,13 @@ fn holder(found: &Object) -> Option<&str> {
     found.spec.as_ref()?.holder_identity.as_deref()
 }
 
-/// How long its holder may be silent.
+/// Returns how long the Lease is valid without renewal.
 fn lasts(found: &Object) -> Duration {
     let seconds = found.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
     seconds.and_then(|seconds| u64::try_from(seconds).ok()).map_or(LEASE_DURATION, Duration::from_secs)
 }
 
-/// Whether it was written; not, if others have been quicker.
+/// Returns true if the object was written, and false after a conflict.
 fn written<T>(done: Result<T, Error>) -> Result<bool, ClusterError> {
     match done {
         Ok(_) => Ok(true),
@@ -190,16 +195,15 @@ fn written<T>(done: Result<T, Error>) -> Result<bool, ClusterError> {
     }
 }
 
-/// How long a holder may be silent before another pod takes its place.
+/// Time without renewal after which another server takes over.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 
-/// How long a holder goes on without having renewed: less, by more than two clocks drift apart in that time.
+/// Time without renewal after which a holder stops. It is shorter than `LEASE_DURATION` by more than clocks drift apart
+/// in that time.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How often it is looked at, and renewed.
+/// Time between two attempts to acquire or renew.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// Longest wait for one look.
+/// Timeout for one attempt.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-
-// Objects of Kubernetes that pods keep as they should be: ports of a Service, names of nodes for DNS.

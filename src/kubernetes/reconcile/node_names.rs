@@ -1,9 +1,9 @@
-//! The address of every node of a cluster in a ConfigMap from which DNS answers: edges' names lead to the pods, all others
-//! to the nodes themselves.
+//! Writes the address of every node of a cluster into a ConfigMap from which DNS answers. Names of edges resolve to the
+//! servers, all others to the nodes themselves.
 //!
-//! One pod writes it, the holder of a `Lease`. What it writes carries the number of its term, and replaces the very
-//! version that it has read. A write that was on its way for too long is refused, as its successor begins with one of
-//! its own; and who finds a higher number stops.
+//! One server writes the ConfigMap: the holder of a `Lease`. A write carries the number of its term and replaces
+//! exactly the version that was read. A delayed write is therefore rejected, because its successor starts with a write
+//! of its own. A holder that finds a higher number stops.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,59 +29,61 @@ use tunnel_base::names::NodeName;
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::zone::is_reserved;
 
-/// What is written, and where.
+/// The sources and the target of the node names.
 #[derive(Debug, Clone)]
 pub struct NodeNameParams {
-    /// Where all of it is.
+    /// Cluster with all the objects.
     pub cluster: Cluster,
     /// Namespace of ConfigMap and Lease.
     pub namespace: String,
-    /// The ConfigMap.
+    /// Name of the ConfigMap.
     pub configmap: String,
-    /// Its key.
+    /// Key in the ConfigMap.
     pub key: String,
-    /// The Lease.
+    /// Name of the Lease.
     pub lease: String,
-    /// Who this process is; no other one is called so.
+    /// Unique identity of this process.
     pub me: String,
     /// Label and value of Nodes that are edges.
     pub edges: (String, String),
-    /// What names with dots that Nodes may have look like: no other Node with dots in its name is written.
+    /// Patterns of allowed names with dots. Other Nodes with dots in their names are not written.
     pub names: Vec<Glob>,
-    /// Service in our own namespace that leads to the pods.
+    /// Service of the servers, in the server's namespace.
     pub service: String,
-    /// ConfigMap of our own namespace in which pods say which nodes they have: each edge's name leads to its pod, and to
-    /// the Service only if it is at none. `None`: to the Service, always.
+    /// ConfigMap in the server's namespace in which servers publish their nodes. An edge's name resolves to its server,
+    /// or to the Service if it is connected to none. `None` always resolves to the Service.
     pub holders: Option<String>,
 }
 
-/// Keeps the ConfigMap true for as long as this pod holds the Lease.
+/// Reconciles the ConfigMap while this server holds the Lease.
 pub struct NodeNames {
     params: NodeNameParams,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
     nodes: Mutex<NodeStore>,
-    /// The Service's addresses, which are no pod's.
+    /// Addresses of the Service; they are not a server's own.
     service: watch::Sender<BTreeSet<IpAddr>>,
-    /// Nodes of which the log has told that they have no name, and why.
+    /// Nodes already logged as having no name, and why.
     left_out: Mutex<BTreeMap<String, &'static str>>,
-    /// Nodes have changed.
+    /// Notified when Nodes have changed.
     news: Notify,
 }
 
 impl NodeNames {
-    /// Sends no request yet. `report` gets whether the ConfigMap is true, as far as this pod knows, and if not, why.
+    /// Creates the reconciler; sends no request. Calls `report` with whether the ConfigMap is up to date as far as this
+    /// server knows, and if not, why.
     pub fn new(params: NodeNameParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
         let service = watch::Sender::new(BTreeSet::new());
         let (nodes, left_out) = (Mutex::default(), Mutex::default());
         Self { params, report: Box::new(report), nodes, service, left_out, news: Notify::new() }
     }
 
-    /// The addresses of the Service, to which names of nodes lead although no pod has them; empty until they are known.
+    /// Returns a receiver of the Service's addresses, to which names of nodes resolve although no server has them.
+    /// Empty until they are known.
     pub fn service(&self) -> watch::Receiver<BTreeSet<IpAddr>> {
         self.service.subscribe()
     }
 
-    /// Works until draining begins.
+    /// Runs until draining starts.
     pub async fn run(self, drain: Drain) {
         let NodeNameParams { cluster, namespace, lease, me, .. } = self.params.clone();
         let mut lease = LeaderLease::new(cluster, namespace, lease, me);
@@ -90,26 +92,26 @@ impl NodeNames {
             () = async {
                 loop {
                     let Some(term) = self.acquire_term(&mut lease, &drain).await else { return };
-                    info!(term = term.number, "this pod writes the names of nodes");
+                    info!(term = term.number, "acquired Lease, writing node names");
                     tokio::select! {
-                        () = lease.keep(term) => warn!("another pod is to write the names of nodes: the Lease is lost"),
-                        why = self.term(term) => warn!("names of nodes: this pod stops: {why}"),
+                        () = lease.keep(term) => warn!("Lease lost, no longer writing node names"),
+                        why = self.term(term) => warn!(reason = why, "no longer writing node names"),
                         () = drain.draining() => {}
                     }
                     if drain.is_draining() {
                         return lease.release(term).await;
                     }
-                    // Whoever holds it now has written, or will have: what we know of it is over.
+                    // The new holder has written or will write; the state of this term is outdated.
                     sleep(PAUSE).await;
                 }
             } => {}
         }
     }
 
-    /// Waits for a term; `None`: draining has begun.
+    /// Waits for a term. Returns `None` if draining has started.
     async fn acquire_term(&self, lease: &mut LeaderLease, drain: &Drain) -> Option<LeaderTerm> {
         let acquired = async {
-            // The Lease may have been deleted, and begin anew with a number that is lower than what was written.
+            // The Lease may have been deleted and recreated with a number lower than the one last written.
             let least = loop {
                 match self.written_term().await {
                     Ok(number) => break number.saturating_add(1),
@@ -125,17 +127,17 @@ impl NodeNames {
         }
     }
 
-    /// Writes until somebody else has; why it has stopped.
+    /// Writes until another holder has written. Returns the reason for stopping.
     async fn term(&self, term: LeaderTerm) -> String {
         loop {
             *self.nodes() = NodeStore::default();
             let (cluster, which) = (&self.params.cluster, watcher::Config::default());
-            let followed = ObjectWatcher { cluster, what: "Nodes, for their names", which };
+            let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
             let whole = Instant::now() + WHOLE;
             tokio::select! {
                 never = followed.run(|client, _| Api::<NamedNode>::all(client), self) => match never {},
                 why = self.keep(term) => return why,
-                // All is listed anew.
+                // All Nodes are listed again.
                 () = sleep_until(whole) => {}
             }
         }
@@ -166,14 +168,14 @@ impl NodeNames {
         }
     }
 
-    /// Learns the addresses of the Service again and again, whoever holds the Lease.
+    /// Looks up the addresses of the Service periodically, even without holding the Lease.
     async fn follow_service(&self) {
         loop {
             let looked = timeout(REQUEST_TIMEOUT, async {
                 let (client, home) = self.params.cluster.connect().await?;
                 self.look_up(&client, &home).await
             });
-            // That it fails is told by whoever writes.
+            // The holder of the Lease reports the error.
             let _ = looked.await;
             sleep(LOOK_RETRY_AFTER).await;
         }
@@ -203,38 +205,40 @@ impl std::fmt::Debug for NodeNames {
     }
 }
 
-/// How long changes are gathered: each write sends the whole text.
+/// Debounce time of changes: each write sends the whole text.
 const GATHERING: Duration = Duration::from_millis(200);
 
-/// The least time between two writes of a term: a kubelet may change its own Node as often as it likes.
+/// Minimum time between two writes of a term. A kubelet may change its own Node as often as it likes.
 const BETWEEN_WRITES: Duration = Duration::from_secs(5);
 
-/// How often it is looked at although no Node has changed: the Service or the text itself may have.
+/// Time between two checks without changes of Nodes: the Service or the text itself may have changed.
 const LOOK_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// The same where edges' names lead to the pods that have them.
+/// Time between two checks if edges' names resolve to their servers.
 const LOOK_AT_HOLDERS: Duration = Duration::from_secs(2);
 
-/// How often all Nodes are listed anew.
+/// Time between two complete lists of all Nodes.
 const WHOLE: Duration = Duration::from_secs(30 * 60);
 
-/// Before another try for a term.
+/// Delay before another attempt to acquire a term.
 const PAUSE: Duration = Duration::from_secs(2);
 
-// The text from which DNS answers: a line for each name and address.
+// The text from which DNS answers: one line per name and address.
 
-/// What is to be written.
+/// The text to write.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RenderedHosts {
-    /// `<address>\t<name>` a line, in order.
+    /// Lines `<address>\t<name>`, sorted.
     pub(crate) lines: String,
-    /// Nodes that do not stand in it, and why.
+    /// Nodes without a line, and why.
     pub(crate) left_out: BTreeMap<String, &'static str>,
 }
 
-/// The text for these Nodes, of `most` bytes at most. A Node whose name has dots stands in it if a pattern of `dotted` matches
-/// that. An edge's name leads to its pods, or else to the Service; each other one to the node itself, if it has an address.
-/// Where not all have room, those are left out that want the most of it.
+/// Renders the text for these Nodes, with at most `most` bytes. An edge's name resolves to its servers, or to the
+/// Service if there are none; any other name to the node's own addresses.
+///
+/// Nodes with dots in their names are included only if a pattern of `dotted` matches. If the text would be too long,
+/// the Nodes with the most bytes are left out.
 pub(crate) fn text(
     nodes: &BTreeMap<String, NodeState>,
     dotted: &[Glob],
@@ -245,14 +249,16 @@ pub(crate) fn text(
     let (mut text, mut all) = (RenderedHosts::default(), Vec::new());
     for (name, node) in nodes {
         if is_reserved(name) {
-            text.left_out.insert(name.clone(), "programs trust that name: rename the node");
+            text.left_out.insert(name.clone(), "reserved name; rename the node");
             continue;
         }
-        // Whoever can add a Node chooses its name, and it may be any host's of the Internet.
+        // Anyone who can add a Node chooses its name, which may be that of any host on the Internet.
         let is_given = |node: &NodeName| dotted.iter().any(|pattern| pattern.matches(node));
         if name.contains('.') && !name.parse().is_ok_and(|node| is_given(&node)) {
-            text.left_out
-                .insert(name.clone(), "it has dots: add it to mode.cloud.node_names.names, or rename it");
+            text.left_out.insert(
+                name.clone(),
+                "name with dots; add it to mode.cloud.node_names.names, or rename the node",
+            );
             continue;
         }
         let at = match node.is_edge {
@@ -266,7 +272,7 @@ pub(crate) fn text(
     let (mut lines, mut bytes) = (BTreeSet::new(), 0_usize);
     for (wanted, name, own) in all {
         if bytes.saturating_add(wanted) > most {
-            text.left_out.insert(name.clone(), "the ConfigMap is full: a ConfigMap holds 1 MiB");
+            text.left_out.insert(name.clone(), "the ConfigMap is full (limit 1 MiB)");
             continue;
         }
         bytes += wanted;
@@ -276,7 +282,7 @@ pub(crate) fn text(
     text
 }
 
-/// The pods that have nodes, of lines `<address> <name>` as pods write them.
+/// Parses lines `<address> <name>` as servers write them. Returns the servers of each node.
 pub(crate) fn holders(text: &str) -> BTreeMap<String, BTreeSet<IpAddr>> {
     let mut holders = BTreeMap::<_, BTreeSet<_>>::new();
     for line in text.lines() {
@@ -288,9 +294,9 @@ pub(crate) fn holders(text: &str) -> BTreeMap<String, BTreeSet<IpAddr>> {
     holders
 }
 
-// Nodes, as far as their names in DNS go: the rest of their text is skipped.
+// The parts of Nodes that their names in DNS depend on; other fields are skipped.
 
-/// The Nodes, and those that a list under way has named so far.
+/// The Nodes, and those received so far of a list in progress.
 #[derive(Debug, Default)]
 pub(crate) struct NodeStore {
     known: BTreeMap<String, NodeState>,
@@ -298,12 +304,12 @@ pub(crate) struct NodeStore {
     listed: bool,
 }
 
-/// What is known of a Node.
+/// The state of a Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeState {
-    /// Whether only the tunnel reaches it.
+    /// Whether the node is only reachable through the tunnel.
     pub(crate) is_edge: bool,
-    /// Its InternalIPs; its ExternalIPs if it has none; the first 8.
+    /// InternalIPs of the Node, or its ExternalIPs if it has none; at most 8.
     pub(crate) ips: BTreeSet<IpAddr>,
 }
 
@@ -317,7 +323,7 @@ pub(crate) struct NamedNode {
 part_of!(NamedNode, whole::Node);
 
 impl NamedNode {
-    /// `edges`: label and value of edges.
+    /// Returns the state of this Node. The argument is label and value of edges.
     pub(crate) fn seen(&self, (label, value): &(String, String)) -> NodeState {
         let labels = self.metadata.labels.as_ref();
         let is_edge = labels.and_then(|all| all.get(label)).is_some_and(|found| found == value);
@@ -327,17 +333,17 @@ impl NamedNode {
 }
 
 impl NodeStore {
-    /// All of them; `None` until they are listed.
+    /// Returns all Nodes, or `None` until they are listed.
     pub(crate) fn whole(&self) -> Option<BTreeMap<String, NodeState>> {
         self.listed.then(|| self.known.clone())
     }
 
-    /// Whether all are known, and none are listed anew, which may fail yet.
+    /// Returns true if all Nodes are known and no list is in progress, which could still fail.
     pub(crate) fn are_followed(&self) -> bool {
         self.listed && self.listing.is_none()
     }
 
-    /// True if all are known, and something of them is news.
+    /// Applies an event. Returns true if it changed the known Nodes.
     pub(crate) fn take(&mut self, event: Event<NamedNode>, edges: &(String, String)) -> bool {
         match event {
             Event::Init => {
@@ -356,7 +362,7 @@ impl NodeStore {
             }
             Event::Apply(node) => {
                 let (name, seen) = (node.name_any(), node.seen(edges));
-                // Its heartbeat changes a Node every few seconds.
+                // A Node's heartbeat changes it every few seconds.
                 self.known.insert(name, seen.clone()) != Some(seen)
             }
             Event::Delete(node) => self.known.remove(&node.name_any()).is_some(),
@@ -364,13 +370,13 @@ impl NodeStore {
     }
 }
 
-// One look at what is to be written, and the write.
+// One pass over the text to write, and the write.
 
-/// Why nothing is written any more in this term.
+/// The reason why a pass did not complete.
 pub(crate) enum Stopped {
-    /// Somebody else has written.
+    /// Another holder has written.
     Fenced(String),
-    /// It is to be tried again.
+    /// An error after which the pass is retried.
     Failed(ClusterError),
 }
 
@@ -381,8 +387,8 @@ impl<E: Into<ClusterError>> From<E> for Stopped {
 }
 
 impl NodeNames {
-    /// Makes the ConfigMap say what is true now. `first`: it is to carry this term's number even if it is true already, so
-    /// that no write of an earlier term comes through any more. Whether it was written.
+    /// Reconciles the ConfigMap. Returns true if it was written. With `first` it is written even if it is up to date,
+    /// so that it carries this term's number and no write of an earlier term can succeed.
     pub(crate) async fn reconcile(
         &self,
         term: LeaderTerm,
@@ -394,8 +400,7 @@ impl NodeNames {
         let service = self.look_up(&client, &home).await?;
         let holders = self.holders(&client, &home).await?;
         if service.is_empty() && nodes.values().any(|node| node.is_edge) {
-            let why =
-                format!("there is no Service {home}/{} that edges' names could lead to", self.params.service);
+            let why = format!("Service {home}/{} for edge names does not exist", self.params.service);
             return Err(ClusterError::Failed(why).into());
         }
         let RenderedHosts { lines: text, left_out } =
@@ -405,7 +410,7 @@ impl NodeNames {
         let found = api.get_opt(configmap).await?;
         let number = found.as_ref().and_then(number);
         if let Some(higher) = number.filter(|number| *number > term.number) {
-            return Err(Stopped::Fenced(format!("term {higher} has written, and ours is {}", term.number)));
+            return Err(Stopped::Fenced(format!("term {higher} is newer than ours, {}", term.number)));
         }
         let is_true = found.as_ref().and_then(|map| map.data.as_ref()?.get(key)) == Some(&text);
         if is_true && !(first && number != Some(term.number)) {
@@ -425,21 +430,21 @@ impl NodeNames {
         };
         match written {
             Ok(_) => {
-                info!(lines, term = term.number, "names of nodes are written");
+                info!(lines, term = term.number, "node names written");
                 Ok(true)
             }
             Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                Err(Stopped::Fenced(format!("somebody else has written: {}", status.message)))
+                Err(Stopped::Fenced(format!("another writer has changed it: {}", status.message)))
             }
             Err(cause) => Err(cause.into()),
         }
     }
 
-    /// Logs which Nodes have no name, each once for as long as it has none.
+    /// Logs which Nodes have no name, each once until it has one.
     fn log_unnamed(&self, left_out: BTreeMap<String, &'static str>) {
         let mut told = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         for (node, why) in left_out.iter().filter(|(node, why)| told.get(*node) != Some(*why)) {
-            warn!(%node, "no name in DNS leads to node {node}: {why}");
+            warn!(%node, reason = why, "node has no name in DNS");
         }
         *told = left_out;
     }
@@ -460,7 +465,7 @@ impl NodeNames {
         Ok(ips)
     }
 
-    /// The pods that have edges, by the edges' names.
+    /// Returns the servers of edges, by the edges' names.
     async fn holders(
         &self,
         client: &Client,
@@ -472,7 +477,7 @@ impl NodeNames {
         Ok(holders(&text))
     }
 
-    /// The number of the term that has written last; 0 if none has.
+    /// Returns the number of the term that has written last, or 0 if none has.
     pub(crate) async fn written_term(&self) -> Result<i32, ClusterError> {
         let NodeNameParams { cluster, namespace, configmap, .. } = &self.params;
         let asked = timeout(REQUEST_TIMEOUT, async {
@@ -491,10 +496,10 @@ fn number(map: &ConfigMap) -> Option<i32> {
 /// The annotation with the number of the term that has written.
 const TERM: &str = "tunnel.cloud.io/lease-transitions";
 
-/// The key in which pods publish which nodes they have.
+/// The key in which servers publish their nodes.
 const HOSTS_KEY: &str = "hosts";
 
-/// What Kubernetes takes in one ConfigMap, less what surrounds the text.
+/// The size limit of a ConfigMap in Kubernetes, less space for its other parts.
 const MAX_BYTES: usize = 1_000_000;
 
 #[cfg(test)]
@@ -546,7 +551,7 @@ mod lines_tests {
         let many: Vec<_> = many.iter().map(String::as_str).collect();
         let nodes = nodes(&[("big", false, &many), ("c", false, &["10.0.1.1"]), ("d", false, &["10.0.1.2"])]);
         let of = |most| text(&nodes, &[], &BTreeSet::new(), &BTreeMap::new(), most);
-        let full = "the ConfigMap is full: a ConfigMap holds 1 MiB";
+        let full = "the ConfigMap is full (limit 1 MiB)";
         let said = of(30);
         assert_eq!(said.lines, "10.0.1.1\tc\n10.0.1.2\td\n");
         assert_eq!(said.left_out, BTreeMap::from([("big".to_owned(), full)]));

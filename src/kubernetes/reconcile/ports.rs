@@ -1,4 +1,5 @@
-//! Ports of nodes that a ConfigMap names: told to whom they concern, and written into the Service that leads to the pods.
+//! Reads ports of nodes from a ConfigMap, announces them in this process, and writes them into the Service of the
+//! servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -18,50 +19,51 @@ use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
 
-/// Where ports of nodes are named, and where they are to lead.
+/// The source and the target of node ports.
 #[derive(Debug, Clone)]
 pub struct PortParams {
-    /// Where all of it is; the Service stands in our own namespace.
+    /// Cluster with all the objects. The Service is in the server's namespace.
     pub cluster: Cluster,
-    /// The ConfigMap's namespace.
+    /// Namespace of the ConfigMap.
     pub namespace: String,
-    /// Its name.
+    /// Name of the ConfigMap.
     pub configmap: String,
-    /// The Service whose ports are kept; `None`: none is.
+    /// Service whose ports are reconciled; `None` disables that.
     pub service: Option<String>,
-    /// The ports at which this pod listens.
+    /// Ports on which this server listens.
     pub own: BTreeSet<u16>,
-    /// The port of this pod at which a request's Host names the port of its node; `None`: there is none.
+    /// Port of this server that forwards to the node's port in a request's Host, if any.
     pub http: Option<u16>,
-    /// The same behind TLS.
+    /// The same port with TLS, if any.
     pub https: Option<u16>,
 }
 
-/// Follows the ConfigMap. While kube-apiserver does not answer, what was known stands; where there is no ConfigMap, no
-/// port beside the kubelet's is named.
+/// A watch of the ConfigMap. The last known ports apply while kube-apiserver does not answer. Without a ConfigMap, only
+/// the kubelet's port is served.
 pub struct PortWatch {
     params: PortParams,
     ports: watch::Sender<ProxyPorts>,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
-    /// What was told last.
+    /// Errors logged last.
     told: Mutex<Option<String>>,
-    /// The ConfigMap may have changed.
+    /// Notified when the ConfigMap may have changed.
     news: Notify,
 }
 
 impl PortWatch {
-    /// Sends no request yet. `report` gets whether all that is named is served, and if not, why; it must be quick.
+    /// Creates a watch; sends no request. Calls `report` with whether all listed ports are served, and if not, why. It
+    /// must not block.
     pub fn new(params: PortParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
         let ports = watch::Sender::new(ProxyPorts::default());
         Self { params, ports, report: Box::new(report), told: Mutex::default(), news: Notify::new() }
     }
 
-    /// The ports as they were last read.
+    /// Returns a receiver of the ports in the ConfigMap.
     pub fn ports(&self) -> watch::Receiver<ProxyPorts> {
         self.ports.subscribe()
     }
 
-    /// Follows it until draining begins.
+    /// Runs the watch until draining starts.
     pub async fn follow(self, drain: Drain) {
         let PortParams { cluster, namespace, configmap, .. } = &self.params;
         let what = format!("ConfigMap {namespace}/{configmap}");
@@ -74,7 +76,7 @@ impl PortWatch {
         }
     }
 
-    /// Reads and writes whenever there are news, and at times without.
+    /// Reconciles after each change, and periodically.
     async fn keep(&self) {
         loop {
             let done = timeout(REQUEST_TIMEOUT, self.reconcile()).await.unwrap_or(Err(ClusterError::Silent));
@@ -89,9 +91,10 @@ impl PortWatch {
         }
     }
 
-    /// Reads the ConfigMap, tells its ports, and makes the Service so. What is wrong with either, each in a sentence.
+    /// Reads the ConfigMap, announces its ports and reconciles the Service. Returns the errors in either, each as a
+    /// sentence.
     ///
-    /// Both are read anew: pods that know it later than others must not undo what those have written.
+    /// Both are read again each time: a server that learns of a change late must not undo the writes of others.
     async fn reconcile(&self) -> Result<Vec<String>, ClusterError> {
         let PortParams { cluster, namespace, configmap, service, own, .. } = &self.params;
         let (client, home) = cluster.connect().await?;
@@ -112,14 +115,14 @@ impl PortWatch {
             let news = old != ports;
             if news {
                 let ProxyPorts { http, https, loopback } = ports;
-                info!(?http, ?https, ?loopback, "ports of nodes that are led here");
+                info!(?http, ?https, ?loopback, "node ports changed");
                 old.clone_from(ports);
             }
             news
         });
     }
 
-    /// Makes the Service have these ports, if it is ours.
+    /// Reconciles the ports of the Service if it is managed.
     async fn write(
         &self,
         client: Client,
@@ -130,21 +133,17 @@ impl PortWatch {
         let (wanted, mut wrong) = self.wanted(ports);
         for tries in 1..=MAX_TRIES {
             let Some(mut object) = api.get_opt(name).await? else {
-                wrong.push(format!(
-                    "there is no Service {namespace}/{name} to lead ports of nodes to the pods"
-                ));
+                wrong.push(format!("Service {namespace}/{name} for node ports does not exist"));
                 return Ok(wrong);
             };
             if !is_ours(&object) {
-                wrong.push(format!("Service {namespace}/{name} is left as it is: {}", NOT_OURS));
+                wrong.push(format!("Service {namespace}/{name} is not changed: {}", NOT_OURS));
                 return Ok(wrong);
             }
             let old = object.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
             let ServicePortChange { ports, added, removed, moved, taken } = changed(old, &wanted);
             wrong.extend(taken.iter().map(|port| {
-                format!(
-                    "Service {namespace}/{name} has a port {port} that is not one of ours: it stays as it is"
-                )
+                format!("Service {namespace}/{name} has a foreign port {port}, which is not changed")
             }));
             if added.is_empty() && removed.is_empty() && moved.is_empty() {
                 return Ok(wrong);
@@ -152,22 +151,22 @@ impl PortWatch {
             object.spec.get_or_insert_default().ports = Some(ports);
             match api.replace(name, &PostParams::default(), &object).await {
                 Ok(_) => {
-                    info!(service = name, ?added, ?removed, ?moved, "ports of the Service have changed");
+                    info!(service = name, ?added, ?removed, ?moved, "ports of Service updated");
                     return Ok(wrong);
                 }
-                // Changed or deleted meanwhile.
+                // The Service was changed or deleted meanwhile.
                 Err(Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                    debug!(tries, "somebody else has written the Service: once more");
+                    debug!(tries, "Service changed by another writer, retrying");
                     wrong.truncate(wrong.len() - taken.len());
                 }
                 Err(cause) => return Err(cause.into()),
             }
         }
-        wrong.push(format!("Service {namespace}/{name} is written without a pause by somebody else"));
+        wrong.push(format!("Service {namespace}/{name} is changed too often by another writer"));
         Ok(wrong)
     }
 
-    /// The Service's port for each port of nodes, and ours behind it; and which have none.
+    /// Returns the target port of the Service for each node port, and errors for kinds that have no target.
     fn wanted(&self, ports: &ProxyPorts) -> (BTreeMap<u16, u16>, Vec<String>) {
         let (mut wanted, mut wrong) = (BTreeMap::new(), Vec::new());
         let kinds = [("http", self.params.http, &ports.http), ("https", self.params.https, &ports.https)];
@@ -176,21 +175,21 @@ impl PortWatch {
                 Some(front) => wanted.extend(all.iter().map(|port| (*port, front))),
                 None if all.is_empty() => {}
                 None => wrong.push(format!(
-                    "{kind}-proxy-ports: they lead nowhere, as no port in addr of [mode.cloud.{kind}] is \"host\""
+                    "{kind}-proxy-ports have no target; set a port in addr of [mode.cloud.{kind}] to \"host\""
                 )),
             }
         }
         (wanted, wrong)
     }
 
-    /// Says what has changed since it last said something.
+    /// Logs the state if it has changed, and reports it.
     fn tell(&self, state: Result<(), Vec<String>>) {
         let state = state.map_err(|all| all.join("; "));
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if *told != state.as_ref().err().cloned() {
             match &state {
-                Ok(()) => info!("all ports of nodes that are named are served"),
-                Err(wrong) => warn!("ports of nodes: {wrong}"),
+                Ok(()) => info!("all node ports are served"),
+                Err(wrong) => warn!(errors = wrong, "cannot serve all node ports"),
             }
             *told = state.clone().err();
         }
@@ -215,28 +214,28 @@ impl std::fmt::Debug for PortWatch {
     }
 }
 
-/// How often the Service is looked at although the ConfigMap has not changed.
+/// Time between two checks of the Service without changes of the ConfigMap.
 const LOOK_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Tries against others who write the Service, at once.
+/// Maximum number of immediate attempts after conflicting writes.
 const MAX_TRIES: u32 = 10;
 
-// The ports of a Service that are ours: what is to change.
+// The change of a Service's managed ports.
 
-/// The ports that a Service is to have, and what of it is new.
+/// The ports that a Service should have, and what changes.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ServicePortChange {
-    /// All of them; those that are not ours as they were, and before ours.
+    /// All ports: first foreign ones, unchanged, then managed ones.
     pub(crate) ports: Vec<ServicePort>,
     pub(crate) added: Vec<u16>,
     pub(crate) removed: Vec<u16>,
-    /// Those that led to another port of ours.
+    /// Ports with a new target port.
     pub(crate) moved: Vec<u16>,
-    /// Those that are wanted, and that somebody else has put there.
+    /// Wanted ports that are foreign.
     pub(crate) taken: Vec<u16>,
 }
 
-/// What makes the ports of a Service lead where they should: from each port of nodes to one of ours.
+/// Returns the change that makes a Service forward each node port to the right port of this server.
 pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> ServicePortChange {
     let (ours, others): (Vec<_>, Vec<_>) = old.iter().cloned().partition(is_port_of_ours);
     let taken: BTreeSet<_> = others.iter().filter(|port| is_tcp(port)).filter_map(number).collect();
@@ -261,7 +260,7 @@ pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> Servi
             port: i32::from(*port),
             protocol: Some(TCP.to_owned()),
             target_port: Some(IntOrString::Int(i32::from(*front))),
-            // What Kubernetes has given it stays its own.
+            // Values that Kubernetes has assigned are kept.
             ..known.cloned().unwrap_or_default()
         };
         match known {
@@ -274,13 +273,13 @@ pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> Servi
     change
 }
 
-/// Whether a Service says that its ports may be written.
+/// Returns true if the Service's annotation permits changes of its ports.
 pub(crate) fn is_ours(service: &Service) -> bool {
     let annotations = service.metadata.annotations.as_ref();
     annotations.and_then(|all| all.get(ANNOTATION)).is_some_and(|value| value == MANAGED)
 }
 
-/// Why a Service is not written.
+/// The reason why a Service is not changed.
 pub(crate) const NOT_OURS: &str = "it has no annotation tunnel.cloud.io/ports: managed";
 
 const ANNOTATION: &str = "tunnel.cloud.io/ports";
@@ -298,7 +297,7 @@ fn number(port: &ServicePort) -> Option<u16> {
     u16::try_from(port.port).ok()
 }
 
-/// How the names of our ports begin.
+/// The prefix of the names of managed ports.
 const PREFIX: &str = "dnat-";
 
 const TCP: &str = "TCP";
@@ -336,7 +335,7 @@ mod tests {
         assert_eq!((&same.ports, same.added, same.removed, same.moved), (&given, vec![], vec![], vec![]));
         let next = changed(&given, &wanted(&[(9051, 10263), (9052, 10264)]));
         assert_eq!((next.added, next.removed, next.moved), (vec![9052], vec![9443], vec![9051]));
-        assert_eq!(next.ports[2].node_port, Some(31_000), "what Kubernetes has given stays");
+        assert_eq!(next.ports[2].node_port, Some(31_000), "values assigned by Kubernetes are kept");
     }
 
     #[test]

@@ -11,12 +11,12 @@ use crate::kubernetes::members::Endpoints;
 
 use super::*;
 
-/// An apiserver that holds one ConfigMap.
+/// A fake kube-apiserver that holds one ConfigMap.
 #[derive(Default)]
 struct Server {
     object: Option<Value>,
     version: u64,
-    /// What somebody else writes right before our next writes, one each.
+    /// Writes by others right before our next writes, one for each.
     others: VecDeque<Value>,
     refusal: Option<(u16, Value)>,
     reads: usize,
@@ -94,7 +94,7 @@ fn nobody_lives() -> LivenessProbe {
     LivenessProbe::new(|_| Box::pin(std::future::ready(false)))
 }
 
-/// The pod 10.0.0.1 at an apiserver that holds this.
+/// Returns the store of the server 10.0.0.1, at a kube-apiserver that holds this object.
 fn pod(
     object: Option<Value>,
     endpoints: Option<watch::Receiver<KnownEndpoints>>,
@@ -144,13 +144,17 @@ async fn a_conflict_is_tried_again_at_once_on_what_the_other_has_written() {
 async fn the_map_is_made_if_there_is_none_and_who_makes_it_first_is_no_fault() {
     let (mut map, server) = pod(None, None);
     map.withdraw().await.unwrap();
-    assert_eq!(server.lock().unwrap().object, None, "not for nothing to say");
+    assert_eq!(server.lock().unwrap().object, None, "not created without records");
     server.lock().unwrap().others.push_back(object("10.0.0.2    b\n"));
     map.write(&names(&["a"])).await.unwrap();
     assert_eq!(server.lock().unwrap().hosts(), "10.0.0.1    a\n10.0.0.2    b\n");
     server.lock().unwrap().others.push_back(Value::Null);
     map.write(&names(&["c"])).await.unwrap();
-    assert_eq!(server.lock().unwrap().hosts(), "10.0.0.1    c\n", "deleted meanwhile, so made anew");
+    assert_eq!(
+        server.lock().unwrap().hosts(),
+        "10.0.0.1    c\n",
+        "recreated because it was deleted meanwhile"
+    );
     assert_eq!(server.lock().unwrap().object.as_ref().unwrap()["metadata"]["name"], "tunnel-nodes");
 }
 
@@ -206,7 +210,7 @@ async fn an_apiserver_that_says_nothing_is_given_up() {
     });
     map.api = Some(Api::namespaced(Client::new(silent, "n"), "n"));
     let told = map.write(&names(&["a"])).await.unwrap_err().to_string();
-    assert!(told.contains("has not answered"), "{told}");
+    assert!(told.contains("did not answer"), "{told}");
 }
 
 #[tokio::test]
@@ -230,7 +234,7 @@ async fn lines_of_a_server_that_stays_away_go_and_those_of_one_that_comes_back_s
         map.write(&none).await.unwrap();
         tokio::time::advance(wait).await;
         map.write(&none).await.unwrap();
-        assert_eq!(hosts(), text, "nobody is judged unless we are among the pods ourselves");
+        assert_eq!(hosts(), text, "no server is checked unless this one is an endpoint");
     }
     told.send_replace(pods(&[1, 2], &[3]));
     map.write(&none).await.unwrap();
@@ -240,18 +244,18 @@ async fn lines_of_a_server_that_stays_away_go_and_those_of_one_that_comes_back_s
     assert!(map.due() <= Instant::now() + REWRITE_INTERVAL);
     tokio::time::advance(STALE_AFTER - Duration::from_millis(1)).await;
     map.write(&none).await.unwrap();
-    assert_eq!(hosts(), text, "3 came back, 2 is not away for long");
+    assert_eq!(hosts(), text, "3 came back, 2 has not been absent for long");
     tokio::time::advance(SPREAD + Duration::from_millis(1)).await;
-    assert!(map.due() <= Instant::now(), "its time has come");
+    assert!(map.due() <= Instant::now(), "the check is due");
     map.write(&names(&["a"])).await.unwrap();
     assert_eq!(hosts(), "10.0.0.1    a\n10.0.0.3    c\n127.0.0.1    localhost\n192.0.2.1 by-hand\n");
-    assert!(map.due() > Instant::now(), "and is over");
+    assert!(map.due() > Instant::now(), "the check is done");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_not_ready_keeps_its_lines_while_it_answers() {
     let text = "10.0.0.2    b\n10.0.0.3    c\n";
-    // We are not ready either, as it would be if probes could not reach anybody.
+    // This server is not ready either, as if probes could not reach any server.
     let (told, known) = watch::channel(pods(&[], &[1, 2]));
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let living = Arc::new(Mutex::new(BTreeSet::from([ip(2), ip(3)])));
@@ -265,17 +269,13 @@ async fn a_server_that_is_not_ready_keeps_its_lines_while_it_answers() {
     for _ in 0..3 {
         tokio::time::advance(wait).await;
         map.write(&names(&[])).await.unwrap();
-        assert_eq!(
-            hosts(),
-            "10.0.0.2    b\n",
-            "who is no endpoint is none of ours, whoever has its address now"
-        );
+        assert_eq!(hosts(), "10.0.0.2    b\n", "an address that is no endpoint belongs to no server now");
         assert!(map.due() > Instant::now());
     }
     living.lock().unwrap().clear();
     tokio::time::advance(wait).await;
     map.write(&names(&[])).await.unwrap();
-    assert_eq!(hosts(), "", "a lost machine's pod is an endpoint for long");
+    assert_eq!(hosts(), "", "the pod of a lost machine remains an endpoint for long");
     told.send_replace(None);
 }
 
@@ -287,7 +287,7 @@ async fn who_was_quicker_than_a_sweep_is_not_swept() {
     server.lock().unwrap().others.push_back(object("10.0.0.2    back\n"));
     map.write(&names(&["a"])).await.unwrap();
     assert_eq!(server.lock().unwrap().hosts(), "10.0.0.1    a\n10.0.0.2    back\n");
-    assert!(map.due() <= Instant::now(), "it is judged again");
+    assert!(map.due() <= Instant::now(), "it is checked again");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A kube-apiserver that lists fixed objects, and in which nothing ever changes.
+//! A fake kube-apiserver with fixed objects that never change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tunnel::server::Server;
 use super::programs::{TestDir, TestServer};
 use super::targets;
 
-/// Starts a pod whose Kubernetes has these objects, by the last part of their path (`nodes`).
+/// Starts a server whose Kubernetes has these objects, keyed by the last part of their path (`nodes`).
 pub(crate) async fn server_with(
     place: &TestDir,
     more: &str,

@@ -1,4 +1,4 @@
-//! One end of the gRPC call that says and expects single messages.
+//! One end of the gRPC call, which sends and expects single messages.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -18,11 +18,11 @@ use tunnel_proto::hello::Hello;
 
 use super::assert_eventually;
 
-/// A link whose one end is the test. Dropping it ends the stream.
+/// A link with the test at one end. Dropping it ends the stream.
 pub(crate) struct Call {
-    /// Whose link.
+    /// Node of the link.
     pub(crate) node: NodeName,
-    /// The other end's metadata.
+    /// Metadata of the remote end.
     pub(crate) headers: HeaderMap,
     say: mpsc::Sender<Bytes>,
     hear: Incoming,
@@ -31,29 +31,29 @@ pub(crate) struct Call {
     answer: Option<(oneshot::Sender<Response<ReceivedFrame>>, mpsc::Receiver<Bytes>)>,
 }
 
-/// What the test says, as a body.
+/// The body with the test's messages.
 pub(crate) struct ReceivedFrame(mpsc::Receiver<Bytes>);
 
 impl Call {
-    /// A call that the test made.
+    /// Creates a call that the test has made.
     pub(crate) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
         Self { node, headers, say, hear, reader: Decoder::default(), trailers: None, answer: None }
     }
 
-    /// A call that the test has got, and has not answered yet.
+    /// Creates a call that the test has received and not yet answered.
     pub(crate) fn got(
         headers: HeaderMap,
         hear: Incoming,
         answer: oneshot::Sender<Response<ReceivedFrame>>,
     ) -> Self {
-        // A pod speaks of no node when it calls.
+        // A server names no node when it calls.
         let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
         let (say, said) = said();
         let answer = Some((answer, said.0));
         Self { node, headers, say, hear, reader: Decoder::default(), trailers: None, answer }
     }
 
-    /// Sends the response headers: of a process that speaks extended, or of a plain one.
+    /// Sends the response headers, of a process that speaks extended if there is an instance, otherwise of a plain one.
     pub(crate) fn answer(&mut self, instance: Option<Instance>) {
         self.answer_as(instance.map(Hello::response).unwrap_or_default());
     }
@@ -67,37 +67,37 @@ impl Call {
         answer.send(response).ok().expect("a caller that waits");
     }
 
-    /// Says a message.
+    /// Sends a message.
     pub(crate) async fn send(&self, message: StreamMsg) {
         self.send_bytes(encode(message).to_bytes()).await;
     }
 
-    /// Sends bytes as they are. Whether the link took them.
+    /// Sends raw bytes. Returns true if the link took them.
     pub(crate) async fn send_bytes(&self, bytes: Bytes) -> bool {
         self.say.send(bytes).await.is_ok()
     }
 
-    /// Says something about a session, in the extended dialect.
+    /// Sends a session frame in the extended dialect.
     pub(crate) async fn say(&self, id: SessionId, word: SessionFrame) {
         self.send(self.message(id, word)).await;
     }
 
-    /// The message that says something about a session in the extended dialect.
+    /// Returns the message of a session frame in the extended dialect.
     pub(crate) fn message(&self, id: SessionId, word: SessionFrame) -> StreamMsg {
         message(&self.node, id, word)
     }
 
-    /// Says one of SuperEdge's words about a session.
+    /// Sends one of SuperEdge's session messages.
     pub(crate) async fn plainly(&self, kind: &str, topic: &str, data: impl Into<Bytes>) {
         self.send(self.plain(kind, topic, data.into())).await;
     }
 
-    /// One of SuperEdge's messages about a session.
+    /// Returns one of SuperEdge's session messages.
     pub(crate) fn plain(&self, kind: &str, topic: &str, data: Bytes) -> StreamMsg {
         plain(&self.node, kind, topic, data)
     }
 
-    /// The next message, whatever it is; none once the stream has ended.
+    /// Waits for the next message of any kind. Returns `None` once the stream has ended.
     pub(crate) async fn next(&mut self) -> Option<StreamMsg> {
         loop {
             if let Some(message) = self.reader.next_message().unwrap() {
@@ -115,15 +115,15 @@ impl Call {
         }
     }
 
-    /// The next message that is not about the link itself; pings are answered.
+    /// Waits for the next message that is not about the link itself. Answers pings.
     ///
     /// # Panics
     ///
-    /// If the stream ends, or nothing comes.
+    /// Panics if the stream ends or no message arrives.
     pub(crate) async fn hears(&mut self) -> StreamMsg {
         let next = async {
             loop {
-                let message = self.next().await.expect("the stream goes on");
+                let message = self.next().await.expect("the stream continues");
                 if message.category != "stream" {
                     return message;
                 }
@@ -133,7 +133,7 @@ impl Call {
         assert_eventually("a message about a session", next).await
     }
 
-    /// As [`Self::hears`], for the next word about a session that is not mere credit.
+    /// Like [`Self::hears`], but waits for the next session frame other than credit.
     pub(crate) async fn word(&mut self) -> (SessionId, SessionFrame) {
         loop {
             let message = self.hears().await;
@@ -145,7 +145,7 @@ impl Call {
         }
     }
 
-    /// Answers pings and drops all else until the stream ends.
+    /// Answers pings and drops all other messages until the stream ends.
     pub(crate) async fn ends(&mut self) {
         let end = async {
             while let Some(message) = self.next().await {
@@ -155,26 +155,26 @@ impl Call {
         assert_eventually("the end of the link", end).await;
     }
 
-    /// Answers pings and drops all else until the stream ends. Returns the status that a pod ends it with, if it does.
+    /// Like [`Self::ends`], but returns the status with which a server ends the stream, if any.
     pub(crate) async fn status(&mut self) -> Option<Status> {
         self.ends().await;
         self.trailers.take().and_then(|trailers| Status::from_header_map(&trailers))
     }
 
     async fn keep_alive(&self, message: StreamMsg) {
-        // Of two ends that speak extended each numbers its pings; a plain end wants no answer from the test.
+        // Only extended ends number their pings; a plain end expects no answer from the test.
         if message.category == "stream" && message.r#type == "heartbeat" && message.data.len() == 8 {
             self.send(StreamMsg { r#type: "pong".into(), ..message }).await;
         }
     }
 }
 
-/// The message that says something about a session in the extended dialect.
+/// Returns the message of a session frame in the extended dialect.
 pub(crate) fn message(node: &NodeName, id: SessionId, word: SessionFrame) -> StreamMsg {
     to_message(Frame { node: node.clone(), body: FrameKind::Session(id, Category::Ssh, word) })
 }
 
-/// One of SuperEdge's messages about a session.
+/// Returns one of SuperEdge's session messages.
 pub(crate) fn plain(node: &NodeName, kind: &str, topic: &str, data: Bytes) -> StreamMsg {
     StreamMsg {
         node: node.to_string(),
@@ -186,7 +186,7 @@ pub(crate) fn plain(node: &NodeName, kind: &str, topic: &str, data: Bytes) -> St
     }
 }
 
-/// A way to say things, and the body that takes them to the other end.
+/// Returns a sender, and the body that transports its bytes to the remote end.
 pub(crate) fn said() -> (mpsc::Sender<Bytes>, ReceivedFrame) {
     let (say, said) = mpsc::channel(16);
     (say, ReceivedFrame(said))

@@ -1,4 +1,4 @@
-//! Clients of the CONNECT port, and of the admin ports.
+//! Clients of the CONNECT port and of the admin ports.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,25 +9,25 @@ use tokio::net::TcpStream;
 
 use super::assert_eventually;
 
-/// What came back for a request.
+/// The response to a request.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// The reason phrase.
+    /// Reason phrase.
     pub(crate) phrase: String,
-    /// All of the head.
+    /// The whole head.
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-/// Sends a request's text and reads until the far end closes.
+/// Sends a request's text and reads until the remote end closes.
 pub(crate) async fn ask(at: SocketAddr, request: &str) -> Answer {
     let mut socket = TcpStream::connect(at).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     answer(socket).await
 }
 
-/// The answer on a connection on which the request was sent.
+/// Reads the response on a connection on which the request was sent.
 pub(crate) async fn answer(mut socket: TcpStream) -> Answer {
     let mut text = String::new();
     assert_eventually("an answer and its end", socket.read_to_string(&mut text)).await.unwrap();
@@ -38,12 +38,12 @@ pub(crate) async fn answer(mut socket: TcpStream) -> Answer {
     Answer { status, phrase, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// A session to `target` through a CONNECT port.
+/// Opens a session to `target` through a CONNECT port.
 pub(crate) async fn open(at: SocketAddr, target: &str) -> TcpStream {
     let mut socket = TcpStream::connect(at).await.unwrap();
     socket.set_nodelay(true).unwrap();
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
-    // Every other head is longer, so that these bytes come in any case.
+    // Every other head is longer, so at least this number of bytes arrives.
     let mut head = vec![0; ESTABLISHED.len()];
     assert_eventually("an answer to CONNECT", socket.read_exact(&mut head)).await.unwrap();
     if head != ESTABLISHED.as_bytes() {
@@ -71,35 +71,35 @@ pub(crate) async fn echoed(socket: &mut TcpStream, text: &str) {
     assert_eq!(String::from_utf8_lossy(&back), text);
 }
 
-/// All that comes until the end of stream.
+/// Reads until the end of the stream.
 pub(crate) async fn rest(socket: &mut TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     assert_eventually("the end of stream", socket.read_to_end(&mut all)).await.unwrap();
     all
 }
 
-/// Waits for the far end to break the connection off. An orderly end would be a lie.
+/// Waits for the remote end to reset the connection. An orderly end is an error.
 pub(crate) async fn is_reset(socket: &mut TcpStream) {
     let mut all = Vec::new();
     let ended = assert_eventually("a reset", socket.read_to_end(&mut all)).await;
     assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// Breaks a connection off.
+/// Resets a connection.
 pub(crate) fn reset(socket: TcpStream) {
     SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
     drop(socket);
 }
 
-/// One page of an admin port.
+/// Gets a path of an admin port.
 pub(crate) async fn get(at: SocketAddr, path: &str) -> Answer {
     ask(at, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
 }
 
-/// The whole head of the answer to a CONNECT that succeeds.
+/// The whole head of a successful response to CONNECT.
 pub(crate) const ESTABLISHED: &str = "HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// A client with so small a buffer that it stalls soon.
+/// Opens a session for a client with a receive buffer so small that it stalls soon.
 pub(crate) async fn stalled(at: SocketAddr, target: &str) -> TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();

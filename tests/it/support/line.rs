@@ -1,4 +1,4 @@
-//! A line between two programs that can be long, be cut (broken off, or gone silent), or lead elsewhere.
+//! A network path between two programs that can be long, interrupted (reset or silent), or rerouted.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -12,14 +12,14 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{beside, clients};
 
-/// A TCP relay on loopback. Connections that come after a cut go through again.
+/// A TCP relay on loopback. An interruption affects only the connections that exist then.
 pub(crate) struct Line {
-    /// Where it listens.
+    /// Address at which it listens.
     pub(crate) at: SocketAddr,
     to: Arc<Mutex<SocketAddr>>,
-    /// For each connection that has come so far.
+    /// Senders of interruptions, one per connection so far.
     cuts: Arc<Mutex<Vec<watch::Sender<Option<Cut>>>>>,
-    /// Whether nothing moves on any connection, new ones too.
+    /// Whether all connections are stopped, including new ones.
     frozen: watch::Sender<bool>,
 }
 
@@ -29,23 +29,23 @@ enum Cut {
     Silent(Silent),
 }
 
-/// In which directions a connection falls silent.
+/// The directions in which a connection becomes silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Silent {
     Both,
-    /// What who dialled says vanishes.
+    /// Bytes from the dialling end are dropped.
     Up,
-    /// What is said to who dialled vanishes.
+    /// Bytes to the dialling end are dropped.
     Down,
 }
 
 impl Line {
-    /// A line to `to`.
+    /// Creates a path to `to`.
     pub(crate) async fn to(to: SocketAddr) -> Self {
         Self::new(to, None).await
     }
 
-    /// A line to `to` on which each byte is under way for so long, and each connection carries 2 MB/s in each direction.
+    /// Creates a path to `to` that delays each byte by `delay`. Each connection carries 2 MB/s in each direction.
     pub(crate) async fn slow(to: SocketAddr, delay: Duration) -> Self {
         Self::new(to, Some(delay)).await
     }
@@ -70,32 +70,32 @@ impl Line {
         Self { at, to, cuts, frozen }
     }
 
-    /// From now on new connections lead there.
+    /// Routes new connections to this address from now on.
     pub(crate) fn route_to(&self, to: SocketAddr) {
         *self.to.lock().unwrap() = to;
     }
 
-    /// Breaks all connections off.
+    /// Resets all connections.
     pub(crate) fn reset(&self) {
         self.cut(|_| true, Cut::Reset);
     }
 
-    /// Breaks one connection off, by its number from 0.
+    /// Resets one connection, by its number from 0.
     pub(crate) fn reset_one(&self, number: usize) {
         self.cut(|one| one == number, Cut::Reset);
     }
 
-    /// All connections stay, but nothing goes through any more.
+    /// Drops all bytes while the connections stay open.
     pub(crate) fn fall_silent(&self) {
         self.fall_silent_in(Silent::Both);
     }
 
-    /// The same in some directions.
+    /// Drops the bytes of some directions while the connections stay open.
     pub(crate) fn fall_silent_in(&self, directions: Silent) {
         self.cut(|_| true, Cut::Silent(directions));
     }
 
-    /// One connection stays, by its number from 0, but nothing goes through any more.
+    /// Drops all bytes of one connection, by its number from 0, while it stays open.
     pub(crate) fn fall_silent_one(&self, number: usize) {
         self.cut(|one| one == number, Cut::Silent(Silent::Both));
     }
@@ -106,7 +106,7 @@ impl Line {
         }
     }
 
-    /// From now on nothing moves, until it is thawed: then all goes on.
+    /// Stops all connections, or lets them continue.
     pub(crate) fn freeze(&self, frozen: bool) {
         self.frozen.send_replace(frozen);
     }
@@ -135,7 +135,7 @@ async fn relay(
     }
     let cut = *cuts.borrow();
     if let Some(Cut::Silent(directions)) = cut {
-        // Held until it is broken off, or the line itself is gone.
+        // Held until it is reset, or the path itself is dropped.
         let over = cuts.wait_for(|cut| matches!(cut, Some(Cut::Reset)));
         let ((mut hear, mut say), (mut far_hear, mut far_say)) = (socket.split(), onward.split());
         let (mut none, mut nothing) = (sink(), sink());
@@ -160,7 +160,7 @@ async fn relay(
     clients::reset(onward);
 }
 
-/// A long line holds little: what is queued before it is part of its round trip.
+/// Returns a socket with a small buffer if there is a delay, because bytes queued before the path add to its RTT.
 fn socket(delay: Option<Duration>) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     if delay.is_some() {
@@ -178,7 +178,7 @@ async fn carry(one: &mut TcpStream, other: &mut TcpStream, delay: Option<Duratio
     let _ = tokio::try_join!(hold(hear, far_say, delay), hold(far_hear, say, delay));
 }
 
-/// Passes on what comes, each byte so much later, until the end of stream.
+/// Forwards each byte after `delay`, until the end of the stream.
 async fn hold(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -208,27 +208,27 @@ async fn hold(
     tokio::try_join!(hear, say).map(drop)
 }
 
-/// Most bytes that a long line takes at once, how many such pieces it holds, and bytes a second.
+/// Limits of a path with a delay: bytes per piece, pieces in flight, and bytes per second.
 const PIECE: usize = 8 * 1024;
 const HELD: usize = 16;
 const RATE: u32 = 2_000_000;
 
-/// A balancer on loopback: each new connection leads to the next of some addresses.
+/// A load balancer on loopback: each new connection goes to the next of some addresses.
 pub(crate) struct Balancer {
-    /// Where it listens.
+    /// Address at which it listens.
     pub(crate) at: SocketAddr,
     to: Arc<Mutex<Vec<SocketAddr>>>,
-    /// Held, as nothing is ever cut or frozen.
+    /// Kept alive, because no connection is ever interrupted or stopped.
     _held: (watch::Sender<Option<Cut>>, watch::Sender<bool>),
 }
 
 impl Balancer {
-    /// One that leads to all of these in turn.
+    /// Creates a load balancer to all of these addresses in turn.
     pub(crate) async fn to(to: &[SocketAddr]) -> Self {
         Self::new(to, None).await
     }
 
-    /// The same over long lines, as [`Line::slow`].
+    /// Creates a load balancer with a delay, like [`Line::slow`].
     pub(crate) async fn slow(to: &[SocketAddr], delay: Duration) -> Self {
         Self::new(to, Some(delay)).await
     }
@@ -253,7 +253,7 @@ impl Balancer {
         Self { at, to, _held: (cut, held) }
     }
 
-    /// From now on new connections lead to this one, too.
+    /// Adds an address for new connections.
     pub(crate) fn add(&self, to: SocketAddr) {
         self.to.lock().unwrap().push(to);
     }

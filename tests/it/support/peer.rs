@@ -1,4 +1,4 @@
-//! Another pod that is the test, linked to a real one.
+//! A peer that the test plays, linked to a real server.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use super::call::Call;
 use super::programs::{TestDir, TestServer};
 use super::{assert_eventually, remote};
 
-/// Says a word about a session with another node.
+/// Sends a session frame that names another node.
 pub(crate) async fn say_to(edge: &Call, node: &str, id: SessionId, word: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
     edge.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) })).await;
 }
 
-/// Asks to open a session.
+/// Returns the frame that opens a session.
 pub(crate) fn open_word(epoch: u64) -> SessionFrame {
     SessionFrame::Open {
         target: "127.0.0.1:22".parse().unwrap(),
@@ -29,7 +29,7 @@ pub(crate) fn open_word(epoch: u64) -> SessionFrame {
     }
 }
 
-/// Another pod that is the test, linked to that one.
+/// Links a peer that the test plays to this server.
 pub(crate) async fn scripted_server(place: &TestDir, server: &TestServer, number: u128) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::peer_request(Instance::from_bits(number));
@@ -39,12 +39,12 @@ pub(crate) async fn scripted_server(place: &TestDir, server: &TestServer, number
     call
 }
 
-/// Waits until the other pod has heard what was said: the answer to a question comes after.
+/// Waits until the server has processed everything sent before: the answer to a question comes after it.
 pub(crate) async fn is_heard(call: &mut Call) {
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Find(5) })).await;
     let answer = async {
         loop {
-            let message = call.next().await.expect("the stream goes on");
+            let message = call.next().await.expect("the stream continues");
             if let FrameKind::Found(Found { question: 5, .. }) =
                 from_message(message, &Remote::Peer).unwrap().body
             {
@@ -55,11 +55,11 @@ pub(crate) async fn is_heard(call: &mut Call) {
     assert_eventually("an answer", answer).await;
 }
 
-/// Waits until the other pod is asked for the node. Returns the question's number.
+/// Waits until the server asks for the node. Returns the question's number.
 pub(crate) async fn asked(call: &mut Call) -> u64 {
     let question = async {
         loop {
-            let message = call.next().await.expect("the stream goes on");
+            let message = call.next().await.expect("the stream continues");
             if let FrameKind::Find(question) = from_message(message, &Remote::Peer).unwrap().body {
                 return question;
             }
@@ -68,13 +68,13 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
     assert_eventually("a question", question).await
 }
 
-/// Says whether the node is here.
+/// Answers whether the node is here.
 pub(crate) async fn says(call: &Call, question: u64, here: bool, silence: Duration) {
     let found = Found { here, silence, instance: Some(Instance::from_bits(1)), ..Found::not_here(question) };
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
 }
 
-/// Says unasked that the node is here, and waits until the other pod knows.
+/// Announces that the node is here, and waits until the server has processed it.
 pub(crate) async fn announces(call: &mut Call, instance: u128) {
     let node = &call.node.clone();
     let found = Found { here: true, instance: Some(Instance::from_bits(instance)), ..Found::not_here(0) };
@@ -82,14 +82,14 @@ pub(crate) async fn announces(call: &mut Call, instance: u128) {
     is_heard(call).await;
 }
 
-/// Takes what is asked for at the node.
+/// Accepts the session that the server opens to the node.
 pub(crate) async fn opens(call: &mut Call) {
     let (id, word) = call.word().await;
     let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
     call.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
 }
 
-/// Says that the node is at the pod whose process has that number.
+/// Answers that the node is at the server whose process has this number.
 pub(crate) async fn refers(call: &Call, question: u64, server: u128) {
     let found = Found { at: Some(Instance::from_bits(server)), ..Found::not_here(question) };
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;

@@ -1,4 +1,4 @@
-//! The built program as a process of its own, whose memory is nobody else's.
+//! The built program as a separate process, so that its memory can be measured.
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use super::programs::TestDir;
 use super::{assert_eventually, clients, servers, wait_until};
 
-/// A pod that is a process. Dropping it kills it.
+/// A server in a separate process. Dropping it kills the process.
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Where edges dial.
+    /// Address for edges.
     pub(crate) grpc: SocketAddr,
-    /// Where clients come in.
+    /// Address for clients.
     pub(crate) connect: SocketAddr,
     log: SocketAddr,
 }
@@ -26,12 +26,12 @@ impl ServerProcess {
         let text = text.replace(any, &format!("[mode.cloud.ssh]\nlisten = \"{connect}\""));
         let file = place.file("process.toml", &text);
         let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
-        // What the machine has set must not lead it astray.
+        // Environment variables of the machine must not affect it.
         command.arg("--m=cloud").arg(format!("--c={}", file.display())).env_clear();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let process = Self { child, grpc, connect, log };
         let listens = |at| TcpStream::connect(at).is_ok();
-        wait_until("the pod listens", || [connect, grpc, log].into_iter().all(listens)).await;
+        wait_until("the server listens", || [connect, grpc, log].into_iter().all(listens)).await;
         process
     }
 
@@ -45,7 +45,7 @@ impl ServerProcess {
         assert_eventually("a link", has).await;
     }
 
-    /// The most memory that it has ever held, in bytes.
+    /// Returns the peak memory of the process in bytes.
     pub(crate) fn most_memory(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

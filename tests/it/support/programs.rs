@@ -1,4 +1,4 @@
-//! A pod and an edge in this process, with the files that their configs name.
+//! A server and an edge in this process, with the files that their configs name.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -24,15 +24,15 @@ use tokio::net::TcpStream;
 /// A directory with certificates and a token file, shared by the programs of one test.
 pub(crate) struct TestDir {
     dir: TempDir,
-    /// What has issued its certificates.
+    /// CA that issued its certificates.
     pub(crate) authority: Authority,
     pub(crate) files: Files,
 }
 
-/// A pod that clients and edges can reach.
+/// A server that clients and edges can reach.
 pub(crate) struct TestServer {
     pub(crate) server: Server,
-    /// Where clients come in.
+    /// Address for clients.
     pub(crate) connect: SocketAddr,
 }
 
@@ -49,7 +49,7 @@ impl TestDir {
         self.dir.path()
     }
 
-    /// What a client shows that is called so.
+    /// Creates a client certificate with this name.
     pub(crate) fn client(&self, name: &str) -> Identity {
         let identity = Identity { cert: self.path().join("client.crt"), key: self.path().join("client.key") };
         self.authority.0.client(name).unwrap().write(&identity.cert, &identity.key).unwrap();
@@ -63,7 +63,7 @@ impl TestDir {
         path
     }
 
-    /// A pod's config. `more` goes on in `[mode.cloud.ssh]` and may open further tables.
+    /// Returns a server's config. `more` continues `[mode.cloud.ssh]` and may open further tables.
     pub(crate) fn cloud(&self, more: &str) -> String {
         let dir = self.path().display();
         format!(
@@ -83,7 +83,7 @@ listen = "127.0.0.1:0"
         )
     }
 
-    /// An edge's config, towards a pod. `more` goes on in `[mode.edge.stream.client]` and may open further tables.
+    /// Returns an edge's config for a server. `more` continues `[mode.edge.stream.client]` and may open further tables.
     pub(crate) fn edge(&self, node: &str, server: impl Display, more: &str) -> String {
         let dir = self.path().display();
         format!(
@@ -106,12 +106,12 @@ impl TestServer {
         Self::with(place, "")
     }
 
-    /// A pod whose config goes on with `more`, see [`TestDir::cloud`].
+    /// Starts a server with `more` at the end of its config, see [`TestDir::cloud`].
     pub(crate) fn with(place: &TestDir, more: &str) -> Self {
         Self::from_text(&place.cloud(more))
     }
 
-    /// A pod from its config's text.
+    /// Starts a server from its config's text.
     pub(crate) fn from_text(text: &str) -> Self {
         let (settings, _) = ServerConfig::read(text, &Environment::default()).unwrap();
         Self::from(Server::start(settings, None).unwrap())
@@ -122,28 +122,28 @@ impl TestServer {
         Self { server, connect }
     }
 
-    /// Where the front end of that name listens; the first of several.
+    /// Returns the address of the listener with this name, or of the first if there are several.
     pub(crate) fn port(&self, front: &str) -> SocketAddr {
         let found = self.server.bound.clients.iter().find(|(name, _)| *name == front);
         found.unwrap_or_else(|| panic!("no {front} among {:?}", self.server.bound.clients)).1
     }
 
-    /// A connection to the front end of that name.
+    /// Connects to the listener with this name.
     pub(crate) async fn client(&self, front: &str) -> TcpStream {
         TcpStream::connect(self.port(front)).await.unwrap()
     }
 
-    /// Asks for `target`; whatever the answer.
+    /// Requests `target` and returns the response, whatever it is.
     pub(crate) async fn ask(&self, target: &str) -> Answer {
         clients::ask(self.connect, &format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n")).await
     }
 
-    /// A session to `target`.
+    /// Opens a session to `target`.
     pub(crate) async fn open(&self, target: &str) -> TcpStream {
         clients::open(self.connect, target).await
     }
 
-    /// The link of a node, if it has one.
+    /// Returns the link of a node, if it has one.
     pub(crate) fn link(&self, node: &str) -> Option<LinkedNode> {
         match self.server.registry.find(&node.parse().unwrap()) {
             Where::Here(linked) => Some(linked),
@@ -158,13 +158,13 @@ impl TestServer {
         self.server.registry.wait(&node, None, until).await.unwrap_or_else(|| panic!("{node} is not linked"))
     }
 
-    /// Waits until nothing is left of any session: neither in the table, nor in memory, nor in a counter.
+    /// Waits until no trace of any session is left: neither in the table, nor in memory, nor in a counter.
     pub(crate) async fn assert_idle(&self) {
         let (table, metrics) = (&self.server.table, &self.server.metrics);
-        wait_until("the pod has forgotten its sessions", || table.is_empty()).await;
-        wait_until("the pod has its memory back", || table.memory() == (0, 0)).await;
+        wait_until("the server has dropped its sessions", || table.is_empty()).await;
+        wait_until("the server has released its memory", || table.memory() == (0, 0)).await;
         for front in ["ssh", "tcp", "https"] {
-            wait_until("the pod counts no session", || metrics.sessions.now(front) == 0).await;
+            wait_until("the server counts no session", || metrics.sessions.now(front) == 0).await;
         }
         let links = self.server.registry.nodes();
         for node in links {
@@ -175,43 +175,43 @@ impl TestServer {
     }
 }
 
-/// An edge of that name, linked to a pod.
+/// Starts an edge with this name, linked to a server.
 pub(crate) async fn edge(place: &TestDir, server: &TestServer, node: &str) -> Edge {
     edge_with(place, server, node, "").await
 }
 
-/// As [`edge`], with more config, see [`TestDir::edge`].
+/// Like [`edge`], but with additional config, see [`TestDir::edge`].
 pub(crate) async fn edge_with(place: &TestDir, server: &TestServer, node: &str, more: &str) -> Edge {
     let edge = start_edge(&place.edge(node, server.server.bound.grpc, more));
     server.has(node).await;
     edge
 }
 
-/// An edge from its config's text.
+/// Starts an edge from its config's text.
 pub(crate) fn start_edge(text: &str) -> Edge {
     let (settings, _) = EdgeConfig::read(text, &Environment::default()).unwrap();
     Edge::start(settings, None).unwrap()
 }
 
-/// Waits until nothing is left of any session of an edge.
+/// Waits until no trace of any session is left on an edge.
 pub(crate) async fn edge_forgets_all(edge: &Edge) {
-    wait_until("the edge has forgotten its sessions", || edge.table.is_empty()).await;
-    wait_until("the edge has its memory back", || edge.table.memory() == (0, 0)).await;
+    wait_until("the edge has dropped its sessions", || edge.table.is_empty()).await;
+    wait_until("the edge has released its memory", || edge.table.memory() == (0, 0)).await;
     wait_until("the edge counts no session", || edge.metrics.sessions.now("backend") == 0).await;
     wait_until("the edge's proxy counts no session", || edge.metrics.sessions.now("http_proxy") == 0).await;
 }
 
-/// A target at a node, as clients write it.
+/// Returns a target at a node, as clients write it.
 pub(crate) fn at(node: &str, target: SocketAddr) -> String {
     format!("{node}:{}", target.port())
 }
 
-/// A target, as edges see it.
+/// Returns a target, as edges see it.
 pub(crate) fn target(text: &str) -> Target {
     text.parse().unwrap()
 }
 
-/// The name in the pods' certificates.
+/// The name in the servers' certificates.
 pub(crate) const NAME: &str = "cloud.test";
-/// What all edges know.
+/// The token of all edges.
 pub(crate) const TOKEN: &str = "0123456789abcdef";

@@ -1,4 +1,4 @@
-//! HTTP/2 written by hand: a peer that keeps to as few of its rules as a test wants.
+//! HTTP/2 written by hand: a remote that follows as few of the rules as a test needs.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,16 +20,16 @@ use super::{assert_eventually, beside, remote};
 
 type Io = TlsStream<TcpStream>;
 
-/// A connection to a pod's gRPC port. It answers SETTINGS and PING, and does nothing else by itself: what comes is read
-/// and the first [`MAX_HEARD`] frames that nobody has fetched are kept, and no window is ever given back.
+/// A connection to a server's gRPC port. It answers SETTINGS and PING, and does nothing else on its own. It keeps the
+/// first [`MAX_HEARD`] frames that the test has not taken, and never returns flow control credit.
 pub(crate) struct Raw {
-    /// Which node its calls speak of.
+    /// Node that its calls name.
     pub(crate) node: NodeName,
     to: Arc<tokio::sync::Mutex<WriteHalf<Io>>>,
     windows: Arc<Windows>,
     heard: mpsc::Receiver<Piece>,
     calls: u32,
-    /// The connection ends with this value.
+    /// Reads until this value is dropped.
     _reads: AbortOnDropHandle<()>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Piece {
     pub(crate) payload: Bytes,
 }
 
-/// What the peer lets us send: on the connection (stream 0) and on each stream.
+/// The remote's flow control windows: of the connection (stream 0) and of each stream.
 #[derive(Default)]
 struct Windows {
     left: Mutex<HashMap<u32, i64>>,
@@ -51,7 +51,7 @@ struct Windows {
 }
 
 impl Raw {
-    /// A connection that says it takes `window` bytes on each stream, and as many in all.
+    /// Opens a connection that announces a window of `window` bytes for each stream and for the connection.
     pub(crate) async fn connect(place: &TestDir, server: SocketAddr, node: &str, window: u32) -> Self {
         let (from, mut to) = tokio::io::split(remote::encrypted(place, server).await);
         to.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
@@ -73,7 +73,8 @@ impl Raw {
         raw
     }
 
-    /// A link to a pod as an edge that speaks extended if it has an instance, else plain. It reads as much as comes.
+    /// Links to a server as an edge. The edge speaks extended if it has an instance, otherwise plain. Its windows are
+    /// never exhausted.
     pub(crate) async fn link(
         place: &TestDir,
         server: &TestServer,
@@ -85,7 +86,7 @@ impl Raw {
         raw
     }
 
-    /// As [`Self::link`], to a pod that has answered and may not have listed it yet.
+    /// Like [`Self::link`], but does not wait until the server has listed the node.
     pub(crate) async fn link_at(
         place: &TestDir,
         server: SocketAddr,
@@ -98,7 +99,7 @@ impl Raw {
         raw
     }
 
-    /// Calls as an edge does. Returns the call's stream: 1, then 3, 5, ...
+    /// Calls like an edge. Returns the call's stream: 1, then 3, 5, ...
     pub(crate) async fn call(&mut self, headers: &HeaderMap) -> u32 {
         let stream = 2 * self.calls + 1;
         self.calls += 1;
@@ -117,30 +118,30 @@ impl Raw {
         stream
     }
 
-    /// One frame, whatever it says, and however long it is.
+    /// Sends any frame, whatever its content and length.
     pub(crate) async fn frame(&self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
         write(&self.to, kind, flags, stream, payload).await.is_ok()
     }
 
-    /// One DATA frame of the first call, once the peer's windows have room for it. Whether it could be sent.
+    /// Sends one DATA frame on the first call, once the remote's windows allow it. Returns true if it was sent.
     pub(crate) async fn data(&self, bytes: &[u8]) -> bool {
         self.windows.take(1, i64::try_from(bytes.len()).unwrap()).await;
         self.frame(DATA, 0, 1, bytes).await
     }
 
-    /// These messages, all in one DATA frame.
+    /// Sends these messages in a single DATA frame.
     pub(crate) async fn say(&self, messages: impl IntoIterator<Item = StreamMsg>) -> bool {
         let all: Vec<u8> = messages.into_iter().flat_map(|m| encode(m).to_bytes()).collect();
         self.data(&all).await
     }
 
-    /// The next frame that came, in order; none once the connection has ended.
+    /// Waits for the next frame. Returns `None` once the connection has ended.
     pub(crate) async fn next(&mut self) -> Option<Piece> {
         self.heard.recv().await
     }
 }
 
-/// So many connections that say nothing.
+/// Opens `count` connections that send nothing.
 pub(crate) async fn silent(at: SocketAddr, count: usize) -> Vec<TcpStream> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
@@ -171,10 +172,10 @@ impl Windows {
                 more.await;
             }
         };
-        assert_eventually("room in the peer's windows", take).await;
+        assert_eventually("credit in the remote's windows", take).await;
     }
 
-    /// The peer has said how large its windows are at first.
+    /// Applies the initial window size that the remote has announced.
     fn settings(&self, payload: &[u8]) {
         for setting in payload.as_chunks::<6>().0 {
             let [a, b, c, d, e, f] = *setting;
@@ -246,7 +247,7 @@ async fn write(
     to.flush().await
 }
 
-/// A header as HPACK writes what it does not keep, without Huffman's code.
+/// Encodes a header in HPACK as a literal without indexing, without Huffman coding.
 fn literal(block: &mut BytesMut, name: &[u8], value: &[u8]) {
     block.put_u8(0);
     for text in [name, value] {
@@ -270,12 +271,12 @@ pub(crate) const HEADERS: u8 = 1;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
-/// Frames kept for the test; what comes beyond them is read and dropped.
+/// Maximum number of frames kept for the test; later ones are read and dropped.
 const MAX_HEARD: usize = 10_000;
 const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const INITIAL_WINDOW_SIZE: u16 = 4;
-/// Every window before anybody has said another.
+/// The initial size of all windows (RFC 9113).
 const INITIAL_WINDOW: i64 = 65_535;
-/// The largest window there is.
+/// The largest possible window.
 pub(crate) const MOST: u32 = (1 << 31) - 1;

@@ -1,4 +1,4 @@
-//! Peers that follow a script: an edge towards a pod, and a pod towards an edge.
+//! Remotes that follow a script: an edge for a server, and a server for an edge.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use super::call::{Call, said};
 use super::programs::{NAME, TOKEN, TestDir, TestServer};
 use super::{assert_eventually, beside};
 
-/// A pod that is the test. Edges may dial it as often as they like.
+/// A server that the test plays. Edges may dial it any number of times.
 pub(crate) struct ScriptedServer {
     pub(crate) at: SocketAddr,
     calls: mpsc::Receiver<Call>,
     connections: Arc<AtomicUsize>,
 }
 
-/// Links to a pod as an edge that speaks extended if it has an instance, else plain.
+/// Links to a server as an edge. The edge speaks extended if it has an instance, otherwise plain.
 pub(crate) async fn link(
     place: &TestDir,
     server: &TestServer,
@@ -40,7 +40,7 @@ pub(crate) async fn link(
     call
 }
 
-/// As [`link`]; the pod may refuse.
+/// Like [`link`], but the server may refuse.
 pub(crate) async fn try_link(
     place: &TestDir,
     server: SocketAddr,
@@ -50,7 +50,7 @@ pub(crate) async fn try_link(
     dial(place, server, headers(node, instance), node).await
 }
 
-/// What an edge says of itself when it calls: that it speaks extended if it has an instance, else nothing of the kind.
+/// Returns the metadata of an edge's call. It announces extended only if there is an instance.
 pub(crate) fn headers(node: &str, instance: Option<Instance>) -> HeaderMap {
     let mut headers =
         Hello::edge_request(&node.parse().unwrap(), TOKEN, instance.unwrap_or(Instance::from_bits(0)));
@@ -62,7 +62,7 @@ pub(crate) fn headers(node: &str, instance: Option<Instance>) -> HeaderMap {
     headers
 }
 
-/// Links to a pod as another pod that shows that certificate, if any. Its messages are about `node`.
+/// Links to a server as a peer with this certificate, if any. Its messages are about `node`.
 pub(crate) async fn link_as_peer(
     place: &TestDir,
     server: SocketAddr,
@@ -74,7 +74,7 @@ pub(crate) async fn link_as_peer(
     call(io.map_err(|e| Status::unavailable(e.to_string()))?, headers, node).await
 }
 
-/// A connection to a pod's gRPC port, encrypted.
+/// Returns a TLS connection to a server's gRPC port.
 pub(crate) async fn encrypted(place: &TestDir, server: SocketAddr) -> TlsStream<TcpStream> {
     connect(place, server, None).await.unwrap()
 }
@@ -91,13 +91,13 @@ async fn connect(
     Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
 }
 
-/// The same metadata as a program of version 1 says it.
+/// Returns the metadata as a program of version 1 sends it.
 pub(crate) fn old(mut headers: HeaderMap) -> HeaderMap {
     headers.insert("tunnel-dialect", HeaderValue::from_static("1"));
     headers
 }
 
-/// Links to a pod with that metadata. Its messages are about `node`.
+/// Links to a server with this metadata. Its messages are about `node`.
 pub(crate) async fn dial(
     place: &TestDir,
     server: SocketAddr,
@@ -129,7 +129,7 @@ async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Resul
 }
 
 impl ScriptedServer {
-    /// A pod with the certificate of `place`.
+    /// Starts a server with the certificate of `place`.
     pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
@@ -150,17 +150,17 @@ impl ScriptedServer {
         Self { at, calls, connections }
     }
 
-    /// How many connections were made to it.
+    /// Returns the number of accepted connections.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Relaxed)
     }
 
-    /// Whether nobody has called.
+    /// Returns true if no call has arrived.
     pub(crate) fn no_call(&mut self) -> bool {
         self.calls.try_recv().is_err()
     }
 
-    /// The next call, not yet answered.
+    /// Waits for the next call, which is not yet answered.
     pub(crate) async fn call(&mut self) -> Call {
         assert_eventually("a call", self.calls.recv()).await.unwrap()
     }

@@ -1,4 +1,4 @@
-//! Several pods of one cloud, on loopback addresses of their own and one port, as in a cluster.
+//! Several servers of one cloud, each on its own loopback address and all on the same port, as in a cluster.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use hickory_resolver::proto::rr::{RData, Record, RecordType};
 use super::beside;
 use super::programs::{TestDir, TestServer};
 
-/// A pod with a runtime of its own, so that it can be killed.
+/// A server with its own runtime, so that it can be killed.
 pub(crate) struct SeparateServers {
     pub(crate) server: TestServer,
     runtime: Option<Runtime>,
 }
 
 impl SeparateServers {
-    /// A pod from its config's text.
+    /// Starts a server from its config's text.
     pub(crate) async fn start(text: String) -> Self {
         let started = tokio::task::spawn_blocking(move || {
             let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -36,7 +36,7 @@ impl SeparateServers {
         Self { server: TestServer::from(server), runtime: Some(runtime) }
     }
 
-    /// Ends it where it stands, as SIGKILL does: its sockets are closed, nobody says a word.
+    /// Kills the server like SIGKILL: its sockets are closed without any message.
     pub(crate) fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -50,7 +50,7 @@ impl Drop for SeparateServers {
     }
 }
 
-/// Addresses for so many pods: each has its own, and all have one port, which no client gets from the system.
+/// Returns different addresses for `count` servers. They share one port that the system does not assign to clients.
 pub(crate) fn addresses(count: u8) -> Vec<SocketAddr> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = u16::try_from(std::process::id() % 100).unwrap() * 150 + 15_000;
@@ -63,36 +63,36 @@ pub(crate) fn addresses(count: u8) -> Vec<SocketAddr> {
     }
 }
 
-/// The config of the pod at an address, with lines in `[mode.cloud.registry]`.
+/// Returns the config of the server at an address, with lines in `[mode.cloud.registry]`.
 pub(crate) fn config(place: &TestDir, at: SocketAddr, registry: &str) -> String {
     let text = place.cloud(&format!("[mode.cloud.registry]\n{registry}\n"));
     text.replacen("listen = \"127.0.0.1:0\"", &format!("listen = \"{at}\""), 1)
 }
 
-/// The line that names siblings.
+/// Returns the config line that lists peers.
 pub(crate) fn peers(all: &[SocketAddr]) -> String {
     let all: Vec<_> = all.iter().map(|at| format!("\"{at}\"")).collect();
     format!("siblings = [{}]", all.join(", "))
 }
 
-/// So many pods that know each other by a list.
+/// Starts `count` servers that know each other from a list.
 pub(crate) fn start(place: &TestDir, count: u8) -> Vec<TestServer> {
     let all = addresses(count);
     all.iter().map(|at| TestServer::from_text(&config(place, *at, &peers(&all)))).collect()
 }
 
-/// What a DNS server for a test says.
+/// The responses of a test's DNS server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DnsScript {
-    /// Nothing at all.
+    /// No response.
     Nothing,
-    /// That there is no such name.
+    /// The name does not exist.
     NoSuchName,
-    /// That the node is at this pod.
+    /// The node is at this server.
     At(std::net::Ipv4Addr),
 }
 
-/// A DNS server that says the same of every name; it can change its mind.
+/// A DNS server that gives the same response for every name; the response can be changed.
 pub(crate) struct Dns {
     pub(crate) at: SocketAddr,
     says: tokio::sync::watch::Sender<DnsScript>,
@@ -120,7 +120,7 @@ impl Dns {
         Self { at, says, asked }
     }
 
-    /// How many questions have come.
+    /// Returns the number of received queries.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Relaxed)
     }

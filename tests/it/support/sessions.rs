@@ -1,4 +1,4 @@
-//! Sessions that a test holds itself, without a socket.
+//! Sessions that a test holds directly, without a socket.
 
 use std::future::poll_fn;
 
@@ -12,7 +12,7 @@ use tunnel_proto::frame::Category;
 
 use super::{assert_eventually, wait_until};
 
-/// A session that a program on an edge asks for, or the words that refuse it.
+/// Opens a session for a program on an edge. Returns the error text if it is refused.
 pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
     wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
     let client = "a program on the edge".into();
@@ -20,14 +20,14 @@ pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result
     edge.route.open(request).await.map_err(|e| e.to_string())
 }
 
-/// Says something to what repeats it, and hears it again.
+/// Sends a text to an echo target and checks that it comes back.
 pub(crate) async fn says(session: &mut Session, text: &str) {
     let mut bytes = Bytes::copy_from_slice(text.as_bytes());
     poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
     let mut back = Vec::new();
     while back.len() < text.len() {
         let more = assert_eventually("the echo", poll_fn(|cx| session.poll_read_chunk(cx))).await.unwrap();
-        assert!(!more.is_empty(), "the end after {back:?}");
+        assert!(!more.is_empty(), "the session ended after {back:?}");
         back.extend_from_slice(&more);
     }
     assert_eq!(back, text.as_bytes());

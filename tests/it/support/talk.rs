@@ -1,4 +1,4 @@
-//! A client that talks to what repeats it, much or little, and notices each byte that is lost, doubled or moved.
+//! A client of an echo target that detects each lost, duplicated or reordered byte.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,15 +16,15 @@ use super::{Stopwatch, assert_eventually, beside};
 /// What a client does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExchangeStep {
-    /// It writes as fast as what it wrote comes back, a quarter of a MiB ahead.
+    /// Writes as fast as its bytes come back, at most 256 KiB ahead.
     Bulk,
-    /// It writes a few bytes, waits for them, and rests.
+    /// Writes a few bytes, waits for them, and pauses.
     Types,
-    /// It ends its direction.
+    /// Ends its direction.
     Ends,
 }
 
-/// A client on a session to an echo.
+/// A client on a session to an echo target.
 pub(crate) struct ScriptedExchange {
     does: watch::Sender<ExchangeStep>,
     heard: Arc<AtomicU64>,
@@ -42,17 +42,17 @@ impl ScriptedExchange {
         Self { does, heard, task }
     }
 
-    /// From now on it does that.
+    /// Switches to another step.
     pub(crate) fn assert_continues(&self, does: ExchangeStep) {
         self.does.send_replace(does);
     }
 
-    /// Bytes that have come back so far.
+    /// Returns the number of bytes that have come back.
     pub(crate) fn heard(&self) -> u64 {
         self.heard.load(Relaxed)
     }
 
-    /// Waits until something that is said from now on has come back; how long that took.
+    /// Waits until bytes sent from now on have come back. Returns how long that took.
     pub(crate) async fn is_alive(&self) -> Duration {
         let (started, before) = (Stopwatch::start(), self.heard());
         assert_eventually("what is typed comes back", async {
@@ -64,20 +64,20 @@ impl ScriptedExchange {
         started.elapsed()
     }
 
-    /// Goes, whatever becomes of the session.
+    /// Drops the client, whatever the state of the session.
     pub(crate) fn assert_fails(self) {
         self.task.abort();
     }
 
-    /// Ends the session in order; all that was said has come back.
+    /// Ends the session in order, and checks that all bytes have come back.
     pub(crate) async fn over(self) {
         self.assert_continues(ExchangeStep::Ends);
         let (said, heard) = assert_eventually("the end of a session", self.task).await.unwrap();
-        assert!(said == heard && said > 0, "{said} bytes were said, and {heard} have come back");
+        assert!(said == heard && said > 0, "{said} bytes were sent, and {heard} have come back");
     }
 }
 
-/// Returns how many bytes were said.
+/// Returns the number of bytes sent.
 async fn says(
     mut say: OwnedWriteHalf,
     mut does: watch::Receiver<ExchangeStep>,
@@ -94,12 +94,12 @@ async fn says(
         say.write_all(&text).await.expect("the session goes on");
         said += bytes;
         if bytes == CHUNK {
-            // What is under way at the end has to come back in time on a slow machine, too.
+            // Bytes in flight at the end must come back in time on a slow machine too.
             while heard.load(Relaxed) + MAX_IN_FLIGHT < said {
                 sleep(BETWEEN).await;
             }
         } else {
-            // Whoever types waits for the echo.
+            // An interactive user waits for the echo.
             let typed = async {
                 while heard.load(Relaxed) < said {
                     sleep(BETWEEN).await;
@@ -116,7 +116,7 @@ async fn says(
     said
 }
 
-/// Returns how many bytes have come back, each as it was said.
+/// Checks each byte that comes back. Returns their number.
 async fn hears(mut hear: OwnedReadHalf, heard: Arc<AtomicU64>) -> u64 {
     let (mut space, mut so_far) = (vec![0; 64 * 1024], 0);
     loop {
@@ -132,7 +132,7 @@ async fn hears(mut hear: OwnedReadHalf, heard: Arc<AtomicU64>) -> u64 {
     }
 }
 
-/// A byte of what is said, by its place.
+/// Returns the byte at a position of the text.
 fn byte(at: u64) -> u8 {
     (at / 4).to_be_bytes()[4 + usize::try_from(at % 4).unwrap()]
 }
@@ -142,5 +142,5 @@ const MAX_IN_FLIGHT: u64 = 256 * 1024;
 const TYPED: u64 = 20;
 const BETWEEN_WORDS: Duration = Duration::from_millis(20);
 const BETWEEN: Duration = Duration::from_millis(5);
-/// So many bytes came not all from what was on its way.
+/// Number of bytes that cannot all have been in flight before.
 const WORDS: u64 = 5 * TYPED;

@@ -1,4 +1,4 @@
-//! Servers that sessions lead to.
+//! Targets of sessions.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ where
     serve_at("127.0.0.1:0", task).await
 }
 
-/// As [`serve`], at an address.
+/// Like [`serve`], but at an address.
 pub(crate) async fn serve_at<F>(at: &str, task: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
 where
     F: Future<Output = ()> + Send + 'static,
@@ -25,14 +25,14 @@ where
     let at = listener.local_addr().unwrap();
     beside(async move {
         while let Ok((socket, _)) = listener.accept().await {
-            // A connection that breaks is the test's business, not the target's.
+            // A broken connection matters to the test, not to the target.
             drop(beside(task(socket)));
         }
     });
     at
 }
 
-/// Sends back what comes, and ends when the client does.
+/// Sends all bytes back, and ends when the client does.
 pub(crate) async fn echo() -> SocketAddr {
     serve(echo_one).await
 }
@@ -44,7 +44,7 @@ pub(crate) async fn echo_one(mut socket: TcpStream) {
     let _ = to.shutdown().await;
 }
 
-/// Reads to the end, then says how many bytes there were.
+/// Reads to the end, then sends the number of bytes.
 pub(crate) async fn sink() -> SocketAddr {
     serve(|mut socket| async move {
         let mut taken = tokio::io::sink();
@@ -54,7 +54,7 @@ pub(crate) async fn sink() -> SocketAddr {
     .await
 }
 
-/// Sends so many bytes of [`pattern`], ends its direction, and reads until the client ends too.
+/// Sends `bytes` bytes of [`pattern`], ends its direction, and reads until the client ends too.
 pub(crate) async fn source(bytes: usize) -> SocketAddr {
     let all = pattern(bytes);
     serve(move |mut socket| {
@@ -68,22 +68,22 @@ pub(crate) async fn source(bytes: usize) -> SocketAddr {
     .await
 }
 
-/// Never stops sending.
+/// Sends endlessly.
 pub(crate) async fn fountain() -> SocketAddr {
     serve(|mut socket| async move { while socket.write_all(&[7; 32 * 1024]).await.is_ok() {} }).await
 }
 
-/// A port on which nothing listens.
+/// Returns the address of a port on which no program listens.
 pub(crate) async fn nothing() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
-/// Bytes in which every one that is lost, doubled or moved shows.
+/// Returns bytes in which each lost, duplicated or reordered byte is detectable.
 pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes.div_ceil(4)).flat_map(|n| u32::try_from(n).unwrap().to_be_bytes()).take(bytes).collect()
 }
 
-/// Tells how each of its connections failed.
+/// Reports the error with which each of its connections failed.
 pub(crate) async fn broken_off() -> (SocketAddr, mpsc::Receiver<std::io::ErrorKind>) {
     let (told, tells) = mpsc::channel(1);
     let at = serve(move |mut socket| {

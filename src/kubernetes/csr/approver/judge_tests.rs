@@ -16,7 +16,7 @@ fn apiserver() -> Apiserver {
     Apiserver::new(["10.96.0.1", "[fd00:96::1]", "API.example.org", "127.0.0.1"].map(str::to_owned))
 }
 
-/// One that is approved.
+/// Returns a request that is approved.
 fn good(profile: Profile) -> CsrInfo {
     let mut content = Content {
         common_names: texts(&[profile.common_name()]),
@@ -44,7 +44,8 @@ fn good(profile: Profile) -> CsrInfo {
     }
 }
 
-/// Those of node7, and by what the pods are reached; kube-apiserver's, too, as an annotation or a Node may say so.
+/// Facts about node7 and the servers' names. They include kube-apiserver's names, because an annotation or a Node may
+/// list them.
 fn facts() -> ClusterInfo {
     let reached =
         ["x-tunnel-server-svc", "127.0.0.1", "10.96.0.9", "10.96.0.1", "api.example.org", "*.default.svc"];
@@ -55,7 +56,7 @@ fn verdict(asked: &CsrInfo) -> Decision {
     decide(asked, PODS, &apiserver(), &facts())
 }
 
-/// The reason of a denial.
+/// Returns the reason of a denial.
 fn denied(asked: &CsrInfo) -> String {
     match verdict(asked) {
         Decision::Deny(why) => why,
@@ -78,7 +79,7 @@ fn each_profile_is_approved_for_who_may_have_it() {
     let bare = ClusterInfo { addresses: Some(BTreeSet::new()), ..ClusterInfo::default() };
     assert_eq!(decide(&without_addresses, PODS, &apiserver(), &bare), Decision::Approve);
     let turned = changed(Profile::Server, |asked| asked.usages.reverse());
-    assert_eq!(verdict(&turned), Decision::Approve, "the order of usages means nothing");
+    assert_eq!(verdict(&turned), Decision::Approve, "the order of usages must not matter");
 }
 
 #[test]
@@ -104,14 +105,14 @@ fn a_foreign_requester_is_denied() {
         assert!(why.contains("only a node") || why.contains("\"other\""), "{why}");
     }
     let ungrouped = changed(Profile::Edge, |asked| asked.groups = texts(&["system:authenticated"]));
-    assert!(denied(&ungrouped).contains("only a node"), "a user who is only called so is no node");
+    assert!(denied(&ungrouped).contains("only a node"), "the name without the group does not make a node");
 }
 
 #[test]
 fn an_agent_has_its_nodes_names_and_addresses_alone() {
     for dns in [&["node8"][..], &[], &["node7", "node8"], &["node7", "node7"], &["Node7"], &["*"]] {
         let asked = changed(Profile::Edge, |asked| asked.content.dns = texts(dns));
-        assert!(denied(&asked).contains("want exactly \"node7\""), "{dns:?}");
+        assert!(denied(&asked).contains("expected exactly \"node7\""), "{dns:?}");
     }
     let foreign = changed(Profile::Edge, |asked| asked.content.ips.push("10.0.0.8".parse().unwrap()));
     assert!(denied(&foreign).contains("10.0.0.8 is no address of Node node7"));
@@ -137,7 +138,7 @@ fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_non
         assert!(denied(&asked).contains("kube-apiserver"), "{ip}");
     }
     let loopback = changed(Profile::Server, |asked| asked.content.ips.push("127.0.0.1".parse().unwrap()));
-    assert_eq!(verdict(&loopback), Decision::Approve, "each pod's certificate has it");
+    assert_eq!(verdict(&loopback), Decision::Approve, "each server's certificate contains it");
     let named = changed(Profile::ProxyClient, |asked| asked.content.dns = texts(&["node7"]));
     let addressed =
         changed(Profile::ProxyClient, |asked| asked.content.ips = vec!["10.0.0.7".parse().unwrap()]);
@@ -153,11 +154,11 @@ fn a_server_has_the_names_and_addresses_of_our_services_alone() {
         ["metrics-server.kube-system.svc", "X-tunnel-server-svc", "x-tunnel-server-svc.", "", mapped]
     {
         let asked = changed(Profile::Server, |asked| asked.content.dns.push(foreign.to_owned()));
-        assert!(denied(&asked).contains("no Service that this approver knows"), "{foreign}");
+        assert!(denied(&asked).contains("no known Service"), "{foreign}");
     }
     for foreign in ["10.96.0.10", "10.0.0.7", mapped] {
         let asked = changed(Profile::Server, |asked| asked.content.ips.push(foreign.parse().unwrap()));
-        assert!(denied(&asked).contains("no Service that this approver knows"), "{foreign}");
+        assert!(denied(&asked).contains("no known Service"), "{foreign}");
     }
     let ours = changed(Profile::Server, |asked| {
         asked.content.dns.extend(texts(&["x-tunnel-server-svc"]));
@@ -178,10 +179,10 @@ fn a_reason_is_one_short_line_whatever_was_asked_for() {
     });
     let used = changed(Profile::Edge, |asked| asked.usages = names);
     for (asked, says) in [
-        (many, "want exactly \"node7\""),
+        (many, "expected exactly \"node7\""),
         (who, PODS),
-        (long, "no Service that"),
-        (used, "want exactly the usages"),
+        (long, "no known Service"),
+        (used, "expected exactly the usages"),
     ] {
         let why = denied(&asked);
         assert!(why.len() <= 200 && why.contains(says) && !why.contains(char::is_control), "{why:?}");
@@ -225,7 +226,7 @@ fn profile() -> impl Strategy<Value = Profile> {
     prop::sample::select(Profile::ALL.to_vec())
 }
 
-/// Words that mean something here, and others.
+/// Generates words with a meaning in requests, and random ones.
 fn word() -> impl Strategy<Value = String> {
     let mut known: Vec<&'static str> =
         vec!["", "node7", "node8", PODS, "system:node:node7", "system:masters", "system:nodes"];
@@ -251,7 +252,7 @@ fn anything() -> impl Strategy<Value = CsrInfo> {
 }
 
 proptest! {
-    /// Whatever one part of a request becomes: it is approved only with the very requester of its profile.
+    /// Changing any one part of a request never gets it approved for another requester than its profile's.
     #[test]
     fn nothing_is_approved_but_for_its_own_requester(from in profile(), other in anything(), part in 0..8_usize) {
         let mut asked = good(from);
@@ -284,7 +285,8 @@ proptest! {
         }
     }
 
-    /// What has not exactly the signer, the common name and the organization of a profile is left alone, whoever asks.
+    /// A request without exactly the signer, common name and organization of a profile is left untouched for every
+    /// requester.
     #[test]
     fn foreign_requests_are_never_touched(asked in anything()) {
         let ours = Profile::ALL.iter().any(|profile| {

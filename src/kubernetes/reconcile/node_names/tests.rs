@@ -1,4 +1,4 @@
-//! The whole of it, before a kube-apiserver that says only what it is asked.
+//! Tests of the whole module against a fake kube-apiserver.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -19,24 +19,24 @@ use tokio::time::advance;
 
 use super::*;
 
-/// What the cluster has.
+/// The state of the cluster.
 #[derive(Debug, Default)]
 struct State {
     nodes: Vec<(&'static str, &'static str)>,
-    /// How often all Nodes were listed.
+    /// Number of lists of all Nodes.
     lists: usize,
     /// ConfigMap and Lease, by the last part of their paths.
     objects: BTreeMap<String, Value>,
     version: u64,
-    /// Objects that nobody may read or write.
+    /// Objects that no client may read or write.
     forbidden: Vec<&'static str>,
 }
 
-/// A kube-apiserver on a thread of its own, where time goes on by itself. Its watches tell of nothing.
+/// A fake kube-apiserver on its own thread, in which time is not paused. Its watches report no events.
 struct Apiserver {
     state: Arc<Mutex<State>>,
     kubeconfig: PathBuf,
-    /// Where it gives each byte back.
+    /// Address of an echo server on the same thread.
     echo: SocketAddr,
     _dir: tempfile::TempDir,
 }
@@ -106,7 +106,7 @@ async fn answer(
     let (head, body) = request.into_parts();
     let is_watch = head.uri.query().is_some_and(|query| query.contains("watch=true"));
     if is_watch {
-        // It ends after ten seconds of the test's.
+        // A watch ends after ten seconds of the test's time.
         let until = *turns.borrow_and_update() + 10 * TURNS;
         let _ = turns.wait_for(|turns| *turns >= until).await;
         return Ok(Response::new(Full::default()));
@@ -176,8 +176,8 @@ fn params(apiserver: &Apiserver, me: &str) -> NodeNameParams {
     }
 }
 
-/// Lets a second go by again and again until it is so. In each the kube-apiserver has its turn several times, so that what it
-/// is asked is answered long before anybody gives it up, however fast this machine is.
+/// Advances the time by seconds until the condition holds. During each second the fake kube-apiserver runs several
+/// times, so that it answers all requests before they time out, however fast this machine is.
 async fn passes(apiserver: &Apiserver, what: &str, mut is_so: impl FnMut() -> bool) {
     let mut line = TcpStream::connect(apiserver.echo).await.unwrap();
     line.set_nodelay(true).unwrap();
@@ -194,7 +194,7 @@ async fn passes(apiserver: &Apiserver, what: &str, mut is_so: impl FnMut() -> bo
     panic!("{what}");
 }
 
-/// While this lives, something blocks, and time goes on by `advance` alone.
+/// Keeps the runtime busy while the result lives, so that time passes only through `advance`.
 fn time_stands_still() -> std::sync::mpsc::Sender<()> {
     let (over, is_over) = std::sync::mpsc::channel();
     tokio::task::spawn_blocking(move || is_over.recv());
@@ -203,7 +203,7 @@ fn time_stands_still() -> std::sync::mpsc::Sender<()> {
 
 const MAX_STEPS: usize = 20_000;
 
-/// Turns in each second.
+/// Runs of the fake kube-apiserver in each second.
 const TURNS: u64 = 2;
 
 #[tokio::test(start_paused = true)]
@@ -214,20 +214,20 @@ async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes
     let drain = Drain::new();
     drain.spawn(tracing::Span::none(), names(&apiserver, "first").run(drain.clone()));
     let is = |text: &str| apiserver.text().as_deref() == Some(text);
-    passes(&apiserver, "it is written", || is("10.0.0.1\ta\n")).await;
+    passes(&apiserver, "the text is written", || is("10.0.0.1\ta\n")).await;
 
     apiserver.change(|state| {
         let map = state.objects.get_mut("map").unwrap();
         map["data"]["key"] = "192.0.2.1\ta\n".into();
         map["metadata"]["resourceVersion"] = "by hand".into();
     });
-    passes(&apiserver, "what was written by hand is mended", || is("10.0.0.1\ta\n")).await;
+    passes(&apiserver, "a manual change is reverted", || is("10.0.0.1\ta\n")).await;
     apiserver.change(|state| state.nodes = vec![("a", "10.0.0.9"), ("b", "10.0.0.2")]);
-    passes(&apiserver, "all Nodes are listed anew", || is("10.0.0.2\tb\n10.0.0.9\ta\n")).await;
+    passes(&apiserver, "all Nodes are listed again", || is("10.0.0.2\tb\n10.0.0.9\ta\n")).await;
 
-    // A new holder lists all of them, whatever the old one knew.
+    // A new holder lists all Nodes, whatever the old one knew.
     drain.start();
-    passes(&apiserver, "it is given back", || {
+    passes(&apiserver, "the Lease is released", || {
         let state = apiserver.state.lock().unwrap();
         state.objects["lease"]["spec"]["holderIdentity"] == ""
     })
@@ -249,7 +249,7 @@ async fn a_lease_that_may_not_be_had_is_told_of() {
     let state = told.clone();
     let names = NodeNames::new(params(&apiserver, "first"), move |now| *state.lock().unwrap() = now);
     drain.spawn(tracing::Span::none(), names.run(drain.clone()));
-    passes(&apiserver, "it is told", || {
+    passes(&apiserver, "the error is reported", || {
         told.lock().unwrap().as_ref().is_err_and(|why| why.contains("Lease n/lease"))
     })
     .await;
@@ -257,7 +257,7 @@ async fn a_lease_that_may_not_be_had_is_told_of() {
         state.forbidden.clear();
         state.nodes = vec![("a", "10.0.0.1")];
     });
-    passes(&apiserver, "it is had at last", || told.lock().unwrap().is_ok() && apiserver.text().is_some())
+    passes(&apiserver, "the Lease is held", || told.lock().unwrap().is_ok() && apiserver.text().is_some())
         .await;
     drain.start();
 }
@@ -277,7 +277,7 @@ async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
     let (writes, started) = (Mutex::new(Vec::new()), Instant::now());
     let changes = async {
         let mut last = 0;
-        passes(&apiserver, "it is written some times", || {
+        passes(&apiserver, "the text is written several times", || {
             last = if last == 200 { 1 } else { last + 1 };
             (&names).on_event(Event::Apply(node(last)));
             let text = apiserver.text();
@@ -293,7 +293,7 @@ async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
         why = names.keep(term) => panic!("{why}"),
         () = changes => {}
     }
-    // Seen a second later at the most.
+    // Each write is noticed at most one second later.
     let writes = writes.into_inner().unwrap();
     for two in writes.windows(2) {
         assert!(two[1].0 - two[0].0 >= BETWEEN_WRITES - Duration::from_secs(1), "{writes:?}");
