@@ -133,7 +133,7 @@ impl Finder {
     ///
     /// Pings each link of the node here, including the interactive one. Closes those that do not answer within 1 s, or
     /// 2 s if the two processes differ. A link of the same process gets less time if nothing was received on it for
-    /// [`SUSPECT_AFTER_IDLE`]. Its edge may have linked elsewhere because it receives nothing from here.
+    /// `SUSPECT_AFTER_IDLE`. Its edge may have linked elsewhere because it receives nothing from here.
     ///
     /// If the process here answers and its link is the older one, it keeps the name, and the other server gets a
     /// Conflict.

@@ -279,7 +279,7 @@ impl Peer {
     }
 }
 
-/// The value that stands for no link.
+/// The link number that means no link.
 const NO_LINK_ID: u64 = u64::MAX;
 /// Interval between attempts to link to an unreachable listed peer without a request.
 const UNASKED_RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -314,7 +314,7 @@ impl Peer {
         if let LinkEndReason::Lost = end {
             self.set_process(None, means);
             if self.listed.load(Relaxed) {
-                // The next link tells whether the peer is alive.
+                // The next link shows whether the peer is alive.
                 self.request_link();
             }
         }
