@@ -630,7 +630,7 @@ mod tests {
             NodeNotFound { dns: Some("not in DNS".into()), asked: 2, trouble, ..NodeNotFound::default() };
         let nowhere: Denial = RouteError::Offline { node: "edge7".parse().unwrap(), missing }.into();
         assert_eq!(nowhere.sentence(false), "node edge7 is not connected");
-        let all = "node edge7 is not connected; not in DNS; not at 2 other pods; pod 10.1.2.3:9000 cannot be reached: it is off";
+        let all = "node edge7 is not connected; not in DNS; not at 2 peers; peer 10.1.2.3:9000 cannot be reached: it is off";
         assert_eq!(nowhere.sentence(true), all);
         let refused = refused_with(ErrorCode::TargetRefused, "10.1.2.3:22 refused the connection");
         assert_eq!(refused.sentence(false), "node edge7: the target refused the connection");

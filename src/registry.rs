@@ -1,4 +1,4 @@
-//! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
+//! Where a node is: the links of this server by node name, and the search for nodes at peers.
 
 pub mod balance;
 pub mod history;
@@ -32,64 +32,64 @@ use tunnel_link::session::stream::Parked;
 use tunnel_link::table::SessionTable;
 use tunnel_proto::frame::{Found, Remote};
 
-/// The nodes that are linked to this pod. The newest link of a node wins.
+/// The nodes that are linked to this server. The newest link of a node wins.
 ///
-/// Links come and go on tasks of their own, so two threads may change one node's entry at the same time. One lock holds
-/// all entries; it is released before a link is closed, a waiter is woken or a metric changes, because each of these
-/// takes another lock. What happens after the release rests on three rules:
+/// Each link has its own task, so two threads may change one node's entry at the same time. One lock holds all entries.
+/// It is released before a link is closed, a waiter is woken or a metric changes, because each of these takes another
+/// lock. Three rules make this safe:
 ///
 /// - [`Registry::insert`] and [`Registry::remove`] compare links by their ids under the lock, so a link that ends late
-///   never removes the newer one that took its place.
-/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes
-///   it.
-/// - A link that was read from here may have ended since. Its users see that, as it takes nothing more; no caller
-///   relies on it being alive.
+///   never removes the newer link that replaced it.
+/// - A waiter registers first and checks second ([`Registry::wait`]), so a link that is inserted in between wakes it.
+/// - A link that was read from here may have ended since. It then accepts no more data, and no caller relies on it
+///   being alive.
 #[derive(Debug)]
 pub struct Registry {
     nodes: Mutex<NodeLinks>,
-    /// Wakes those who wait for a node, whenever that is linked.
+    /// Wakes the waiters of a node when it links.
     awaited: NodeWaiters,
     conflicts: Conflicts,
-    /// Sent to whenever the set of linked nodes may have changed.
+    /// Notified whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
 }
 
-/// Where a node is.
+/// The location of a node.
 #[derive(Debug, Clone)]
 pub enum NodeLocation {
-    /// Linked to this pod.
+    /// Linked to this server.
     Here(LinkedNode),
-    /// It is not linked to this pod, perhaps to another. How long ago it last was here; none if never, or forgotten.
+    /// Not linked to this server, but possibly to a peer. The time since it was last linked here; `None` if that was
+    /// never, or is forgotten.
     NotHere(Option<Duration>),
 }
 
-/// Another process holds the node's name, and its link is alive.
+/// The name is held by another process, and its link is alive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("node {node} is linked from {from} by another process, which is alive: two machines with one name?")]
+#[error("node {node} is linked from {from} by another process that is alive; give each machine its own name")]
 pub struct NameInUse {
     /// The name that both processes use.
     pub node: NodeName,
-    /// The address of the process that keeps it.
+    /// The address of the process that keeps the name.
     pub from: SocketAddr,
 }
 
 #[derive(Debug, Default)]
 struct NodeLinks {
     linked: HashMap<NodeName, LinkedNode>,
-    /// The older link of a process that keeps two for a while: at most one for each node.
+    /// The previous link of a process that keeps two for a while: at most one per node.
     older: HashMap<NodeName, LinkedNode>,
-    /// The link of an edge that has said that it has another one, and stays for the sessions that run there: at most one
-    /// for each node. Nobody finds the node by it.
+    /// The link of an edge that has announced another link. It stays for its running sessions, at most one per node,
+    /// and the node is not found by it.
     leaving: HashMap<NodeName, LinkedNode>,
-    /// Links for interactive sessions. Nobody finds a node by its one.
+    /// Links for interactive sessions. A node is not found by its interactive link.
     interactive: HashMap<NodeName, LinkedNode>,
-    /// When each node that is not linked any more lost its link, and what last went wrong with nodes.
+    /// When each disconnected node lost its link, and the last error of each node.
     past: NodeHistory,
 }
 
 impl NodeLinks {
-    /// Every link, the older ones too.
+    /// Returns every link, including previous, retiring and interactive ones.
     fn all(&self) -> Vec<LinkedNode> {
         let aside = self.leaving.values().chain(self.interactive.values());
         self.linked.values().chain(self.older.values()).chain(aside).cloned().collect()
@@ -97,14 +97,14 @@ impl NodeLinks {
 }
 
 impl Registry {
-    /// A registry without nodes.
+    /// Returns a registry without nodes.
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
         let (awaited, conflicts) = (NodeWaiters::default(), Conflicts::default());
         Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
-    /// Whether the node is linked here, or else when it last was.
+    /// Returns the node's link if it is linked here, otherwise the time since it last was.
     pub fn find(&self, node: &NodeName) -> NodeLocation {
         let nodes = self.lock();
         match nodes.linked.get(node) {
@@ -113,22 +113,22 @@ impl Registry {
         }
     }
 
-    /// The link of a node, if it is linked here.
+    /// Returns the link of a node if it is linked here.
     pub fn link_of(&self, node: &NodeName) -> Option<LinkedNode> {
         self.lock().linked.get(node).cloned()
     }
 
-    /// A waiter for the node: it is woken by each link of the node, here or at another pod, that comes after this call.
+    /// Returns a waiter for the node. Each later link of the node, here or at a peer, wakes it.
     pub fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         self.awaited.arrival(node)
     }
 
-    /// Wakes those who wait for the node: another pod has announced it.
+    /// Wakes the waiters of a node that a peer has announced.
     pub fn wake_waiters(&self, node: &NodeName) {
         self.awaited.wake(node);
     }
 
-    /// Wakes all who wait for any node: a link to another pod has come up, and the node may be there.
+    /// Wakes all waiters: a new peer link may lead to any node.
     pub fn wake_all_waiters(&self) {
         self.awaited.wake_all();
     }
@@ -141,8 +141,8 @@ impl Registry {
         until: Instant,
     ) -> Option<LinkedNode> {
         loop {
-            // The waiter is registered before the look: a link that is inserted between the two wakes it. The other way
-            // round it would be missed, and this would wait until the deadline.
+            // The waiter is registered before the check, so a link that is inserted in between wakes it. The other way
+            // round the link would be missed until the deadline.
             let arrival = self.arrival(node);
             match self.link_of(node) {
                 Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
@@ -151,12 +151,13 @@ impl Registry {
         }
     }
 
-    /// Checks whether a process may link as `node` from that address. It may not while another process of that name
-    /// answers a ping; that one is then sent a Conflict. A plain link cannot be pinged, and its process gives way.
-    /// Takes up to 2 s.
+    /// Checks whether a process may link as `node` from that address. Takes up to 2 s.
     ///
-    /// The lock is not held while the ping is under way. Two newcomers may both pass if neither finds the other linked;
-    /// then [`Self::insert`] decides, and the later one stays.
+    /// It may not while another process of that name answers a ping; that process is then sent a Conflict. A plain link
+    /// cannot be pinged, so its process loses the name.
+    ///
+    /// The lock is not held during the ping. Two newcomers may both pass if neither finds the other linked.
+    /// Then [`Self::insert`] decides, and the later one stays.
     ///
     /// # Errors
     ///
@@ -174,13 +175,15 @@ impl Registry {
         if old.sender.ping_within(PONG_TIMEOUT).await {
             return Err(self.reject_newcomer(node, &old, &format!("from {from}")));
         }
-        tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
+        tracing::warn!(%node, old_addr = %old.from, "unresponsive link replaced by another process");
         Ok(())
     }
 
-    /// Makes a link its node's current one. The one before is closed, unless the new one is to stand `beside` it and
-    /// belongs to the same process: then the older one is returned, which has fallen silent for its edge, so that sessions
-    /// had better go on over the new one. At most two stand side by side, so a third one closes the oldest.
+    /// Makes a link its node's primary link and closes the one before.
+    ///
+    /// With `beside`, the earlier link stays as the previous link if it belongs to the same process. It is then
+    /// returned, because its edge finds it unresponsive and sessions should continue on the new one. At most two links
+    /// stay, so a third one closes the oldest.
     pub fn insert(&self, linked: LinkedNode, beside: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let mut nodes = self.lock();
@@ -195,10 +198,11 @@ impl Registry {
         let silent = kept.first().map(|kept| kept.sender.clone());
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
-        // Closing takes the link's own lock, and two are never held at once. A link delivers frames until its loop ends.
+        // Closing takes the link's own lock, and two locks are never held at once. A link delivers frames until its
+        // loop ends.
         drop(nodes);
         for old in oldest.into_iter().chain(foreign).chain(before) {
-            tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
+            tracing::warn!(%node, old_addr = %old.from, "link replaced by a newer one");
             old.sender.close();
         }
         self.awaited.wake(&node);
@@ -206,8 +210,8 @@ impl Registry {
         silent
     }
 
-    /// Removes a link that has ended. An older link that stood beside it becomes the node's current one again. Nothing
-    /// happens if a newer link has replaced it: by the time a link's end is noticed, the node may be linked anew.
+    /// Removes a link that has ended. The node's previous link, if any, becomes its primary link again. Does nothing if
+    /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
     pub fn remove(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
@@ -218,17 +222,17 @@ impl Registry {
         }
     }
 
-    /// Names of all nodes that are linked here, in no order.
+    /// Returns the names of all nodes that are linked here, in no particular order.
     pub fn nodes(&self) -> Vec<NodeName> {
         self.lock().linked.keys().cloned().collect()
     }
 
-    /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.
+    /// Subscribes to changes of [`Self::nodes`]. Several changes between two checks appear as one.
     pub fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// Sends Drain on every link: each edge then links to another pod.
+    /// Sends Drain on every link, so that each edge links to another server.
     pub fn drain_all(&self) {
         let all = self.lock().all();
         for linked in all {
@@ -253,30 +257,30 @@ impl Registry {
     }
 }
 
-/// How long an old link has to show that its process is alive, when another one comes with its name.
+/// Time for an old link to answer a ping when another process requests its name.
 const PONG_TIMEOUT: Duration = Duration::from_secs(2);
 
-// Who waits for which node, so that a node that comes wakes only those who wait for it.
+// Waiters of nodes, by node name, so that a node that links wakes only its own waiters.
 //
-// The order is always: make an [`Arrival`], then look whether the node is there, then wait. An arrival notices every
-// node that comes after it was made, so nothing is lost between the look and the wait. The entry of a node is made and
-// removed under one lock together with its count; waking happens after the lock is released, on a handle taken under
-// it, and at worst wakes a waiter that has just left.
+// The order is always: create a [`NodeWaiter`], check whether the node is linked, then wait. A waiter notices every
+// link after its creation, so none is lost between the check and the wait. A node's entry is created and removed under
+// one lock together with its count. Waking happens after the lock is released, on a handle taken under it, and at worst
+// wakes a waiter that has just left.
 
-/// The nodes that somebody waits for.
+/// The waiters of all nodes that are waited for.
 #[derive(Debug, Default)]
 pub(crate) struct NodeWaiters(Mutex<HashMap<NodeName, Waiters>>);
 
-/// Who waits for one node.
+/// The waiters of one node.
 #[derive(Debug)]
 struct Waiters {
     wake: Arc<watch::Sender<()>>,
-    /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the
-    /// same time would each still see the other's receiver, and the entry would stay for ever.
+    /// Number of waiters. It is counted under the lock, not read from the channel: two waiters that leave at the same
+    /// time would each still see the other's receiver, and the entry would stay forever.
     count: usize,
 }
 
-/// A waiter for one node: it notices each time the node comes after the waiter was made.
+/// A waiter for one node. It notices each link of the node after its creation.
 #[derive(Debug)]
 pub struct NodeWaiter<'a> {
     awaited: &'a NodeWaiters,
@@ -302,7 +306,7 @@ impl NodeWaiters {
         }
     }
 
-    /// Wakes every waiter, as any of the nodes may have come.
+    /// Wakes every waiter, because any of the nodes may have linked.
     pub(crate) fn wake_all(&self) {
         let waiting: Vec<_> = self.lock().values().map(|waiting| waiting.wake.clone()).collect();
         for waiting in waiting {
@@ -316,11 +320,11 @@ impl NodeWaiters {
 }
 
 impl NodeWaiter<'_> {
-    /// Waits until the node comes; returns at once if it has come since this waiter was made. Cancel safe.
+    /// Waits until the node links; returns at once if it has linked since this waiter was created. Cancel safe.
     pub async fn wait(&self) {
         let mut wake_waiters = self.wake_waiters.clone();
         if wake_waiters.changed().await.is_err() {
-            // Never reached: this waiter is counted, and the sender lives as long as anybody is.
+            // Never reached: this waiter is counted, and the sender lives while the count is above 0.
             std::future::pending::<()>().await;
         }
     }
@@ -338,24 +342,24 @@ impl Drop for NodeWaiter<'_> {
     }
 }
 
-// A node's link, as the registry keeps it.
+// A node's link, as stored in the registry.
 
-/// A node's link.
+/// The link of a node.
 #[derive(Debug, Clone)]
 pub struct LinkedNode {
     /// The sending side of the link.
     pub sender: Arc<LinkSender>,
-    /// The edge's process; none on a plain link, whose edge does not name it.
+    /// The edge's process; `None` on a plain link, where the edge does not send it.
     pub instance: Option<Instance>,
     /// The address that the edge connected from.
     pub from: SocketAddr,
-    /// The addresses that the edge says its node has.
+    /// The addresses that the edge claims for its node.
     pub ips: Arc<[IpAddr]>,
 }
 
 impl LinkedNode {
-    /// The answer to another pod's `question` about this node. `own` is this pod's process: it stands for a plain node,
-    /// because this pod is the end of that node's sessions.
+    /// Returns the answer to a peer's `question` about this node. `own` is this server's process. It is reported for a
+    /// plain node, because this server is the end of that node's sessions.
     pub fn found(&self, question: u64, own: Instance) -> Found {
         Found {
             here: true,
@@ -368,9 +372,9 @@ impl LinkedNode {
     }
 }
 
-// Finding a node: linked here, else where it was found before, else by DNS and by asking the other pods.
+// Finding a node: linked here, otherwise at its last known location, otherwise by DNS and by asking peers.
 
-/// Finds nodes, here and at other pods.
+/// A finder of nodes, here and at peers.
 #[derive(Debug)]
 pub struct Finder {
     registry: Arc<Registry>,
@@ -379,7 +383,7 @@ pub struct Finder {
     others: Option<FindPeers>,
 }
 
-/// What one of several pods needs to find nodes elsewhere.
+/// The state that a server with peers needs to find nodes elsewhere.
 #[derive(Debug)]
 struct FindPeers {
     peers: Arc<Peers>,
@@ -388,23 +392,23 @@ struct FindPeers {
     interest: Subscribers,
 }
 
-/// A path to a node: the link over which a session is to be opened or resumed.
+/// A path to a node: the link over which a session is opened or resumed.
 #[derive(Debug, Clone)]
 pub struct Path {
-    /// The node's own link, or one to the pod that has it.
+    /// The node's own link, or the link to the peer that has it.
     pub sender: Arc<LinkSender>,
-    /// The node's process; none for a plain node that is linked here.
+    /// The node's process; `None` for a plain node that is linked here.
     pub instance: Option<Instance>,
 }
 
 impl Finder {
-    /// For a pod that is alone.
+    /// Returns a finder for a server without peers.
     pub fn without_peers(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
         Arc::new(Self { registry, own, others: None })
     }
 
-    /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names
-    /// another.
+    /// Returns a finder for a server with peers; `own` is this process. A peer that DNS names is asked at `port`,
+    /// unless a list gives another port for it.
     pub fn new(registry: Arc<Registry>, own: Instance, peers: Arc<Peers>, dns: Dns, port: u16) -> Arc<Self> {
         let known = Arc::new(LocationCache::default());
         let searches = Searches::new(peers.clone(), known.clone(), dns, port);
@@ -415,22 +419,22 @@ impl Finder {
         })
     }
 
-    /// Whether no other pod is ever asked.
+    /// Returns true if peers are never asked.
     pub fn is_alone(&self) -> bool {
         self.others.is_none()
     }
 
-    /// The nodes that are linked to this pod.
+    /// Returns the registry of nodes that are linked to this server.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 
-    /// A path to a node: to its process `instance` if one is given, and neither over the link `not` nor through the pod
-    /// at that link's other end. Takes about 2 s at most. Cancel safe.
+    /// Finds a path to a node, and to its process `instance` if one is given. Avoids the link `not` and the peer at its
+    /// remote end. Takes about 2 s at most. Cancel safe.
     ///
     /// # Errors
     ///
-    /// No pod has the node; the error names the pods that were asked.
+    /// No server has the node; the error names the peers that were asked.
     pub async fn find(
         &self,
         node: &NodeName,
@@ -444,12 +448,12 @@ impl Finder {
         let mut searching = pin!(self.search(wanted.clone()));
         let mut came = false;
         loop {
-            // The waiter is made before the second look: a node that comes between the two ends the wait below. The
-            // search itself would not notice it, as it asks other pods only.
+            // The waiter is created before the second check, so a node that links in between ends the wait below. The
+            // search would not notice it, because it only asks peers.
             let arrival = self.registry.arrival(node);
             let missing = match self.find_cached(&wanted) {
                 Ok(path) => return Ok(path),
-                // The node has come, but as another process than the one that is sought. The caller decides how long it
+                // The node has linked, but as another process than the requested one. The caller decides how long it
                 // still waits for that one.
                 Err(missing) if came && missing.another => return Err(missing),
                 Err(missing) => missing,
@@ -472,8 +476,8 @@ impl Finder {
         }
     }
 
-    /// Whether there is a node of that name, as far as is known without asking anybody. What was heard of a pod's nodes
-    /// before the link to it was made does not count: nobody has said since that they are there, or gone.
+    /// Returns true if the node is known to be linked, without asking peers. What a peer said of its nodes before its
+    /// current link was made does not apply: nothing has confirmed or withdrawn it since.
     pub fn knows(&self, node: &NodeName) -> bool {
         let Ok(Path { sender, .. }) = self.find_cached(&NodeQuery::new(node, None, None)) else {
             return false;
@@ -482,7 +486,7 @@ impl Finder {
         sender.peer != Remote::Peer || heard().is_some_and(|heard| heard <= sender.age())
     }
 
-    /// What edges at other pods say of their nodes' addresses, as far as the nodes are known to be there.
+    /// Returns the address claims of edges at peers, for nodes that are known to be there.
     pub fn claims(&self) -> Vec<AddressClaim> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut said = others.known.claims();
@@ -495,19 +499,18 @@ impl Finder {
         said.iter().flat_map(|(node, ips)| ips.iter().map(move |ip| claim(node, ip))).collect()
     }
 
-    /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one
-    /// of those that are known to be at other pods, the first by name.
+    /// Returns the node with the oldest link to this server, and whether there are others. If none is linked here,
+    /// returns the first by name of the nodes known to be at peers.
     pub fn oldest_link(&self) -> Option<(NodeName, bool)> {
         self.registry.longest().or_else(|| self.others.as_ref()?.known.first())
     }
 
-    /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a
-    /// link.
+    /// Returns a path without a search: the node is linked here, or at a remembered peer to which there is a link.
     fn find_cached(&self, wanted: &NodeQuery) -> Result<Path, NodeNotFound> {
         let node = &wanted.node;
         let mut missing = NodeNotFound::default();
         match self.registry.find(node) {
-            // The link is closed already and its task is about to remove it: another thread is between the two.
+            // The link is already closed and its task, on another thread, is about to remove it.
             NodeLocation::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
             NodeLocation::Here(linked) if wanted.accepts(linked.instance, &linked.sender) => {
                 return Ok(Path { sender: linked.sender, instance: linked.instance });
@@ -549,11 +552,11 @@ impl Finder {
         })
     }
 
-    /// A path to the pod whose process is `instance`. Takes 1 s at most. Cancel safe.
+    /// Returns a path to the peer with the process `instance`. Takes 1 s at most. Cancel safe.
     ///
     /// # Errors
     ///
-    /// No pod that could be reached is that process. The error names those that could not be reached.
+    /// No reachable peer is that process. The error names the peers that could not be reached.
     pub async fn find_server(&self, instance: Option<Instance>) -> Result<Path, NodeNotFound> {
         let (Some(others), Some(wanted)) = (&self.others, instance) else {
             return Err(NodeNotFound::default());
@@ -564,28 +567,30 @@ impl Finder {
         }
     }
 
-    /// Whether the node is known to be linked, and as another process than this one.
+    /// Returns true if the node is known to be linked as another process than this one.
     pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
         let wanted = NodeQuery::new(node, Some(instance), None);
         self.find_cached(&wanted).is_err_and(|missing| missing.another)
     }
 
-    /// Closes all links to other pods.
+    /// Closes all links to peers.
     pub fn close_links(&self) {
         for link in self.others.iter().flat_map(|others| others.peers.links()) {
             link.close();
         }
     }
 
-    /// Notes that the node is not at the pod behind this path, because the node was not there.
+    /// Invalidates this path: its server reported that the node is not connected there.
     pub fn invalidate(&self, node: &NodeName, path: &Path) {
         if let Some(others) = &self.others {
             others.known.forget(node, &others.peers.peer_of(&path.sender));
         }
     }
 
-    /// A node was linked anew at the pod `at`, which may be this one. Other links over which our sessions run to it are
-    /// pinged; those that do not answer within 1 s are left. Returns the sessions that need another path.
+    /// Migrates sessions after a node has linked at the server `at`, which may be this one.
+    ///
+    /// Pings other links that carry our sessions to the node and detaches its sessions from those that do not answer
+    /// within 1 s. Returns the sessions that need another path.
     pub async fn migrate_from_old_links(
         &self,
         at: Instance,
@@ -611,37 +616,38 @@ impl Finder {
     }
 }
 
-/// How long an edge that has lost its link usually takes to link again: for so long its node counts as moving.
+/// Time in which an edge usually links again after losing its link; its node counts as moving that long.
 pub(crate) const RELINK_WINDOW: Duration = Duration::from_secs(3);
-/// How long an old link has to answer a ping when its node has come elsewhere.
+/// Time for an old link to answer a ping when its node has linked elsewhere.
 const CONTEST_PONG_TIMEOUT: Duration = Duration::from_secs(1);
 
-// Why a node was not found, in words.
+// Why a node was not found, as text.
 
-/// No pod has the node: the pods that were asked, and their answers.
+/// No server has the node: the peers that were asked, and their answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeNotFound {
-    /// How long ago the node was last linked here, or known to be at another pod, here or to a pod that was asked, if ever.
+    /// Time since the node was last linked here or known to be at a peer; `None` if it was never seen. Peers that were
+    /// asked contribute what they know.
     pub seen: Option<Duration>,
-    /// Why DNS named no pod, if DNS was asked.
+    /// Why DNS returned no server, if DNS was queried.
     pub dns: Option<String>,
-    /// How many other pods answered that the node is not there.
+    /// Number of peers that answered that the node is not there.
     pub asked: usize,
-    /// The other pods that could not be reached.
+    /// The peers that could not be reached.
     pub trouble: Vec<PeerError>,
-    /// It was found, but as another process than the one that is sought.
+    /// Whether it was found, but as another process than the requested one.
     pub another: bool,
-    /// It was linked a moment ago, and may be linking to another pod.
+    /// Whether it was linked a moment ago and may be linking to another server.
     pub moving: bool,
 }
 
 impl NodeNotFound {
-    /// No link from that node is remembered anywhere: it may have no edge at all.
+    /// Returns true if no server remembers a link from that node; it may have no edge at all.
     pub fn is_unknown_node(&self) -> bool {
         self.seen.is_none() && !self.moving && !self.another
     }
 
-    /// The whole of it, behind the node's name.
+    /// Returns the complete message, to be placed after the node's name.
     pub fn sentence(&self) -> String {
         let seen = self.seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default();
         format!("is not connected{seen}{self}")
@@ -649,20 +655,20 @@ impl NodeNotFound {
 }
 
 impl fmt::Display for NodeNotFound {
-    /// Goes on where a sentence on the node has ended.
+    /// Continues a message about the node, so each part starts with "; ".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(dns) = &self.dns {
             write!(f, "; {dns}")?;
         }
         match self.asked {
             0 => {}
-            1 => f.write_str("; not at the other pod")?,
-            n => write!(f, "; not at {n} other pods")?,
+            1 => f.write_str("; not at 1 peer")?,
+            n => write!(f, "; not at {n} peers")?,
         }
         for trouble in &self.trouble {
             write!(f, "; {trouble}")?;
         }
-        if self.another { f.write_str("; it is linked as another process") } else { Ok(()) }
+        if self.another { f.write_str("; it is linked by another process") } else { Ok(()) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Builds, runs and stops a pod.
+//! Builds, runs and stops a server.
 
 pub mod authenticated_links;
 pub mod config_files;
@@ -69,12 +69,12 @@ use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::halves::WindowLimits;
 
-/// Where a pod listens.
+/// The addresses at which a server listens.
 #[derive(Debug, Clone)]
 pub struct ServerAddresses {
     /// Address of the port that edges dial.
     pub grpc: SocketAddr,
-    /// Names and addresses of all front ends on TCP ports, in the order in which their modules are read.
+    /// Names and addresses of all listeners on TCP ports, in the order in which their modules are read.
     pub clients: Vec<(&'static str, SocketAddr)>,
     /// Address of the port for health, log level and metrics.
     pub log: SocketAddr,
@@ -84,18 +84,18 @@ pub struct ServerAddresses {
     pub channelz: Option<SocketAddr>,
 }
 
-/// A running pod: its addresses, and how to stop it.
+/// A running server: its addresses, and how to stop it.
 #[derive(Debug)]
 pub struct Server {
-    /// Where it listens.
+    /// The addresses at which it listens.
     pub bound: ServerAddresses,
     /// Its metrics.
     pub metrics: Metrics,
     /// The nodes that are linked here.
     pub registry: Arc<Registry>,
-    /// The sessions.
+    /// The table of sessions.
     pub table: Arc<SessionTable>,
-    /// Who joins by invitation; `None`: nobody.
+    /// The nodes that join by invitation; `None` if that is not enabled.
     pub enrolment: Option<Arc<Enrolment>>,
     finder: Arc<Finder>,
     readiness: Readiness,
@@ -104,7 +104,7 @@ pub struct Server {
     doors: ListenerPolicies,
 }
 
-/// What the settings name, had before anything runs.
+/// The files and ports named by the config, prepared before anything runs.
 struct PreparedListeners {
     files: ServerFiles,
     ports: BaseListeners,
@@ -114,13 +114,13 @@ struct PreparedListeners {
     viewers: AdminUsers,
 }
 
-/// From the settings of a module to its ports; `None`: something is wrong, and noted.
+/// Prepares the listeners of a module from its config. Returns `None` after noting errors.
 type PrepareListener = fn(&ServerConfig, &mut AccessPolicies, &mut Startup) -> Option<Vec<ClientListener>>;
 
-/// The name of the front end for CONNECT.
+/// The name of the CONNECT listener.
 const CONNECT: &str = <Ssh as ConnectVariant>::NAME;
 
-/// The modules that clients come to, a line for each.
+/// The modules with listeners for clients, one per line.
 const MODULES: [PrepareListener; 6] = [
     connect::prepare,
     egress::prepare,
@@ -131,11 +131,11 @@ const MODULES: [PrepareListener; 6] = [
 ];
 
 impl Server {
-    /// Reads the files that the settings name, binds every port, then serves.
+    /// Reads the files named by the config, binds every port, then serves.
     ///
     /// # Errors
     ///
-    /// Every file that cannot be used, and every configured port that cannot be bound. Nothing runs then.
+    /// Contains every file that cannot be used and every configured port that cannot be bound. Nothing runs then.
     pub fn start(settings: ServerConfig, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = PreparedListeners::new(&settings, &mut startup);
@@ -192,18 +192,18 @@ impl Server {
         let proxies = settings.server.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
         let ServerAddresses { grpc, log, .. } = &server.bound;
-        info!(%grpc, ssh = server.bound.connect().map(tracing::field::display), %log, "pod is up");
+        info!(%grpc, ssh = server.bound.connect().map(tracing::field::display), %log, "server started");
         Ok(server)
     }
 
-    /// Reads the config again when it changes: who may reach what counts for whoever comes next.
+    /// Reloads the config when it changes. New access rules apply to new clients and links.
     pub fn watch_config(&self, config: ConfigFile) {
         let (policies, doors) = (self.policies.clone(), self.doors.clone());
         let apply = move |settings: &ServerConfig| policies.apply(settings, &doors);
         config.follow(ServerConfig::examine, &self.stopping.links, apply);
     }
 
-    /// Finds all faults that would prevent a start, and starts nothing.
+    /// Finds all errors that would prevent a start, and starts nothing.
     pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
         PreparedListeners::new(settings, startup);
     }
@@ -229,14 +229,14 @@ impl Server {
 }
 
 impl ServerAddresses {
-    /// Address of the CONNECT front end; `None` if the default port could not be had.
+    /// Returns the address of the CONNECT listener; `None` if the default port was not available.
     pub fn connect(&self) -> Option<SocketAddr> {
         self.clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at)
     }
 }
 
 impl PreparedListeners {
-    /// `None`: there are faults, which `startup` has noted.
+    /// Prepares everything. Returns `None` if there are errors, which `startup` has noted.
     fn new(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let files = ServerFiles::read(settings, startup);
         let ports = BaseListeners::bind(settings, startup);
@@ -251,67 +251,67 @@ impl PreparedListeners {
     }
 }
 
-// What the tasks of a pod share.
+// The state shared by the tasks of a server.
 
-/// What the tasks of a pod share. Cheap to clone.
+/// The state shared by the tasks of a server. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct ServerContext {
     pub(crate) proven: Arc<AuthenticatedLinks>,
-    /// Who joins by invitation; `None`: nobody.
+    /// The nodes that join by invitation; `None` if that is not enabled.
     pub(crate) enrolment: Option<Arc<Enrolment>>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) finder: Arc<Finder>,
-    /// The other pods; `None` if this pod is alone.
+    /// The peers; `None` if this server has none.
     pub(crate) peers: Option<Arc<Peers>>,
     pub(crate) route: SessionRouter,
     pub(crate) link_context: LinkContext,
     pub(crate) pool: Pool,
-    /// Cancelled when the pod begins to stop: no call is accepted then.
+    /// Cancelled when the server begins to stop; no call is accepted from then on.
     pub(crate) stopping: CancellationToken,
     /// Dials targets of the cloud for edges.
     pub(crate) backend: SessionAcceptor,
-    /// Whose an address is.
+    /// Maps addresses to nodes.
     pub(crate) addresses: Arc<AddressBook>,
-    /// Ports of nodes that are led here, and which of them are those of their loopback.
+    /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
     pub(crate) ports: watch::Receiver<ProxyPorts>,
-    /// Dials for clients what is at no node.
+    /// Dials targets outside of nodes for clients.
     pub(crate) direct: DirectDialer,
-    /// Who may reach what through this pod.
+    /// The access rules for what can be reached through this server.
     pub(crate) policies: LivePolicies,
-    /// Permits for searches that run at once for all edges.
+    /// Permits for concurrent searches of all edges.
     pub(crate) search_permits: Arc<Semaphore>,
-    /// Permits for pinging older links of nodes that have linked anew.
+    /// Permits for pinging older links of nodes that have linked again.
     pub(crate) move_permits: Arc<Semaphore>,
 }
 
-// The core of a pod: its sessions, the nodes linked to it, and how it finds other pods.
+// The core of a server: its sessions, the nodes linked to it, and how it finds peers.
 
-/// The core, to which `cloud.rs` joins ports, front ends and the publisher.
+/// The core, to which this module adds ports, listeners and the publisher.
 #[derive(Debug)]
 pub(crate) struct ServerCore {
-    /// Shared by the tasks.
+    /// The state shared by the tasks.
     pub(crate) context: ServerContext,
-    /// The door to the sessions of all front ends.
+    /// The limiter for sessions of all listeners.
     pub(crate) session_limiter: FairLimiter<ClientKey>,
-    /// The names of nodes outside of this pod.
+    /// The names of nodes outside of this server.
     pub(crate) zone: Arc<Zone>,
-    /// Asks the system's DNS servers.
+    /// A client of the system's DNS servers.
     pub(crate) resolver: Resolver,
-    /// Shown as `/readyz`.
+    /// Reported at `/readyz`.
     pub(crate) readiness: Readiness,
     /// Its tasks, in the order in which they are stopped.
     pub(crate) shutdown: Shutdown,
-    /// The pods as Kubernetes reports them.
-    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
+    /// The servers as reported by Kubernetes.
+    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it is unused then"))]
     pub(crate) servers: ServerPods,
-    /// Addresses that no pod has, although names of nodes lead there in DNS.
+    /// Addresses in the DNS records of nodes that do not belong to any server.
     pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
-    /// Links that this pod has dialled to other pods; `None` if it is alone.
+    /// Links that this server has dialled to peers; `None` if it has none.
     pub(crate) dialled_links: Option<mpsc::Receiver<Link>>,
 }
 
 impl ServerCore {
-    /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this pod listens.
+    /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this server listens.
     pub(crate) fn new(settings: &ServerConfig, files: &ServerFiles, port: u16, own: Vec<SocketAddr>) -> Self {
         let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
         let mut stopping = new_shutdown(settings);
@@ -383,7 +383,7 @@ impl ServerCore {
         core
     }
 
-    /// The context of a front end with this gate.
+    /// Returns the context of a listener with this access policy.
     pub(crate) fn front_context(&self, gate: Arc<ArcSwap<AccessPolicy>>) -> ListenerContext {
         let ServerContext { pool, route, link_context, addresses, direct, .. } = &self.context;
         ListenerContext {
@@ -399,7 +399,7 @@ impl ServerCore {
         }
     }
 
-    /// Spawns the tasks that follow files and remove what has expired.
+    /// Spawns the tasks that watch files and remove expired state.
     fn spawn_upkeep(&self, files: &ServerFiles) {
         let (drain, LinkContext { table, metrics, .. }) = (&self.shutdown.links, &self.context.link_context);
         drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
@@ -448,7 +448,7 @@ fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
     Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
 }
 
-/// Dials for edges; never one of the addresses in `listening`.
+/// Returns the dialer for edges, which never dials an address in `listening`.
 fn dialer(
     settings: &ServerConfig,
     policies: &LivePolicies,
@@ -464,43 +464,43 @@ fn dialer(
     }
 }
 
-/// The same, dialling for clients.
+/// Returns the same dialer for clients.
 fn client_dialer(dialer: &TargetDialer, policies: &LivePolicies) -> TargetDialer {
     TargetDialer { place: DialerRole::ForClients, targets: policies.for_clients.clone(), ..dialer.clone() }
 }
 
-/// Receive windows of a pod's sessions in bytes.
+/// Receive windows of a server's sessions, in bytes.
 const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
 
-// The ports of a pod, bound before anything runs.
+// The ports of a server, bound before anything runs.
 
 /// The ports for edges and operators.
 #[derive(Debug)]
 pub(crate) struct BaseListeners {
-    /// gRPC, for edges and other pods.
+    /// gRPC, for edges and peers.
     pub(crate) grpc: TcpAccept,
-    /// Health, log level, metrics; `None` if the default port could not be had.
+    /// Health, log level and metrics; `None` if the default port was not available.
     pub(crate) log: Option<TcpAccept>,
-    /// Metrics alone.
+    /// Only metrics.
     pub(crate) metrics: Option<TcpAccept>,
     /// For gRPC's debugging clients.
     pub(crate) channelz: Option<TcpAccept>,
-    /// For commands of this machine.
+    /// For commands on this machine.
     pub(crate) admin: Option<UnixAccept>,
 }
 
-/// A port for clients, with what its front end needs of settings and files.
+/// A listener for clients, with what it needs of config and files.
 pub(crate) struct ClientListener {
-    /// Its front end's name.
+    /// The name of the listener.
     pub(crate) name: &'static str,
     /// Its address; `None` for a unix socket.
     pub(crate) at: Option<SocketAddr>,
-    /// Spawns its front end.
+    /// Spawns the listener.
     pub(crate) spawn: Box<dyn FnOnce(&ServerCore) + Send>,
 }
 
 impl ClientListener {
-    /// A TCP port behind which `front_end` serves.
+    /// Returns a listener on a TCP port, served by `front_end`.
     pub(crate) fn tcp<F>(
         listener: TcpAccept,
         guard: ListenerAccess,
@@ -513,7 +513,7 @@ impl ClientListener {
         Self { at: Some(at), ..Self::new(listener, guard, front_end) }
     }
 
-    /// A port of any kind behind which `front_end` serves.
+    /// Returns a listener on any kind of port, served by `front_end`.
     pub(crate) fn new<L, F>(
         listener: L,
         guard: ListenerAccess,
@@ -524,25 +524,25 @@ impl ClientListener {
         F: ListenerProtocol<L::AnyStream>,
     {
         let spawn = move |core: &ServerCore| {
-            info!(module = F::NAME, at = %listener.at(), "clients may come in");
+            info!(listener = F::NAME, local_addr = %listener.at(), "listening for clients");
             let (proxies, front_end) = (guard.proxies(), front_end(core));
             let serving =
                 serve(front_end, listener, proxies, core.front_context(guard.gate(Some(core.zone.clone()))));
-            core.shutdown.clients.spawn(info_span!("clients", module = F::NAME), serving);
+            core.shutdown.clients.spawn(info_span!("clients", listener = F::NAME), serving);
         };
         Self { name: F::NAME, at: None, spawn: Box::new(spawn) }
     }
 }
 
 impl BaseListeners {
-    /// Binds all of them; `None`: one cannot be had, which `startup` has noted.
+    /// Binds all ports. Returns `None` if one is not available, which `startup` has noted.
     pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let server = &settings.server;
         let mut bind = |ListenConfig { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
         let grpc = bind(server.listen);
         let metrics = server.metrics_listen.map(&mut bind);
         let log = startup.bind_optional_private(TABLE, server.log_listen);
-        // Outer: whether it is asked for; inner: whether it could be had.
+        // Outer: whether it is configured; inner: whether it was bound.
         let metrics = match metrics {
             None => None,
             Some(bound) => Some(bound?),
@@ -556,8 +556,8 @@ impl BaseListeners {
         Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
     }
 
-    /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics
-    /// is not among them.
+    /// Returns the addresses at which this server listens, which edges must not reach through it. The read-only metrics
+    /// port is not included.
     pub(crate) fn local_addresses(&self, front_ends: &[ClientListener]) -> Vec<SocketAddr> {
         let more = self.log.iter().chain(&self.channelz).map(TcpAccept::at);
         [self.grpc.at()].into_iter().chain(more).chain(front_ends.iter().filter_map(|end| end.at)).collect()
@@ -566,16 +566,16 @@ impl BaseListeners {
 
 const TABLE: &str = "mode.cloud.stream.server";
 
-// Stops a pod without cutting what can go on elsewhere.
+// Shuts a server down without aborting sessions that can resume elsewhere.
 
 /// The tasks in the order in which they are stopped: clients first, links when no session needs them, admin ports last.
 #[derive(Debug)]
 pub(crate) struct Shutdown {
-    /// Cancelled when the pod begins to stop: no call is accepted then.
+    /// Cancelled when the server begins to stop; no call is accepted from then on.
     pub(crate) started: CancellationToken,
-    /// Whether there are other pods, which take over.
+    /// Whether there are peers that take over.
     pub(crate) has_peers: bool,
-    /// Says that nothing is caught any more; `None`: nothing ever was.
+    /// Completes when interception has stopped; `None` if there was none.
     pub(crate) intercept_stopped: Option<oneshot::Receiver<()>>,
     pub(crate) clients: Drain,
     pub(crate) publisher: Drain,
@@ -585,7 +585,7 @@ pub(crate) struct Shutdown {
 }
 
 impl Server {
-    /// Stops the pod. It becomes unready and asks its edges to link elsewhere. If there are other pods it still takes
+    /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
@@ -601,17 +601,13 @@ impl Server {
         } = self.stopping;
         let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
         self.readiness.set("running", Err("stopping".into()));
-        info!(
-            sessions = self.table.len(),
-            ?deadline,
-            "stopping: no new sessions, waiting for those that run"
-        );
+        info!(sessions = self.table.len(), timeout = ?deadline, "draining");
         started.cancel();
-        // First, so that balancers stop sending clients here.
+        // Started first, so that balancers stop sending clients here.
         publisher.start();
         self.registry.drain_all();
         if let Some(emptied) = intercepted {
-            // Whoever asks for a node from now on goes there itself, not to a listener that is about to close.
+            // From now on, traffic to nodes goes there directly, not to a listener that is about to close.
             let _ = timeout(CLOSE_TIMEOUT.min(deadline), emptied).await;
         }
         if several {
@@ -621,7 +617,7 @@ impl Server {
             }
         }
         let left = until.saturating_duration_since(Instant::now());
-        let why = SessionError::new(ErrorCode::Overloaded, "the pod is stopping");
+        let why = SessionError::new(ErrorCode::Overloaded, "the server is stopping");
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
@@ -629,10 +625,10 @@ impl Server {
         };
         let drained = clients.finish_after(left, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
-            warn!(left, "deadline over: sessions are cut");
+            warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
         let passing = async {
-            // The last bytes of clients may still be under way; sessions of other pods with plain nodes end here.
+            // The last bytes of clients may still be in flight. Sessions of peers with plain nodes end here.
             self.table.wait_delivered().await;
             while self.table.relayed().0 > 0 {
                 sleep(POLL_INTERVAL).await;
@@ -640,7 +636,7 @@ impl Server {
         };
         tokio::select! {
             () = passing => {}
-            () = sleep_until(until) => warn!("deadline over: other pods' sessions must find another path"),
+            () = sleep_until(until) => warn!("drain timeout, relayed sessions must find another path"),
             () = at_once => {}
         }
         self.table.reset_all(&why);
@@ -656,11 +652,11 @@ impl Server {
     }
 }
 
-/// How long balancers may still send clients to a pod that is not ready.
+/// How long balancers may still send clients to a server that is not ready.
 const LISTEN_GRACE: Duration = Duration::from_secs(2);
-/// Between two looks whether other pods' sessions have found another path.
+/// Interval between checks whether relayed sessions have found another path.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Time for sessions to end after their reset, and for the last resets to leave before links are closed.
+/// Time for sessions to end after their reset, and for the last resets to be sent before links are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
-/// Time for connections to end by themselves at the very end.
+/// Time for connections to end on their own at the very end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

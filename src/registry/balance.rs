@@ -1,55 +1,56 @@
-//! How many edges a pod that has too many asks to link elsewhere. Pure: times and weights are arguments.
+//! How many edges an overloaded server asks to link elsewhere. Pure: times and weights are arguments.
 //!
-//! An edge that is asked dials again, and behind a balancer it may come to any pod, to this one too. That is enough:
-//! only who has too many asks, so whatever falls to a pod that has room stays there, and the rest is thrown again.
+//! An edge that is asked dials again, and with a balancer it may reach any server, including this one. That is enough.
+//! Only overloaded servers ask, so edges that reach a server with fewer nodes stay there, and the others are asked
+//! again.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The nodes of this pod and of the others.
+/// The numbers of nodes of this server and of its peers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NodeCounts<'a> {
-    /// Nodes that are linked here and were not asked to leave.
+    /// Nodes that are linked here and were not asked to move.
     pub here: usize,
-    /// Nodes of each other pod.
+    /// Nodes of each peer.
     pub others: &'a [u64],
 }
 
-/// Decides, second by second, how many edges are asked to link elsewhere.
+/// The decision, second by second, how many edges are asked to link elsewhere.
 #[derive(Debug, Default)]
 pub struct Balance {
     state: BalanceState,
-    /// How often in a row edges were asked to no avail.
+    /// Number of failed rounds in a row.
     failed_moves: u32,
 }
 
 #[derive(Debug, Default)]
 enum BalanceState {
-    /// Nothing is to be done.
+    /// Nothing has to be done.
     #[default]
     Balanced,
-    /// This pod has had too many since then.
+    /// This server has had too many nodes since then.
     Overloaded(Instant),
     Shedding(RebalanceRound),
-    /// It was to no avail; until then nothing is tried.
+    /// A round failed; nothing is tried until then.
     CoolingDown(Instant),
 }
 
-/// What asking has brought so far.
+/// The progress of one round of asking edges.
 #[derive(Debug)]
 struct RebalanceRound {
     since: Instant,
     asked: usize,
-    /// What the others lacked to the mean when it began.
+    /// What the peers lacked to the mean at the start.
     lacked: f64,
-    /// The part of what is asked that goes where nodes are lacking, if chance decides.
+    /// The fraction of the edges asked that moves to servers with too few nodes, if chance decides.
     share: f64,
 }
 
 impl Balance {
-    /// How many edges to ask now. To be called once a second; `None`: not all other pods are known, or one of them is
-    /// stopping, so nothing is done.
+    /// Returns how many edges to ask now. To be called once a second. `weights` is `None` if not all peers are known or
+    /// one of them is stopping; nothing is done then.
     pub fn next_batch(&mut self, weights: Option<NodeCounts<'_>>, now: Instant) -> usize {
         let Some(weights) = weights.filter(|weights| !weights.others.is_empty()) else {
             self.state = BalanceState::Balanced;
@@ -60,19 +61,11 @@ impl Balance {
             BalanceState::Overloaded(_) if !weights.is_crowded() => self.state = BalanceState::Balanced,
             BalanceState::Overloaded(since) if now - *since >= REBALANCE_DELAY => {
                 let started = RebalanceRound::start(&weights, now);
-                tracing::info!(
-                    nodes = weights.here,
-                    mean = weights.mean(),
-                    "other pods have fewer nodes: edges are asked to link there"
-                );
+                tracing::info!(nodes = weights.here, mean = weights.mean(), "rebalancing edges to peers");
                 self.state = BalanceState::Shedding(started);
             }
             BalanceState::Shedding(_) if !weights.is_uneven() => {
-                tracing::info!(
-                    nodes = weights.here,
-                    mean = weights.mean(),
-                    "no more edges are asked to link elsewhere"
-                );
+                tracing::info!(nodes = weights.here, mean = weights.mean(), "rebalancing finished");
                 (self.state, self.failed_moves) = (BalanceState::Balanced, 0);
             }
             BalanceState::Shedding(trial) if trial.is_over(&weights, now) => {
@@ -82,8 +75,8 @@ impl Balance {
                     let rest = COOLDOWN.saturating_mul(1 << self.failed_moves.min(16)).min(MAX_REST);
                     tracing::warn!(
                         asked = trial.asked,
-                        ?rest,
-                        "edges that were asked to link to pods with fewer nodes do not come there: they are left in peace"
+                        cooldown = ?rest,
+                        "edges do not move to peers, rebalancing paused"
                     );
                     self.failed_moves += 1;
                     self.state = BalanceState::CoolingDown(now + rest);
@@ -103,7 +96,7 @@ impl Balance {
         }
     }
 
-    /// So many were asked.
+    /// Records that `count` edges were asked.
     pub fn asked(&mut self, count: usize) {
         if let BalanceState::Shedding(trial) = &mut self.state {
             trial.asked += count;
@@ -119,19 +112,19 @@ impl RebalanceRound {
         Self { since: now, asked: 0, lacked: weights.deficit(), share }
     }
 
-    /// Enough were asked, and they have had the time to link elsewhere and to be told of.
+    /// Returns true if enough edges were asked, and have had the time to link elsewhere and to be announced.
     fn is_over(&self, weights: &NodeCounts<'_>, now: Instant) -> bool {
         now - self.since >= TRIAL && self.asked >= (weights.here / 20).max(MIN_ASKED)
     }
 
-    /// Whether the others have gained a quarter of what chance alone would have given them.
+    /// Returns true if the peers have gained at least a quarter of what chance alone would have given them.
     fn was_of_use(&self, weights: &NodeCounts<'_>) -> bool {
         self.lacked - weights.deficit() >= real(self.asked as u64) * self.share / 4.0
     }
 }
 
 impl NodeCounts<'_> {
-    /// Nodes of a pod if all had as many.
+    /// Returns the number of nodes per server if all had the same.
     pub fn mean(&self) -> f64 {
         (real(self.here as u64) + self.others.iter().map(|nodes| real(*nodes)).sum::<f64>()) / self.servers()
     }
@@ -144,28 +137,28 @@ impl NodeCounts<'_> {
         self.others.iter().min().map_or(f64::INFINITY, |least| real(*least))
     }
 
-    /// What the others lack to the mean.
+    /// Returns what the peers lack to the mean.
     fn deficit(&self) -> f64 {
         let mean = self.mean();
         self.others.iter().map(|nodes| (mean - real(*nodes)).max(0.0)).sum()
     }
 
-    /// How many of ours are above the mean.
+    /// Returns how many nodes here are above the mean.
     fn excess(&self) -> usize {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of counts")]
         let mean = self.mean().ceil() as usize;
         self.here.saturating_sub(mean)
     }
 
-    /// Whether this pod has too many: far more than the mean, or above it while another one has next to none, as a new
-    /// one among many has.
+    /// Returns true if this server has too many nodes: far more than the mean, or more than the mean while a peer has
+    /// very few. The latter is the case for one new server among many.
     fn is_crowded(&self) -> bool {
         let (here, mean) = (real(self.here as u64), self.mean());
         let new = mean >= MANY && self.fewest() < mean * 0.5;
         self.excess() > 0 && (here > mean * 1.2 || new)
     }
 
-    /// Whether to go on, once it has begun.
+    /// Returns true if a running round should continue.
     fn is_uneven(&self) -> bool {
         let (here, mean) = (real(self.here as u64), self.mean());
         let new = mean >= MANY && self.fewest() < mean * 0.8;
@@ -173,21 +166,21 @@ impl NodeCounts<'_> {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of nodes and pods")]
+#[expect(clippy::cast_precision_loss, reason = "counts of nodes and servers")]
 fn real(count: u64) -> f64 {
     count as f64
 }
 
-/// How long a pod has too many before it asks anybody: those that come back after a restart are still on their way.
+/// How long a server is overloaded before it asks edges: after a restart many edges are still about to link again.
 const REBALANCE_DELAY: Duration = Duration::from_secs(10);
-/// Edges that are asked in a second, at most: each is a handshake at another pod.
+/// Maximum number of edges asked per second: each causes a handshake at another server.
 const MAX_MOVED_AT_ONCE: usize = 200;
-/// Nodes of a pod from which on one that has less than half of them has so few by no chance.
+/// Minimum mean of nodes per server for which a server with less than half of it is not explained by chance.
 const MANY: f64 = 20.0;
-/// Edges that are asked, and time that passes, before it is judged what came of it.
+/// Minimum number of edges asked and time passed before a round is evaluated.
 const MIN_ASKED: usize = 20;
 const TRIAL: Duration = Duration::from_secs(30);
-/// How long nothing is tried after it was to no avail; doubled each time.
+/// Pause after a failed round; doubled each time.
 const COOLDOWN: Duration = Duration::from_secs(600);
 const MAX_REST: Duration = Duration::from_secs(86_400);
 

@@ -1,4 +1,4 @@
-//! The nodes that were linked here, for people: since when each is gone, and what last went wrong with it.
+//! Recently disconnected nodes for operators: when each disconnected, and the last error of each node.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,28 +12,29 @@ use crate::registry::{LinkedNode, Registry};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
 
-/// What last went wrong with a node: its link ended, or was refused.
+/// The last error of a node: its link ended or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastError {
-    /// When.
+    /// Time of the error.
     pub at: Instant,
-    /// Why, in at most 160 characters.
+    /// The reason, in at most 160 characters.
     pub why: Arc<str>,
 }
 
-/// What is known of up to [`MOST`] nodes that were linked here.
+/// The history of up to [`MAX_NODES`] nodes that were linked here.
 ///
-/// Their names and errors stand in one text. A block of memory for each, taken where a link has just begun or ended,
-/// would keep a page of its own, and so most of the memory of a pod that thousands of edges have left.
+/// Names and errors are stored in one text. A separate allocation for each, made when a link has just started or ended,
+/// would hold a memory page of its own. These pages would be most of the memory of a server that thousands of edges
+/// have left.
 #[derive(Debug, Default)]
 pub(crate) struct NodeHistory {
-    /// By the hash of their name. Of two nodes with one hash only the newer is remembered.
+    /// By the hash of the name. Of two nodes with the same hash only the newer is remembered.
     nodes: HashMap<u64, HistoryEntry>,
     texts: String,
     hashes: RandomState,
 }
 
-/// One node. The ranges are places in the text.
+/// The entry of one node. The ranges are positions in the text.
 #[derive(Debug, Default)]
 struct HistoryEntry {
     name: Range<usize>,
@@ -42,12 +43,12 @@ struct HistoryEntry {
 }
 
 impl NodeHistory {
-    /// The node has just lost its link.
+    /// Records that the node has just lost its link.
     pub(crate) fn on_unlinked(&mut self, node: &NodeName) {
         self.enter(node, 0).gone = Some(Instant::now());
     }
 
-    /// The node is linked.
+    /// Records that the node is linked.
     pub(crate) fn on_linked(&mut self, node: &NodeName) {
         let hash = self.hashes.hash_one(node);
         let Some(was) = self.nodes.get_mut(&hash).filter(|was| was.is(&self.texts, node)) else { return };
@@ -58,30 +59,30 @@ impl NodeHistory {
         }
     }
 
-    /// Something has gone wrong with the node just now.
+    /// Records an error of the node that has just occurred.
     pub(crate) fn failed(&mut self, node: &NodeName, why: &str) {
         self.enter(node, why.len());
         let why = put(&mut self.texts, why);
         self.enter(node, 0).error = Some((Instant::now(), why));
     }
 
-    /// When the node lost its link, if it is not linked again.
+    /// Returns when the node lost its link, if it is not linked again.
     pub(crate) fn gone(&self, node: &NodeName) -> Option<Instant> {
         self.get(node)?.gone
     }
 
-    /// What last went wrong with the node.
+    /// Returns the last error of the node.
     pub(crate) fn error(&self, node: &NodeName) -> Option<LastError> {
         self.last_error(self.get(node)?)
     }
 
-    /// How many nodes are remembered.
+    /// Returns the number of remembered nodes.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Up to `most` of the nodes that are not linked any more, the last to go first.
+    /// Returns up to `most` of the disconnected nodes, the latest first.
     pub(crate) fn all_gone(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
         let mut gone: Vec<_> = self.nodes.values().filter_map(|was| Some((was.gone?, was))).collect();
         gone.sort_unstable_by_key(|(at, _)| Reverse(*at));
@@ -100,7 +101,7 @@ impl NodeHistory {
         self.nodes.get(&self.hashes.hash_one(node)).filter(|was| was.is(&self.texts, node))
     }
 
-    /// The node's entry, with room for so many bytes in the text.
+    /// Returns the node's entry, and reserves `more` bytes in the text.
     fn enter(&mut self, node: &NodeName, more: usize) -> &mut HistoryEntry {
         let name = node.as_str();
         if self.get(node).is_some() {
@@ -118,7 +119,7 @@ impl NodeHistory {
         was
     }
 
-    /// Forgets those to which nothing has happened for longest.
+    /// Removes the half of the entries that have not changed for longest.
     fn forget_half(&mut self) {
         let mut times: Vec<_> = self.nodes.values().map(HistoryEntry::last).collect();
         let middle = times.len() / 2;
@@ -126,7 +127,7 @@ impl NodeHistory {
         self.nodes.retain(|_, was| was.last() > *middle);
     }
 
-    /// Makes room for so many bytes: leaves out of the text what no node refers to any more.
+    /// Reserves `more` bytes: drops the parts of the text that no node refers to.
     fn make_room(&mut self, more: usize) {
         if self.texts.len() + more <= self.texts.capacity() {
             return;
@@ -144,7 +145,7 @@ impl HistoryEntry {
         text(texts, &self.name).eq_ignore_ascii_case(node.as_str())
     }
 
-    /// When something last happened to it.
+    /// Returns when the entry last changed.
     fn last(&self) -> Option<Instant> {
         self.gone.max(self.error.as_ref().map(|(at, _)| *at))
     }
@@ -168,35 +169,35 @@ fn put(texts: &mut String, text: &str) -> Range<usize> {
     start..texts.len()
 }
 
-/// Nodes that are remembered.
+/// Maximum number of remembered nodes.
 const MAX_NODES: usize = 20_000;
 
-// The nodes of this pod for people who look on, also those that have gone, and why.
+// An overview of this server's nodes for operators, including disconnected ones and their errors.
 
-/// How a link of a node stands.
+/// The role of a node's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkRole {
-    /// The node is found by it.
+    /// The node is found by this link.
     Primary,
-    /// The older one of two that its process keeps.
+    /// The previous link of a process that keeps two.
     Previous,
-    /// It stands beside the current one for interactive sessions.
+    /// Carries interactive sessions, in addition to the primary link.
     Interactive,
-    /// It stays for its sessions only; the node is found elsewhere.
+    /// Stays for its sessions only; the node is found elsewhere.
     Retiring,
 }
 
-/// Every link of a node here at one moment.
+/// All links of nodes here at one moment, and the disconnected nodes.
 #[derive(Debug, Default)]
 pub struct Overview {
-    /// The links, by node's name; the current one of a node first.
+    /// The links by node name, the primary link of a node first.
     pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
-    /// The nodes that are not linked here any more, and since when; the last to go first.
+    /// The nodes that are no longer linked here and when each disconnected, the latest first.
     pub gone: Vec<(NodeName, Instant, Option<LastError>)>,
 }
 
 impl Registry {
-    /// The node whose link here is the oldest, and whether there are others.
+    /// Returns the node with the oldest link here, and whether there are others.
     pub fn longest(&self) -> Option<(NodeName, bool)> {
         let nodes = self.lock();
         let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
@@ -204,7 +205,7 @@ impl Registry {
         Some((node.clone(), nodes.linked.len() > 1))
     }
 
-    /// The nodes whose links here are the oldest, in that order, `most` of them.
+    /// Returns the `most` nodes with the oldest links here, the oldest first.
     pub fn oldest(&self, most: usize) -> Vec<NodeName> {
         let nodes = self.lock();
         let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
@@ -212,7 +213,7 @@ impl Registry {
         all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
     }
 
-    /// All links, and up to `most` of the nodes that have gone.
+    /// Returns all links, and up to `most` of the disconnected nodes.
     pub fn overview(&self, most: usize) -> Overview {
         let nodes = self.lock();
         let links = |map: &HashMap<NodeName, LinkedNode>, standing| -> Vec<_> {
@@ -229,7 +230,7 @@ impl Registry {
         Overview { linked, gone }
     }
 
-    /// Notes why a link of a node has ended; then as [`Self::remove`].
+    /// Records why a link of a node has ended, then removes it like [`Self::remove`].
     pub fn ended(&self, sender: &LinkSender, why: &str) {
         if let Some(node) = sender.peer.node() {
             self.lock().past.failed(node, &excerpt(why));
@@ -237,8 +238,8 @@ impl Registry {
         self.remove(sender);
     }
 
-    /// Notes that a link of a node was refused. Nothing is noted of a node that never was here: names that strangers make
-    /// up would push out the others.
+    /// Records that a link of a node was refused. Nodes that were never linked here are ignored: invented names would
+    /// otherwise displace the others.
     pub fn refused(&self, node: &NodeName, why: &str) {
         let mut nodes = self.lock();
         if nodes.linked.contains_key(node) || nodes.past.gone(node).is_some() {
@@ -251,7 +252,7 @@ fn excerpt(why: &str) -> String {
     why.chars().take(MAX_CHARS).collect()
 }
 
-/// Longest text of an error that is kept.
+/// Maximum length of a stored error text.
 const MAX_CHARS: usize = 160;
 
 #[cfg(test)]
@@ -274,13 +275,13 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens to nodes, what last happened is remembered, and no more than twice the room is taken.
+        /// After any changes, the last change of each node is remembered in at most twice the necessary memory.
         #[test]
         fn what_last_happened_is_remembered(steps in prop::collection::vec((0u8..20, step()), 1..300)) {
             let mut past = NodeHistory::default();
             let mut model = HashMap::<u8, (bool, Option<String>)>::new();
             for (n, (node, step)) in steps.into_iter().enumerate() {
-                // A name counts in any case.
+                // Names are not case-sensitive.
                 let name = if n % 2 == 0 { format!("node{node}") } else { format!("NODE{node}") };
                 let name: NodeName = name.parse().unwrap();
                 let was = model.entry(node).or_default();
@@ -300,7 +301,7 @@ mod tests {
                 }
                 let gone = past.all_gone(usize::MAX);
                 prop_assert_eq!(gone.len(), model.values().filter(|was| was.0).count());
-                // Twenty nodes, and what is added: each a name, and an error of up to 160 characters.
+                // Twenty nodes and the one being added: each has a name and an error of up to 160 characters.
                 prop_assert!(past.texts.capacity() <= 2 * 21 * 340, "{}", past.texts.capacity());
             }
         }
@@ -311,7 +312,7 @@ mod tests {
         let mut past = NodeHistory::default();
         let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
         for n in 0..3 * MAX_NODES {
-            past.failed(&node(n), "the far end has closed it");
+            past.failed(&node(n), "closed by the remote end");
             past.on_unlinked(&node(n));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
@@ -321,7 +322,7 @@ mod tests {
             assert_eq!(*name, node(3 * MAX_NODES - 1 - nth));
         }
         assert!(past.texts.capacity() < 200 * MAX_NODES, "{}", past.texts.capacity());
-        // Once all have come back without a fault, nothing is left but errors.
+        // Once all have linked again without an error, only errors are left.
         for n in 0..3 * MAX_NODES {
             past.on_linked(&node(n));
         }
@@ -376,6 +377,6 @@ mod overview_tests {
         assert_eq!(gone.len(), 1);
         assert_eq!((gone[0].0.as_str(), gone[0].2.as_ref().unwrap().why.chars().count()), ("c", MAX_CHARS));
         assert!(registry.overview(0).gone.is_empty());
-        assert_eq!(registry.lock().past.len(), 2, "nothing is kept of strangers");
+        assert_eq!(registry.lock().past.len(), 2, "unknown nodes are not recorded");
     }
 }

@@ -1,4 +1,4 @@
-//! At which pod a node is: what pods announce to each other, who is told, and what is remembered.
+//! At which server a node is: announcements between servers, their subscribers, and the cache of locations.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +15,7 @@ use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::Found;
 use tunnel_proto::hello::Dialect;
 
-/// Nodes at other pods, and nodes that were just looked for in vain.
+/// A cache of nodes at peers, and of nodes that were recently not found.
 #[derive(Debug, Default)]
 pub(crate) struct LocationCache {
     nodes: Mutex<Locations>,
@@ -27,45 +27,46 @@ pub(crate) struct LocationCache {
 struct Locations {
     /// Bounded by [`MAX_LOCATIONS`] and [`MAX_REPLICATED`].
     all: HashMap<NodeName, CachedLocation>,
-    /// How many of them are kept, whatever is looked for.
+    /// Number of entries that are kept as replicas, regardless of searches.
     kept: usize,
-    /// How many of them are kept at each pod; none that is 0.
+    /// Number of replicated entries per server; no entry is 0.
     kept_at: HashMap<Instance, usize>,
-    /// When those that need not be kept any more were last looked for.
+    /// Time of the last sweep for replicas that are no longer needed.
     swept: Option<Instant>,
 }
 
-/// The pod that has a node, as far as this process knows.
+/// The server that has a node, as far as this process knows.
 #[derive(Debug)]
 struct CachedLocation {
-    /// None: it is not there any more.
+    /// `None` if the node is no longer there.
     server: Option<PeerHandle>,
     instance: Option<Instance>,
-    /// The process of that pod, if this is kept: for other pods, as this one is a home of the node, or as this one catches.
+    /// The process of that server if this entry is kept as a replica: for peers, because this server is a location
+    /// replica of the node, or because this server intercepts.
     kept: Option<Instance>,
-    /// Whether a path there has proved wrong, so that the pod is asked before another one is tried.
+    /// Whether a path there has failed, so that the server is asked before another path is tried.
     suspect: bool,
     /// When this was learned.
     learned: Instant,
-    /// Since when no pod has it, although this one had: the node may be linking to another.
+    /// Since when no server has the node, although this one had it; the node may be linking to another.
     lost: Option<Instant>,
-    /// The addresses that its edge says it has, as a pod has told that had its link.
+    /// The addresses that its edge claims, as reported by the server that had its link.
     ips: Arc<[IpAddr]>,
 }
 
 impl LocationCache {
-    /// The pod at which the node is without a doubt, and the node's process.
+    /// Returns the server where the node certainly is, and the node's process.
     pub(crate) fn of(&self, node: &NodeName) -> Option<(PeerHandle, Option<Instance>)> {
         let nodes = self.lock();
         nodes.all.get(node).filter(|at| !at.suspect).and_then(|at| Some((at.server.clone()?, at.instance)))
     }
 
-    /// The last known pod of the node.
+    /// Returns the last known server of the node.
     pub(crate) fn last_server(&self, node: &NodeName) -> Option<PeerHandle> {
         self.lock().all.get(node)?.server.clone()
     }
 
-    /// The first by name of the nodes at pods to which there is a link, and whether there are others.
+    /// Returns the first node by name among those at linked peers, and whether there are others.
     pub(crate) fn first(&self) -> Option<(NodeName, bool)> {
         let nodes = self.lock();
         let lives = |at: &CachedLocation| {
@@ -82,14 +83,15 @@ impl LocationCache {
         Some((first.clone(), several))
     }
 
-    /// Notes that a pod has the node. `keep`: whatever else is looked for, as long as there is room for all and for that pod.
+    /// Records that a server has the node. `keep` keeps the entry regardless of searches, while the limits in total and
+    /// per server allow it.
     pub(crate) fn insert(&self, node: &NodeName, server: PeerHandle, instance: Option<Instance>, keep: bool) {
         let process = if keep { server.process() } else { None };
         let mut nodes = self.lock();
         let ips = nodes.all.get(node).filter(|at| at.instance == instance).map(|at| at.ips.clone());
         nodes.remove(node);
         if nodes.all.len() - nodes.kept >= MAX_LOCATIONS {
-            // Half of them, whichever: each can be found again.
+            // Any half of them will do, because each can be found again.
             let mut every_other = false;
             nodes.all.retain(|_, at| {
                 every_other = !every_other;
@@ -111,33 +113,33 @@ impl LocationCache {
         self.missed().remove(node);
     }
 
-    /// Notes which addresses the node's edge says it has, as the pod tells that has its link.
+    /// Records the addresses that the node's edge claims, as reported by the server that has its link.
     pub(crate) fn claim(&self, node: &NodeName, ips: Arc<[IpAddr]>) {
         if let Some(at) = self.lock().all.get_mut(node) {
             at.ips = ips;
         }
     }
 
-    /// The nodes whose edges say which addresses they have.
+    /// Returns the nodes whose edges claim addresses, with the addresses.
     pub(crate) fn claims(&self) -> Vec<(NodeName, Arc<[IpAddr]>)> {
         let nodes = self.lock();
         let claiming = nodes.all.iter().filter(|(_, at)| !at.ips.is_empty() && !at.suspect);
         claiming.map(|(node, at)| (node.clone(), at.ips.clone())).collect()
     }
 
-    /// How long it is known where the node is, or was.
+    /// Returns how long the node's current or last location has been known.
     pub(crate) fn age(&self, node: &NodeName) -> Option<Duration> {
         Some(self.lock().all.get(node)?.learned.elapsed())
     }
 
-    /// Whether all that is to be kept for other pods has room.
+    /// Returns true if there is space for everything that must be replicated for peers.
     pub(crate) fn is_complete(&self) -> bool {
         let nodes = self.lock();
         nodes.kept < MAX_REPLICATED && nodes.kept_at.values().all(|kept| *kept < MAX_REPLICATED_PER_PEER)
     }
 
-    /// Once there is no room any more: forgets what was kept of nodes that need not be `kept` any longer, and at pods that
-    /// are gone. Once a minute at most, as it looks at all.
+    /// Removes replicas of nodes that need no longer be `kept`, and of servers that have disconnected. Called when
+    /// space runs out. Runs at most once a minute, because it checks all entries.
     pub(crate) fn make_room(&self, kept: impl Fn(&NodeName) -> bool) {
         let mut nodes = self.lock();
         if nodes.swept.is_some_and(|swept| swept.elapsed() < SWEEP_INTERVAL) {
@@ -158,7 +160,7 @@ impl LocationCache {
         }
     }
 
-    /// Notes that a search for the node has found it nowhere.
+    /// Records that a search did not find the node.
     pub(crate) fn insert_negative(&self, node: &NodeName, said: &NodeNotFound) {
         let mut missed = self.missed();
         if missed.len() >= MAX_NEGATIVE_ENTRIES {
@@ -169,27 +171,29 @@ impl LocationCache {
         }
     }
 
-    /// The result of a search that found the node nowhere less than [`NEGATIVE_TTL`] ago.
+    /// Returns the result of a failed search for the node less than [`NEGATIVE_TTL`] ago.
     pub(crate) fn negative_age(&self, node: &NodeName) -> Option<NodeNotFound> {
         let missed = self.missed();
         missed.get(node).filter(|(at, _)| at.elapsed() < NEGATIVE_TTL).map(|(_, said)| said.clone())
     }
 
-    /// No pod has the node: for how long that has been so, if it was known to be at one.
+    /// Returns how long no server has had the node, if it was known to be at one.
     pub(crate) fn lost(&self, node: &NodeName) -> Option<Duration> {
         let mut nodes = self.lock();
         let at = nodes.all.get_mut(node).filter(|at| at.server.is_some())?;
         Some(at.lost.get_or_insert_with(Instant::now).elapsed())
     }
 
-    /// How long ago the node turned out not to be at another pod any more; none if it is not known to have been there.
+    /// Returns how long ago the node was found missing at a peer; `None` if it is not known to have been there.
     pub(crate) fn seen(&self, node: &NodeName) -> Option<Duration> {
         self.lock().all.get(node)?.lost.map(|at| at.elapsed())
     }
 
-    /// Notes that the node is not at that pod, if it is remembered there; an entry that another thread has made for a
-    /// newer pod stays. What is kept for other pods is only doubted: it is the link there that may have been wrong, and
-    /// the pod does not announce the node again.
+    /// Records that the node is not at that server, if it is remembered there. An entry that another thread has created
+    /// for a newer server stays.
+    ///
+    /// A replica is only marked as suspect: perhaps only the link there has failed, and the server does not announce
+    /// the node again.
     pub(crate) fn forget(&self, node: &NodeName, server: &PeerHandle) {
         let mut nodes = self.lock();
         let process = server.process();
@@ -205,7 +209,7 @@ impl LocationCache {
         }
     }
 
-    /// Forgets everything about the node.
+    /// Removes everything known about the node.
     pub(crate) fn forget_all(&self, node: &NodeName) {
         self.lock().remove(node);
         self.missed().remove(node);
@@ -237,26 +241,26 @@ impl Locations {
     }
 }
 
-/// Nodes that are remembered because they were looked for; a few MiB.
+/// Maximum number of nodes that are remembered after a search; a few MiB.
 const MAX_LOCATIONS: usize = 50_000;
-/// Nodes that are kept for other pods: a home has three times as many as a pod has itself.
+/// Maximum number of replicas for peers: a server is a replica for three times as many nodes as it has itself.
 const MAX_REPLICATED: usize = 200_000;
-/// Nodes at one pod that are kept: more than a pod has, so that one that announces names without end leaves room for
-/// what others announce.
+/// Maximum number of replicas per server. It exceeds the nodes of one server, so a server that announces names
+/// endlessly leaves space for announcements by others.
 const MAX_REPLICATED_PER_PEER: usize = 50_000;
-/// Between two looks for what need not be kept any more.
+/// Minimum time between two sweeps for replicas that are no longer needed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
-/// Failed searches that are remembered. In a flood of more names than this, each name is searched for each time.
+/// Maximum number of remembered failed searches. In a flood of more names than this, every request starts a search.
 const MAX_NEGATIVE_ENTRIES: usize = 4096;
-/// How long a failed search counts as the answer to the next one, unless the node comes.
+/// How long a failed search answers later requests, unless the node links.
 const NEGATIVE_TTL: Duration = Duration::from_secs(1);
 
-// What pods announce to each other: a pod that gains a node announces it to the node's homes, and these to whoever is
-// interested.
+// Announcements between servers: a server that gains a node announces it to the node's location replicas, and these to
+// their subscribers.
 
 impl Finder {
-    /// Announces to the node's homes, and to pods that catch, that it is linked here now. If this pod is one of its homes,
-    /// also to those that are interested.
+    /// Announces to the node's location replicas, and to servers that intercept, that it is linked here now. If this
+    /// server is one of its replicas, also announces it to the subscribers.
     pub fn on_linked(&self, node: &NodeName) {
         let Some(others) = &self.others else { return };
         let before = others.known.last_server(node).and_then(|server| server.process());
@@ -267,24 +271,23 @@ impl Finder {
         }
     }
 
-    /// Tells the pods that catch that a link of the node's has ended, if it has no other one here.
+    /// Notifies servers that intercept that a link of the node has ended, unless the node has another link here.
     pub fn on_unlinked(&self, node: &NodeName) {
         let Some(others) = self.others.as_ref().filter(|_| self.registry.link_of(node).is_none()) else {
             return;
         };
         others.peers.announce_gone(node);
-        // It may have come back in between, and that been announced first.
+        // The node may have linked again in between, and that announcement may have been sent first.
         if self.registry.link_of(node).is_some() {
             others.peers.announce(node);
         }
     }
 
-    /// Answers another pod's question: from this pod's own links, else with the pod at which the node is, as far as this
-    /// one knows.
+    /// Answers a peer's question: from this server's own links, otherwise with the server that last had the node.
     pub fn answer(&self, to: &Arc<LinkSender>, node: &NodeName, question: u64) {
         if let Some(others) = &self.others {
             others.peers.peer_of(to);
-            // Before the look: a node that comes after it is announced to who has asked.
+            // Recorded before the check, so a node that links after the check is announced to the peer that asked.
             if let Some(server) = to.instance.filter(|_| others.peers.is_replica_for(node)) {
                 others.interest.note(node, server);
             }
@@ -294,13 +297,14 @@ impl Finder {
             Some(linked) => linked.found(question, self.own),
             None => self.elsewhere(to, node, question),
         };
-        // Dropped if too much waits on that link: a pod that does not read its answers gets none.
+        // Dropped if too much is queued on that link: a server that does not read its answers gets none.
         to.found(node, found);
     }
 
-    /// Takes a Found of another pod: an answer, or the announcement that a node is there or elsewhere, or not there any more.
-    /// The process of the pod at which the node is now, if it is news: the caller then calls [`Self::contest`] and
-    /// [`Self::make_way`].
+    /// Handles a Found of a peer: an answer, or an announcement that a node is there, elsewhere, or no longer there.
+    ///
+    /// If this changes the node's location, returns the process of the server that has it now. The caller then calls
+    /// [`Self::resolve_conflict`] and [`Self::migrate_from_old_links`].
     pub fn on_found(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> Option<Instance> {
         let others = self.others.as_ref()?;
         let found = others.peers.on_found(from, found)?;
@@ -319,7 +323,7 @@ impl Finder {
         }
         others.known.insert(node, server, found.instance, others.peers.replicated_here()(node));
         if found.here {
-            // A home that tells where the node is says nothing of them.
+            // A replica that reports where the node is does not send its addresses.
             others.known.claim(node, found.ips);
         }
         self.registry.wake_waiters(node);
@@ -337,8 +341,8 @@ impl Finder {
         Some(at)
     }
 
-    /// The pods to which a home of the node announces that it is now at the pod `at`: the one that had it `before`, and
-    /// those that have asked for it. None if this pod is no home of it.
+    /// Returns the servers to which a location replica announces that the node is now at the server `at`. They are the
+    /// server that had it `before` and the subscribers; none if this server is no replica of the node.
     fn announcement_targets(&self, node: &NodeName, before: Option<Instance>, at: Instance) -> Vec<Instance> {
         let Some(others) = self.others.as_ref().filter(|others| others.peers.is_replica_for(node)) else {
             return Vec::new();
@@ -349,7 +353,7 @@ impl Finder {
         servers
     }
 
-    /// The answer about a node that is not linked here.
+    /// Returns the answer about a node that is not linked here.
     fn elsewhere(&self, to: &LinkSender, node: &NodeName, question: u64) -> Found {
         let away = Found::not_here(question);
         let Some(others) = self.others.as_ref().filter(|_| to.dialect.supports(Dialect::LOCATION_REPLICAS))
@@ -357,7 +361,8 @@ impl Finder {
             return away;
         };
         let last = others.known.last_server(node);
-        // What is known may be out of date: then the pod that has the node may be one of which this one has not heard.
+        // A cached location may be out of date; the server that has the node now may be one that this server does not
+        // know.
         let authoritative = last.is_none()
             && others.peers.is_replica_for(node)
             && others.peers.has_converged()
@@ -365,28 +370,29 @@ impl Finder {
         let at = last.and_then(|server| others.peers.current(server)?.process());
         let seen = match self.registry.find(node) {
             NodeLocation::NotHere(Some(seen)) => Some(seen),
-            // The pod that had it knows it better.
+            // The server that had the node knows better.
             _ if at.is_some() => None,
             _ => others.known.lost(node),
         };
-        // 0 stands for never.
+        // 0 means never.
         let silence = seen.map_or(Duration::ZERO, |seen| seen.max(Duration::from_millis(1)));
         Found { at: at.filter(|at| Some(*at) != to.instance), authoritative, silence, ..away }
     }
 }
 
-// Which pods have asked for a node whose home this pod is: they are told when it moves.
+// Subscribers: the servers that have asked for a node of which this server is a location replica. They are notified
+// when it moves.
 
-/// The pods that have asked for each node, the latest last.
+/// The servers that have asked for each node, the latest last.
 #[derive(Debug, Default)]
 pub(crate) struct Subscribers(Mutex<HashMap<NodeName, Vec<Instance>>>);
 
 impl Subscribers {
-    /// Notes that a pod has asked for the node.
+    /// Records that a server has asked for the node.
     pub(crate) fn note(&self, node: &NodeName, server: Instance) {
         let mut nodes = self.lock();
         if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
-            // Half of them, whichever: who is not told finds the node by asking again.
+            // Any half of them will do: a server that is not notified finds the node by asking again.
             let mut keep = false;
             nodes.retain(|_, _| {
                 keep = !keep;
@@ -401,7 +407,7 @@ impl Subscribers {
         servers.push(server);
     }
 
-    /// Those that have asked for the node.
+    /// Returns the servers that have asked for the node.
     pub(crate) fn of(&self, node: &NodeName) -> Vec<Instance> {
         self.lock().get(node).cloned().unwrap_or_default()
     }
@@ -411,9 +417,9 @@ impl Subscribers {
     }
 }
 
-/// Nodes of which it is remembered who has asked; some MiB.
+/// Maximum number of nodes with subscribers; some MiB.
 const MAX_NODES: usize = 50_000;
-/// Pods that are told of one node: what a node that moves costs must not grow with the number of pods.
+/// Maximum number of subscribers per node: the cost of a move must not grow with the number of servers.
 const MAX_SERVERS: usize = 8;
 
 #[cfg(test)]
@@ -469,7 +475,7 @@ mod tests {
         }
         assert!(known.lock().all.len() <= MAX_LOCATIONS + 1);
         known.forget(&node, &one);
-        assert!(known.of(&node).is_none(), "it is asked before it is tried again");
+        assert!(known.of(&node).is_none(), "the server is asked before the path is used again");
         assert!(known.last_server(&node).is_some_and(|at| at.is(&one)));
         known.insert(&node, one, None, true);
         assert!(known.of(&node).is_some() && known.lock().kept == 1);
@@ -490,14 +496,14 @@ mod tests {
         }
         assert_eq!(known.lock().kept, MAX_REPLICATED_PER_PEER + 100);
         assert!(known.lock().all.len() <= MAX_LOCATIONS + MAX_REPLICATED_PER_PEER + 100);
-        // It is no home of most of them any more.
+        // This server is no longer a replica of most of them.
         known.make_room(|node| node.as_str().starts_with("quiet"));
         assert_eq!((known.is_complete(), known.lock().kept), (true, 100));
         for n in 0..2 * MAX_REPLICATED_PER_PEER {
             known.insert(&name("loud", n), loud.clone(), None, true);
         }
         known.make_room(|node| node.as_str().starts_with("quiet"));
-        assert!(!known.is_complete(), "all are looked at once a minute only");
+        assert!(!known.is_complete(), "a sweep runs at most once a minute");
         tokio::time::advance(SWEEP_INTERVAL).await;
         known.make_room(|node| node.as_str().starts_with("quiet"));
         assert!(known.is_complete());
@@ -512,11 +518,11 @@ mod tests {
         assert!(known.lock().all.len() <= MAX_LOCATIONS);
         let newest: NodeName = format!("node{}", MAX_LOCATIONS + 9).parse().unwrap();
         known.forget(&newest, &two);
-        assert!(known.of(&newest).is_some(), "it is not the other pod that was wrong");
+        assert!(known.of(&newest).is_some(), "the other server's entry is not affected");
         assert_eq!(known.seen(&newest), None);
         known.forget(&newest, &one);
         assert!(known.of(&newest).is_none() && known.lost(&newest).is_none());
-        assert!(known.seen(&newest).is_some(), "it was there");
+        assert!(known.seen(&newest).is_some(), "the node was there");
     }
 }
 
@@ -537,7 +543,7 @@ mod announce_tests {
 
     use super::*;
 
-    /// What is said to a pod about nodes.
+    /// Returns the Found frames sent to a server.
     fn told(link: &LinkSender) -> Vec<Found> {
         let mut cx = Context::from_waker(Waker::noop());
         let mut all = Vec::new();
@@ -549,7 +555,7 @@ mod announce_tests {
         all
     }
 
-    /// A DNS that does not answer.
+    /// Returns a DNS client that gets no answers.
     fn nowhere() -> Dns {
         let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
         Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| true)))
@@ -575,18 +581,18 @@ mod announce_tests {
         finder.answer(&asker, node, 5);
         finder.answer(&older, node, 5);
         assert_eq!(told(&asker), [Found { at: Some(server(7)), ..Found::not_here(5) }]);
-        assert_eq!(told(&older), [Found::not_here(5)], "it knows of no homes");
+        assert_eq!(told(&older), [Found::not_here(5)], "it does not support location replicas");
         assert_eq!(finder.on_found(&second, node, here), Some(server(8)));
         settled().await;
         let moved = Found { at: Some(server(8)), instance: Some(server(77)), ..Found::not_here(0) };
         assert_eq!((told(&first), told(&asker)), (vec![moved.clone()], vec![moved.clone()]));
-        assert_eq!((told(&second), told(&older)), (vec![], vec![moved.clone()]), "an older pod drops it");
-        // As the other two hear it.
+        assert_eq!((told(&second), told(&older)), (vec![], vec![moved.clone()]), "an older server drops it");
+        // Like the other two servers that receive it.
         assert_eq!(finder.on_found(&second, node, moved.clone()), Some(server(8)));
         assert_eq!(
             finder.on_found(&second, node, Found { at: Some(own), ..moved }),
             None,
-            "this pod knows better"
+            "this server knows better"
         );
     }
 
@@ -604,7 +610,7 @@ mod announce_tests {
         peers.add_incoming(&other, false);
         settled().await;
         finder.answer(&asker, node, 5);
-        assert_eq!(told(&asker), [Found::not_here(5)], "it was never anywhere");
+        assert_eq!(told(&asker), [Found::not_here(5)], "it was never linked anywhere");
         let edge = link(7, Remote::Edge(node.clone()));
         registry.insert(
             LinkedNode {
@@ -619,7 +625,7 @@ mod announce_tests {
         tokio::time::advance(Duration::from_secs(2)).await;
         finder.answer(&asker, node, 6);
         assert_eq!(told(&asker), [Found { silence: Duration::from_secs(2), ..Found::not_here(6) }]);
-        // It is at a pod, as that one says, which is gone then.
+        // A peer reports that it has the node, and then disconnects.
         let gone: &NodeName = &"node2".parse().unwrap();
         finder.on_found(&other, gone, Found { here: true, ..Found::not_here(0) });
         finder.answer(&asker, gone, 7);
@@ -650,23 +656,23 @@ mod announce_tests {
         says(first, here.clone());
         assert_eq!(claims(), ips);
         says(second, Found { at: Some(server(7)), instance: edge, ..Found::not_here(0) });
-        assert_eq!(claims(), ips, "a home says where the node is, and nothing of its addresses");
+        assert_eq!(claims(), ips, "a replica reports the location without addresses");
         says(second, Found::not_here(0));
-        assert!(finder.knows(node), "only the pod that has it says that it is gone");
+        assert!(finder.knows(node), "only the server that has it can report it as disconnected");
         says(first, Found::not_here(0));
-        assert!(!finder.knows(node) && claims().is_empty(), "it is gone");
+        assert!(!finder.knows(node) && claims().is_empty(), "it has disconnected");
         says(first, here.clone());
         says(second, Found { at: Some(server(7)), instance: Some(server(78)), ..Found::not_here(0) });
-        assert!(claims().is_empty(), "it is another process, of which nothing is known");
+        assert!(claims().is_empty(), "nothing is known of the other process");
         says(second, here.clone());
         assert_eq!(claims(), ips);
         second.close();
-        assert!(claims().is_empty(), "nobody knows whether it is still there");
+        assert!(claims().is_empty(), "its location is unknown without a link to its server");
         tokio::time::advance(Duration::from_millis(1)).await;
         let again = link(8);
         peers.add_incoming(&again, false);
         settled().await;
-        assert!(!finder.knows(node) && claims().is_empty(), "it has not been said by the new link");
+        assert!(!finder.knows(node) && claims().is_empty(), "the new link has not announced it");
         says(&again, here);
         assert_eq!(claims(), ips);
     }

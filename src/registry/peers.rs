@@ -1,8 +1,8 @@
-//! The other pods of this cloud: where they are, links to them, and their answers about nodes.
+//! The peers of this server: where they are, links to them, and their answers about nodes.
 //!
-//! Locks: one for the list of pods, one for the questions under way, and small ones inside each sibling. No two are
-//! held at once. So each operation copies the list (`servers`) and looks at the copy without the lock; a pod that is added
-//! or removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
+//! Locks: one for the list of servers, one for the pending questions, and small ones inside each peer. No two are held
+//! at once. Each operation therefore copies the list (`servers`) and reads the copy without the lock. A server that is
+//! added or removed meanwhile is noticed by the next check, or by the announcement that every new link makes.
 
 pub mod peer;
 pub mod rendezvous;
@@ -31,25 +31,25 @@ use tunnel_net::resolver::Lookup;
 use tunnel_proto::frame::{Found, Load};
 use tunnel_proto::state::LinkId;
 
-/// Links to the other pods, made when needed, and those that they have made to us.
+/// The links to peers: made from here when needed, or by peers.
 #[derive(Debug)]
 pub struct Peers {
     dial_context: DialContext,
     servers: Mutex<PeerList>,
-    /// The questions under way, by number and link: an answer counts only from the link over which it was asked for.
+    /// The pending questions by number and link: an answer is only accepted from the link over which it was requested.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
     next_question: AtomicU64,
-    /// What other pods have said of their nodes, and when.
+    /// The loads that peers have reported, and when.
     loads: Mutex<HashMap<Instance, (Load, Instant)>>,
-    /// The pods among which each node has its homes.
+    /// The servers that may be location replicas.
     membership: Mutex<Membership>,
 }
 
 #[derive(Debug, Default)]
 struct PeerList {
-    /// Pods whose address is known.
+    /// Peers with a known address.
     known: BTreeMap<SocketAddr, Arc<Peer>>,
-    /// Links that other pods have made.
+    /// Links that peers have made.
     incoming: Vec<IncomingPeer>,
 }
 
@@ -60,8 +60,8 @@ struct IncomingPeer {
 }
 
 impl Peers {
-    /// Follows `addresses` (this pod's own may be among them) until draining begins. `own` is this process. For each
-    /// link to a pod that ends, on whichever side it was made, the caller calls [`Self::left`].
+    /// Returns the peers at `addresses`, which may include this server, and watches these until draining begins. `own`
+    /// is this process. The caller calls [`Self::remove`] for each link to a peer that ends, whichever side made it.
     pub fn new(
         addresses: watch::Receiver<Vec<SocketAddr>>,
         registry: Arc<Registry>,
@@ -87,14 +87,15 @@ impl Peers {
         });
         let first = addresses.borrow().clone();
         peers.list(&first);
-        peers.dial_context.drain.spawn(info_span!("siblings"), peers.clone().follow(addresses));
-        peers.dial_context.drain.spawn(info_span!("homes"), peers.clone().follow_members());
+        peers.dial_context.drain.spawn(info_span!("peers"), peers.clone().follow(addresses));
+        peers.dial_context.drain.spawn(info_span!("replicas"), peers.clone().follow_members());
         peers
     }
 
-    /// Takes in a link that another pod has made. One that is to stand `beside` its older ones leaves them alone: they
-    /// are returned, as they have fallen silent for that pod, so that sessions had better go on over the new one. Otherwise
-    /// those that do not answer a ping are closed.
+    /// Adds a link that a peer has made.
+    ///
+    /// With `beside`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so sessions
+    /// should continue on the new link. Otherwise earlier links that do not answer a ping are closed.
     pub fn add_incoming(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
         let incoming = IncomingPeer { sender: sender.clone(), news: Arc::default() };
         let before = {
@@ -109,15 +110,15 @@ impl Peers {
         self.dial_context.send_greeting(sender, &incoming.news);
         self.dial_context.members_changed.notify_one();
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
-            // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
-            self.dial_context.drain.spawn(info_span!("old"), async move {
+            // A peer may reach this server by two addresses, or may have lost the older link: a ping tells which.
+            self.dial_context.drain.spawn(info_span!("link_retire"), async move {
                 if newer >= MAX_LINKS_PER_PEER || !beside && !old.ping_within(PONG_TIMEOUT).await {
                     old.close();
                 }
             });
         }
         let (registry, own) = (self.dial_context.registry.clone(), self.dial_context.own);
-        self.dial_context.drain.spawn(info_span!("news"), async move {
+        self.dial_context.drain.spawn(info_span!("announcements"), async move {
             while !incoming.sender.is_closed() {
                 tokio::select! {
                     () = incoming.sender.closed() => {}
@@ -128,14 +129,14 @@ impl Peers {
         if beside { before } else { Vec::new() }
     }
 
-    /// A link to another pod has ended, on whichever side it was made.
+    /// Removes a link to a peer that has ended, whichever side made it.
     pub fn remove(&self, sender: &LinkSender) {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
         sender.instance.into_iter().for_each(|server| self.note_lost(server));
         self.dial_context.members_changed.notify_one();
     }
 
-    /// All other pods that can be asked for a node, each once.
+    /// Returns all peers that can be asked for a node, each once.
     pub fn all(&self) -> Vec<PeerHandle> {
         let (mut known, incoming) = self.servers();
         known.retain(|peer| !peer.is_self() && (peer.listed.load(Relaxed) || peer.up().is_some()));
@@ -150,7 +151,7 @@ impl Peers {
             .collect()
     }
 
-    /// The pod at the other end of a link; notes that the link has just been used.
+    /// Returns the peer at the remote end of a link, and marks the link as used.
     pub fn peer_of(&self, sender: &Arc<LinkSender>) -> PeerHandle {
         let known = self.lock().known.values().find(|peer| peer.has_link(sender.id)).cloned();
         PeerHandle(known.map_or_else(
@@ -162,7 +163,7 @@ impl Peers {
         ))
     }
 
-    /// Links to other pods that are up at this moment.
+    /// Returns the links to peers that are up now.
     pub fn links(&self) -> Vec<Arc<LinkSender>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
             let servers = self.lock();
@@ -174,14 +175,14 @@ impl Peers {
         known.iter().filter_map(|peer| peer.up()).chain(incoming).collect()
     }
 
-    /// Asks one pod whether a node is linked to it. Takes at most 2 s. Cancel safe.
+    /// Asks a peer whether a node is linked to it. Takes at most 2 s. Cancel safe.
     pub async fn ask(&self, server: &PeerHandle, node: &NodeName) -> Result<FindAnswer, PeerError> {
         let sender = server.link().await?;
         let silent = || PeerError::Silent(server.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
-        // Entered before it is sent, as the answer may come on another thread before `find` returns. The guard below
-        // takes it out again, whether it was answered, timed out or cancelled.
+        // Inserted before sending, because the answer may arrive on another thread before `find` returns. The guard
+        // below removes it, whether it was answered, timed out or cancelled.
         self.questions().insert((question, sender.id), answer);
         let _asked = PendingQuery { peers: self, key: (question, sender.id) };
         if !sender.find(node, question) {
@@ -202,19 +203,20 @@ impl Peers {
         })
     }
 
-    /// Takes a Found that answers a Find. Returns one that is an announcement.
+    /// Delivers a Found that answers a Find. Returns a Found that is an announcement.
     pub fn on_found(&self, from: &LinkSender, found: Found) -> Option<Found> {
         if found.question == UNSOLICITED {
             return Some(found);
         }
         if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
-            // This fails only if the waiter has just gone.
+            // This fails only if the waiter has just left.
             let _ = asked.send(found);
         }
         None
     }
 
-    /// A copy of the list, to be looked at without the lock. Of the links that one pod has made it has only the newest.
+    /// Returns a copy of the list, to be read without the lock. It has only the newest of the links that one peer has
+    /// made.
     fn servers(&self) -> (Vec<Arc<Peer>>, Vec<IncomingPeer>) {
         let servers = self.lock();
         let mut seen = HashSet::new();
@@ -237,7 +239,7 @@ impl Peers {
     }
 }
 
-/// Removes a question when its waiter goes.
+/// A guard that removes a question when its waiter leaves.
 struct PendingQuery<'a> {
     peers: &'a Peers,
     key: (u64, LinkId),
@@ -249,18 +251,18 @@ impl Drop for PendingQuery<'_> {
     }
 }
 
-/// Links that one pod may have made and keep side by side; beyond it the oldest is closed.
+/// Maximum number of links that one peer may have made at the same time; beyond it the oldest is closed.
 const MAX_LINKS_PER_PEER: usize = 4;
-/// How long an old link has to answer a ping when its pod has made another.
+/// Time for an old link to answer a ping when its peer has made another.
 const PONG_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a pod may take to answer whether it has a node.
+/// Time for a peer to answer whether it has a node.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-// Which other pods there are: those that are listed, and those that DNS names.
+// The set of peers: those in the configured list, and those that DNS returned.
 
 impl Peers {
-    /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
-    /// ourselves.
+    /// Returns the peers at an address from DNS: listed peers with that address, otherwise the one at `port`. Returns
+    /// none if that is this server.
     pub fn at(&self, ip: IpAddr, port: u16) -> Vec<PeerHandle> {
         let (mut found, over) = split(self.known());
         found.retain(|peer| peer.at.ip() == ip);
@@ -272,17 +274,17 @@ impl Peers {
         found.into_iter().map(|peer| PeerHandle(HandleKind::Known(peer))).collect()
     }
 
-    /// The addresses of those of which one is known.
+    /// Returns the addresses of all known peers.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let known = self.known().into_iter();
         known.filter(|peer| !peer.is_self()).map(|peer| peer.at.ip()).collect()
     }
 
-    /// Which of those that are listed cannot be linked to, and why.
+    /// Checks which listed peers cannot be linked to.
     ///
     /// # Errors
     ///
-    /// Some: a sentence of all.
+    /// At least one peer cannot be linked to; the text contains the reason for each.
     pub fn check(&self) -> Result<(), String> {
         let mut all = self.known();
         all.retain(|peer| peer.listed.load(Relaxed));
@@ -291,7 +293,7 @@ impl Peers {
         if troubles.is_empty() { Ok(()) } else { Err(troubles.join("; ")) }
     }
 
-    /// Changes when [`Self::check`] may have another result.
+    /// Returns a channel that changes when [`Self::check`] may have another result.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.dial_context.changed.subscribe()
     }
@@ -308,7 +310,7 @@ impl Peers {
         }
     }
 
-    /// From now on these are listed. One that is not any more stays one of the pods as long as its link lives.
+    /// Replaces the list. A peer that is no longer listed stays known while its link lives.
     pub(crate) fn list(&self, list: &[SocketAddr]) {
         let (known, mut over) = split(self.known());
         for peer in known {
@@ -335,7 +337,8 @@ impl Peers {
         }
     }
 
-    /// The one at that address. None if there are too many for one that is not listed.
+    /// Returns the peer at that address, and adds it if necessary. Returns `None` if there are too many peers and this
+    /// one is not listed.
     fn add(&self, at: SocketAddr, listed: bool) -> Option<Arc<Peer>> {
         let new = Peer::new(at, listed);
         {
@@ -349,40 +352,40 @@ impl Peers {
             servers.known.insert(at, new.clone());
         }
         let keeping = new.clone().run(self.dial_context.clone());
-        self.dial_context.drain.spawn(info_span!("sibling", %at), keeping);
+        self.dial_context.drain.spawn(info_span!("peer", server_addr = %at), keeping);
         Some(new)
     }
 
-    /// Those whose address is known, to look at each without the lock.
+    /// Returns the peers with a known address, to be read without the lock.
     pub(crate) fn known(&self) -> Vec<Arc<Peer>> {
         self.lock().known.values().cloned().collect()
     }
 }
 
-/// Those that are pods, and those of which nobody takes care any more.
+/// Separates the active peers from those whose task has ended.
 fn split(known: Vec<Arc<Peer>>) -> (Vec<Arc<Peer>>, Vec<Arc<Peer>>) {
     known.into_iter().partition(|peer| !peer.is_over())
 }
 
-/// Pods whose address is known; beyond it DNS names strangers.
+/// Maximum number of peers with a known address; more than this is no real set of peers.
 pub(crate) const MAX_KNOWN: usize = 1000;
 
-// Where the other pods are: a fixed list, the addresses of a name, looked up again and again, and those that a cluster
-// lists.
+// The addresses of peers: a fixed list, the addresses of a name that is resolved regularly, and those from Kubernetes.
 
-/// How pods are named; all ways together.
+/// The sources of peer addresses, which are all combined.
 #[derive(Debug, Clone, Default)]
 pub struct PeerAddressSource {
-    /// Once and for all.
+    /// Fixed addresses.
     pub list: Vec<SocketAddr>,
-    /// By a name whose addresses they are, and their port.
+    /// A name that resolves to the addresses, and the port.
     pub service: Option<(String, u16)>,
-    /// The ready pods of the cluster, which Kubernetes keeps up to date.
+    /// The ready pods of the cluster, kept up to date by Kubernetes.
     pub cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
 impl PeerAddressSource {
-    /// All of them, followed until draining begins. A name that DNS does not answer for keeps its addresses.
+    /// Watches all sources until draining begins and returns the combined addresses. If DNS fails, the name keeps its
+    /// addresses.
     pub fn follow(self, resolver: Arc<dyn Lookup>, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
         let (sender, receiver) = watch::channel(self.all(&[]));
         if self.service.is_some() || self.cluster.is_some() {
@@ -391,7 +394,7 @@ impl PeerAddressSource {
         receiver
     }
 
-    /// All of them, each once, with the addresses that the name has now.
+    /// Returns all addresses, each once, with `found` as the current addresses of the name.
     fn all(&self, found: &[IpAddr]) -> Vec<SocketAddr> {
         let mut all = self.list.clone();
         if let Some((_, port)) = self.service {
@@ -411,7 +414,7 @@ impl PeerAddressSource {
             if cluster.changed().await.is_ok() {
                 return;
             }
-            // The watcher is gone: its last list stays.
+            // The watcher has ended: its last list stays.
             let last = cluster.borrow().clone();
             self.list.extend(last);
             self.cluster = None;
@@ -439,7 +442,11 @@ async fn look(
                     Err(cause) => {
                         let cause = cause.to_string();
                         if warned.as_ref() != Some(&cause) {
-                            warn!(%cause, "mode.cloud.registry.siblings_service: what was known stays in use");
+                            warn!(
+                                key = "mode.cloud.registry.siblings_service",
+                                error = %cause,
+                                "cannot resolve peers, keeping known addresses"
+                            );
                             warned = Some(cause);
                         }
                     }
@@ -455,12 +462,13 @@ async fn look(
     }
 }
 
-/// Between two look-ups: a new pod is found within this time, and announces its nodes by itself until then.
+/// Interval between two lookups. A new peer is found within this time, and until then links here itself to announce its
+/// nodes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-// Another pod, as a search sees it.
+// A peer as seen by a search.
 
-/// One other pod that can be asked: by its address, or over the link that it has made.
+/// A peer that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
 pub struct PeerHandle(pub(crate) HandleKind);
 
@@ -470,38 +478,38 @@ pub(crate) enum HandleKind {
     Incoming(Arc<LinkSender>),
 }
 
-/// A pod has a node.
+/// The answer of a server that has the node.
 #[derive(Debug, Clone)]
 pub struct NodeLocationAnswer {
-    /// Which pod.
+    /// The server.
     pub server: PeerHandle,
     /// The link to it.
     pub sender: Arc<LinkSender>,
-    /// The process that is a session's other end: the node's, or that pod's own if the node's link is plain.
+    /// The process at the remote end of a session: the node's, or the server's own if the node's link is plain.
     pub instance: Option<Instance>,
-    /// How long ago the pod last read something from the node.
+    /// Time since the server last received something from the node.
     pub silence: Duration,
-    /// The addresses that its edge says it has.
+    /// The addresses that the edge claims for the node.
     pub ips: Arc<[IpAddr]>,
 }
 
-/// What a pod has answered.
+/// The answer of a peer.
 #[derive(Debug, Clone)]
 pub struct FindAnswer {
-    /// Which process it is.
+    /// The process of the peer.
     pub server: Option<Instance>,
-    /// Where the node is, if it has it.
+    /// The location of the node if the peer has it.
     pub yes: Option<NodeLocationAnswer>,
-    /// How long ago it had the node, or knew of a pod that had it, if it did.
+    /// Time since the peer had the node, or knew a server that had it; `None` if never.
     pub seen: Option<Duration>,
-    /// The process of the pod at which the node is instead, as far as this one knows.
+    /// The process of the server that has the node instead, if the peer knows it.
     pub at: Option<Instance>,
-    /// Whether it is a home of the node that would know if any pod had it.
+    /// Whether the answer is authoritative: the peer is a location replica and would know if any server had the node.
     pub authoritative: bool,
 }
 
 impl PeerHandle {
-    /// A link to it, made if need be. Waits at most 1 s.
+    /// Returns a link to the peer, and makes one if necessary. Waits at most 1 s.
     pub async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
         match &self.0 {
             HandleKind::Known(peer) => peer.link().await,
@@ -510,7 +518,7 @@ impl PeerHandle {
         }
     }
 
-    /// The link to it, if there is one.
+    /// Returns the current link to the peer, if any.
     pub fn up(&self) -> Option<Arc<LinkSender>> {
         match &self.0 {
             HandleKind::Known(peer) => peer.up(),
@@ -518,7 +526,7 @@ impl PeerHandle {
         }
     }
 
-    /// The process that it is, if that is known.
+    /// Returns the process of the peer, if known.
     pub fn process(&self) -> Option<Instance> {
         match &self.0 {
             HandleKind::Known(peer) => peer.process().map(|member| member.server),
@@ -526,7 +534,7 @@ impl PeerHandle {
         }
     }
 
-    /// Why the last try to link to it failed; none once one succeeds.
+    /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub fn last_error(&self) -> Option<PeerError> {
         match &self.0 {
             HandleKind::Known(peer) => peer.last_error(),
@@ -534,12 +542,12 @@ impl PeerHandle {
         }
     }
 
-    /// Whether it can never be asked again: it was known by its own link only, and that has ended.
+    /// Returns true if the peer can never be asked again: it was only known by its own link, and that has ended.
     pub fn is_gone(&self) -> bool {
         matches!(&self.0, HandleKind::Incoming(sender) if sender.is_closed())
     }
 
-    /// Whether both are the same.
+    /// Returns true if both are the same peer.
     pub fn is(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (HandleKind::Known(one), HandleKind::Known(two)) => Arc::ptr_eq(one, two),
@@ -561,17 +569,17 @@ impl fmt::Display for PeerHandle {
     }
 }
 
-// Looking for one certain pod: by its process, or for a sign of life.
+// Finding one specific peer: by its process, or to check that it is alive.
 
 impl Peers {
-    /// A link to the pod that is this process, made if need be. Takes 1 s at most. Cancel safe.
+    /// Returns a link to the peer with this process, and makes one if necessary. Takes 1 s at most. Cancel safe.
     ///
     /// # Errors
     ///
-    /// None of those that could be asked is it. Returns those that could not.
+    /// No reachable peer is that process. Returns the errors of the unreachable ones.
     pub async fn process(&self, instance: Instance) -> Result<Arc<LinkSender>, Vec<PeerError>> {
         let is = |link: &Arc<LinkSender>| link.instance == Some(instance) && !link.is_closed();
-        // Of two links to one pod, one may be dead and not known to be.
+        // If there are two links to one peer, one may be dead without being known to be.
         if let Some(link) = self.links().into_iter().filter(is).min_by_key(|link| link.idle_for()) {
             return Ok(link);
         }
@@ -588,8 +596,9 @@ impl Peers {
         Err(trouble)
     }
 
-    /// Whether the pod at an address, its gRPC port being `port`, answers over a link, made if need be. An accepted
-    /// connection proves nothing: it may be a proxy's on the way. Takes 2 s at most. Cancel safe.
+    /// Returns true if the server at an address, with gRPC port `port`, answers over a link, which is made if
+    /// necessary. An accepted connection proves nothing, because it may come from a proxy. Takes 2 s at most. Cancel
+    /// safe.
     pub async fn answers(&self, ip: IpAddr, port: u16) -> bool {
         for server in self.at(ip, port) {
             if let Ok(link) = server.link().await
@@ -602,20 +611,20 @@ impl Peers {
     }
 }
 
-// How many nodes each pod has, as they tell each other.
+// The number of nodes of each server, as reported between servers.
 
-/// Another pod, and how many nodes it has.
+/// A peer and its number of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerLoad {
-    /// Its gRPC port, as this pod dials it; none if only it dials this one.
+    /// The peer's gRPC address, as dialled from here; `None` if only the peer dials.
     pub at: Option<SocketAddr>,
-    /// Nodes that are linked to it.
+    /// Number of nodes that are linked to the peer.
     pub nodes: u64,
 }
 
 impl Peers {
-    /// Tells every other pod how many nodes this one has; to be called every [`ANNOUNCE_INTERVAL`]. `hold`: links to all pods
-    /// that are listed are made for that, and kept.
+    /// Reports this server's load to every peer; to be called every [`ANNOUNCE_INTERVAL`]. With `hold`, links to all
+    /// listed peers are made for that and kept.
     pub fn broadcast_load(&self, load: Load, hold: bool) {
         if load.stopping {
             self.set_stopping(self.dial_context.own);
@@ -644,7 +653,7 @@ impl Peers {
         }
     }
 
-    /// Takes what another pod tells.
+    /// Records the load that a peer reports.
     pub fn on_load(&self, from: &LinkSender, load: Load) {
         let Some(server) = from.instance else { return };
         if load.stopping {
@@ -658,7 +667,8 @@ impl Peers {
         }
     }
 
-    /// Every other pod with its nodes. `None`: one of them has said nothing for a while, is not linked, or is stopping.
+    /// Returns the load of every peer. Returns `None` if one of them has not reported recently, is not linked or is
+    /// stopping.
     pub fn loads(&self) -> Option<Vec<PeerLoad>> {
         let (known, incoming) = self.servers();
         let mut servers = Vec::new();
@@ -685,9 +695,9 @@ impl Peers {
     }
 }
 
-/// Between two times that a pod tells the others.
+/// Interval between two load reports to peers.
 pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
-/// What a pod has said counts for so long.
+/// How long a reported load is valid.
 const FRESH: Duration = Duration::from_secs(16);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which of two links of one node stays: a newer one, one at another pod, a namesake's, or an interactive one beside it.
+//! Which of two links of one node stays: the newer one, one at a peer, one of another process, or an interactive one.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -15,13 +15,13 @@ use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Conflict, Found};
 
-/// Names with a recent conflict; at most [`MOST`] of them.
+/// The names with a recent conflict; at most [`MAX_TRACKED_NAMES`].
 #[derive(Debug, Default)]
 pub(crate) struct Conflicts(Mutex<HashMap<NodeName, NameConflict>>);
 
 #[derive(Debug)]
 struct NameConflict {
-    /// The process at another pod that was refused the name last.
+    /// The process at a peer that was last refused the name.
     kept_from: Option<Instance>,
     logged: Instant,
     /// Conflicts since then that were not logged.
@@ -29,19 +29,21 @@ struct NameConflict {
 }
 
 impl Registry {
-    /// A node that is linked here is alive and keeps its name; another process of that name came at `place`. Logs that,
-    /// and sends the node a Conflict. Returns the sentence for the other process.
+    /// Keeps the name for a node that is linked here and alive, and rejects another process that tried to link at
+    /// `place`.
+    ///
+    /// Logs the conflict and sends the node a Conflict. Returns the error for the other process.
     pub(crate) fn reject_newcomer(&self, node: &NodeName, linked: &LinkedNode, place: &str) -> NameInUse {
         let why = format!(
-            "another process came as node {node}, {place}, and is kept out while this one is alive: two machines with \
-             one name? Give each its own"
+            "another process tried to link as node {node} {place} and was rejected while this one is alive; give each \
+             machine its own name"
         );
         self.log_conflict(node, &why);
         linked.sender.conflict(node, linked.instance, why);
         NameInUse { node: node.clone(), from: linked.from }
     }
 
-    /// A node that is linked here loses its name to another process: its link is closed with that reason.
+    /// Closes the link of a node that is linked here and loses its name to another process, with that reason.
     pub(crate) fn close_loser(&self, node: &NodeName, linked: &LinkedNode, why: String) {
         self.log_conflict(node, &why);
         linked.sender.close_name_taken(why);
@@ -50,14 +52,14 @@ impl Registry {
     fn log_conflict(&self, node: &NodeName, why: &str) {
         self.metrics.name_conflicts.inc();
         if let Some(more) = self.conflicts.may_log(node) {
-            tracing::warn!(%node, left_out = more, "{why}");
+            tracing::warn!(%node, suppressed = more, reason = %why, "node name conflict");
         }
     }
 }
 
 impl Conflicts {
-    /// Counts one more conflict over that name. Some: it is to be logged now, with how many were left out before it.
-    /// None: it is left out, so that two machines that take turns do not fill the log.
+    /// Counts a conflict over that name. Returns the number of suppressed conflicts if this one should be logged.
+    /// Returns `None` if it should not, so that two machines in turn do not flood the log.
     pub(crate) fn may_log(&self, node: &NodeName) -> Option<u64> {
         let mut all = self.lock();
         let now = Instant::now();
@@ -79,14 +81,14 @@ impl Conflicts {
         Some(0)
     }
 
-    /// Notes that a process at another pod was refused the name.
+    /// Records that a process at a peer was refused the name.
     pub(crate) fn kept(&self, node: &NodeName, from: Option<Instance>) {
         if let Some(known) = self.lock().get_mut(node) {
             known.kept_from = from;
         }
     }
 
-    /// Whether that process was the last to be refused the name.
+    /// Returns true if that process was the last to be refused the name.
     pub(crate) fn was_kept(&self, node: &NodeName, from: Instance) -> bool {
         self.lock().get(node).is_some_and(|known| known.kept_from == Some(from))
     }
@@ -96,43 +98,45 @@ impl Conflicts {
     }
 }
 
-/// Names that are remembered at once.
+/// Maximum number of tracked names.
 const MAX_TRACKED_NAMES: usize = 1000;
-/// Between two lines about one name.
+/// Minimum time between two log lines about one name.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-// A node is linked here and, as another pod announces, there too: which of the two links stays.
+// A node is linked here and, as a peer announces, there as well: which of the two links stays.
 
-/// Returns true if a link of the node, which was `found` elsewhere, answers. Closes it otherwise.
+/// Pings a link of a node that was `found` elsewhere. Returns true if it answers, and closes it otherwise.
 async fn closes_unless_it_answers(link: &LinkSender, node: &NodeName, found: &Found) -> bool {
     let same = found.instance == link.instance;
     let patience = if same { patience_with(link) } else { registry::PONG_TIMEOUT };
     let answers = link.ping_within(patience).await;
     if !answers {
-        tracing::info!(link = %link.id, %node, "the node is linked to another pod, and its link here does not answer: it is closed");
+        tracing::info!(link = %link.id, %node, "unresponsive link closed, node is linked to a peer");
         link.close();
     }
     answers
 }
 
-/// How long the link here may take to answer when its own process has linked elsewhere.
+/// Returns the ping timeout of a link here when its own process has linked elsewhere.
 fn patience_with(link: &LinkSender) -> Duration {
     let line = link.line_round_trip().filter(|_| link.idle_for() >= SUSPECT_AFTER_IDLE);
     line.map_or(CONTEST_PONG_TIMEOUT, |line| CONTEST_PONG_TIMEOUT.min(MIN_PING_WAIT + 2 * line))
 }
 
-/// A link that is alive, and on which sessions have run lately, is hardly ever silent for so long: its edge asks every
-/// second.
+/// A live link with recent sessions is hardly ever idle for this long, because its edge pings every second.
 const SUSPECT_AFTER_IDLE: Duration = Duration::from_millis(1400);
-/// How long its answer may take beside the line's round trips.
+/// Ping timeout in addition to twice the line's RTT.
 const MIN_PING_WAIT: Duration = Duration::from_millis(250);
 
 impl Finder {
-    /// The node is at another pod, the process `at`, as that one or a home of the node has said. Pings each link that the
-    /// node has here, the interactive one too, and closes those that do not answer within 1 s, or 2 s if the two processes
-    /// differ. A link of the same process has less time, if nothing has come from it for so long that it may have linked
-    /// there because it hears nothing from here. If the process here answers and its link is the older one, it keeps the
-    /// name, and the other pod gets a Conflict.
+    /// Resolves where a node stays after the server with process `at`, or a location replica, has announced it there.
+    ///
+    /// Pings each link of the node here, including the interactive one. Closes those that do not answer within 1 s, or
+    /// 2 s if the two processes differ. A link of the same process gets less time if nothing was received on it for
+    /// `SUSPECT_AFTER_IDLE`. Its edge may have linked elsewhere because it receives nothing from here.
+    ///
+    /// If the process here answers and its link is the older one, it keeps the name, and the other server gets a
+    /// Conflict.
     pub async fn resolve_conflict(&self, at: Instance, node: &NodeName, found: Found) {
         let beside = self.registry.beside(node);
         let asked = beside.iter().map(|link| closes_unless_it_answers(link, node, &found));
@@ -146,25 +150,25 @@ impl Finder {
             return;
         }
         let same = found.instance == linked.instance;
-        // A pod of version 1 sends no age and does not understand a conflict: then both links stay.
+        // A server of version 1 sends no age and does not understand a Conflict, so both links stay.
         let older = found.age.is_none_or(|age| age < linked.sender.age());
         if !closes_unless_it_answers(&linked.sender, node, found).await || same || !older {
             return;
         }
         let Some(others) = &self.others else { return };
         let Ok(other) = others.peers.process(at).await else { return };
-        let place = format!("at pod {}", others.peers.peer_of(&other));
+        let place = format!("at peer {}", others.peers.peer_of(&other));
         let taken = self.registry.reject_newcomer(node, &linked, &place);
         self.registry.conflicts.kept(node, found.instance);
         other.conflict(node, linked.instance, taken);
     }
 
-    /// Another pod has sent a Conflict: a process there keeps the node's name, because it is alive and its link is
+    /// Handles a Conflict from a peer: a process there keeps the node's name, because it is alive and its link is
     /// older.
     ///
-    /// Both pods may send this to each other at the same time: if the links' ages differ by less than a frame takes
-    /// from pod to pod, each finds its own link the older one. Then the process with the larger number gives way, at
-    /// both.
+    /// Both servers may send this at the same time. If the ages of the links differ by less than a frame's time between
+    /// the servers, each finds its own link the older one. Then both servers decide that the process with the larger
+    /// number loses the name.
     pub fn on_conflict(&self, node: &NodeName, conflict: Conflict) {
         let Some(linked) = self.registry.link_of(node) else { return };
         let Some(keeper) = conflict.instance.filter(|_| conflict.instance != linked.instance) else { return };
@@ -176,10 +180,10 @@ impl Finder {
     }
 }
 
-// Links for interactive sessions, which stand beside their node's current link.
+// Links for interactive sessions, which are kept in addition to their node's primary link.
 
 impl NodeLinks {
-    /// The link beside which an interactive one of that process may stand.
+    /// Returns the primary link to which that process may add an interactive one.
     fn primary_for_interactive(
         &self,
         node: &NodeName,
@@ -190,7 +194,7 @@ impl NodeLinks {
         may.then(|| current.sender.clone())
     }
 
-    /// Takes out the link that only carries sessions, and by which nobody finds the node, if that is `sender`.
+    /// Removes `sender` if it is the node's retiring or interactive link, by which the node is not found.
     pub(crate) fn remove_secondary(&mut self, node: &NodeName, sender: &LinkSender) -> bool {
         [&mut self.leaving, &mut self.interactive].into_iter().any(|links| {
             let is = links.get(node).is_some_and(|linked| linked.sender.id == sender.id);
@@ -198,7 +202,7 @@ impl NodeLinks {
         })
     }
 
-    /// Takes out the interactive link of another process than the one that has linked now.
+    /// Removes the interactive link if it belongs to another process than the one that has linked now.
     pub(crate) fn take_foreign(&mut self, node: &NodeName, instance: Option<Instance>) -> Option<LinkedNode> {
         let foreign = self.interactive.get(node).is_some_and(|beside| beside.instance != instance);
         if foreign { self.interactive.remove(node) } else { None }
@@ -206,21 +210,21 @@ impl NodeLinks {
 }
 
 impl Registry {
-    /// Returns the node's links here, except the one by which it is found.
+    /// Returns the node's links here, except its primary link.
     pub(crate) fn beside(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
         let nodes = self.lock();
         let links = [&nodes.older, &nodes.leaving, &nodes.interactive];
         links.into_iter().filter_map(|links| links.get(node)).map(|linked| linked.sender.clone()).collect()
     }
 
-    /// Whether a link for interactive sessions of that process may stand beside its node's current one: it is linked here, and
-    /// has not made a second link because the first one is silent, of which one is about to go.
+    /// Returns true if that process may add an interactive link to its node's primary link. It must be linked here and
+    /// have no previous link, because then one of its two links is about to close.
     pub fn may_stand_beside(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         self.lock().primary_for_interactive(node, instance).is_some()
     }
 
-    /// Takes an interactive link to its node's current one, which is returned; one that it had before is closed. None, if
-    /// it may not stand there.
+    /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
+    /// any. Returns `None` if [`Self::may_stand_beside`] does not allow it.
     pub fn stand_beside(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let (busy, before) = {
@@ -234,11 +238,11 @@ impl Registry {
     }
 }
 
-// Edges that link elsewhere while this pod goes on.
+// Edges that link elsewhere while this server continues.
 
 impl NodeLinks {
-    /// Takes out the link by which a node is found, or the older one beside it; that becomes the node's current one
-    /// again. `None`: neither is that link.
+    /// Removes the node's primary or previous link. If the primary link is removed, the previous one takes its place.
+    /// Returns `None` if `sender` is neither.
     pub(crate) fn take(&mut self, node: &NodeName, sender: &LinkSender) -> Option<LinkedNode> {
         let is = |of: &HashMap<NodeName, LinkedNode>| {
             of.get(node).is_some_and(|known| known.sender.id == sender.id)
@@ -260,16 +264,19 @@ impl NodeLinks {
 }
 
 impl Registry {
-    /// How many nodes are found here, and how many of them were asked to link elsewhere and have not done it yet.
+    /// Returns the number of nodes found here, and how many of them were asked to link elsewhere and have not done so
+    /// yet.
     pub fn node_counts(&self) -> (usize, usize) {
         let nodes = self.lock();
         let asked = nodes.linked.values().filter(|linked| linked.sender.is_drained()).count();
         (nodes.linked.len(), asked)
     }
 
-    /// Asks up to `most` edges to link to another pod, rather to the one at the address that `to` gives. First those
-    /// with the fewest sessions, and of these the ones that were linked for longest; none that has come just now, that
-    /// was asked already, or that speaks plain. Returns how many were asked.
+    /// Asks up to `most` edges to link to another server, preferably the one at the address that `to` returns. Returns
+    /// how many were asked.
+    ///
+    /// Edges with the fewest sessions come first; among equals, the ones linked longest. Edges that have linked
+    /// recently, were already asked or use the plain dialect are skipped.
     pub fn drain_some(&self, most: usize, mut to: impl FnMut() -> Option<SocketAddr>) -> usize {
         let mut links: Vec<_> = {
             let nodes = self.lock();
@@ -280,8 +287,8 @@ impl Registry {
         links.iter().take(most).filter(|link| link.drain(to())).count()
     }
 
-    /// An edge says that it has another link: its node is not found by this one any more, which stays for the sessions
-    /// that run here until the edge ends it. Of two such links of a node the older one is closed.
+    /// Retires a link whose edge has announced another link. The node is no longer found by it, and it stays for its
+    /// sessions until the edge closes it. If the node has two such links, the older one is closed.
     pub fn retire_link(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
@@ -297,7 +304,7 @@ impl Registry {
     }
 }
 
-/// An edge that has come is left where it is for so long.
+/// Minimum age of a link before its edge is asked to move.
 const MIN_LINK_AGE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -314,7 +321,7 @@ mod tests {
         assert_eq!((told, conflicts.lock().len()), (MAX_TRACKED_NAMES - 1, MAX_TRACKED_NAMES));
         tokio::time::advance(LOG_INTERVAL).await;
         assert_eq!(conflicts.may_log(&node(0)), Some(2));
-        assert_eq!(conflicts.may_log(&node(2 * MAX_TRACKED_NAMES)), Some(0), "old ones give way");
+        assert_eq!(conflicts.may_log(&node(2 * MAX_TRACKED_NAMES)), Some(0), "old names are evicted");
     }
 }
 
@@ -338,7 +345,7 @@ mod interactive_tests {
         let registry = Registry::new(Metrics::server("", ""));
         let [busy, first, second] = [(1, 7), (2, 7), (3, 7)].map(|(number, of)| linked(number, of));
         let node = "node1".parse().unwrap();
-        assert!(registry.stand_beside(first.clone()).is_none(), "the node is not here");
+        assert!(registry.stand_beside(first.clone()).is_none(), "the node is not linked here");
         registry.insert(busy.clone(), false);
         assert!(registry.stand_beside(linked(9, 8)).is_none(), "another process");
         assert_eq!(registry.stand_beside(first.clone()).map(|busy| busy.id), Some(busy.sender.id));
@@ -351,12 +358,12 @@ mod interactive_tests {
         assert!(registry.may_stand_beside(&node, busy.instance));
         let beside_silent = linked(8, 7);
         registry.insert(beside_silent.clone(), true);
-        assert!(!registry.may_stand_beside(&node, busy.instance), "one of the two is about to go");
+        assert!(!registry.may_stand_beside(&node, busy.instance), "one of the two is about to close");
         registry.remove(&beside_silent.sender);
         registry.insert(again.clone(), false);
-        assert!(busy.sender.is_closed() && !second.sender.is_closed(), "its process may go on there");
+        assert!(busy.sender.is_closed() && !second.sender.is_closed(), "its process may continue there");
         registry.insert(linked(11, 12), false);
-        assert!(second.sender.is_closed(), "its process is gone");
+        assert!(second.sender.is_closed(), "its process has been replaced");
         registry.close_all();
         assert!(registry.lock().interactive.is_empty());
     }
@@ -378,7 +385,7 @@ mod moves_tests {
 
     use super::*;
 
-    /// A new link of the node with that number.
+    /// Inserts and returns a new link of the node with that number.
     fn linked(registry: &Registry, number: u64, dialect: Dialect) -> Arc<LinkSender> {
         static LINKS: AtomicU64 = AtomicU64::new(0);
         let peer = Remote::Edge(format!("node{number}").parse().unwrap());
@@ -414,9 +421,9 @@ mod moves_tests {
         assert_eq!(registry.node_counts(), (0, 0));
         let new = linked(&registry, 1, Dialect::NEWEST);
         registry.retire_link(&old);
-        assert!(registry.link_of(&node).is_some(), "it was not found by that link");
+        assert!(registry.link_of(&node).is_some(), "the node was not found by that link");
         registry.retire_link(&new);
-        assert!(old.is_closed() && !new.is_closed(), "of two the older one goes");
+        assert!(old.is_closed() && !new.is_closed(), "the older of two is closed");
         registry.remove(&new);
         assert_eq!(registry.lock().leaving.len(), 0);
     }

@@ -1,4 +1,4 @@
-//! One search for a node at other pods: its homes are asked first, then DNS, then all at once.
+//! One search for a node at peers: its location replicas are asked first, then DNS, then all peers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -23,25 +23,25 @@ use tunnel_net::resolver::{Lookup, LookupError};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::state::LinkId;
 
-/// What a search looks for.
+/// The node that a search looks for, with its restrictions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct NodeQuery {
     pub(crate) node: NodeName,
-    /// Only this process of it will do.
+    /// The only process of the node that is accepted, if any.
     instance: Option<Instance>,
     /// The link that must not be used.
     exclude_link: Option<LinkId>,
-    /// The process of the pod at that link's other end, which must not be used over any other link either.
+    /// The process of the server at that link's remote end, which must not be used over any other link either.
     not_server: Option<Instance>,
 }
 
-/// The searches under way. A request for the same node joins the search that runs, so that a thousand sessions of one
-/// node ask the other pods once.
+/// The searches in progress. A request for the same node joins the running search, so that a thousand sessions of one
+/// node ask the peers once.
 ///
-/// A search runs as long as somebody waits for it: the table holds weak handles, the waiters strong ones, and the last
-/// waiter to leave removes the entry. A newcomer may come between the drop of the last strong handle and that removal.
-/// It then finds a dead handle, begins a search of its own and puts that in its place; so the leaver looks again, under
-/// the lock, whether the entry is still the dead one.
+/// A search runs while it has waiters. The table holds weak handles, the waiters strong ones, and the last waiter to
+/// leave removes the entry. A new request may arrive between the drop of the last strong handle and that removal. It
+/// then finds a dead handle, starts its own search and replaces the handle. The leaving waiter therefore checks again,
+/// under the lock, that the entry is still dead.
 #[derive(Debug)]
 pub(crate) struct Searches {
     means: SearchContext,
@@ -65,17 +65,17 @@ impl NodeQuery {
         Self { node: node.clone(), instance, exclude_link: not.map(|not| not.id), not_server }
     }
 
-    /// Whether any process of the node will do, by any link.
+    /// Returns true if any process of the node is accepted, by any link.
     pub(crate) fn is_any(&self) -> bool {
         self.instance.is_none() && self.exclude_link.is_none()
     }
 
-    /// Whether it is the process that is looked for.
+    /// Returns true if `instance` is the requested process.
     pub(crate) fn is_of(&self, instance: Option<Instance>) -> bool {
         self.instance.is_none() || self.instance == instance
     }
 
-    /// Whether that link, which leads to that process of the node, may be used.
+    /// Returns true if that link, which leads to that process of the node, may be used.
     pub(crate) fn accepts(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
         let is_not = self.exclude_link == Some(sender.id)
             || sender.peer == Remote::Peer && self.not_server.is_some() && self.not_server == sender.instance;
@@ -95,7 +95,7 @@ impl Searches {
         Self { means: SearchContext { peers, known, dns: Arc::new(dns), port }, running: Mutex::default() }
     }
 
-    /// Searches, or joins the search that runs. Takes about 2 s at most. Cancel safe.
+    /// Starts a search or joins the running one. Takes about 2 s at most. Cancel safe.
     pub(crate) async fn join(&self, wanted: NodeQuery) -> SearchResult {
         let search = {
             let mut running = self.lock();
@@ -118,7 +118,7 @@ impl Searches {
     }
 }
 
-/// One waiter of a search. The last one to leave removes the search from the table.
+/// A waiter of a search. The last one to leave removes the search from the table.
 struct SearchWaiter<'a> {
     searches: &'a Searches,
     wanted: NodeQuery,
@@ -135,16 +135,16 @@ impl Drop for SearchWaiter<'_> {
     }
 }
 
-/// Asks the pods that are likeliest to know, then DNS, then all: each of them only once those before had their time, or
-/// have answered that they do not know.
+/// Asks the servers that are likeliest to know, then DNS, then all peers. Each stage starts once the one before has
+/// timed out or was answered negatively.
 async fn search(means: SearchContext, wanted: NodeQuery) -> SearchResult {
     let started = Instant::now();
     let (dns, node) = (means.dns.clone(), wanted.node.clone());
     let mut lookup = pin!(Fuse::terminated());
     let mut asking = PeerQueries::new(&means, &wanted);
     let mut best = None::<NodeLocationAnswer>;
-    // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped
-    // for want of use, or has just ended.
+    // The last known server is asked at once, because it is the likeliest to have the node. Usually the link to it was
+    // only closed for lack of use, or has just ended.
     let last = means.known.last_server(&wanted.node).and_then(|server| means.peers.current(server));
     asking.ask(last.into_iter().collect());
     asking.ask_replicas();
@@ -196,7 +196,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> SearchResult {
     Ok(yes)
 }
 
-/// Who has been asked so far.
+/// The stages of a search, by the parties asked so far.
 #[derive(Clone, Copy)]
 enum SearchStage {
     Homes,
@@ -204,39 +204,39 @@ enum SearchStage {
     All,
 }
 
-/// The pods at the addresses that DNS named.
+/// Returns the peers at the addresses that DNS returned.
 fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<PeerHandle> {
     let first = addresses.into_iter().take(MAX_NAMED);
     first.flat_map(|ip| means.peers.at(ip, means.port)).collect()
 }
 
-/// How long the homes of a node, and each pod that they refer to, have to answer before others are asked.
+/// Time for location replicas, and for each server that they refer to, to answer before others are asked.
 const HOMES_FIRST: Duration = Duration::from_millis(100);
-/// How long they have together, however often one refers to another.
+/// Maximum of that time in total, regardless of the number of referrals.
 const MAX_HOMES_FIRST: Duration = Duration::from_millis(300);
-/// A pod that has received something from the node within this time has the node for certain.
+/// A server that has received something from the node within this time certainly has the node.
 const FRESH_ENOUGH: Duration = Duration::from_secs(7);
-/// If no answer is as fresh, the search takes the freshest one after this time.
+/// If no answer is that fresh, the search takes the freshest one after this time.
 const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
-/// How long a whole search takes at most: DNS may take 1 s, and dialling a pod another.
+/// Maximum duration of a search: DNS may take 1 s, and dialling a server another.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many of the addresses that DNS names for one node are asked.
+/// Maximum number of addresses from DNS that are asked per node.
 const MAX_NAMED: usize = 8;
 
-// Whom one search has asked, and what they have said.
+// The peers that one search has asked, and their answers.
 
-/// The pods that were asked, and the answers that are still to come.
+/// The peers that were asked, and the pending answers.
 pub(crate) struct PeerQueries<'a> {
     means: &'a SearchContext,
     wanted: &'a NodeQuery,
     asked: Vec<PeerHandle>,
     pub(crate) answers: FuturesUnordered<BoxFuture<'static, Answered>>,
-    /// What those have said that do not have the node.
+    /// The combined answers of the peers that do not have the node.
     pub(crate) said: NodeNotFound,
-    /// The pods that have said so.
+    /// The peers that gave such an answer.
     without: Vec<Option<Instance>>,
-    /// The homes of the node that have not yet said with authority that no pod has it. `None`: even if all do, others
-    /// have to be asked.
+    /// The location replicas that have not yet given an authoritative answer that the node is connected nowhere. `None`
+    /// if others must be asked even when all replicas have.
     silent_homes: Option<Vec<Instance>>,
 }
 
@@ -248,7 +248,7 @@ impl<'a> PeerQueries<'a> {
         Self { means, wanted, asked, answers, said: NodeNotFound::default(), without, silent_homes: None }
     }
 
-    /// Asks those of these pods that were not asked yet and can be reached.
+    /// Asks those of these peers that can be reached and were not asked yet.
     pub(crate) fn ask(&mut self, servers: Vec<PeerHandle>) {
         for server in servers {
             if server.is_gone() || self.asked.iter().any(|asked| asked.is(&server)) {
@@ -260,16 +260,16 @@ impl<'a> PeerQueries<'a> {
         }
     }
 
-    /// Asks the homes of the node.
+    /// Asks the location replicas of the node.
     pub(crate) fn ask_replicas(&mut self) {
         let homes = self.means.peers.replicas_of(&self.wanted.node);
-        // Only pods whose members have been the same for long agree on who they are.
+        // Servers only agree on the replicas if the members have not changed for long enough.
         let agreed = self.means.peers.has_converged();
         self.silent_homes = agreed.then(|| homes.iter().filter_map(PeerHandle::process).collect());
         self.ask(homes);
     }
 
-    /// Asks all pods, unless the homes of the node speak for them.
+    /// Asks all peers, unless the authoritative answers of all location replicas already cover them.
     pub(crate) fn ask_all(&mut self) {
         match &self.silent_homes {
             Some(silent) if silent.is_empty() => {
@@ -279,7 +279,7 @@ impl<'a> PeerQueries<'a> {
         }
     }
 
-    /// Asks the pod that another refers to, if it was not asked yet. Returns whether it is.
+    /// Asks the server that an answer refers to, unless it was already asked. Returns true if it was asked now.
     pub(crate) fn follow_referral(&mut self, answer: &Answered) -> bool {
         let at = answer.as_ref().ok().and_then(|answer| answer.at);
         let Some(server) = at.and_then(|at| self.means.peers.of_process(at)) else { return false };
@@ -288,7 +288,7 @@ impl<'a> PeerQueries<'a> {
         self.asked.len() > before
     }
 
-    /// Takes an answer. Returns where the node is, if it suits.
+    /// Handles an answer. Returns the location of the node if it is acceptable.
     pub(crate) fn take(&mut self, answer: Answered) -> Option<NodeLocationAnswer> {
         match answer {
             Ok(FindAnswer { yes: Some(yes), .. }) if self.wanted.accepts(yes.instance, &yes.sender) => {
@@ -300,7 +300,7 @@ impl<'a> PeerQueries<'a> {
                 if let Some(homes) = self.silent_homes.as_mut().filter(|_| authoritative) {
                     homes.retain(|home| Some(*home) != server);
                 }
-                // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
+                // A peer may be asked twice, by its address and over its incoming link, but is only counted once.
                 if server.is_none() || !self.without.contains(&server) {
                     self.without.push(server);
                     self.said.asked += 1;
@@ -313,38 +313,39 @@ impl<'a> PeerQueries<'a> {
     }
 }
 
-// Looks a node up in DNS: its records are the pods it is linked to, as one of them published it.
+// Looking a node up in DNS: its records are the servers that it is linked to, as published by one of them.
 
-/// Asks DNS for nodes, and knows whether that was of use lately.
+/// A DNS client for nodes that remembers whether DNS has failed recently.
 #[derive(Debug)]
 pub struct Dns {
     resolver: Arc<dyn Lookup>,
-    /// Which nodes it may be asked for, and by which name.
+    /// Defines which nodes are looked up, and under which name.
     zone: Arc<Zone>,
-    /// Addresses that no pod has, although names of nodes lead there.
+    /// Addresses in the records of nodes that do not belong to any server.
     no_servers: Option<watch::Receiver<BTreeSet<IpAddr>>>,
-    /// When a question was last in vain.
+    /// Time of the last failed query.
     failed: Mutex<Option<Instant>>,
 }
 
 impl Dns {
-    /// Asks `resolver` for nodes by their names in `zone`, and for no other: what answers is linked to.
+    /// Returns a client that asks `resolver` only for nodes that have names in `zone`, because the results are dialled.
     pub fn new(resolver: Arc<dyn Lookup>, zone: Arc<Zone>) -> Self {
         Self { resolver, zone, no_servers: None, failed: Mutex::default() }
     }
 
-    /// Takes none of these for a pod's: names of nodes lead there for other clients of the same DNS.
+    /// Excludes these addresses: nodes' records contain them for other clients of the same DNS.
     pub fn excluding(self, no_servers: watch::Receiver<BTreeSet<IpAddr>>) -> Self {
         Self { no_servers: Some(no_servers), ..self }
     }
 
-    /// The addresses of the pods that a node is linked to by its records; at least one. Takes at most 1 s. Cancel safe.
+    /// Returns the addresses of the servers that a node is linked to by its records; at least one. Takes at most 1 s.
+    /// Cancel safe.
     ///
     /// # Errors
     ///
-    /// DNS has no addresses for it, or does not answer: a sentence that gives the cause.
+    /// DNS has no addresses for it or does not answer; the text gives the cause.
     pub async fn lookup(&self, node: &NodeName) -> Result<Vec<IpAddr>, String> {
-        let name = self.zone.name(node).map_err(|why| format!("DNS was not asked ({why})"))?;
+        let name = self.zone.name(node).map_err(|why| format!("DNS was not queried ({why})"))?;
         let name = if self.zone.is_open() { name } else { format!("{name}.") };
         let mut asking = DnsQuery { dns: self, since: Instant::now(), answered: None };
         let found = timeout(LOOKUP_TIMEOUT, self.resolver.addresses(&name)).await;
@@ -358,10 +359,10 @@ impl Dns {
             let no_servers = no_servers.borrow();
             found.retain(|ip| !no_servers.contains(ip));
         }
-        if found.is_empty() { Err("in DNS at no pod".to_owned()) } else { Ok(found) }
+        if found.is_empty() { Err("its DNS records name no server".to_owned()) } else { Ok(found) }
     }
 
-    /// Whether DNS gave no answer lately, so that nobody should wait for it.
+    /// Returns true if DNS has recently failed, so that no search should wait for it.
     pub fn has_failed_lately(&self) -> bool {
         self.failed
             .lock()
@@ -370,7 +371,7 @@ impl Dns {
     }
 }
 
-/// One query. A query that is dropped because another was quicker still counts in whether DNS is slow.
+/// One query. If it is dropped because another source was quicker, its duration still shows whether DNS is slow.
 struct DnsQuery<'a> {
     dns: &'a Dns,
     since: Instant,
@@ -388,11 +389,11 @@ impl Drop for DnsQuery<'_> {
     }
 }
 
-/// Ceiling of a whole lookup: siblings know as well, so nobody waits longer.
+/// Timeout of a whole lookup; peers know the node's location as well, so nothing waits longer.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Siblings are asked as well when DNS has not answered within this.
+/// If DNS has not answered within this time, peers are asked as well.
 pub(crate) const SLOW: Duration = Duration::from_millis(50);
-/// How long one failure is held against DNS: it is asked on, but siblings are asked at the same time.
+/// How long a failure counts: DNS is still queried, but peers are asked at the same time.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -407,7 +408,7 @@ mod tests {
 
     use super::*;
 
-    /// The number of the question for a node that waits to be sent on a link.
+    /// Returns the number of the question for a node that is queued on a link.
     fn question(link: &LinkSender) -> Option<u64> {
         let mut cx = Context::from_waker(Waker::noop());
         while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
@@ -422,7 +423,7 @@ mod tests {
         LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())), Dialect::NEWEST)
     }
 
-    /// Nothing is known yet, and DNS does not answer.
+    /// Returns a context with an empty cache and a DNS that does not answer.
     fn means(peers: &Arc<Peers>) -> SearchContext {
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
@@ -430,7 +431,8 @@ mod tests {
         SearchContext { peers: peers.clone(), known: Arc::default(), dns, port: 1 }
     }
 
-    /// What pods answer until the search is over, each once: none says nothing. Returns the result, and who was asked.
+    /// Runs a search while servers answer with `answer`; `None` gives no answer. Returns the result and the links
+    /// asked.
     async fn search_with(
         means: &SearchContext,
         links: &[Arc<LinkSender>],
@@ -458,7 +460,7 @@ mod tests {
         (found, asked)
     }
 
-    /// Ten pods that have been linked for so long that all agree on the homes.
+    /// Returns ten servers that have been linked long enough to agree on the location replicas.
     async fn converged() -> (SearchContext, Vec<Arc<LinkSender>>) {
         let (peers, _addresses, _made) = peers(&[]);
         let servers: Vec<_> = (10..20).map(|id| link(id, id)).collect();
@@ -481,7 +483,7 @@ mod tests {
         let all = |_: &LinkSender, away| Some(Found { authoritative: true, ..away });
         let (found, asked) = search_with(&means, &servers, all).await;
         assert_eq!((found.unwrap_err().asked, asked.len()), (10, homes), "{asked:?}");
-        // One home is not sure, and others that are none pretend to be.
+        // One replica is not sure, and servers that are no replicas claim authority.
         let first = servers.iter().find(|server| is_home(&means, server)).unwrap().id;
         let but_one = |link: &LinkSender, away| Some(Found { authoritative: link.id != first, ..away });
         let (found, asked) = search_with(&means, &servers, but_one).await;
@@ -501,7 +503,7 @@ mod tests {
         let (found, _) = search_with(&means, &servers, silent).await;
         assert_eq!(found.unwrap().sender.id, right.id);
         assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
-        // Each refers to the next one, after as long as it may; and all of them say that they have authority.
+        // Each server refers to the next one.
         let started = Instant::now();
         let next = |link: &LinkSender| {
             let after =
@@ -521,7 +523,7 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_is_asked_over_two_links_says_once_that_the_node_is_not_there() {
         let (peers, _tell, _made) = peers(&[]);
-        // It had the node by the link before, and has made another one since.
+        // The server had the node over the earlier link and has made another link since.
         let links = [link(1, 7), link(2, 7), link(3, 8)];
         let means = means(&peers);
         means.known.insert(&"node1".parse().unwrap(), peers.peer_of(&links[0]), None, false);
@@ -573,7 +575,7 @@ mod dns_tests {
         assert!(dns.has_failed_lately());
     }
 
-    /// Answers every question with both addresses.
+    /// A resolver that answers every question with both addresses.
     #[derive(Debug)]
     struct Both;
 
@@ -593,7 +595,7 @@ mod dns_tests {
         service.send_modify(|all| all.extend([IpAddr::from([10, 96, 0, 20])]));
         assert_eq!(dns.lookup(&node).await.unwrap(), [IpAddr::from([10, 1, 0, 1])]);
         service.send_modify(|all| all.extend([IpAddr::from([10, 1, 0, 1])]));
-        assert_eq!(dns.lookup(&node).await.unwrap_err(), "in DNS at no pod");
+        assert_eq!(dns.lookup(&node).await.unwrap_err(), "its DNS records name no server");
     }
 
     #[tokio::test]
@@ -603,8 +605,8 @@ mod dns_tests {
         let dns = Dns::new(Arc::new(resolver), Arc::new(Zone::new(String::new(), Vec::new(), |_| false)));
         for node in ["www.example.org", "localhost", "kubernetes.default.svc"] {
             let why = dns.lookup(&node.parse().unwrap()).await.unwrap_err();
-            assert!(why.starts_with("DNS was not asked"), "{node}: {why}");
+            assert!(why.starts_with("DNS was not queried"), "{node}: {why}");
         }
-        assert!(socket.try_recv(&mut [0; 512]).is_err(), "nothing was asked");
+        assert!(socket.try_recv(&mut [0; 512]).is_err(), "no query was sent");
     }
 }

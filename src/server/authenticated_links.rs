@@ -1,5 +1,5 @@
-//! Edges that have proved their name, by a token or a certificate, and the end of their links when the token file loses that
-//! token, or the cluster that Node or the Node's edge label.
+//! Links of edges that have proved their name by a token or a certificate. A link ends when the token file loses that
+//! token, or the cluster loses that Node or its edge label.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -28,38 +28,38 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::Hello;
 use tunnel_proto::state::LinkId;
 
-/// The links that were accepted for a token.
+/// The links that were accepted for a token or a certificate.
 #[derive(Debug)]
 pub(crate) struct AuthenticatedLinks {
     tokens: Reload<Tokens>,
-    /// Who has joined by invitation; `None`: nobody.
+    /// The nodes that joined by invitation; `None` if that is not enabled.
     enrolment: Option<Arc<Enrolment>>,
-    /// The Nodes of the cluster; `None`: no cluster is asked.
+    /// The Nodes of the cluster; `None` if no cluster is used.
     nodes: Option<ClusterNodes>,
-    /// Whether a certificate proves the edge of a Node.
+    /// Whether certificates prove the edges of Nodes.
     certificates: bool,
     links: Mutex<HashMap<LinkId, AuthenticatedLink>>,
 }
 
-/// All Nodes of the cluster, each with whether it has the label of an edge; `None` until they are known.
+/// All Nodes of the cluster, each with whether it has the edge label; `None` until they are known.
 pub(crate) type ClusterNodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
 
-/// What an edge says, and the node of the certificate that it has shown, if any.
+/// The hello of an edge, and the node of the certificate that it presented, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeCredentials {
     pub(crate) hello: Hello,
     pub(crate) certificate_node: Option<NodeName>,
 }
 
-/// What a link was accepted for.
+/// A link with the credentials for which it was accepted.
 #[derive(Debug, Clone)]
 struct AuthenticatedLink {
     sender: Arc<LinkSender>,
     evidence: EdgeCredentials,
 }
 
-/// Reads the token file; `None`: it cannot be read, which `startup` has noted. `certificates`: edges may prove themselves by
-/// those as well. `egress`: kube-apiserver's traffic comes here.
+/// Reads the token file. Returns `None` if it cannot be read, which `startup` has noted. `certificates` allows edges to
+/// use certificates as well; `egress` means that kube-apiserver's traffic arrives here.
 pub(crate) fn read(
     file: &Path,
     certificates: bool,
@@ -70,17 +70,22 @@ pub(crate) fn read(
     let tokens = Reload::file(file, move |text| {
         let tokens = Tokens::parse(&String::from_utf8_lossy(text));
         for (line, fault) in tokens.faults() {
-            warn!(file = %path.display(), line, "in the token file: {fault}");
+            warn!(file = %path.display(), line, error = %fault, "invalid line in token file");
         }
         if egress && tokens.has_default() {
-            let risk = "any edge can take any name for which kube-apiserver asks here (mode.cloud.egress)";
-            warn!(file = %path.display(), "OPEN DOOR: the token file has a default line: {risk}; give each node its own line");
+            let risk = "any edge can take any name that kube-apiserver requests here (mode.cloud.egress)";
+            warn!(
+                file = %path.display(),
+                %risk,
+                hint = "give each node its own line",
+                "OPEN DOOR: the token file has a default line"
+            );
         }
         if !tokens.is_empty() {
             first.store(false, Relaxed);
         } else if !first.load(Relaxed) && !is_empty_intended(&tokens, certificates) {
-            // An operator who wants to shut out every edge can stop the pod; here it is more likely a slip.
-            return Err("it holds no token, which would end every link: leave at least one line".into());
+            // An operator who wants to exclude every edge can stop the server; here it is more likely a mistake.
+            return Err("it has no token, which would close every link; leave at least one line".into());
         }
         Ok(tokens)
     });
@@ -88,19 +93,19 @@ pub(crate) fn read(
         startup.collect(StartupErrorKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
     if tokens.load().is_empty() {
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
-        warn!(file = %file.display(), "the token file holds no token: {who} is refused until it has one");
+        warn!(file = %file.display(), refused = %who, "token file has no token");
     }
     Some(tokens)
 }
 
-/// Whether a file without any token is meant to be so: where edges have certificates, it may hold those alone that are shut
-/// out.
+/// Returns true if a file without any token is intended. Where edges have certificates, it may only contain nodes that
+/// are blocked.
 fn is_empty_intended(tokens: &Tokens, certificates: bool) -> bool {
     certificates && tokens.shut_some_out()
 }
 
 impl AuthenticatedLinks {
-    /// Follows the token file.
+    /// Starts watching the token file.
     pub(crate) fn start(
         tokens: Reload<Tokens>,
         enrolment: Option<Arc<Enrolment>>,
@@ -114,18 +119,18 @@ impl AuthenticatedLinks {
         proven
     }
 
-    /// Whether the token file has a line of its own for the node, or the node has joined by invitation.
+    /// Returns true if the token file has a separate line for the node, or the node has joined by invitation.
     pub(crate) fn has_node(&self, node: &NodeName) -> bool {
         self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
-    /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
-    /// one node's.
+    /// Returns the node of an edge's certificate that a handshake has accepted. The outer `None` means that it is not
+    /// an edge's certificate, the inner one that it names no single node.
     pub(crate) fn node_of_certificate(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
         self.certificates.then(|| EdgeCerts::node(leaf))?.map(|node| node?.parse().ok())
     }
 
-    /// What the token file, and the edges that are linked here, say of the addresses of nodes.
+    /// Returns the address claims of the token file and of the edges that are linked here.
     pub(crate) fn address_claims(&self) -> Vec<AddressClaim> {
         let tokens = self.tokens.load();
         let lines = tokens.ips().iter();
@@ -144,7 +149,8 @@ impl AuthenticatedLinks {
         lines.chain(edges).collect()
     }
 
-    /// As [`Self::check`], for who may have joined at another pod a moment ago.
+    /// Authenticates like [`Self::authenticate`], but first refreshes the invitations if an edge may just have joined
+    /// at a peer.
     pub(crate) async fn authenticate_fresh(&self, evidence: &EdgeCredentials) -> Result<(), TokenError> {
         match (self.authenticate(evidence), &self.enrolment) {
             (Err(_), Some(enrolment)) => {
@@ -155,15 +161,17 @@ impl AuthenticatedLinks {
         }
     }
 
-    /// Checks the edge's evidence. A node whose line has no token is shut out, and so is a Node without an edge label, by any
-    /// evidence. A certificate for the node is decisive: once the Node is deleted, no token replaces it. The token of an
-    /// invitation is valid as well as a line in the token file.
+    /// Checks the edge's credentials.
+    ///
+    /// A node with an empty token in its line is blocked, and so is a Node without an edge label, regardless of
+    /// credentials. A certificate for the node is decisive: once the Node is deleted, no token replaces it. The token
+    /// of an invitation is as valid as a line in the token file.
     ///
     /// Until the Nodes are known, tokens suffice: kube-apiserver may itself be reached through the tunnel.
     ///
     /// # Errors
     ///
-    /// The reason, for the log alone.
+    /// The reason, only for the log.
     pub(crate) fn authenticate(
         &self,
         EdgeCredentials { hello, certificate_node: agent }: &EdgeCredentials,
@@ -190,11 +198,11 @@ impl AuthenticatedLinks {
         }
     }
 
-    /// Records the link of an edge that was checked, so that it ends with the token.
+    /// Records the link of an authenticated edge, so that it ends with the token.
     pub(crate) fn track(&self, sender: &Arc<LinkSender>, evidence: &EdgeCredentials) {
         let proof = AuthenticatedLink { sender: sender.clone(), evidence: evidence.clone() };
         self.lock().insert(sender.id, proof);
-        // The file may have changed in between.
+        // The file may have changed since the check.
         if self.authenticate(evidence).is_err() {
             sender.close();
         }
@@ -207,7 +215,7 @@ impl AuthenticatedLinks {
         tunnel_pages::shrink(&mut links);
     }
 
-    /// Until draining begins, ends each link whose token has left the file.
+    /// Closes each link whose token was revoked, until draining begins.
     async fn watch_revocations(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         let mut nodes = self.nodes.clone();
@@ -217,7 +225,8 @@ impl AuthenticatedLinks {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                // They never end: `tokens` and `enrolment` hold the senders, the task that follows Nodes the third.
+                // The channels never close: `tokens` and `enrolment` hold two senders, the task that watches Nodes the
+                // third.
                 _ = changes.changed() => {
                     let read = self.tokens.load();
                     log_token_changes(&read, &known);
@@ -252,19 +261,19 @@ impl AuthenticatedLinks {
     }
 }
 
-/// Ends links, after their sessions were told why.
+/// Closes links after notifying their sessions of the reason.
 async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: &SessionTable) {
     for (why, AuthenticatedLink { sender, evidence }) in &revoked {
         let node = &evidence.hello.node;
         let why = match why {
             TokenError::NoNode(_) => format!("Node {node} was deleted"),
             TokenError::NoEdge(_) => format!("Node {node} has no edge label"),
-            TokenError::Blocked(_) => format!("node {node} was shut out"),
+            TokenError::Blocked(_) => format!("node {node} was blocked"),
             _ => format!("the token of node {node} was revoked"),
         };
         table.reset_on(sender, &SessionError::new(ErrorCode::NotAllowed, why));
     }
-    // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
+    // A busy process or a slow line may need longer than the minimum; the timeout covers an unresponsive remote.
     let said = async {
         let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
         while revoked.iter().any(|(_, proof)| !proof.sender.is_closed() && says(&proof.sender)) {
@@ -277,7 +286,7 @@ async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: &Sess
     }
 }
 
-/// Logs that the token file has changed what counts.
+/// Logs changes of tokens in the token file.
 fn log_token_changes(read: &Tokens, before: &Tokens) {
     let nodes = read.changed_since(before);
     if !nodes.is_empty() {
@@ -287,17 +296,17 @@ fn log_token_changes(read: &Tokens, before: &Tokens) {
             key = "mode.cloud.stream.server.tokenfile",
             count = nodes.len(),
             nodes = nodes[..nodes.len().min(MAX_NODES_LOGGED)].join(" "),
-            "the tokens of nodes were changed: made, taken away, or others"
+            "node tokens changed"
         );
     }
 }
 
-/// Nodes that a line about tokens names at most.
+/// Maximum number of nodes in a log line about tokens.
 const MAX_NODES_LOGGED: usize = 20;
-/// How long resets have at the most until they have left, and how often it is looked.
+/// Maximum time for resets to be sent, and the interval between checks.
 const MAX_RESET_FLUSH: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The least time for resets to leave before their link is closed.
+/// Minimum time for resets to be sent before their link is closed.
 const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -310,7 +319,7 @@ mod tests {
         name.parse().unwrap()
     }
 
-    /// What the edge of node1 says, with that token and the certificate of that node.
+    /// Returns the credentials of the edge of node1, with that token and the certificate of the node `agent`.
     fn evidence(token: &str, agent: Option<&str>) -> EdgeCredentials {
         let hello = Hello {
             node: node("node1"),
@@ -328,7 +337,7 @@ mod tests {
         AuthenticatedLinks { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
     }
 
-    /// These Nodes, each with whether it has an edge's label.
+    /// Returns these Nodes, each with whether it has the edge label.
     fn known<const N: usize>(nodes: [(&str, bool); N]) -> Option<BTreeMap<String, bool>> {
         Some(nodes.map(|(name, is_edge)| (name.to_owned(), is_edge)).into())
     }
@@ -360,7 +369,7 @@ mod tests {
             );
         }
         assert!(says("edge1", "shared", None).is_ok() && says("Edge1", "", Some("edge1")).is_ok());
-        assert!(says("machine1", "shared", None).is_ok(), "it is no Node");
+        assert!(says("machine1", "shared", None).is_ok(), "it is not a Node");
         nodes.send_replace(known([("edge1", false)]));
         assert!(says("edge1", "shared", None).is_err() && says("cp1", "shared", None).is_ok());
     }
@@ -370,14 +379,14 @@ mod tests {
         let nodes = watch::Sender::new(None);
         let proven = proven(Some(nodes.subscribe()));
         let says = |token: &str, agent: Option<&str>| proven.authenticate(&evidence(token, agent));
-        // kube-apiserver has not answered since the start: who shows a certificate waits, and tokens alone are as ever.
+        // kube-apiserver has not answered since the start: edges with a certificate wait, and tokens alone are valid.
         for token in ["right", "wrong"] {
             assert!(matches!(says(token, Some("node1")), Err(TokenError::NodesUnknown)), "{token}");
         }
         assert!(says("right", None).is_ok() && says("wrong", None).is_err());
         nodes.send_replace(known([("node1", true)]));
         assert!(says("wrong", Some("node1")).is_ok());
-        // Another node's proves nothing, and the token is asked for.
+        // Another node's certificate proves nothing, so the token is checked.
         assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
         nodes.send_replace(known([("node2", true)]));
         assert!(matches!(says("right", Some("node1")), Err(TokenError::NoNode(_))));
@@ -391,7 +400,7 @@ mod tests {
         assert!(proven.authenticate(&evidence("wrong", Some("node1"))).is_err());
     }
 
-    /// Kubernetes keeps its Node, and kubelet's credential gets it a certificate again.
+    /// Kubernetes keeps its Node, and the kubelet's credentials would get it another certificate.
     #[test]
     fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
         let nodes = watch::Sender::new(known([("node1", true)]));
@@ -408,6 +417,6 @@ mod tests {
     fn a_file_that_only_shuts_nodes_out_is_meant_so_where_edges_have_certificates() {
         let meant = |text, certificates| is_empty_intended(&Tokens::parse(text), certificates);
         assert!(meant("node1:\n", true) && !meant("node1:\n", false));
-        assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a slip");
+        assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a mistake");
     }
 }

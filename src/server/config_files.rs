@@ -1,4 +1,4 @@
-//! The files that a pod's settings name, read before anything runs, and those that change while it runs.
+//! The files named by a server's config, read before anything runs, and the policies that can change at run time.
 
 use std::sync::Arc;
 
@@ -19,28 +19,28 @@ use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
 
-/// The contents of the files; a [`Reload`] follows its file.
+/// The contents of the files; a [`Reload`] watches its file.
 #[derive(Debug)]
 pub(crate) struct ServerFiles {
     /// TLS of the gRPC port.
     pub(crate) tls: Reload<rustls::ServerConfig>,
-    /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
+    /// TLS for dialling peers; `None` if there are none, or this server has no certificate for them.
     pub(crate) peers: Option<Reload<PeerTls>>,
-    /// What is told to who joins; `None`: nobody does.
+    /// The CA and certificate that joining nodes receive; `None` if joining is not enabled.
     pub(crate) authority: Option<Reload<ServerCa>>,
-    /// Proves edges.
+    /// The tokens of edges.
     pub(crate) tokens: Reload<Tokens>,
-    /// Asks the system's DNS servers.
+    /// A client of the system's DNS servers.
     pub(crate) resolver: Resolver,
-    /// Asks the DNS servers that know where nodes are; by default the system's.
+    /// A client of the DNS servers that know where nodes are; by default the system's.
     pub(crate) dns: Resolver,
 }
 
 impl ServerFiles {
-    /// Reads all of them; `None`: there are faults, which `startup` has noted.
+    /// Reads all files. Returns `None` if there are errors, which `startup` has noted.
     pub(crate) fn read(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let tls = tls(settings, startup);
-        // The faults of the certificate are noted already.
+        // The errors of the certificate are already noted.
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
         let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
         let (certificates, egress) = (kubernetes::edge_cas(settings).is_some(), settings.egress.is_some());
@@ -68,7 +68,7 @@ impl ServerFiles {
     }
 }
 
-/// Versions and cipher suites of TLS at the ports of a pod, and warnings about them.
+/// Returns the TLS versions and cipher suites of a server's ports, with warnings about them.
 pub(crate) fn tls_params(settings: &ServerConfig, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
     let tls = &settings.tls;
     let min_version = match tls.min_version {
@@ -82,12 +82,12 @@ pub(crate) fn tls_params(settings: &ServerConfig, startup: &mut Startup) -> Opti
 fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::ServerConfig>> {
     let server = &settings.server;
     let offer = tls_params(settings, startup);
-    // Each file by itself, so that all faults are noted.
+    // Each file separately, so that all errors are noted.
     let cert = startup.check_file(CERT, &server.cert, |text| tls::certs(&server.cert, text));
     let key = startup.check_file(KEY, &server.key, |text| tls::private_key(&server.key, text));
     let has_ca = server.ca.exists();
     let ca = !has_ca || startup.check_file(CA, &server.ca, |text| tls::certs(&server.ca, text));
-    // Without the file no other pod can link here, so no caller is asked for a certificate.
+    // Without the file no peer can link here, so callers need not present a certificate.
     let clients = if has_ca {
         let name = settings.registry.peers.name.as_deref().map(tls::server_name).transpose();
         let name = startup.collect(StartupErrorKind::Config, &["mode.cloud.registry.name"], name)?;
@@ -111,7 +111,8 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 
-/// Reads what is told to who joins, if anybody may; outer `None`: it has faults, which `startup` has noted.
+/// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
+/// `startup` has noted.
 fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
     if settings.invitations.is_none() {
         return Some(None);
@@ -121,8 +122,8 @@ fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Relo
     startup.collect(StartupErrorKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
 }
 
-/// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being
-/// reached; `--check` reads them here.
+/// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
+/// nodes; `--check` reads them here.
 fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     let registry = &settings.registry;
     if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, PublishConfig::ConfigMap(_)) {
@@ -152,7 +153,7 @@ fn publisher(settings: &ServerConfig, startup: &mut Startup) {
 }
 
 fn not_empty(text: &[u8]) -> Result<(), &'static str> {
-    if text.trim_ascii().is_empty() { Err("it is empty: write its content into it") } else { Ok(()) }
+    if text.trim_ascii().is_empty() { Err("file is empty; write its content into it") } else { Ok(()) }
 }
 
 const CERT: &str = "mode.cloud.stream.server.cert";
@@ -160,16 +161,16 @@ const KEY: &str = "mode.cloud.stream.server.key";
 const AGENT_CA: &str = "mode.cloud.csr.agent_ca";
 const CA: &str = "mode.cloud.stream.server.ca";
 
-// What says who may reach what through a pod, and may change while it runs.
+// The rules for what can be reached through a server, which can change at run time.
 
-/// What a pod lets others reach; each user of a part loads it anew for whoever comes. Cheap to clone.
+/// The current rules of a server. Users load a part again for each new client or link. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LivePolicies {
-    /// What edges may have this pod dial.
+    /// Targets that edges may have this server dial.
     pub(crate) for_edges: Arc<ArcSwap<Targets>>,
-    /// What clients may have it dial that is at no node.
+    /// Targets outside of nodes that clients may have it dial.
     pub(crate) for_clients: Arc<ArcSwap<Targets>>,
-    /// The nodes that edges may reach through this pod.
+    /// The nodes that edges may reach through this server.
     pub(crate) nodes: Arc<ArcSwap<Vec<Glob>>>,
 }
 
@@ -182,7 +183,7 @@ impl LivePolicies {
         }
     }
 
-    /// What these settings say counts for whoever comes next, here and at the doors.
+    /// Applies this config to new clients and links, here and at the listeners.
     pub(crate) fn apply(&self, settings: &ServerConfig, doors: &ListenerPolicies) {
         self.for_edges.store(Arc::new(settings.allow.targets.clone()));
         self.for_clients.store(Arc::new(settings.addresses.direct.clone()));

@@ -1,4 +1,4 @@
-//! Starts the CONNECT front end for kube-apiserver from `[mode.cloud.egress]`.
+//! Starts the CONNECT listener for kube-apiserver from `[mode.cloud.egress]`.
 
 use tracing::info_span;
 
@@ -10,7 +10,7 @@ use crate::server::{ClientListener, ServerCore, https};
 use crate::startup::Startup;
 use crate::startup::access::AccessPolicies;
 
-/// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
+/// Reads the listener's files and binds its port. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare(
     settings: &ServerConfig,
     gates: &mut AccessPolicies,

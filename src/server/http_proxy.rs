@@ -6,7 +6,7 @@ use crate::server::ClientListener;
 use crate::startup::Startup;
 use crate::startup::access::AccessPolicies;
 
-/// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
+/// Reads the listener's files and binds its port. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare(
     settings: &ServerConfig,
     gates: &mut AccessPolicies,

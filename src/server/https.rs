@@ -1,4 +1,4 @@
-//! The ports of `[mode.cloud.https]` and `[mode.cloud.http]`, and the certificates behind them.
+//! The ports of `[mode.cloud.https]` and `[mode.cloud.http]`, and their certificates.
 
 use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::info_span;
@@ -15,7 +15,7 @@ use tunnel_net::listen::TcpAccept;
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::{self, ClientAuth, Identity, TlsClientConfig, TlsServerConfig, Trust};
 
-/// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
+/// Binds all ports with TLS. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare(
     settings: &ServerConfig,
     gates: &mut AccessPolicies,
@@ -26,7 +26,7 @@ pub(crate) fn prepare(
         return Some(Vec::new());
     }
     let guard = gates.prepare("mode.cloud.https", &https.access, startup);
-    // Outer: whether the files will do; inner: whether there are any.
+    // Outer: whether the files are valid; inner: whether there are any.
     let tls = match &https.mode {
         HttpsMode::Passthrough => Some(None),
         HttpsMode::Terminate(files, _) => read(settings, files, startup).map(Some),
@@ -38,7 +38,7 @@ pub(crate) fn prepare(
     let ports = bind(&https.ports, startup);
     let (guard, clients, targets, ports) = (guard?, tls?, targets?, ports?);
     let sides = clients.map(|clients| HttpsTls { clients, targets });
-    // One port follows the files for all.
+    // The first port watches the files for all.
     let mut watched = sides.clone();
     let port = |(listener, stands_for)| match (sides.clone(), stands_for) {
         (Some(sides), stands_for) => {
@@ -47,22 +47,22 @@ pub(crate) fn prepare(
         (None, PortTarget::Target(target)) => {
             Some(ClientListener::tcp(listener, guard.clone(), |_| Passthrough { target }))
         }
-        // The settings do not have it: no Host is read there.
+        // The config does not allow it: no Host header is read there.
         (None, PortTarget::Host) => None,
     };
     Some(ports.into_iter().filter_map(port).collect())
 }
 
-/// The TLS of a port that ends the clients'.
+/// The TLS of a port that terminates the clients' TLS.
 #[derive(Clone)]
 struct HttpsTls {
     clients: Reload<rustls::ServerConfig>,
-    /// Towards targets; `None`: edges speak it.
+    /// TLS to targets; `None` if edges provide it.
     targets: Option<Reload<ClientConfig>>,
 }
 
 impl HttpsTls {
-    /// Follows the files until links end.
+    /// Watches the files until links end.
     fn watch(self, core: &ServerCore) {
         let links = &core.shutdown.links;
         links.spawn(info_span!("tls"), self.clients.watch(links.clone()));
@@ -72,7 +72,7 @@ impl HttpsTls {
     }
 }
 
-/// Binds all ports without TLS; `None`: there are faults, which `startup` has noted.
+/// Binds all ports without TLS. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare_http(
     settings: &ServerConfig,
     gates: &mut AccessPolicies,
@@ -91,7 +91,7 @@ pub(crate) fn prepare_http(
     Some(ports.into_iter().map(port).collect())
 }
 
-/// A port that ends the clients' TLS. It follows the files of what is `watched`.
+/// Returns a port that terminates the clients' TLS. It watches the files of `watched`.
 fn tls_listener(
     (listener, stands_for): (TcpAccept, PortTarget),
     guard: ListenerAccess,
@@ -116,7 +116,7 @@ fn tls_listener(
     }
 }
 
-/// Binds all of them first, so that each fault is noted.
+/// Binds all ports before returning, so that each error is noted.
 fn bind(ports: &[NodePortConfig], startup: &mut Startup) -> Option<Vec<(TcpAccept, PortTarget)>> {
     let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
     bound.collect::<Vec<_>>().into_iter().collect()
@@ -127,9 +127,9 @@ fn node_port(stands_for: PortTarget, core: &ServerCore) -> https::NodePort {
     https::NodePort { stands_for, finder, ports }
 }
 
-// Reads what a client port behind TLS shows and asks for.
+// Reads the certificates that a client port presents and requests.
 
-/// The TLS of a port for HTTP/1; `None`: it has faults, which `startup` has noted.
+/// Returns the TLS of a port for HTTP/1. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn read(
     settings: &ServerConfig,
     certificates: &ListenerTlsConfig,
@@ -138,7 +138,7 @@ pub(crate) fn read(
     let ListenerTlsConfig { cert, key, client_ca, .. } = certificates;
     let keys = ["cert", "key", "client_ca"].map(|file| certificates.key(file));
     let offer = config_files::tls_params(settings, startup);
-    // Each file by itself, so that all faults are noted.
+    // Each file separately, so that all errors are noted.
     let has_cert = startup.check_file(&keys[0], cert, |text| tls::certs(cert, text));
     let has_key = startup.check_file(&keys[1], key, |text| tls::private_key(key, text));
     let ca = client_ca.as_ref();
@@ -150,7 +150,7 @@ pub(crate) fn read(
     startup.collect(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
 }
 
-/// The TLS that a port for HTTP/1 speaks with targets; `None`: it has faults, which `startup` has noted.
+/// Returns the TLS from a port for HTTP/1 to targets. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Option<Reload<ClientConfig>> {
     let TargetIdentity { cert, key, ca } = shown.clone();
     let keys = ["cert", "key", "ca"].map(|file| format!("mode.cloud.https.target_{file}"));

@@ -1,4 +1,4 @@
-//! What `[mode.cloud.intercept]` catches: whose addresses, from when until when, and the task that keeps the table true.
+//! Interception by `[mode.cloud.intercept]`: which addresses, for how long, and the task that reconciles the table.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -25,7 +25,7 @@ use tunnel_net::dial;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
 
-/// What is to be caught, and the listeners' knowledge of it.
+/// The prepared table, and the listeners' lookup of intercepted nodes.
 #[derive(Debug)]
 pub(crate) struct PreparedIntercept {
     table: NftTable,
@@ -33,17 +33,17 @@ pub(crate) struct PreparedIntercept {
     settings: Settings,
 }
 
-/// Where what is caught is led.
+/// The listeners to which intercepted connections are redirected.
 struct InterceptListeners {
     v4: TcpAccept,
-    /// `None`: this host has no IPv6.
+    /// `None` if this host has no IPv6.
     v6: Option<TcpAccept>,
-    /// For what other machines send through this one.
+    /// For traffic of other machines that this host forwards.
     forwarded: Option<TcpAccept>,
 }
 
-/// Binds the listeners and takes the table; outer `None`: there are faults, which `startup` has noted; inner: nothing is to
-/// be caught.
+/// Binds the listeners and claims the table. The outer `None` means errors, which `startup` has noted; the inner one
+/// means that interception is not configured.
 pub(crate) fn prepare(
     settings: &ServerConfig,
     gates: &mut AccessPolicies,
@@ -74,18 +74,18 @@ pub(crate) fn prepare(
 }
 
 impl PreparedIntercept {
-    /// Has the mark on all that this process sends from now on: to be called before it sends anything.
+    /// Sets the mark on all sockets of this process from now on; to be called before it sends anything.
     pub(crate) fn mark_sockets(&self) {
         dial::set(self.settings.mark.mark);
     }
 
-    /// Catches from now on, until the pod begins to stop. The receiver hears once nothing is caught any more.
+    /// Intercepts until the server begins to stop. The receiver is notified once nothing is intercepted.
     pub(crate) fn spawn(self, core: &ServerCore, cloud: &ServerConfig) -> oneshot::Receiver<()> {
         let Self { table, intercepted, settings } = self;
         if cloud.addresses.cluster.is_none() && !settings.trust_edges {
             info!(
-                "what edges say of their own addresses counts for nothing, as no Kubernetes is asked that could contradict \
-                 them: give their addresses in the token file, or set {KEY}.trust_edges = true"
+                hint = "list addresses in the token file, or set mode.cloud.intercept.trust_edges = true",
+                "addresses claimed by edges are ignored without Kubernetes"
             );
         }
         let (done, emptied) = oneshot::channel();
@@ -105,7 +105,7 @@ impl InterceptListeners {
         let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, settings.port));
         let v4 = bind(Ipv4Addr::LOCALHOST.into());
         let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into()));
-        // Port by port: where one is given, it is taken on loopback already.
+        // On a separate port: where one is configured, it is already in use on loopback.
         let any: IpAddr = if has_v6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
         let at = SocketAddr::new(any, settings.port.checked_add(u16::from(settings.port > 0))?);
         let forwarded = (!settings.forwarded.is_empty()).then(|| startup.bind(&key, at));
@@ -125,7 +125,7 @@ impl InterceptListeners {
     }
 }
 
-/// Outer `None`: it was wanted, and cannot be had.
+/// Returns the outer `None` if it was required and is not available.
 fn require_if_wanted<T>(wanted: Option<Option<T>>) -> Option<Option<T>> {
     match wanted {
         None => Some(None),
@@ -137,7 +137,7 @@ fn has_v6() -> bool {
     UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
-/// Whether this pod is on its host's network, as far as Kubernetes has told; if not, that is noted.
+/// Returns true if this pod is on its host's network, or its host is unknown; notes an error otherwise.
 fn check_host_network(host: Option<IpAddr>, startup: &mut Startup) -> bool {
     let Some(host) = host else { return true };
     let own = LocalAddresses::of_interfaces(Vec::new()).now().all;
@@ -145,8 +145,8 @@ fn check_host_network(host: Option<IpAddr>, startup: &mut Startup) -> bool {
         return true;
     }
     let why = format!(
-        "this pod is not on its host's network (HOST_IP is {host}, which is no address here), so nothing of the host passes \
-         through its tables: set hostNetwork: true in its manifest"
+        "this pod is not on its host's network: HOST_IP is {host}, which is not a local address; set hostNetwork: \
+         true in its manifest"
     );
     startup.error(StartupErrorKind::Permission, KEY, why);
     false
@@ -166,25 +166,25 @@ fn kind(why: &InterceptError) -> StartupErrorKind {
 
 const KEY: &str = "mode.cloud.intercept";
 
-// Keeps the table true: whose addresses are caught follows the links, at this pod and at others.
+// Reconciles the table: which addresses are intercepted follows from the links, at this server and at peers.
 
-/// The one task that writes the table.
+/// The only task that writes the table.
 #[derive(Debug)]
 pub(crate) struct Reconciler {
     table: NftTable,
     intercepted: Arc<InterceptTable>,
     settings: Settings,
     grace: Duration,
-    /// Addresses of this host.
+    /// The addresses of this host.
     own: LocalAddresses,
     shared: ServerContext,
     readiness: Readiness,
     presence: InterceptedAddresses,
     seeker: NodeDiscovery,
     told: ClaimLog,
-    /// The ports that are caught.
+    /// The intercepted ports.
     ports: BTreeSet<u16>,
-    /// When the table was last written, if it is as it should be.
+    /// When the table was last written, if that succeeded.
     kept: Option<Instant>,
 }
 
@@ -216,8 +216,8 @@ impl Reconciler {
         }
     }
 
-    /// Catches until the pod begins to stop; then nothing more, which it says to `emptied`. The table goes once no session
-    /// needs it.
+    /// Intercepts until the server begins to stop, then empties the table and notifies `emptied`. Deletes the table
+    /// once no session needs it.
     pub(crate) async fn run(mut self, emptied: oneshot::Sender<()>) {
         let (links, stopping) = (self.shared.link_context.drain.clone(), self.shared.stopping.clone());
         let mut changes = self.shared.registry.subscribe();
@@ -237,14 +237,14 @@ impl Reconciler {
         }
         let emptying = self.table.sync(&Sets::default()).await;
         self.record_result(emptying);
-        info!("nothing more is caught");
-        // Nobody waits for it in a start that is broken off.
+        info!("interception stopped");
+        // The receiver is missing if the start was aborted.
         let _ = emptied.send(());
         links.draining().await;
         self.table.delete().await;
     }
 
-    /// Finds out whose addresses are to be caught. Whether they are others than before.
+    /// Updates the intercepted addresses. Returns true if they have changed.
     fn refresh_addresses(&mut self) -> bool {
         let own = self.own.now().all;
         let peers = self.shared.peers.as_ref().map(|peers| peers.addresses()).unwrap_or_default();
@@ -260,7 +260,7 @@ impl Reconciler {
         let mut claims = self.shared.proven.address_claims();
         claims.extend(self.shared.finder.claims());
         let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
-        // Of what nobody claims any more.
+        // For addresses that are no longer claimed.
         let refused = |ip: IpAddr, node: &NodeName| {
             let claim = AddressClaim { ip, node: node.clone(), by: ClaimSource::Edge };
             refuses(ip).or_else(|| self.shared.addresses.refusal(&claim)).is_some()
@@ -282,7 +282,7 @@ impl Reconciler {
         changed
     }
 
-    /// Takes the ports of the settings, and those that a ConfigMap names. Whether they are others than before.
+    /// Updates the ports from the config and the ConfigMap. Returns true if they have changed.
     fn refresh_ports(&mut self) -> bool {
         let mut ports = self.settings.ports.clone();
         let named = self.shared.ports.borrow();
@@ -290,15 +290,15 @@ impl Reconciler {
         let changed = self.ports != ports;
         drop(named);
         if changed {
-            info!(?ports, "these ports of nodes are caught");
+            info!(?ports, "intercepted node ports changed");
             self.ports = ports;
         }
         changed
     }
 
-    /// Logs the claims that count for nothing, each once for as long as it does.
+    /// Logs the rejected claims, each once while it is rejected.
     fn log_rejected_claims(&mut self, void: Vec<RejectedClaim>) {
-        // A cluster has many Nodes that are no edges, some with pods of ours, and they are nobody's slip of the pen.
+        // A cluster has many Nodes that are not edges, some of which run servers. Their claims are not mistakes.
         let is_usual = |void: &RejectedClaim| {
             void.by == ClaimSource::Kubernetes
                 && [REASON_OUTSIDE_NETWORKS, REASON_HOST_ADDRESS, REASON_PEER_ADDRESS]
@@ -310,28 +310,30 @@ impl Reconciler {
             warn!(
                 %ip,
                 %node,
-                "{ip} is not caught for {node}, as {by} has it: {why}; correct what says so"
+                source = %by,
+                reason = %why,
+                hint = "correct the claim at its source",
+                "address claim rejected"
             );
         }
         if let Some(more) = more {
             warn!(
-                "{more} more claims to addresses count for nothing: they are told of as those before them end"
+                more,
+                hint = "correct the claims logged before these",
+                "too many rejected address claims to log"
             );
         }
     }
 
-    /// Takes in what came of writing the table.
+    /// Handles the result of writing the table.
     fn record_result(&mut self, kept: Result<(), InterceptError>) {
         let trouble = self.readiness.trouble(INTERCEPT_CONDITION);
         match kept {
             Ok(()) => {
                 if trouble.is_some() || self.kept.is_none() {
-                    info!(
-                        addresses = self.presence.nodes().len(),
-                        "what is sent to nodes' addresses is caught"
-                    );
+                    info!(addresses = self.presence.nodes().len(), "intercept rules active");
                 }
-                debug!(addresses = self.presence.nodes().len(), "the table is as it should be");
+                debug!(addresses = self.presence.nodes().len(), "intercept rules up to date");
                 self.kept = Some(Instant::now());
                 self.readiness.set_degraded(INTERCEPT_CONDITION, Ok(()));
             }
@@ -339,7 +341,7 @@ impl Reconciler {
                 self.kept = None;
                 let cause = cause.to_string();
                 if trouble.as_ref() != Some(&cause) {
-                    error!(%cause, "what is sent to nodes' addresses is not caught as it should be: trying on");
+                    error!(error = %cause, "cannot update intercept rules, retrying");
                 }
                 self.readiness.set_degraded(INTERCEPT_CONDITION, Err(cause));
             }
@@ -347,22 +349,22 @@ impl Reconciler {
     }
 }
 
-/// A third of the time after which the kernel forgets the ports.
+/// A third of the timeout after which the kernel forgets the ports.
 const PORT_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why most claims are refused.
+/// Why most claims are rejected.
 const REASON_OUTSIDE_NETWORKS: &str = "outside of the networks of [mode.cloud.intercept]";
 
-/// Why no edge has some addresses.
+/// Why a claim for an address of a server is rejected.
 const REASON_HOST_ADDRESS: &str = "this host's";
-const REASON_PEER_ADDRESS: &str = "another pod's";
+const REASON_PEER_ADDRESS: &str = "another server's";
 
-/// Its name in `/readyz`.
+/// The name of its condition in `/readyz`.
 const INTERCEPT_CONDITION: &str = "intercept";
 
-// When it is looked whose addresses are to be caught.
+// When the intercepted addresses are updated.
 
-/// A look at each change and at each tick, and some time between any two.
+/// A timer for updates: at each change and each tick, with a minimum time between two.
 #[derive(Debug)]
 pub(crate) struct Debounce {
     ticks: Interval,
@@ -370,18 +372,18 @@ pub(crate) struct Debounce {
 }
 
 impl Debounce {
-    /// The first look is now.
+    /// Returns the timer; the first update is due now.
     pub(crate) fn new() -> Self {
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { ticks, looked: Instant::now() }
     }
 
-    /// Waits for the next look. Dropped early, no change is lost.
+    /// Waits until the next update is due. No change is lost if it is dropped early.
     pub(crate) async fn next(&mut self, changes: &mut watch::Receiver<()>) {
         sleep_until(self.looked + MIN_INTERVAL).await;
         tokio::select! {
-            // It never ends: the registry holds the sender.
+            // The channel never closes: the registry holds the sender.
             _ = changes.changed() => {}
             _ = self.ticks.tick() => {}
         }
@@ -389,21 +391,22 @@ impl Debounce {
     }
 }
 
-/// Between two looks at what is not reported: nodes at other pods, claims, how long a node is gone.
+/// Interval between updates for changes without a notification: nodes at peers, claims, and the time since a
+/// disconnect.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The least time between two looks, each of which reads all claims: edges that link again and again cause no more.
+/// Minimum time between two updates, each of which reads all claims; frequent reconnects cause no more than this.
 const MIN_INTERVAL: Duration = Duration::from_millis(150);
 
-// How long an address is caught: from its node's link to the grace time behind the last one. Pure.
+// How long an address is intercepted: from its node's first link until the resume timeout after the last one. Pure.
 
-/// The addresses that are caught.
+/// The intercepted addresses.
 #[derive(Debug, Default)]
 pub(crate) struct InterceptedAddresses(HashMap<IpAddr, InterceptedNode>);
 
 impl InterceptedAddresses {
-    /// Takes in whose each address is, which ones no node may have on an edge's word, and which nodes are linked to any pod.
-    /// Whether that has changed anything.
+    /// Updates from the holders of addresses, the claims that are refused, and the nodes that are linked to any server.
+    /// Returns true if that changed anything.
     pub(crate) fn update(
         &mut self,
         holders: &HashMap<IpAddr, NodeName>,
@@ -419,8 +422,8 @@ impl InterceptedAddresses {
             }
         }
         for (ip, was) in &self.0 {
-            // What an edge itself says ends with its link, so that nobody may say whose the address is. Where somebody says
-            // that it is another one's, or it has become no node's, it is given up at once.
+            // An edge's claim ends with its link, so the address may have no holder meanwhile. If another node holds
+            // it, or the claim is refused now, the address is released at once.
             let is_its = match holders.get(ip) {
                 Some(node) => *node == was.node,
                 None => !refused(*ip, &was.node),
@@ -436,20 +439,21 @@ impl InterceptedAddresses {
         changed
     }
 
-    /// All of them.
+    /// Returns all intercepted addresses.
     pub(crate) fn nodes(&self) -> &HashMap<IpAddr, InterceptedNode> {
         &self.0
     }
 }
 
-// Looks for nodes whose addresses would be caught, and of which this pod has not heard that any pod has them: it is told of
-// every node, but by older pods only of those of which it is a home, and of those that it has asked for.
+// Searches for nodes whose addresses would be intercepted and that are not known to be linked anywhere. This server
+// receives announcements of every node, but older servers announce only the nodes that it is a replica of or has asked
+// for.
 
-/// What was sought, and when.
+/// The nodes that were searched for, and when.
 #[derive(Debug)]
 pub(crate) struct NodeDiscovery {
     sought: HashMap<NodeName, Instant>,
-    /// One permit: a search begins once the one before has ended.
+    /// One permit: a round of searches starts once the previous one has ended.
     free: Arc<Semaphore>,
 }
 
@@ -458,8 +462,7 @@ impl NodeDiscovery {
         Self { sought: HashMap::new(), free: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Asks the other pods for those of the `unknown` nodes for which nobody was asked for a while. What is found shows in
-    /// the finder.
+    /// Searches for those `unknown` nodes that were not searched for recently. Results are stored in the finder.
     pub(crate) fn query_unknown(&mut self, unknown: &HashSet<NodeName>, shared: &ServerContext) {
         self.sought.retain(|node, at| unknown.contains(node) && at.elapsed() < RETRY_AFTER);
         let due: Vec<_> = unknown.iter().filter(|node| !self.sought.contains_key(*node)).cloned().collect();
@@ -469,7 +472,7 @@ impl NodeDiscovery {
         let Ok(permit) = self.free.clone().try_acquire_owned() else { return };
         self.sought.extend(due.iter().map(|node| (node.clone(), Instant::now())));
         let (finder, drain) = (shared.finder.clone(), shared.link_context.drain.clone());
-        drain.clone().spawn(info_span!("seek"), async move {
+        drain.clone().spawn(info_span!("node_discovery"), async move {
             let all = stream::iter(due).for_each_concurrent(MAX_CONCURRENT_QUERIES, |node| {
                 let finder = finder.clone();
                 async move { drop(finder.find(&node, None, None).await) }
@@ -483,15 +486,15 @@ impl NodeDiscovery {
     }
 }
 
-/// A node that is nowhere is asked for again after that.
+/// Time after which an unknown node is searched for again.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// Nodes that are sought at once: each is a question to three pods, and may be one to all.
+/// Maximum number of concurrent searches: each is a question to three servers, and sometimes to all.
 const MAX_CONCURRENT_QUERIES: usize = 8;
 
-// Which claims without effect the log is told of: each once for as long as it has none, and not too many. Pure.
+// Which rejected claims are logged: each once while it is rejected, and a limited number. Pure.
 
-/// What the log has been told.
+/// The claims that were logged.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimLog {
     each: HashSet<RejectedClaim>,
@@ -499,10 +502,10 @@ pub(crate) struct ClaimLog {
 }
 
 impl ClaimLog {
-    /// Takes in all that count for nothing now; returns those that are news, and how many more there are, if that there are
-    /// more is news.
+    /// Takes all claims that are rejected now. Returns the new ones, and the number of further ones if their existence
+    /// is new.
     pub(crate) fn update(&mut self, mut void: Vec<RejectedClaim>) -> (Vec<RejectedClaim>, Option<usize>) {
-        // They come in any order, and the same ones are to be told of each time.
+        // They arrive in any order, and the same ones must be selected each time.
         void.sort_by(|a, b| (a.ip, a.node.as_str(), a.by).cmp(&(b.ip, b.node.as_str(), b.by)));
         let more = void.len().saturating_sub(MAX_LOGGED_CLAIMS);
         void.truncate(MAX_LOGGED_CLAIMS);
@@ -513,7 +516,7 @@ impl ClaimLog {
     }
 }
 
-/// Claims that are told of one by one.
+/// Maximum number of claims that are logged one by one.
 const MAX_LOGGED_CLAIMS: usize = 100;
 
 #[cfg(test)]
@@ -529,7 +532,7 @@ mod tests {
             pace.next(&mut changes).await;
             assert!(started.elapsed() >= MIN_INTERVAL * looks, "{:?}", started.elapsed());
         }
-        assert!(started.elapsed() < POLL_INTERVAL * 10, "and no more than that");
+        assert!(started.elapsed() < POLL_INTERVAL * 10, "and not longer than that");
     }
 }
 
@@ -539,10 +542,10 @@ mod presence_tests {
 
     const GRACE: Duration = Duration::from_secs(60);
 
-    /// No address is refused to any node.
+    /// Refuses no claim.
     const FREE: fn(IpAddr, &NodeName) -> bool = |_, _| false;
 
-    /// The addresses 10.0.0.N, each of a node of that name.
+    /// Returns holders of the addresses 10.0.0.N, each a node of that name.
     fn holders(of: &[(u8, &str)]) -> HashMap<IpAddr, NodeName> {
         of.iter().map(|(last, node)| ([10, 0, 0, *last].into(), node.parse().unwrap())).collect()
     }
@@ -571,7 +574,7 @@ mod presence_tests {
         assert_eq!(intercepted(&presence), one("edge7", false));
         assert!(step(&mut presence, false, 10) && !step(&mut presence, false, 69));
         assert_eq!(intercepted(&presence), one("edge7", true));
-        // It comes back, and its grace time begins anew.
+        // It links again, and its resume timeout starts again.
         assert!(
             step(&mut presence, true, 69)
                 && step(&mut presence, false, 70)
@@ -588,7 +591,7 @@ mod presence_tests {
         presence.update(&holders(&[(7, "old")]), FREE, |_| true, now, GRACE);
         assert!(presence.update(&holders(&[(7, "new")]), FREE, |node| node.as_str() == "new", now, GRACE));
         assert_eq!(intercepted(&presence), one("new", false));
-        // The other one is no edge: what is sent there goes there.
+        // The other node is not an edge, so traffic is no longer intercepted.
         assert!(presence.update(&holders(&[(7, "cloud")]), FREE, |_| false, now, GRACE));
         assert!(presence.nodes().is_empty());
     }
@@ -599,10 +602,10 @@ mod presence_tests {
         let mut presence = InterceptedAddresses::default();
         presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
         presence.update(&holders(&[]), FREE, |_| false, now, GRACE);
-        assert_eq!(intercepted(&presence), one("edge7", true), "the link is gone, and the claim with it");
+        assert_eq!(intercepted(&presence), one("edge7", true), "the link has ended, and the claim with it");
         presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
         presence.update(&holders(&[]), FREE, |_| true, now, GRACE);
-        assert!(presence.nodes().is_empty(), "the node is linked, and does not say it any more");
+        assert!(presence.nodes().is_empty(), "the node is linked and no longer claims it");
     }
 
     #[tokio::test]
@@ -616,7 +619,7 @@ mod presence_tests {
         presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
         assert_eq!(gone(&mut presence, false), one("edge7", true));
         assert_eq!(gone(&mut presence, true), []);
-        // Who is believed more than a pod's node still says it.
+        // A source with higher priority than the server's node still claims it.
         presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
         presence.update(&holders(&[(7, "edge7")]), |_, _| true, |_| false, now, GRACE);
         assert_eq!(intercepted(&presence), one("edge7", true));

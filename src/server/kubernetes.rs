@@ -1,4 +1,4 @@
-//! What a pod has from Kubernetes: the other pods, the Nodes, addresses, and its own certificates.
+//! What a server gets from Kubernetes: its peers, the Nodes, addresses, and its own certificates.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -35,17 +35,17 @@ use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
 use tunnel_net::tls::verify::EdgeCerts;
 
-/// The pods as Kubernetes reports them; all absent if it is not asked.
+/// The pods of the servers as reported by Kubernetes; all absent if that is not used.
 #[derive(Debug, Default)]
 pub(crate) struct ServerPods {
     /// All pods.
     #[cfg(feature = "kubernetes")]
     pub(crate) endpoints: Option<watch::Receiver<KnownEndpoints>>,
-    /// The gRPC addresses of the others.
+    /// The gRPC addresses of the peers.
     pub(crate) peers: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
-/// Follows the pods, if the settings name a Service. `port` is the gRPC port of all of them.
+/// Watches the pods of the servers, if the config names a Service. `port` is their common gRPC port.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn follow(
     cluster: Option<&ClusterSettings>,
@@ -53,22 +53,22 @@ pub(crate) fn follow(
     port: u16,
     drain: &Drain,
 ) -> ServerPods {
-    // That there is an address was checked with the settings.
+    // The config check ensures that there is an address.
     let (Some(cluster), Some(pod)) = (cluster, pod) else { return ServerPods::default() };
     let Some(service) = cluster.service.clone() else { return ServerPods::default() };
     let followed = EndpointWatch::new(cluster_access(cluster), service, SocketAddr::new(pod, port));
     let pods = ServerPods { endpoints: Some(followed.endpoints()), peers: Some(followed.peers()) };
-    drain.spawn(tracing::info_span!("pods"), followed.follow(drain.clone()));
+    drain.spawn(tracing::info_span!("server_pods"), followed.follow(drain.clone()));
     pods
 }
 
-/// Does nothing: a build without Kubernetes has no cluster in its settings.
+/// Does nothing: a build without Kubernetes has no cluster in its config.
 #[cfg(not(feature = "kubernetes"))]
 pub(crate) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> ServerPods {
     ServerPods::default()
 }
 
-/// The address book, kept up to date with the cluster if one is set; what the cluster does not list is a note in
+/// Returns the address book, kept up to date with the cluster if one is configured. Problems with the cluster appear in
 /// `readiness`.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
 pub(crate) fn watch_addresses(
@@ -87,8 +87,8 @@ pub(crate) fn watch_addresses(
     book
 }
 
-/// The ports of nodes that are led here, kept up to date with a ConfigMap if the settings name one; what is wrong there is
-/// a note in `readiness`. `own`: where this pod listens.
+/// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap if one is configured. Its
+/// errors appear in `readiness`. `own` are the addresses at which this server listens.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no ConfigMap then"))]
 pub(crate) fn watch_ports(
     settings: &ServerConfig,
@@ -117,8 +117,8 @@ pub(crate) fn watch_ports(
     watch::Sender::new(ProxyPorts::default()).subscribe()
 }
 
-/// Has names of nodes kept for DNS if the settings say so; what is wrong with that is a note in `readiness`. Returns the
-/// addresses to which they lead although no pod has them.
+/// Maintains the names of nodes for DNS if that is configured; errors appear in `readiness`. Returns the addresses in
+/// these records that do not belong to any server.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there are no Nodes then"))]
 pub(crate) fn run_node_names(
     settings: &ServerConfig,
@@ -148,26 +148,26 @@ pub(crate) fn run_node_names(
     watch::Sender::default().subscribe()
 }
 
-/// How to reach the cluster.
+/// Converts the config of a cluster.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn cluster_access(cluster: &ClusterSettings) -> Cluster {
     let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
     Cluster { kubeconfig, namespace }
 }
 
-/// Whose certificates edges may show; `None`: nobody's.
+/// Returns the CAs of certificates that edges may present; `None` if they may present none.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
     Some(EdgeCerts { ca: settings.csr.as_ref()?.agent_ca.clone()? })
 }
 
-/// Nobody's: a build without Kubernetes has no cluster in its settings.
+/// Returns `None`: a build without Kubernetes has no cluster in its config.
 #[cfg(not(feature = "kubernetes"))]
 pub(crate) fn agents(_: &ServerConfig) -> Option<EdgeCerts> {
     None
 }
 
-/// Follows the Nodes of the cluster, if the settings ask for anything there that takes the right to list Nodes.
+/// Watches the Nodes of the cluster, if the config uses anything that requires the permission to list Nodes.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
 pub(crate) fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
     #[cfg(feature = "kubernetes")]
@@ -187,9 +187,9 @@ pub(crate) fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<Clu
 
 // Keeps the certificates of `[mode.cloud.csr]` issued.
 
-/// The certificates that a pod has signers issue; by default none.
+/// The certificates of a server that signers issue; by default none.
 #[derive(Debug, Default)]
-#[must_use = "they are renewed by `Pod::keep`"]
+#[must_use = "they are renewed by `Server::keep`"]
 pub struct IssuedCertificates {
     #[cfg(feature = "kubernetes")]
     keepers: Vec<CertificateRenewer>,
@@ -197,8 +197,8 @@ pub struct IssuedCertificates {
 
 #[cfg(feature = "kubernetes")]
 impl IssuedCertificates {
-    /// Completes once there is a certificate of each kind that the settings ask for; until then a pod that shows them
-    /// cannot start. It tries for ever, and says in the log why it has to. Cancel safe.
+    /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot
+    /// start earlier. Retries forever and logs the reasons. Cancel safe.
     pub async fn wait_ready(settings: &ServerConfig) -> Self {
         let mut keepers = renewers(settings);
         futures_util::future::join_all(keepers.iter_mut().map(CertificateRenewer::first)).await;
@@ -208,14 +208,14 @@ impl IssuedCertificates {
 
 #[cfg(not(feature = "kubernetes"))]
 impl IssuedCertificates {
-    /// Asks for nothing: a build without Kubernetes has no cluster in its settings.
+    /// Requests nothing: a build without Kubernetes has no cluster in its config.
     pub async fn first(_: &ServerConfig) -> Self {
         Self::default()
     }
 }
 
 impl Server {
-    /// Renews them until the pod stops; `/readyz` shows what is in the way.
+    /// Renews the certificates until the server stops; `/readyz` reports what prevents it.
     #[cfg_attr(
         not(feature = "kubernetes"),
         expect(unused_variables, clippy::needless_pass_by_value, reason = "there are none then")

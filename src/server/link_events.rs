@@ -1,4 +1,4 @@
-//! What a link at work asks of the pod: sessions to relay or to dial, paths, and the plain dialect's bridge.
+//! Events of links at a server: sessions to relay or to dial, paths, and the bridge to the plain dialect.
 
 use std::net::Ipv4Addr;
 use std::pin::pin;
@@ -23,7 +23,7 @@ use tunnel_link::session::stream::{IncomingSession, OpenOutcome};
 use tunnel_link::table::{Event, RelayRequest, SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
-/// Drives a link until it ends, then looks for new paths for its sessions.
+/// Drives a link until it ends, then searches for new paths for its sessions.
 pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd {
     shared.link_context.metrics.links.inc();
     let room = search_permits(shared);
@@ -37,13 +37,13 @@ pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd 
     why
 }
 
-/// The searches that one more link may cause at once.
+/// Returns the permits for concurrent searches of one more link.
 pub(crate) fn search_permits(shared: &ServerContext) -> SearchPermits {
     let own = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     SearchPermits { per_link: own, all: shared.search_permits.clone() }
 }
 
-/// Does what the link of `sender` asks for.
+/// Handles an event of the link of `sender`.
 pub(crate) fn handle_event(
     event: Event,
     sender: &Arc<LinkSender>,
@@ -52,8 +52,8 @@ pub(crate) fn handle_event(
 ) {
     match event {
         Event::Incoming(offer) => {
-            // Never happens: a pod gets its requests as `Event::Request` first.
-            let why = format!("edges may not reach {} through this pod", offer.target());
+            // Never happens: a server receives its requests as `Event::RelayRequest` first.
+            let why = format!("edges may not reach {} through this server", offer.target());
             offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
         Event::Parked(parked) => shared.route.spawn_resume(parked, &shared.link_context.drain),
@@ -66,7 +66,7 @@ pub(crate) fn handle_event(
         }
         Event::Conflict(node, conflict) => shared.finder.on_conflict(&node, conflict),
         Event::Drain(_) => {
-            // The edge has another link now, over which it is found.
+            // The edge has another link now and is found by that.
             shared.registry.retire_link(sender);
             shared.link_context.table.detach_relays(sender, |_| true);
         }
@@ -78,40 +78,42 @@ pub(crate) fn handle_event(
     }
 }
 
-/// A link has ended: new paths are looked for, for its sessions.
+/// Handles the end of a link: searches for new paths for its sessions.
 pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) {
     shared.link_context.metrics.links.dec();
     shared.link_context.metrics.links_ended.count(why.name());
     let parked = link.end(why);
     let node = link.sender.peer.node().map(field::display);
-    info!(link = %link.sender.id, node, %why, sessions = parked.len(), "link has ended");
+    info!(link = %link.sender.id, node, reason = %why, sessions = parked.len(), "link has ended");
     for parked in parked {
         shared.route.spawn_resume(parked, &shared.link_context.drain);
     }
 }
 
-/// Has the sessions of a link that is not to carry them any more go on over its node's current one. The link itself stays:
-/// if it was silent for the process that dialled it, and answers first after all, the new one ends, and they come back.
+/// Migrates the sessions of a retired link to the node's primary link.
+///
+/// The link itself stays. If it was unresponsive for the process that dialled it and answers first after all, the new
+/// link ends, and the sessions return.
 pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, shared: &ServerContext) {
     let table = &shared.link_context.table;
     table.detach_relays(left, |_| true);
     let parked = table.leave(left, |_, _| true);
     let node = left.peer.node().map(field::display);
-    info!(link = %left.id, node, sessions = parked.len(), "the far end has another link: sessions go on there");
+    info!(link = %left.id, node, sessions = parked.len(), "sessions migrated to new link");
     for parked in parked {
         shared.route.spawn_resume(parked, &shared.link_context.drain);
     }
 }
 
-/// After a node has linked anew at the pod `at`, here or as was `found` elsewhere: pings its older links, and drops
-/// those that do not answer.
+/// Retires older links of a node that has linked at the server `at`, here or as `found` elsewhere. Pings them and drops
+/// them if they do not answer.
 pub(crate) fn retire_old_links(at: Instance, node: NodeName, found: Option<Found>, shared: &ServerContext) {
     if shared.peers.is_none() {
         return;
     }
-    // Beyond that many at once, the silence of a dead link shows that it is dead.
+    // Beyond the limit nothing is pinged, and a dead link is detected by its ping timeout.
     let Ok(permit) = shared.move_permits.clone().try_acquire_owned() else { return };
-    let (span, shared) = (info_span!("moved", %node), shared.clone());
+    let (span, shared) = (info_span!("node_moved", %node), shared.clone());
     shared.link_context.drain.clone().spawn(span, async move {
         let contest = async {
             if let Some(found) = found {
@@ -127,15 +129,16 @@ pub(crate) fn retire_old_links(at: Instance, node: NodeName, found: Option<Found
     });
 }
 
-/// Nodes whose older links are pinged at once. Bounds what a pod that announces nodes without end can cause.
+/// Maximum number of nodes whose older links are pinged at once. Limits the effect of a server that announces nodes
+/// endlessly.
 pub(crate) const MAX_CONCURRENT_MOVES: usize = 10_000;
 
-// Requests that come over links: which are relayed to a node, which this pod dials, which it refuses.
+// Requests that arrive over links: which are relayed to a node, dialled by this server or refused.
 
-/// Answers a request that came over a link. `room` limits the searches that this link may cause at once.
+/// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
     match &request.from().peer {
-        // An edge does not reach its own node through a pod: with that name it asks for a target of the cloud.
+        // An edge does not reach its own node through a server: with that name it requests a target of the cloud.
         Remote::Edge(edge) if edge == request.node() && request.instance().is_none() => {
             dial_for_edge(request, shared)
         }
@@ -154,10 +157,10 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
     }
 }
 
-/// Refuses an edge a node that edges may not reach; counts and logs it.
+/// Refuses a request of an edge for a node that it may not reach; counts and logs that.
 fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     let (node, metrics) = (request.node(), &shared.link_context.metrics);
-    let why = format!("edges may not reach node {node}: their pod's mode.cloud.allow.nodes does not hold it");
+    let why = format!("edges may not reach node {node}: not in mode.cloud.allow.nodes of their server");
     let asker = request.from().peer.node();
     let linked = asker.and_then(|asker| shared.registry.link_of(asker));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
@@ -170,7 +173,7 @@ fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     request.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why));
 }
 
-/// Relays the request in a task of its own, as the search for a path may take seconds.
+/// Relays the request in its own task, because the search for a path may take seconds.
 fn spawn_relay(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
     let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
@@ -184,49 +187,49 @@ fn spawn_relay(request: RelayRequest, shared: &ServerContext, room: &SearchPermi
 /// Dials a target of the cloud for an edge.
 fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
     if shared.stopping.is_cancelled() {
-        // With this code the edge asks the pod that it links to next.
-        return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "this pod is stopping"));
+        // With this code the edge tries the server that it links to next.
+        return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "this server is stopping"));
     }
     if let Some(offer) = request.offer() {
         shared.backend.serve_incoming(offer);
     }
 }
 
-/// What edges ask of a pod, in metrics and the access log.
+/// The name of edges' requests to a server in metrics and the access log.
 const FRONT: &str = "backend";
-/// Searches for nodes and pods that run at once for all edges; each takes a few seconds at most.
+/// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
-/// Of these, for one edge.
+/// Maximum number of concurrent searches for one edge.
 pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;
 
-// Paths for sessions that others ask to have relayed through this pod, found by the same search as for our own.
+// Paths for sessions that others request to relay through this server, found by the same search as for its own.
 
-/// How many searches may run at once: for one link, and for all together. A node that is linked here, or remembered,
-/// needs no search.
+/// The permits for concurrent searches, of one link and in total. A node that is linked here, or cached, needs no
+/// search.
 #[derive(Debug, Clone)]
 pub struct SearchPermits {
-    /// Searches for this link.
+    /// Permits for this link.
     pub per_link: Arc<Semaphore>,
-    /// Searches for all links.
+    /// Permits for all links.
     pub all: Arc<Semaphore>,
 }
 
 impl SessionRouter {
-    /// Relays an edge's request to the node it names, or to the pod that has dialled for the edge, and goes on looking
-    /// while the answer is *not here*.
+    /// Relays an edge's request to its node, or to the server that has dialled for the edge. Continues searching while
+    /// the answer is *not here*.
     ///
-    /// Only its opener moves a session to another path. So once a request may have reached its acceptor, this pod does
-    /// not try a second path by itself: it sends the opener Lost, and what it has learned serves the opener's next
-    /// attempt.
+    /// Only the opener of a session moves it to another path. Once a request may have reached its acceptor, this server
+    /// does not try a second path on its own. It sends Lost to the opener, and what it has learned serves the opener's
+    /// next attempt.
     ///
-    /// Returns the request with the node's link if that is a plain one: this pod is then to be the session's end.
+    /// Returns the request with the node's link if that is plain: this server must then be the end of the session.
     pub async fn relay(
         &self,
         request: RelayRequest,
         room: &SearchPermits,
     ) -> Option<(RelayRequest, Arc<LinkSender>)> {
         let (node, instance) = (request.node().clone(), request.instance());
-        // An edge serves its own node itself, so by that name it means the cloud.
+        // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_servers() } else { self.paths.clone() };
         let resumes = request.target().is_none();
@@ -266,18 +269,18 @@ impl SessionRouter {
         }
     }
 
-    /// Relays another pod's request to a node that is linked to this one. That pod has searched already, and only our
-    /// own links are looked at, so there is at most one hop between pods.
+    /// Relays a peer's request to a node that is linked here. That peer has already searched and only local links are
+    /// used here, so there is at most one hop between servers.
     ///
-    /// Returns the request as [`Self::relay`] does.
+    /// Returns the request like [`Self::relay`].
     pub fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
         let Some(linked) = self.paths.here(request.node()).filter(|linked| !linked.sender.is_closed()) else {
-            let why = format!("node {} is not linked to this pod", request.node());
+            let why = format!("node {} is not linked to this server", request.node());
             request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
             return None;
         };
         if request.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
-            let why = format!("node {} is linked as another process", request.node());
+            let why = format!("node {} is linked by another process", request.node());
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;
         }
@@ -289,30 +292,32 @@ impl SessionRouter {
     }
 }
 
-/// Runs a search, and takes a permit for it unless it is ready at once. An error names the owner of the permits that
-/// are used up.
+/// Runs a search, with a permit unless it is ready at once. The error names the limit that was reached.
 async fn with_permit<T>(looking: impl Future<Output = T>, room: &SearchPermits) -> Result<T, &'static str> {
     let mut looking = pin!(looking);
     if let Some(found) = looking.as_mut().now_or_never() {
         return Ok(found);
     }
     let own = room.per_link.try_acquire();
-    let _own = own.map_err(|_| "too many nodes are looked for at once on this link")?;
+    let _own = own.map_err(|_| "too many concurrent node searches on this link")?;
     let all = room.all.try_acquire();
-    let _all = all.map_err(|_| "too many nodes are looked for at once on this pod")?;
+    let _all = all.map_err(|_| "too many concurrent node searches on this server")?;
     Ok(looking.await)
 }
 
-/// The answer to the opener if no path was found. For an Open it is final, as the search has taken as long as a client
-/// waits. After a Resume the opener may try again.
+/// Returns the error for the opener if no path was found. For an Open it is final, because the search has taken as long
+/// as a client waits. After a Resume the opener may try again.
 fn refusal(missing: &NodeNotFound, own: bool, resumes: bool) -> SessionError {
     if own && missing.trouble.is_empty() {
-        return SessionError::new(ErrorCode::UnknownSession, "the pod that dialled for this session is gone");
+        return SessionError::new(
+            ErrorCode::UnknownSession,
+            "the server that dialled for this session has stopped",
+        );
     }
     if own {
         return SessionError::new(
             ErrorCode::NodeNotConnected,
-            format!("the pod that holds this session is not found{missing}"),
+            format!("the server that holds this session was not found{missing}"),
         );
     }
     let code = match (resumes, missing.another) {
@@ -323,14 +328,14 @@ fn refusal(missing: &NodeNotFound, own: bool, resumes: bool) -> SessionError {
     SessionError::new(code, format!("it {}", missing.sentence()))
 }
 
-/// How long a pod looks for the other end of a session before the opener tries again. Other pods are known by names and
-/// lists that take up to 5 s to follow.
+/// How long a server searches for the remote end of a session before the opener tries again. Names and lists of peers
+/// take up to 5 s to refresh.
 const LOOKED_FOR: Duration = Duration::from_secs(6);
 
-// Joins a session of another pod with one to a node that is linked here with the plain dialect. A plain link cannot
-// resume, so this pod is an end of both sessions.
+// Joins a peer's session with a session to a node that is linked here with the plain dialect. A plain link cannot
+// resume, so this server is an end of both sessions.
 
-/// Accepts the request as the session's end, and opens a plain session to the node.
+/// Accepts the request as the end of the session, and opens a plain session to the node.
 pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &ServerContext) {
     let node = request.node().clone();
     if let Some(offer) = request.offer() {
@@ -341,7 +346,7 @@ pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, sh
     }
 }
 
-/// Opens a plain session for another pod's offer, and copies between the two until both are done.
+/// Opens a plain session for a peer's offer, and copies between the two until both are done.
 async fn bridge_to_plain(
     offer: IncomingSession,
     node: NodeName,
@@ -353,8 +358,10 @@ async fn bridge_to_plain(
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
         Ok(opening) => opening,
         Err(TableFull) => {
-            return offer
-                .refuse(SessionError::new(ErrorCode::Overloaded, "too many sessions at once on that pod"));
+            return offer.refuse(SessionError::new(
+                ErrorCode::Overloaded,
+                "too many concurrent sessions on that server",
+            ));
         }
     };
     opening.ask(&plain, None);
@@ -369,7 +376,7 @@ async fn bridge_to_plain(
         Ok(OpenOutcome::NoPath) => {
             return offer.refuse(SessionError::new(
                 ErrorCode::NodeNotConnected,
-                format!("the link of node {node} is gone"),
+                format!("the link of node {node} has closed"),
             ));
         }
         Err(_) => {
@@ -381,5 +388,5 @@ async fn bridge_to_plain(
     bridge_sessions(offer.accept(), opening.into_session(), alive).await;
 }
 
-/// The front end's name under which metrics count these sessions.
+/// The listener label of these sessions in metrics.
 const BRIDGE_FRONT: &str = "bridge";

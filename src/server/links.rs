@@ -1,4 +1,4 @@
-//! The pod's side of links: connections let in, calls judged, links driven until they end.
+//! The server's side of links: connections are accepted, calls authorized, and links driven until they end.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -31,8 +31,8 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
 use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
 
-/// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
-/// header), and those that are `made` to other pods.
+/// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
+/// in the networks of `proxies` send a PROXY header.
 pub(crate) fn spawn(
     listener: TcpAccept,
     proxies: Networks,
@@ -42,7 +42,7 @@ pub(crate) fn spawn(
 ) {
     let links = shared.link_context.drain.clone();
     if let Some(made) = made {
-        links.spawn(info_span!("siblings"), run_dialled_links(made, shared.clone()));
+        links.spawn(info_span!("peers"), run_dialled_links(made, shared.clone()));
     }
     let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
@@ -57,7 +57,7 @@ pub(crate) fn spawn(
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
-/// Accepts or refuses calls, each in a task of its own, as pinging an older link takes a while.
+/// Accepts or refuses calls, each in its own task, because pinging an older link takes a while.
 async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: ServerContext) {
     let links = shared.link_context.drain.clone();
     loop {
@@ -70,17 +70,17 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Server
             None => return,
             Some(IncomingCall::Call(call)) => *call,
             Some(IncomingCall::Enrol(petition)) => {
-                let span = info_span!("petition", from = %petition.from);
+                let span = info_span!("enrol", remote_addr = %petition.from);
                 links.spawn(span, registry::judge(petition, shared.clone()));
                 continue;
             }
         };
         let (span, shared) = match &call.caller {
-            // As with the connection's: there are thousands of them.
+            // Only for debugging, like the span of the connection: there are thousands of edges.
             Caller::Edge(hello) => {
-                (debug_span!("link", node = %hello.node, from = %call.from), shared.clone())
+                (debug_span!("link", node = %hello.node, remote_addr = %call.from), shared.clone())
             }
-            Caller::Peer { .. } => (info_span!("link", server = %call.from), shared.clone()),
+            Caller::Peer { .. } => (info_span!("link", peer = %call.from), shared.clone()),
         };
         links.spawn(span, admit_call(call, shared));
     }
@@ -99,7 +99,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     if let Err(why) = shared.proven.authenticate_fresh(&evidence).await {
         refused.count("token");
         if shared.link_context.metrics.refusals.may_log("token", call.from.ip()) {
-            warn!(node = %hello.node, from = %call.from, "refused: {why}");
+            warn!(node = %hello.node, remote_addr = %call.from, reason = %why, "edge refused");
         }
         shared.registry.refused(&hello.node, &why.to_string());
         return call.refuse(CallRejection::Token);
@@ -110,10 +110,10 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     }
     if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, call.from).await {
         refused.count("name_taken");
-        debug!(%taken, "refused");
+        debug!(error = %taken, "edge refused");
         shared
             .registry
-            .refused(&hello.node, &format!("another process came as this node, from {}", call.from));
+            .refused(&hello.node, &format!("another process tried to link as this node from {}", call.from));
         return call.refuse(CallRejection::NameTaken(taken.to_string()));
     }
     let from = call.from;
@@ -130,10 +130,10 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     let link = call.accept();
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
-    info!(link = %sender.id, node = %hello.node, %from, edge, dialect = %hello.dialect, "node is linked");
+    info!(link = %sender.id, node = %hello.node, remote_addr = %from, edge, dialect = %hello.dialect, "node is linked");
     shared.proven.track(&sender, &evidence);
     if let Some(silent) = shared.registry.insert(linked(&sender), hello.purpose == LinkPurpose::Backup) {
-        // The other one may be as silent.
+        // The interactive link may also be unresponsive.
         if let Some(beside) = silent.set_interactive(None) {
             migrate_sessions(&beside, &shared);
         }
@@ -156,7 +156,7 @@ async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: Server
     }
     let link = call.accept();
     let sender = link.sender.clone();
-    info!(link = %sender.id, server = ?instance, "another pod has linked");
+    info!(link = %sender.id, peer = ?instance, "peer is linked");
     if let Some(peers) = &shared.peers {
         for silent in peers.add_incoming(&sender, beside) {
             migrate_sessions(&silent, &shared);
@@ -168,7 +168,7 @@ async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: Server
     }
 }
 
-/// Drives the links that this pod has dialled to other pods.
+/// Drives the links that this server has dialled to peers.
 async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: ServerContext) {
     let links = shared.link_context.drain.clone();
     loop {
@@ -179,38 +179,38 @@ async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: ServerContext
         };
         let Some(link) = link else { return };
         let (span, shared) =
-            (info_span!("link", server = link.sender.instance.map(field::debug)), shared.clone());
+            (info_span!("link", peer = link.sender.instance.map(field::debug)), shared.clone());
         links.spawn(span, async move { drop(run_link(link, &shared).await) });
     }
 }
 
-// Connections to the gRPC port: first byte, TLS handshake, then the gRPC layer, each with its own time limit.
+// Connections to the gRPC port: first byte, TLS handshake, then the gRPC layer, each with its own timeout.
 
 /// The handler of connections to the gRPC port.
 #[derive(Debug)]
 pub(crate) struct LinkConnectionHandler {
     pub(crate) arrivals: mpsc::Sender<IncomingCall>,
-    /// Limits how many do their handshake or make their call at once. When thousands of edges come back at once they
-    /// queue here: a rejected edge would only dial again later.
+    /// Limits concurrent handshakes and calls. When thousands of edges link again at once they queue here: a rejected
+    /// edge would only dial again later.
     pub(crate) handshakes: TlsHandshaker,
     pub(crate) handshake_failures: HandshakeFailures,
     pub(crate) shared: ServerContext,
 }
 
 impl ConnectionHandler for LinkConnectionHandler {
-    /// Only for debugging: a span costs memory and time as long as the link lives, which may do nothing for days.
+    /// Only for debugging: a span costs memory and time while the link lives, which may be idle for days.
     fn span(&self, from: SocketAddr) -> Span {
-        debug_span!("link", %from)
+        debug_span!("link", remote_addr = %from)
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let Accepted { socket, from, slot } = accepted;
         let refused = &self.shared.link_context.metrics.calls_refused;
         if let Err(e) = tune_link(&socket, self.shared.link_context.congestion.as_deref()) {
-            return debug!(error = %e, "connection was gone at once");
+            return debug!(error = %e, "connection closed immediately");
         }
         let shaking = self.handshakes.accept(socket, from, &slot);
-        let shaken = match shaking.instrument(info_span!("handshake", %from)).await {
+        let shaken = match shaking.instrument(info_span!("handshake", remote_addr = %from)).await {
             Ok(shaken) => shaken,
             Err(failure) => {
                 refused.count(failure.cause);
@@ -222,7 +222,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         };
         let TlsAccepted { stream: io, permit: turn, until } = shaken;
         let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
-        // Beside edges only pods have certificates that pass the check, so any other caller with one may claim to be a pod.
+        // Besides edges only servers have accepted certificates, so any other caller with one may claim to be a server.
         let certificate = match shown.map(|leaf| self.shared.proven.node_of_certificate(leaf)) {
             None => Certificate::None,
             Some(None) => Certificate::Peer,
@@ -235,20 +235,20 @@ impl ConnectionHandler for LinkConnectionHandler {
     }
 }
 
-/// Connections at once that have no accepted call yet. Most cost little, as they wait for a byte or for their turn. Whoever
-/// is sent away comes again, and what was done for it is done twice: so a crowd of edges has to fit in here.
+/// Maximum number of connections without an accepted call. Most cost little, because they wait for a byte or a permit.
+/// A rejected caller retries, and the work done for it is repeated, so a crowd of edges must fit in here.
 pub(crate) const CONNECTIONS: usize = 20_000;
 
-// Tells of callers whose TLS handshake fails: whose edge it is nobody knows, so its address and the cause have to do.
+// Logs failed TLS handshakes by address and cause; before the handshake no edge is known.
 
-/// Failed handshakes of the last minute. The first ones of a minute are told at once, all others are summed up at its
-/// end, so that no caller can fill the log. Cheap to clone.
+/// Failed handshakes of the last minute. The first ones of a minute are logged at once and the others summarised at its
+/// end, so that no caller can flood the log. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HandshakeFailures(Arc<Mutex<FailureWindow>>);
 
 #[derive(Debug, Default)]
 struct FailureWindow {
-    /// By address and cause; of the rest only the number is kept.
+    /// By address and cause; the others are only counted.
     known: HashMap<(IpAddr, &'static str), FailureCount>,
     others: u64,
 }
@@ -260,8 +260,8 @@ struct FailureCount {
 }
 
 impl HandshakeFailures {
-    /// Tells of a failed handshake, now or at the end of the minute. Who only closes its connection, as balancers do
-    /// that look whether the port is open, is not told of.
+    /// Records a failed handshake, to be logged now or at the end of the minute. Closed connections are ignored,
+    /// because balancers close theirs after checking that the port is open.
     pub(crate) fn record(&self, from: IpAddr, fault: &HandshakeError) {
         if *fault == HandshakeError::Closed {
             return;
@@ -275,7 +275,7 @@ impl HandshakeFailures {
                 let why = format!("{fault}{}", hint(fault));
                 let at_once = minute.known.len() < MAX_LOGGED_AT_ONCE;
                 if at_once {
-                    warn!(%from, cause = fault.name(), "a caller's TLS handshake failed: {why}");
+                    warn!(remote_addr = %from, reason = fault.name(), error = %why, "TLS handshake failed");
                 }
                 minute
                     .known
@@ -284,7 +284,7 @@ impl HandshakeFailures {
         }
     }
 
-    /// Once a minute sums up what was not told, until draining begins. Cancel safe.
+    /// Logs a summary of the other failures once a minute, until draining begins. Cancel safe.
     pub(crate) async fn run_summary(self, drain: Drain) {
         loop {
             tokio::select! {
@@ -310,51 +310,45 @@ impl HandshakeFailures {
             .map(|((from, _), count)| format!("{from}, {} times: {}", count.unlogged, count.why))
             .collect();
         let addresses = untold.len();
-        warn!(
-            failed,
-            addresses,
-            "more TLS handshakes of callers failed within a minute: {}",
-            shown.join(" | ")
-        );
+        warn!(failed, addresses, details = %shown.join(" | "), "more TLS handshakes failed within a minute");
     }
 }
 
-/// What mends it, as far as the cause shows that.
+/// Returns a hint if the cause allows one.
 fn hint(fault: &HandshakeError) -> &'static str {
     use tokio_rustls::rustls::AlertDescription as Alert;
     match fault {
         HandshakeError::AlertReceived(Alert::UnknownCA) => {
-            "; that edge's mode.edge.stream.client.cert does not hold the authority that has signed our \
-             mode.cloud.stream.server.cert"
+            "; add the CA that issued our mode.cloud.stream.server.cert to that edge's mode.edge.stream.client.cert"
         }
         HandshakeError::AlertReceived(Alert::CertificateExpired) => {
-            "; our mode.cloud.stream.server.cert is out of its dates, or that machine's clock is wrong"
+            "; renew our mode.cloud.stream.server.cert, or correct that machine's clock"
         }
         HandshakeError::AlertReceived(_) => {
-            "; most often our mode.cloud.stream.server.cert does not carry the name that the edge dials (its dns, or the \
+            "; check that our mode.cloud.stream.server.cert has the name that the edge dials (its dns, or the \
              host of its server_name)"
         }
-        HandshakeError::NotTls => "; something else than an edge has come to this port",
+        HandshakeError::NotTls => "; only edges and servers can use this port",
         fault if fault.is_of_the_certificate() => {
-            "; an edge may show one (its mode.edge.csr) only of an authority in agent_ca of our mode.cloud.csr, and another \
-             pod has to show one that mode.cloud.stream.server.ca has signed"
+            "; an edge (its mode.edge.csr) needs a certificate from a CA in agent_ca of our mode.cloud.csr, and \
+             a server one from mode.cloud.stream.server.ca"
         }
         _ => "",
     }
 }
 
-/// Pairs of address and cause that are known apart within a minute.
+/// Maximum number of (address, cause) pairs tracked per minute.
 const MAX_TRACKED: usize = 256;
-/// Of these, told at once.
+/// Maximum number of these that are logged at once.
 const MAX_LOGGED_AT_ONCE: usize = 5;
-/// Of these, told in the summary.
+/// Maximum number of these in the summary.
 const MAX_SUMMARISED: usize = 5;
 const MINUTE: Duration = Duration::from_secs(60);
 
-// The pod's side of an interactive link, which an edge makes beside its link that is busy with bulk.
+// The server's side of an interactive link, which an edge makes in addition to a link that is busy with bulk data.
 
-/// Puts the link beside its node's current one, and sorts the sessions of both until it ends. A node that is not linked to
-/// this pod, as behind a balancer, is refused.
+/// Adds the link to its node's primary link, and distributes the sessions of both until it ends. A node that is not
+/// linked to this server is refused, which happens with a balancer.
 pub(crate) async fn admit_interactive(
     call: Call,
     linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
@@ -370,7 +364,7 @@ pub(crate) async fn admit_interactive(
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.stand_beside(linked(&sender)) else { return };
     shared.proven.track(&sender, evidence);
-    info!(link = %sender.id, node = %hello.node, beside = %busy.id, "an interactive link");
+    info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
@@ -382,13 +376,13 @@ pub(crate) async fn admit_interactive(
 async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
     shared.link_context.metrics.links.inc();
     let room = search_permits(shared);
-    // The edge watches the link too, but cannot tell this pod that it is dead: its next try may come to another pod.
+    // The edge watches the link as well, but cannot report its death here: its next attempt may reach another server.
     link.watch();
     let sender = link.sender.clone();
     let (mut sorting, mut looks) =
         (TrafficClassifier::default(), interval(TrafficClassifier::SAMPLE_INTERVAL));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Nothing is moved there before its edge has said something: a line may pass the hello and nothing more.
+    // Nothing is moved there before its edge has sent something: a line may pass the hello and nothing more.
     let mut is_new = true;
     let why = loop {
         tokio::select! {
@@ -402,7 +396,7 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
                 Err(why) => break why,
             },
             () = sender.wait_unresponsive() => {
-                info!(link = %sender.id, "the interactive link has fallen silent: it is closed");
+                info!(link = %sender.id, "unresponsive interactive link closed");
                 break LinkEnd::ClosedLocally;
             }
             _ = looks.tick() => {

@@ -1,4 +1,4 @@
-//! Sets up links to other pods, and the search for nodes there.
+//! Sets up links to peers, and the search for nodes there.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -25,43 +25,43 @@ use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{self, Identity, PeerTls, PeerTlsConfig};
 
-/// The finder of nodes, and what a pod that is one of several needs beside it.
+/// The finder of nodes, and the state that a server with peers needs in addition.
 #[derive(Debug)]
 pub(crate) struct FinderParts {
     pub(crate) finder: Arc<Finder>,
     pub(crate) several: Option<PeerParts>,
 }
 
-/// There if this pod is one of several.
+/// The state of a server with peers.
 #[derive(Debug)]
 pub(crate) struct PeerParts {
     pub(crate) peers: Arc<Peers>,
-    /// Links that were made to other pods, for the caller to drive.
+    /// Links that were made to peers, to be driven by the caller.
     pub(crate) made: mpsc::Receiver<Link>,
 }
 
-/// What the search for nodes needs of the core.
+/// The parts of the core that the finder needs.
 #[derive(Debug)]
 pub(crate) struct FinderDeps<'a> {
     pub(crate) link_context: &'a LinkContext,
     pub(crate) pool: &'a Pool,
     pub(crate) zone: &'a Arc<Zone>,
-    /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
+    /// TLS for dialling peers; `None` if there are none, or this server has no certificate for them.
     pub(crate) tls: Option<Reload<PeerTls>>,
-    /// Resolves the names of other pods in the settings.
+    /// Resolves the names of peers in the config.
     pub(crate) resolver: &'a Resolver,
     /// Resolves the names of nodes.
     pub(crate) dns: &'a Resolver,
-    /// Addresses that no pod has, although names of nodes lead there in DNS.
+    /// Addresses in the DNS records of nodes that do not belong to any server.
     pub(crate) no_servers: &'a watch::Receiver<BTreeSet<IpAddr>>,
     /// The nodes that are linked here.
     pub(crate) registry: Arc<Registry>,
-    /// This pod's gRPC port.
+    /// This server's gRPC port.
     pub(crate) port: u16,
 }
 
-/// Reads the TLS files for dialling other pods; `None` if no other pods are set, or the files do not allow links to
-/// them. The latter is a fault if the settings name other pods, else a warning.
+/// Reads the TLS files for dialling peers. Returns `None` if no peers are configured, or the files do not allow links
+/// to them. The latter is an error if the config names peers, otherwise a warning.
 pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<PeerTls>> {
     let asked = &settings.registry.peers;
     if !asked.several {
@@ -73,21 +73,22 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
     };
     match asked.named {
         Some(named) if named.must_link => {
-            let fault = format!("it names other pods, and none can be linked to: {REMEDY}: {why}");
+            let fault = format!("it names peers, but none can be linked to: {why}; {REMEDY}");
             startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(fault));
         }
         Some(named) => error!(
-            "{} names other pods, and none can be linked to, so that nodes are reached only through the very pod that \
-             they are linked to: {REMEDY}: {why}",
-            named.key
+            key = %named.key,
+            error = %why,
+            hint = REMEDY,
+            "cannot link to peers, only nodes linked here are reachable"
         ),
-        None => warn!("other pods cannot be asked for their nodes: {REMEDY}: {why}"),
+        None => warn!(error = %why, hint = REMEDY, "cannot ask peers for their nodes"),
     }
     None
 }
 
-/// Sets up what the settings ask for; without TLS for other pods, only the search among the nodes linked here.
-/// `cluster` has pods beside those of the settings.
+/// Sets up the finder as configured. Without TLS for peers, it only searches the nodes linked here. `cluster` has peers
+/// in addition to the configured ones.
 pub(crate) fn finder(
     asked: &PeerConfig,
     joined: FinderDeps<'_>,
@@ -112,7 +113,7 @@ pub(crate) fn finder(
     FinderParts { finder, several: Some(PeerParts { peers, made }) }
 }
 
-/// Shows in `/readyz` which of the listed pods do not answer, and why. This does not make the pod unready.
+/// Reports in `/readyz` which listed peers do not answer, and why. This does not make the server unready.
 pub(crate) fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
@@ -134,6 +135,6 @@ fn peer_tls(server: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<Pe
     PeerTlsConfig { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())
 }
 
-/// How to let pods link to each other.
+/// The hint for servers that cannot link to each other.
 const REMEDY: &str =
-    "give all pods a cert of one authority, and its certificate as ca, in [mode.cloud.stream.server]";
+    "in [mode.cloud.stream.server], give all servers a cert from one CA, and set ca to that CA";

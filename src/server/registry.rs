@@ -1,4 +1,4 @@
-//! The tasks around the registry: publishing, balance between pods, and invitations.
+//! The tasks around the registry: publishing, rebalancing between servers, and invitations.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -36,8 +36,8 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::Identity;
 use tunnel_proto::frame::{ErrorCode, Load, SessionError};
 
-/// Publishes the nodes of this pod, if the settings name a place. `dns` resolves names, to find those that have another
-/// owner; `port` is the gRPC port of all pods.
+/// Publishes the nodes of this server if that is configured. `dns` resolves names, to find those with another owner;
+/// `port` is the gRPC port of all servers.
 pub(crate) fn spawn_publisher(settings: &ServerConfig, dns: Resolver, core: &ServerCore, port: u16) {
     let servers = PeerLiveness { peers: core.context.peers.clone(), port };
     let Some(store) = store(settings, core, &servers) else { return };
@@ -59,20 +59,20 @@ pub(crate) fn spawn_publisher(settings: &ServerConfig, dns: Resolver, core: &Ser
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
 }
 
-/// Other pods, and addresses that are theirs in DNS although no pod has them.
+/// Peers, and addresses that are treated as servers in DNS although they belong to none.
 type PeerAddresses = (PeerLiveness, watch::Receiver<BTreeSet<IpAddr>>);
 
-/// Asks other pods for a sign of life.
+/// A check whether peers are alive.
 #[derive(Debug, Clone)]
 struct PeerLiveness {
-    /// The links to other pods; `None` if this pod is alone.
+    /// The links to peers; `None` if this server has none.
     peers: Option<Arc<Peers>>,
-    /// The gRPC port of all pods.
+    /// The gRPC port of all servers.
     port: u16,
 }
 
 impl PeerLiveness {
-    /// Whether a pod answers at that address. Cancel safe.
+    /// Returns true if a server answers at that address. Cancel safe.
     async fn answers(self, ip: IpAddr) -> bool {
         match self.peers {
             Some(peers) => peers.answers(ip, self.port).await,
@@ -81,10 +81,11 @@ impl PeerLiveness {
     }
 }
 
-/// The store for records; `None` if nothing is published. `servers` finds which of those with records are alive.
+/// Returns the store for records, or `None` if nothing is published. `servers` checks which servers with records are
+/// alive.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
 fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> Option<RecordStore> {
-    // The settings were checked to have an address.
+    // The config check ensures that there is an address.
     let (registry, server) = (&settings.registry, settings.pod_ip?);
     Some(match registry.publish.clone() {
         PublishConfig::None => return None,
@@ -104,13 +105,13 @@ fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> 
             RecordStore::ConfigMap(Box::new(ConfigMap::new(map)))
         }
         #[cfg(not(feature = "kubernetes"))]
-        // This is a fault that was noted with the files.
+        // An error that was noted with the files.
         PublishConfig::ConfigMap(_) => return None,
     })
 }
 
-/// Decides whether a name has another owner: asks `resolver` for its addresses, and `servers` whether one is a pod's, or one
-/// of `no_pods`, to which names of nodes lead for other clients of DNS.
+/// Returns the check whether a name has another owner. It resolves the name with `resolver` and compares the addresses
+/// with servers that are alive, and with `no_servers`, which nodes' records contain for other clients.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn record_policy(
     registry: &RegistrySettings,
@@ -133,12 +134,12 @@ fn record_policy(
     vet
 }
 
-/// The publisher's name in `/readyz`.
+/// The name of the publisher's condition in `/readyz`.
 const PUBLISHER_CONDITION: &str = "publisher";
 
-// How a pod reaches an etcd.
+// Access to etcd.
 
-/// How to reach an etcd.
+/// Converts the config of an etcd.
 pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
     EtcdAccess {
         members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
@@ -148,10 +149,10 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
     }
 }
 
-// Tells the other pods how many nodes this one has, and whether it is to be told of theirs, and asks edges to link there if
-// it has too many.
+// Reports this server's number of nodes to its peers, and whether it needs their announcements. Asks edges to link to
+// peers if it has too many.
 
-/// Runs until the pod's links end.
+/// Spawns the task, which runs until the server's links end.
 pub(crate) fn spawn_balance(shared: &ServerContext, settings: &ServerConfig) {
     let (moves, catches) = (settings.registry.rebalance, settings.intercept.is_some());
     let Some(peers) = shared.peers.clone() else { return };
@@ -170,7 +171,8 @@ pub(crate) fn spawn_balance(shared: &ServerContext, settings: &ServerConfig) {
             let (nodes, asked) = shared.registry.node_counts();
             if told.is_none_or(|told| told.elapsed() >= ANNOUNCE_INTERVAL) {
                 told = Some(Instant::now());
-                // Who has no nodes has nothing to compare; who catches is to hear of the others' at once.
+                // A server without nodes has nothing to compare. A server that intercepts must learn of its peers'
+                // nodes at once.
                 let hold = !stopping && (moves && nodes > 0 || catches);
                 let load = Load { nodes: nodes as u64, stopping, intercepts: catches && !stopping };
                 peers.broadcast_load(load, hold);
@@ -183,7 +185,7 @@ pub(crate) fn spawn_balance(shared: &ServerContext, settings: &ServerConfig) {
     });
 }
 
-/// Asks as many edges as it is time for. How many.
+/// Asks as many edges as are due. Returns how many were asked.
 fn rebalance(balance: &mut Balance, here: usize, peers: &Peers, shared: &ServerContext) -> usize {
     let loads = peers.loads();
     let nodes: Option<Vec<u64>> = loads.as_ref().map(|loads| loads.iter().map(|load| load.nodes).collect());
@@ -196,8 +198,8 @@ fn rebalance(balance: &mut Balance, here: usize, peers: &Peers, shared: &ServerC
     asked
 }
 
-/// The address of a pod that has fewer nodes than the mean, the likelier the more it lacks; `chance` is from 0 to 1. None
-/// if no such pod's address is known.
+/// Returns the address of a server with fewer nodes than the mean, chosen in proportion to what it lacks. `chance` is
+/// from 0 to 1. Returns `None` if no such server's address is known.
 fn pick_server(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr> {
     #[expect(clippy::cast_precision_loss, reason = "counts of nodes")]
     let lacks = loads.iter().filter_map(|load| Some((load.at?, (mean - load.nodes as f64).max(0.0))));
@@ -211,12 +213,12 @@ fn pick_server(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr>
         .map(|(at, _)| at)
 }
 
-/// Between two looks.
+/// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-// Nodes that join by invitation, as `[mode.cloud.invitations]` has it.
+// Nodes that join by invitation, as configured in `[mode.cloud.invitations]`.
 
-/// Opens the store, and follows it; `None`: nobody joins by invitation.
+/// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
 pub(crate) fn start(
     settings: &ServerConfig,
     files: &ServerFiles,
@@ -235,10 +237,10 @@ pub(crate) fn start(
             SharedState::Secret(Box::new(SecretSharedState::new(kubernetes::cluster_access(&cluster), name)))
         }
         #[cfg(not(feature = "kubernetes"))]
-        // This is a fault that was noted with the settings.
+        // An error that was noted with the config.
         Invitations::Secret(..) => return None,
     };
-    drain.spawn(info_span!("authority"), authority.clone().watch(drain.clone()));
+    drain.spawn(info_span!("ca"), authority.clone().watch(drain.clone()));
     let enrolment = Enrolment::new(cell, authority);
     let readiness = readiness.clone();
     let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
@@ -246,17 +248,17 @@ pub(crate) fn start(
     Some(enrolment)
 }
 
-/// Judges what somebody asks who is no node yet.
+/// Authorizes an enrolment request from a caller that is not a node yet.
 pub(crate) async fn judge(petition: EnrolRequest, shared: ServerContext) {
     let refused = &shared.link_context.metrics.calls_refused;
     let Some(enrolment) = &shared.enrolment else {
         refused.count("no_invitations");
         return petition
-            .refuse(SessionError::new(ErrorCode::NodeNotConnected, "nobody joins this cloud by invitation"));
+            .refuse(SessionError::new(ErrorCode::NodeNotConnected, "joining by invitation is not enabled"));
     };
     if shared.stopping.is_cancelled() {
         refused.count("stopping");
-        return petition.refuse(SessionError::new(ErrorCode::Overloaded, "this pod is stopping"));
+        return petition.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
     }
     let from = petition.from.ip();
     if let EnrolMethod::Join(JoinParams { secret, node, token }) = &petition.wish
@@ -264,7 +266,7 @@ pub(crate) async fn judge(petition: EnrolRequest, shared: ServerContext) {
     {
         refused.count("invitation");
         if shared.link_context.metrics.refusals.may_log("invitation", from) {
-            warn!(%from, node = logging::printable(node), "not joined: {why}");
+            warn!(remote_addr = %from, node = logging::printable(node), reason = %why, "join rejected");
         }
         let code =
             if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
@@ -273,8 +275,8 @@ pub(crate) async fn judge(petition: EnrolRequest, shared: ServerContext) {
     petition.accept(enrolment.certificates());
 }
 
-/// Below the prefix.
+/// The key below the prefix.
 const ETCD_KEY: &str = "enrolled";
 
-/// Its name in `/readyz`.
+/// The name of the invitations' condition in `/readyz`.
 const INVITATIONS_CONDITION: &str = "invitations";

@@ -1,4 +1,4 @@
-//! Starts the TCP front ends from `[mode.cloud.tcp]`.
+//! Starts the TCP listeners from `[mode.cloud.tcp]`.
 
 use std::sync::atomic::AtomicBool;
 
@@ -9,7 +9,7 @@ use crate::server::{ClientListener, ServerCore};
 use crate::startup::Startup;
 use crate::startup::access::AccessPolicies;
 
-/// Binds all ports; `None`: there are faults, which `startup` has noted.
+/// Binds all ports. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare(
     settings: &ServerConfig,
     gates: &mut AccessPolicies,
@@ -21,7 +21,7 @@ pub(crate) fn prepare(
         let port = port.clone();
         Some(ClientListener::tcp(listener?, guard?, move |core| front_end(port, core)))
     });
-    // All of them first, so that each fault is noted.
+    // All ports first, so that each error is noted.
     ports.collect::<Vec<_>>().into_iter().collect()
 }
 

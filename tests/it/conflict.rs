@@ -51,7 +51,7 @@ async fn of_two_machines_with_one_name_at_two_servers_the_older_link_stays_and_a
     let started = Stopwatch::start();
     let younger = start_edge(&place.edge("node1", servers[1].server.bound.grpc, ""));
     says(&younger, 503, &format!("node node1 is linked from {} by another process", keeps.from)).await;
-    says(&older, 200, "name: another process came as node node1, at pod ").await;
+    says(&older, 200, "name: another process tried to link as node node1 at peer ").await;
     wait_until("both pods count it", || conflicts(&servers[0]) > 0 && conflicts(&servers[1]) > 0).await;
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     wait_until("the younger link is gone", || servers[1].link("node1").is_none()).await;
@@ -69,8 +69,8 @@ async fn at_one_server_both_edges_are_told_too() {
     let server = TestServer::start(&place);
     let older = edge(&place, &server, "node1").await;
     let younger = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
-    says(&younger, 503, "by another process, which is alive").await;
-    says(&older, 200, "name: another process came as node node1, from 127.0.0.1:").await;
+    says(&younger, 503, "by another process that is alive").await;
+    says(&older, 200, "name: another process tried to link as node node1 from 127.0.0.1:").await;
     assert_eq!(conflicts(&server), 1);
 }
 

@@ -160,7 +160,7 @@ async fn sessions_that_are_cut_are_told_that_the_server_or_the_edge_is_stopping(
     let (stopped, word) = tokio::join!(server.server.shutdown(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
     let why = |reason: &str| SessionError::new(ErrorCode::Overloaded, reason);
-    assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the pod is stopping") }));
+    assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the server is stopping") }));
     assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
 
     let echo = targets::echo().await;

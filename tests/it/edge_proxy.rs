@@ -97,7 +97,7 @@ async fn by_default_the_server_refuses_both_and_says_which_key_lets_them() {
     let node = connect(proxy, &at("node2", echo)).await;
     assert_eq!(node.status, 403, "{node:?}");
     assert!(
-        node.phrase.contains("edges may not reach node node2: their pod's mode.cloud.allow.nodes"),
+        node.phrase.contains("edges may not reach node node2: not in mode.cloud.allow.nodes"),
         "{node:?}"
     );
     assert!(node.body.contains("next: add the node to [mode.cloud.allow] nodes"), "{node:?}");

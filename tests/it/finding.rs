@@ -145,7 +145,7 @@ async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_
     let started = Stopwatch::start();
     let answer = tokio::select! { answer = server.ask("node1:22") => answer, () = says_no => unreachable!() };
     assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
-    let (known, asked) = ("node node1 is not connected, last seen ", "ago; not in DNS; not at the other pod");
+    let (known, asked) = ("node node1 is not connected, last seen ", "ago; not in DNS; not at 1 peer");
     assert!(answer.body.contains(known) && answer.body.contains(asked), "{answer:?}");
 }
 
@@ -166,7 +166,7 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
     assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
     let why = answer.unwrap_err();
     assert!(
-        why.contains("not connected, last seen ") && why.contains("ago; not in DNS; not at the other pod"),
+        why.contains("not connected, last seen ") && why.contains("ago; not in DNS; not at 1 peer"),
         "{why}"
     );
     // Of one that was never seen, it hears at once.
@@ -241,7 +241,7 @@ async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_serv
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let server = TestServer::from_text(&servers::config(&place, at_server, &lines));
     let answer = server.ask("node1:22").await;
-    assert!(answer.body.contains("TLS as") && answer.body.contains("127.0.0.1"), "{answer:?}");
+    assert!(answer.body.contains("TLS handshake as") && answer.body.contains("127.0.0.1"), "{answer:?}");
     hurry();
     let started = Instant::now();
     for n in 0..10 {
@@ -287,12 +287,12 @@ async fn servers_of_different_authorities_say_so_when_they_are_asked_whether_the
     let second = TestServer::from_text(&servers::config(&two, all[1], &servers::peers(&all)));
     // The first was there before the second.
     for (server, other) in [(&second, all[0]), (&first, all[1])] {
-        let said = format!("other pods: pod {other} cannot be reached: ");
+        let said = format!("other pods: peer {other} cannot be reached: ");
         let started = Instant::now();
         loop {
             let ready = clients::get(server.server.bound.log, "/readyz").await;
             assert_eq!(ready.status, 200, "{ready:?}");
-            if ready.body.contains(&said) && ready.body.contains("TLS as") {
+            if ready.body.contains(&said) && ready.body.contains("TLS handshake as") {
                 break;
             }
             assert!(started.elapsed() < TIMEOUT, "{ready:?}");

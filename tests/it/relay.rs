@@ -75,8 +75,8 @@ async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
     let answer = first.ask("node1:22").await;
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(answer.body.contains("node node1 is not connected"), "{answer:?}");
-    assert!(answer.body.contains("not at the other pod"), "{answer:?}");
-    let dead = format!("pod {} cannot be reached", all[2]);
+    assert!(answer.body.contains("not at 1 peer"), "{answer:?}");
+    let dead = format!("peer {} cannot be reached", all[2]);
     assert!(answer.body.contains(&dead), "{answer:?}");
 }
 
@@ -400,7 +400,7 @@ async fn peers_without_a_ca_file_are_a_fault_at_start() {
     let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
     let fault = format!("{:#}", Server::start(settings, None).unwrap_err());
     assert!(fault.contains("mode.cloud.registry.siblings") && fault.contains("nowhere.crt"), "{fault}");
-    assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
+    assert!(fault.contains("a cert from one CA"), "what to do about it: {fault}");
 }
 
 #[cfg(feature = "kubernetes")]
@@ -419,7 +419,7 @@ async fn a_service_of_servers_without_a_ca_file_is_a_fault_unless_superedges_tab
     };
     let fault = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
     assert!(fault.contains("mode.cloud.registry.service") && fault.contains("nowhere.crt"), "{fault}");
-    assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
+    assert!(fault.contains("a cert from one CA"), "what to do about it: {fault}");
     start("[mode.cloud.stream.register]\nservice = \"pods\"").unwrap();
 }
 

@@ -80,7 +80,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     cloud.has("node1");
     std::fs::write(&tokens, format!("node2:{TOKEN}\n")).unwrap();
     let by_file = [("who", "the token file"), ("nodes", "default node2")];
-    one_more(&cloud.process, &mut seen, "the tokens of nodes were changed", &by_file);
+    one_more(&cloud.process, &mut seen, "node tokens changed", &by_file);
 
     let config = place.path().join("cloud.toml");
     let text = std::fs::read_to_string(&config).unwrap();

@@ -136,9 +136,9 @@ fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
     command.args(["-v", "2", "-kube_qps=50", "-kube-burst", "70", "-logtostderr=false", "--log_format=json"]);
     let mut cloud = Running::start("cloud", place.path(), &mut command);
     cloud.answers(log_port, "/readyz", "");
-    wait_until("the log file tells that the pod is up", TIMEOUT, || {
+    wait_until("the log file tells that the server has started", TIMEOUT, || {
         cloud.lives();
-        logged(&dir, "tunnel-cloud").contains("\"pod is up\"")
+        logged(&dir, "tunnel-cloud").contains("\"server started\"")
     });
     assert_eq!(cloud.log(), "", "nothing goes to stderr beside the files");
     cloud.terminate();
@@ -158,9 +158,9 @@ fn logs_go_to_files_and_to_stderr_if_both_are_asked_for() {
     command.arg(format!("--log-dir={}", dir.display())).arg("-alsologtostderr");
     command.arg(format!("-c={}", file.display()));
     let mut cloud = Running::start("cloud", place.path(), &mut command);
-    cloud.says("pod is up");
-    wait_until("the log file tells that the pod is up", TIMEOUT, || {
-        logged(&dir, "tunnel-cloud").contains("pod is up")
+    cloud.says("server started");
+    wait_until("the log file tells that the server has started", TIMEOUT, || {
+        logged(&dir, "tunnel-cloud").contains("server started")
     });
 }
 

@@ -55,7 +55,7 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
     let mut cloud = Cloud::launch(&place, ("cloud", grpc), &tables, &env, &[&k]);
     // Nobody has approved it yet: it waits, and starts by itself.
     cloud.process.says("certificate requested");
-    assert!(!cloud.process.log().contains("pod is up"));
+    assert!(!cloud.process.log().contains("server started"));
     signer.approve();
     cloud.ready();
     let mut edge = Edge::start(&place, &grpc.to_string());

@@ -67,7 +67,7 @@ fn a_hangup_means_to_read_the_files_again_and_ends_nothing() {
     }
     pair.cloud.process.says("links ended: token revoked");
     pair.cloud.process.says("the token differs from that of the default line");
-    pair.cloud.process.said("in the token file: it has no ':'");
+    pair.cloud.process.said("error=it has no ':'");
     assert!(!pair.cloud.process.log().contains("no-colon"), "a bad line may hold a secret");
 }
 

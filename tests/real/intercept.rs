@@ -141,7 +141,7 @@ fn what_is_for_this_host_or_from_the_server_itself_is_never_led_back() {
     let mut edge =
         world.place.tunnel_as(world.host.command(PROGRAM), ("edge", "near"), &config, &[], &["--v=2"]);
     ready(&mut edge, &world.host, ADMIN + 1);
-    server.says("10.79.1.1 is not caught for node1, as [mode.cloud.addresses] has it: it is this host's");
+    server.says("address claim rejected ip=10.79.1.1 node=node1 source=[mode.cloud.addresses] reason=it is this host's");
     let mut socat = world.host.command("socat");
     socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.says("here"));
     let _here = Running::start("here", world.place.path(), &mut socat);
@@ -175,7 +175,7 @@ fn who_is_believed_less_takes_no_address_from_who_is_believed_more() {
         world.is_intercepted(ip, true);
         world.asks_kubelet(number, ip);
     }
-    server.says("10.79.2.1 is not caught for node2, as its edge has it: it is this host's");
+    server.says("address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's");
 }
 
 #[test]

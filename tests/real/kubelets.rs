@@ -164,7 +164,7 @@ fn who_claims_anothers_address_gets_nothing(cluster: &Cluster, pod: &mut Running
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
     cluster.sh(&format!("kubectl patch node thief --subresource=status --type=merge -p '{status}'"));
     is_intercepted(cluster, &ip, false);
-    pod.says_of(&ip, "is not caught for");
+    pod.says_of(&ip, "address claim rejected");
     std::fs::write(place.path().join("token"), format!("default:{TOKEN}\nnode1:{TOKEN} ip={ip}\n")).unwrap();
     pod.hang_up();
     is_intercepted(cluster, &ip, true);

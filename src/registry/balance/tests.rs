@@ -2,10 +2,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Pods of a cloud, one step a second, whose edges come anywhere when they dial.
+/// The servers of a cloud, simulated in steps of a second. Edges that dial reach any of them.
 struct Cloud {
     servers: Vec<(Balance, u64)>,
-    /// Pods that nobody comes to, whatever happens.
+    /// Number of servers, at the end of the list, that no edge ever reaches.
     shut: usize,
     told: Vec<u64>,
     second: u32,
@@ -23,7 +23,7 @@ impl Cloud {
         self.servers.iter().map(|(_, nodes)| *nodes).collect()
     }
 
-    /// A second passes; where each edge that was asked comes to is up to `chance`. How many were asked.
+    /// Simulates a second. `chance` decides where each edge that was asked arrives. Returns how many were asked.
     fn step(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u64 {
         let now = self.started + Duration::from_secs(self.second.into());
         if self.second.is_multiple_of(5) {
@@ -49,11 +49,11 @@ impl Cloud {
         asked
     }
 
-    /// Until nobody is asked for a minute. The seconds that it took.
+    /// Runs until no edge is asked for a minute. Returns the seconds that it took.
     fn settles(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u32 {
         let mut last = self.second;
         while self.second - last < 60 {
-            assert!(self.second < 3000, "it never comes to rest: {:?}", self.nodes());
+            assert!(self.second < 3000, "it never settles: {:?}", self.nodes());
             if self.step(chance) > 0 {
                 last = self.second;
             }
@@ -62,7 +62,7 @@ impl Cloud {
     }
 }
 
-/// Numbers that look like chance, from a seed.
+/// Returns a generator of pseudo-random numbers from a seed.
 fn dice(mut seed: u64) -> impl FnMut(usize) -> usize {
     move |below| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -111,11 +111,15 @@ async fn nobody_is_asked_while_a_server_is_unknown_nor_before_it_has_lasted() {
     }
     assert_eq!(balance.next_batch(None, after(10)), 0);
     for second in 11..21 {
-        assert_eq!(balance.next_batch(Some(weights), after(second)), 0, "it begins anew");
+        assert_eq!(balance.next_batch(Some(weights), after(second)), 0, "the delay starts again");
     }
     assert_eq!(balance.next_batch(Some(weights), after(21)), 10, "1 % of them");
     assert_eq!(balance.next_batch(None, after(22)), 0);
-    assert_eq!(balance.next_batch(Some(NodeCounts { here: 1000, others: &[] }), after(40)), 0, "it is alone");
+    assert_eq!(
+        balance.next_batch(Some(NodeCounts { here: 1000, others: &[] }), after(40)),
+        0,
+        "there are no peers"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,7 +130,7 @@ async fn nobody_falls_below_the_mean_and_a_few_edges_are_no_matter() {
         for second in 0..60 {
             let asked = balance
                 .next_batch(Some(NodeCounts { here, others: &others }), now + Duration::from_secs(second));
-            assert_eq!(asked, 0, "{here} beside {others:?}");
+            assert_eq!(asked, 0, "{here} with peers {others:?}");
         }
     }
 }
@@ -148,5 +152,5 @@ proptest! {
 #[test]
 fn a_load_beyond_all_bounds_is_a_number_like_others() {
     let mean = NodeCounts { here: 10, others: &[u64::MAX, u64::MAX, 2] }.mean();
-    assert!(mean > 1e18, "so nobody here is asked to leave: {mean}");
+    assert!(mean > 1e18, "so no edge here is asked to move: {mean}");
 }

@@ -1,4 +1,4 @@
-//! One other pod, by its address: the link to it, what is known of it, and what it is told.
+//! A peer by its address: the link to it, its known state, and announcements to it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,34 +38,34 @@ use tunnel_proto::frame::{Found, Load};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
-/// One other pod. Its keeper is the one task that runs [`Self::keep`].
+/// A peer. One task runs [`Self::run`] for it.
 ///
-/// Only the keeper changes the state and dials; others read the state and ask for a link by `wanted`. A request that
-/// comes during a dial is kept by the `Notify` and taken back after it, as its link is there. A waiter for a link
-/// subscribes to the state before it looks, so no change between the two is missed.
+/// Only that task changes the state and dials; others read the state and request a link by `wanted`. A request during a
+/// dial stays in the `Notify` and is removed afterwards, because its link is there. A waiter for a link subscribes to
+/// the state before checking it, so no change in between is missed.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Where its gRPC port is.
+    /// The address of its gRPC port.
     pub(crate) at: SocketAddr,
-    /// Whether it is in the list of pods, which are asked for every node; else DNS named it once.
+    /// Whether it is in the list of peers, which are asked for every node; otherwise DNS returned it once.
     pub(crate) listed: AtomicBool,
-    /// What is to be announced to it.
+    /// Pending announcements to it.
     news: Announcements,
-    /// Notified when a link is to be made; not while there is one.
+    /// Notified when a link should be made; not used while there is one.
     pub(crate) wanted: Notify,
     dismissed: CancellationToken,
-    /// When its link was last used.
+    /// Time of the last use of its link.
     used: Mutex<Instant>,
     state: watch::Sender<PeerState>,
-    /// The number of the link of that state, so that who looks for the pod behind a link locks nothing of each pod.
+    /// The number of the current link, so that finding the peer of a link takes no lock of each peer.
     link: AtomicU64,
-    /// Why the last try to link to it failed; none once one succeeds.
+    /// Why the last attempt to link failed; `None` once one succeeds.
     trouble: Mutex<Option<PeerError>>,
     process: KnownProcess,
 }
 
 impl Peer {
-    /// One at that address, without a link.
+    /// Returns a peer at that address, without a link.
     pub(crate) fn new(at: SocketAddr, listed: bool) -> Arc<Self> {
         let peer = Self {
             at,
@@ -80,13 +80,13 @@ impl Peer {
             process: KnownProcess::default(),
         };
         if listed {
-            // It is dialled at once, so that the first client need not wait for the link.
+            // Dialled at once, so that the first client need not wait for the link.
             peer.wanted.notify_one();
         }
         Arc::new(peer)
     }
 
-    /// The link, if there is one.
+    /// Returns the current link, if any.
     pub(crate) fn up(&self) -> Option<Arc<LinkSender>> {
         let state = self.state.borrow().clone();
         match state {
@@ -95,27 +95,27 @@ impl Peer {
         }
     }
 
-    /// Why the last try to link to it failed; none once one succeeds.
+    /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub(crate) fn last_error(&self) -> Option<PeerError> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether its keeper has ended for good.
+    /// Returns true if its task has ended for good.
     pub(crate) fn is_over(&self) -> bool {
         matches!(&*self.state.borrow(), PeerState::Stopped(PeerError::NoLink { .. }))
     }
 
-    /// Whether the address is this pod's own.
+    /// Returns true if the address is this server's own.
     pub(crate) fn is_self(&self) -> bool {
         matches!(&*self.state.borrow(), PeerState::Stopped(PeerError::SelfDial(_)))
     }
 
-    /// Whether that link is the one that leads to it.
+    /// Returns true if that link is the current link to this peer.
     pub(crate) fn has_link(&self, link: LinkId) -> bool {
         self.link.load(Relaxed) == link.0
     }
 
-    /// Whether it is that process, as far as is known.
+    /// Returns true if it is that process, as far as is known.
     pub(crate) fn may_be(&self, server: Instance) -> bool {
         self.process.may_be(server)
     }
@@ -126,36 +126,37 @@ impl Peer {
         self.state.send_replace(state);
     }
 
-    /// Announces a node to it, as [`Announcements::add`] does, and makes a link for that if there is none.
+    /// Announces a node to it like [`Announcements::add`], and requests a link for that if there is none.
     pub(crate) fn announce(&self, node: &NodeName, forwarded: Option<Found>) {
         self.news.add(node, forwarded);
         self.request_link();
     }
 
-    /// Has a link made if there is none.
+    /// Requests a link if there is none.
     pub(crate) fn request_link(&self) {
         self.wanted.notify_one();
     }
 
-    /// The process that it is, if it may be a home and is not known to be gone. It may have no link just now.
+    /// Returns its process, if it may be a location replica and is not known to have ended. It may have no link at
+    /// present.
     pub(crate) fn process(&self) -> Option<Member> {
         self.process.get()
     }
 
-    /// Notes which process it is by its link, or that nobody knows.
+    /// Records the process at the end of its link, or that its process is unknown.
     fn set_process(&self, link: Option<&LinkSender>, means: &DialContext) {
         if self.process.is(link) {
             means.members_changed.notify_one();
         }
     }
 
-    /// Notes that its link has just been used.
+    /// Records that its link has just been used.
     pub(crate) fn mark_used(&self) {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Notes that the list has it no more: it stays one of the pods as long as its link lives, and that is not made
-    /// again. Returns whether it has no link, so that it is over.
+    /// Removes it from the list: it stays known while its link lives, and the link is not made again. Returns true if
+    /// it has no link, so that it can be removed.
     pub(crate) fn unlist(&self) -> bool {
         self.listed.store(false, Relaxed);
         let over = self.up().is_none();
@@ -165,7 +166,8 @@ impl Peer {
         over
     }
 
-    /// Makes links whenever one is wanted, until draining begins or it is dismissed; for one that DNS named, once.
+    /// Makes links on request until draining begins or the peer is dismissed. For a peer that DNS returned, makes only
+    /// one.
     pub(crate) async fn run(self: Arc<Self>, means: DialContext) {
         let drain = means.drain.clone();
         loop {
@@ -173,12 +175,12 @@ impl Peer {
             if self.is_self() {
                 return;
             }
-            let why = "it is not one of our pods any more".into();
+            let why = "no longer listed as a peer".into();
             self.becomes(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
             self.set_process(None, &means);
-            // This look comes after the state was set, as another thread may have put it back into the list: before the
-            // look, the keeper goes on; after it, the list finds the state over, and replaces it.
+            // Checked after the state was set, because another thread may have listed the peer again. If that happened
+            // before the check, this task continues; otherwise the list finds the stopped state and replaces the peer.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }
@@ -196,9 +198,10 @@ impl Peer {
                 () = drain.draining() => break,
                 () = self.dismissed.cancelled() => break,
                 () = self.wanted.notified() => {}
-                // DNS named it, and nobody waited for the answer.
+                // DNS returned it, and the search no longer waits for it.
                 () = sleep(IDLE), if !self.listed.load(Relaxed) => break,
-                // A pod that failed is tried again from time to time, so that its trouble does not outlast it.
+                // A failed peer is dialled again from time to time, so that a reported error does not outlast its
+                // cause.
                 () = sleep(UNASKED_RETRY_AFTER), if failures > 0 => {}
             }
             self.becomes(PeerState::Dialling(Instant::now()));
@@ -209,7 +212,7 @@ impl Peer {
                     Duration::ZERO
                 }
                 Err(why @ PeerError::SelfDial(_)) => {
-                    tracing::debug!(at = %self.at, "this address is our own");
+                    tracing::debug!(server_addr = %self.at, "address belongs to this server");
                     self.news.clear();
                     self.set_process(None, means);
                     self.becomes(PeerState::Stopped(why));
@@ -220,7 +223,7 @@ impl Peer {
                     self.failed(failures, why, means)
                 }
             };
-            // Whatever is wanted meanwhile: a dead pod is not dialled each time a node comes to us.
+            // Independent of requests: an unreachable server is not dialled each time a node links here.
             tokio::select! {
                 () = drain.draining() => {}
                 () = self.dismissed.cancelled() => {}
@@ -232,14 +235,14 @@ impl Peer {
         }
     }
 
-    /// Logs the failure, and returns the time until the next try.
+    /// Logs the failure and returns the time until the next attempt.
     fn failed(&self, failures: u32, why: PeerError, means: &DialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
-        // Pods that start together find each other not there yet.
+        // Servers that start together do not reach each other at first.
         if listed && (failures == WARN_AFTER_FAILURES || failures == 1 && why.is_strange()) {
-            tracing::warn!(%why, "no link to another pod; trying again");
+            tracing::warn!(error = %why, "cannot link to peer, retrying");
         } else {
-            tracing::debug!(%why, "no link to another pod");
+            tracing::debug!(error = %why, "cannot link to peer");
         }
         self.news.clear();
         self.set_process(None, means);
@@ -259,13 +262,13 @@ impl Peer {
         }
     }
 
-    /// As if it had just been linked.
+    /// Sets the state as if it had just been linked.
     #[cfg(test)]
     pub(crate) fn is_linked(&self, link: &Arc<LinkSender>) {
         self.becomes(PeerState::Linked(link.clone()));
     }
 
-    /// Until when nobody tries again, if the last try failed.
+    /// Returns the earliest time of the next attempt, if the last one failed.
     #[cfg(test)]
     pub(crate) fn failed_until(&self) -> Option<Instant> {
         if let PeerState::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
@@ -276,20 +279,19 @@ impl Peer {
     }
 }
 
-/// The number of no link.
+/// The link number that means no link.
 const NO_LINK_ID: u64 = u64::MAX;
-/// Between two tries of one that is listed and does not answer, while nobody wants it.
+/// Interval between attempts to link to an unreachable listed peer without a request.
 const UNASKED_RETRY_AFTER: Duration = Duration::from_secs(10);
-/// Failures in a row after which one is logged as a warning.
+/// Number of failures in a row after which one is logged as a warning.
 const WARN_AFTER_FAILURES: u32 = 3;
-/// A link that nobody used for so long is dropped.
+/// A link that was not used for this long is closed.
 const IDLE: Duration = Duration::from_secs(60);
 
-// The link to another pod while it is up.
+// The link to a peer while it is up.
 
 impl Peer {
-    /// A link is up: kept until it ends, or has had nothing to do for a minute. Where it falls silent, another one takes
-    /// its place.
+    /// Serves a link until it ends or was idle for [`IDLE`]. An unresponsive link is replaced by a new one.
     pub(crate) async fn serve(
         &self,
         mut link: Arc<LinkSender>,
@@ -302,7 +304,7 @@ impl Peer {
                     self.becomes(PeerState::Linked(next.clone()));
                     link.close();
                     link = next;
-                    // What was announced over the silent one may be lost.
+                    // Announcements over the unresponsive link may be lost.
                     self.set_process(None, means);
                 }
                 end => break end,
@@ -312,7 +314,7 @@ impl Peer {
         if let LinkEndReason::Lost = end {
             self.set_process(None, means);
             if self.listed.load(Relaxed) {
-                // Whether it lives is known by the next link.
+                // The next link shows whether the peer is alive.
                 self.request_link();
             }
         }
@@ -325,14 +327,14 @@ impl Peer {
         means: &DialContext,
     ) -> LinkEndReason {
         let server = link.instance.map(tracing::field::debug);
-        tracing::info!(link = %link.id, at = %self.at, server, "linked to another pod");
+        tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
         self.becomes(PeerState::Linked(link.clone()));
         self.note(None, means);
         self.set_process(Some(link), means);
         means.registry.wake_all_waiters();
         means.send_greeting(link, &self.news);
         self.news.send(link, &means.registry, means.own).await;
-        // Requests that came during the dial have their link now.
+        // Requests made during the dial are now satisfied.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.mark_used();
         let mut outrun = pin!(second.race(link, || means.dialer.dial(self.at, true)));
@@ -347,7 +349,7 @@ impl Peer {
                     if link.sessions() > 0 {
                         self.mark_used();
                     } else if self.unused() >= IDLE {
-                        tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
+                        tracing::debug!(server_addr = %self.at, "idle link to peer closed");
                         link.close();
                         return LinkEndReason::Idle;
                     }
@@ -359,20 +361,20 @@ impl Peer {
     }
 }
 
-/// Why a link is not served any more.
+/// Why a link is no longer served.
 enum LinkEndReason {
-    /// Nobody needs it.
+    /// It was not used.
     Idle,
     Lost,
-    /// It is silent, and this one beside it has answered first.
+    /// It is unresponsive, and this backup link has answered first.
     Outrun(Arc<LinkSender>),
 }
 
-// Waiting for a link to another pod.
+// Waiting for a link to a peer.
 
 impl Peer {
-    /// The link, made if there is none. Waits at most 1 s for one; a later call waits only what is left of it, and for
-    /// a while after a failure nobody waits at all. Cancel safe.
+    /// Returns the link, and makes one if there is none. Waits at most 1 s; a later call only waits for the rest of
+    /// that time. For a while after a failure calls do not wait at all. Cancel safe.
     pub(crate) async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
         let mut state = self.state.subscribe();
         let started = Instant::now();
@@ -400,29 +402,29 @@ impl Peer {
     }
 }
 
-/// How long a search waits for a link; other pods are asked at the same time.
+/// How long a search waits for a link; other peers are asked at the same time.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
-// What is known of one other pod: whether it is linked, and which process it is.
+// The known state of a peer: whether it is linked, and its process.
 
 #[derive(Debug, Clone)]
 pub(crate) enum PeerState {
-    /// No link, and none is wanted.
+    /// No link, and none is requested.
     Unlinked,
-    /// A link is being made since then.
+    /// A link has been in progress since then.
     Dialling(Instant),
-    /// The last try failed; the next one begins no earlier than that time.
+    /// The last attempt failed; the next one starts no earlier than that time.
     Failed(Instant, PeerError),
     Linked(Arc<LinkSender>),
-    /// Its keeper has ended, or the address is this pod's own.
+    /// Its task has ended, or the address is this server's own.
     Stopped(PeerError),
 }
 
-/// The process that a pod was when it was linked last, if it may be a home; none once nobody can say whether it lives.
+/// The process of a peer at its last link, if it may be a location replica; none once it is unknown whether it lives.
 #[derive(Debug, Default)]
 pub(crate) struct KnownProcess {
     server: ArcSwapOption<Instance>,
-    /// How often a link to it has failed, so that announcements that were under way may be lost.
+    /// Number of failed links, each of which may have lost announcements in flight.
     losses: AtomicU64,
 }
 
@@ -432,13 +434,13 @@ impl KnownProcess {
         Some(Member { server, generation: self.losses.load(Relaxed), catches: false })
     }
 
-    /// Whether it is that process, as far as anybody knows.
+    /// Returns true if it is that process, as far as is known.
     pub(crate) fn may_be(&self, server: Instance) -> bool {
         self.server.load().as_deref() == Some(&server)
     }
 
-    /// Takes the process at the end of a link, or that nobody knows it any more. True if that changes anything. For one
-    /// task only.
+    /// Records the process at the end of a link, or that it is unknown. Returns true if that changes anything. To be
+    /// called by one task only.
     pub(crate) fn is(&self, link: Option<&LinkSender>) -> bool {
         let (new, old) = (link.and_then(process), self.get().map(|member| member.server));
         if old.is_some() && new.is_none() {
@@ -451,47 +453,48 @@ impl KnownProcess {
     }
 }
 
-/// The pod at a link's other end, if it may be a home.
+/// Returns the server at a link's remote end, if it may be a location replica.
 pub(crate) fn process(link: &LinkSender) -> Option<Instance> {
     link.instance.filter(|_| link.dialect.supports(Dialect::LOCATION_REPLICAS))
 }
 
-// Making a link to another pod, and why there is none.
+// Making a link to a peer, and why there is none.
 
-/// Why another pod could not be asked.
+/// Why a peer could not be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
-    /// No link could be made. The cause has the remedy.
-    #[error("pod {at} cannot be reached: {cause}")]
+    /// No link could be made. The cause contains a hint.
+    #[error("peer {at} cannot be reached: {cause}")]
     NoLink {
-        /// Where.
+        /// The address.
         at: SocketAddr,
-        /// Why.
+        /// The reason.
         cause: String,
     },
-    /// Its certificate is not one of our pods'. The cause has what is wrong with it.
-    #[error("pod {at} cannot be reached: {cause}")]
+    /// Its certificate is not a peer's. The cause contains what is wrong with it.
+    #[error("peer {at} cannot be reached: {cause}")]
     NotAPeer {
-        /// Where.
+        /// The address.
         at: SocketAddr,
-        /// Why.
+        /// The reason.
         cause: String,
     },
     /// It is linked and does not answer.
-    #[error("pod {0} does not answer")]
+    #[error("peer {0} does not answer")]
     Silent(String),
-    /// It is this pod.
-    #[error("{0} is this pod")]
+    /// The address is this server's own.
+    #[error("{0} is this server")]
     SelfDial(SocketAddr),
 }
 
 impl PeerError {
-    /// Whether what is there is not one of our pods.
+    /// Returns true if the remote end is not a peer.
     pub(crate) fn is_strange(&self) -> bool {
         matches!(self, Self::NotAPeer { .. })
     }
 
-    /// For how long nobody tries again, after so many failures in a row of one that is listed, or that DNS named.
+    /// Returns the pause before the next attempt, after that number of failures in a row. `listed` is false for a peer
+    /// that DNS returned.
     pub(crate) fn pause(&self, failures: u32, listed: bool) -> Duration {
         match (self.is_strange(), listed) {
             (true, _) => NOT_A_PEER_BACKOFF,
@@ -499,30 +502,30 @@ impl PeerError {
                 let again = REDIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(3));
                 again.mul_f64(0.75 + rand::random::<f64>() / 2.0)
             }
-            // A client that asks for a name chooses what DNS answers, and must not cause a dial for each answer.
+            // A client chooses the name that DNS is asked for, so it must not cause a dial for each answer.
             (false, false) => NAMED_RETRY_AFTER,
         }
     }
 }
 
-/// Makes links to other pods.
+/// A dialer of peers.
 pub trait PeerDialer: fmt::Debug + Send + Sync {
-    /// Makes a link to the pod at an address, `beside` an older one, and has it driven until it ends. Returns its sending
-    /// side. Cancel safe: a dropped call leaves no link.
+    /// Makes a link to the server at an address, as a backup link if `beside`, and hands it to the driver. Returns its
+    /// sending side. Cancel safe: a dropped call leaves no link.
     fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>>;
 }
 
-/// Makes links over TLS. The links come out of a channel, for their driver.
+/// A dialer over TLS. New links are sent to a channel, for their driver.
 #[derive(Debug)]
 pub struct TlsPeerDialer {
     link_context: LinkContext,
     tls: Reload<PeerTls>,
     pool: Pool,
-    /// Where new links go, to be driven.
+    /// Receives new links, which are driven at the other end.
     links: mpsc::Sender<Link>,
 }
 
-/// What every keeper needs.
+/// The state shared by the tasks of all peers.
 #[derive(Debug, Clone)]
 pub(crate) struct DialContext {
     pub(crate) dialer: Arc<dyn PeerDialer>,
@@ -530,16 +533,16 @@ pub(crate) struct DialContext {
     pub(crate) own: Instance,
     pub(crate) registry: Arc<Registry>,
     pub(crate) drain: Drain,
-    /// Notified when the set of pods that cannot be reached may have changed.
+    /// Notified when the set of unreachable peers may have changed.
     pub(crate) changed: watch::Sender<()>,
-    /// Notified when the pods that may be homes may have changed.
+    /// Notified when the possible location replicas may have changed.
     pub(crate) members_changed: Arc<Notify>,
-    /// Whether this pod is to be told of every node.
+    /// Whether every node must be announced to this server.
     pub(crate) catches: Arc<AtomicBool>,
 }
 
 impl DialContext {
-    /// Says first over a new link to another pod, at whichever side it was made, what that has to know.
+    /// Sends the first messages over a new link to a peer, whichever side made it.
     pub(crate) fn send_greeting(&self, link: &LinkSender, news: &Announcements) {
         if self.catches.load(Relaxed) {
             link.load(Load {
@@ -553,7 +556,7 @@ impl DialContext {
 }
 
 impl TlsPeerDialer {
-    /// The links that it makes come out of the second value; the caller drives them.
+    /// Returns the dialer and the receiver of its links, which the caller drives.
     pub fn new(
         tls: Reload<PeerTls>,
         pool: Pool,
@@ -563,7 +566,7 @@ impl TlsPeerDialer {
         (Arc::new(Self { link_context, tls, pool, links }), made)
     }
 
-    /// A link to the pod at an address. Nothing is sent there before TLS has proved that it is one of ours.
+    /// Makes a link to the peer at an address. Nothing is sent before TLS has proved that it is a peer.
     async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, PeerError> {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let socket = dial(&[at], CONNECT).await.map_err(|e| no(e.to_string()))?;
@@ -573,7 +576,7 @@ impl TlsPeerDialer {
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
         let io = io.map_err(|e| {
             let (fault, name) = (HandshakeError::of(&e), tls.name.to_str());
-            let cause = format!("TLS as {name:?} failed: {fault}{}", remedy(&fault));
+            let cause = format!("TLS handshake as {name:?} failed: {fault}{}", remedy(&fault));
             if fault.is_of_the_certificate() { PeerError::NotAPeer { at, cause } } else { no(cause) }
         })?;
         let authority = match &tls.name {
@@ -594,50 +597,50 @@ impl PeerDialer for TlsPeerDialer {
             let made = timeout(CONNECT, self.connect(at, beside)).await;
             let link = made.unwrap_or_else(|_| Err(no(format!("no link within {CONNECT:?}"))))?;
             let sender = link.sender.clone();
-            self.links.send(link).await.map_err(|_| no("this pod is stopping".into()))?;
+            self.links.send(link).await.map_err(|_| no("this server is stopping".into()))?;
             Ok(sender)
         }
         .boxed()
     }
 }
 
-/// Which key of the pods mends it.
+/// Returns a hint with the config key that fixes the error.
 fn remedy(fault: &HandshakeError) -> &'static str {
     match fault {
         HandshakeError::UnknownIssuer | HandshakeError::AlertReceived(_) => {
-            "; all pods need certificates of one authority, and its file as mode.cloud.stream.server.ca"
+            "; issue all servers' certificates from one CA and set mode.cloud.stream.server.ca to it"
         }
-        HandshakeError::Name(_) => "; all pods need one name in common, mode.cloud.registry.name",
+        HandshakeError::Name(_) => "; issue every server certificate for mode.cloud.registry.name",
         _ => "",
     }
 }
 
-/// Links that may wait to be driven.
+/// Maximum number of links that wait to be driven.
 const MAX_DIALLED: usize = 16;
-/// How long making one may take: on a far line, or one that loses a packet, more than a look-up waits, and the next one
-/// finds it.
+/// Timeout of making a link. On a slow or lossy line this may exceed a search's wait; the next search then uses the
+/// link.
 const CONNECT: Duration = Duration::from_secs(4);
-/// The first pause after a failure, doubled up to eight times: a dead pod costs nobody a timeout, one that is back is
-/// soon dialled again (and, once it has a node, dials by itself).
+/// The first pause after a failure, doubled up to eight times. A dead server then delays no search, and one that is
+/// back is soon dialled again. Once it has a node, it dials on its own.
 pub(crate) const REDIAL_DELAY: Duration = Duration::from_millis(250);
-/// After a failure of one that DNS named.
+/// Pause after a failure of a peer that DNS returned.
 const NAMED_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// After one that is not a pod of ours: its certificate, or ours, has to change first.
+/// Pause after a failed check of certificates: a certificate of either side has to change first.
 const NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(60);
 
-// Announcements to one other pod: nodes that were linked here or moved, gathered while it has no link or a full one.
+// Announcements to a peer: nodes that were linked here or moved, collected while its link is missing or full.
 
-/// Nodes that are to be announced to one other pod. Any thread adds; one task sends.
+/// Pending announcements of nodes to one peer. Any thread adds; one task sends.
 #[derive(Debug, Default)]
 pub(crate) struct Announcements {
-    /// With what another pod has said of the node, if that is to be forwarded; else that it is linked here.
+    /// The Found of another server to forward; `None` if the node is linked here.
     nodes: Mutex<HashMap<NodeName, Option<Found>>>,
     more: Notify,
 }
 
 impl Announcements {
-    /// Adds a node that is linked here, or of which another pod's Found is `forwarded`. One that does not fit is left
-    /// out; the other pod then finds it by asking.
+    /// Adds a node that is linked here, or of which another server's Found is `forwarded`. Omits it if there are too
+    /// many; the peer then finds the node by asking.
     pub(crate) fn add(&self, node: &NodeName, forwarded: Option<Found>) {
         let mut nodes = self.lock();
         if nodes.len() < MAX_ANNOUNCED {
@@ -647,30 +650,30 @@ impl Announcements {
         self.more.notify_one();
     }
 
-    /// Adds two of the nodes that were linked before the other pod was: enough for what leads to any node, and to know
-    /// that there are several. It finds the rest by asking.
+    /// Adds two of the nodes that were linked before the peer was. They are enough for routes to any node, and to show
+    /// that there are several. The peer finds the rest by asking.
     pub(crate) fn add_initial(&self, registry: &Registry) {
         registry.oldest(INITIAL_ANNOUNCEMENTS).iter().for_each(|node| self.add(node, None));
     }
 
-    /// Forgets all of them, as the link has ended.
+    /// Removes all of them, because the link has ended.
     pub(crate) fn clear(&self) {
         *self.lock() = HashMap::new();
     }
 
-    /// Waits until a node was added; it may have been sent already. Cancel safe.
+    /// Waits until a node has been added; it may already have been sent. Cancel safe.
     pub(crate) async fn wait_added(&self) {
         self.more.notified().await;
     }
 
-    /// Sends all announcements over a link, as fast as that takes them, until the link is closed.
+    /// Sends all announcements over a link, as fast as it takes them, until the link is closed.
     ///
-    /// The set is taken out whole, so adders never wait for the link; nodes that are added meanwhile wait for the next
-    /// call. Not cancel safe: a dropped call loses what it had taken out and not sent.
+    /// The set is taken out as a whole, so callers of `add` never wait for the link. Nodes that are added meanwhile
+    /// wait for the next call. Not cancel safe: a dropped call loses what it has taken and not sent.
     pub(crate) async fn send(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
         let nodes = std::mem::take(&mut *self.lock());
         for (node, forwarded) in nodes {
-            // Looked up again now: the node may have gone since it was added, and then there is nothing to announce.
+            // Looked up again, because the node may have disconnected since it was added and need no announcement.
             let here = || registry.link_of(&node).map(|linked| linked.found(UNSOLICITED, own));
             let Some(found) = forwarded.or_else(here) else { continue };
             while !to.found(&node, found.clone()) {
@@ -687,11 +690,11 @@ impl Announcements {
     }
 }
 
-/// The number that marks an announcement: no question has it.
+/// The question number that marks an announcement; no question has it.
 pub(crate) const UNSOLICITED: u64 = 0;
-/// Nodes that another pod is told of when it is linked.
+/// Number of nodes announced to a newly linked peer.
 const INITIAL_ANNOUNCEMENTS: usize = 2;
-/// Nodes that may wait to be announced to one pod: more than a pod has.
+/// Maximum number of pending announcements to one peer: more than a server has nodes.
 const MAX_ANNOUNCED: usize = 50_000;
-/// The pause before another try when too much waits on the link.
+/// The pause before another attempt when too much is queued on the link.
 const FULL: Duration = Duration::from_millis(5);

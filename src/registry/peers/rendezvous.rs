@@ -1,26 +1,26 @@
-//! Rendezvous hashing: which pods are the homes of a node.
+//! Rendezvous hashing: which servers are the location replicas of a node.
 //!
-//! Every pod derives them from the node's name and from the processes that it takes for members, so nobody has to be
-//! asked who they are, and a pod that comes or goes changes the homes of few nodes.
+//! Every server derives them from the node's name and the processes that it takes for members. No server has to be
+//! asked for them, and a server that joins or leaves changes the replicas of few nodes.
 
 use tunnel_base::names::{Instance, NodeName};
 
-/// The pods that may be homes, as far as this one knows.
+/// The servers that may be location replicas, as known to this one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Members(Vec<Member>);
 
-/// One pod that may be a home.
+/// A server that may be a location replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) server: Instance,
-    /// Another number after each time that announcements to it may have been lost.
+    /// Changes each time that announcements to the server may have been lost.
     pub(crate) generation: u64,
-    /// Whether it is told of every node, as it catches what is sent to their addresses.
+    /// Whether every node is announced to the server, because it intercepts traffic to nodes' addresses.
     pub(crate) catches: bool,
 }
 
 impl Members {
-    /// Those of the pods; of one that is there twice the first counts.
+    /// Returns these members; if a server occurs twice, its first entry is used.
     pub(crate) fn new(mut servers: Vec<Member>) -> Self {
         servers.sort_by_key(|member| member.server.to_bytes());
         servers.dedup_by_key(|member| member.server);
@@ -31,12 +31,13 @@ impl Members {
         self.0.iter().any(|member| member.server == server)
     }
 
-    /// How many of them are other pods than this one.
+    /// Returns the number of members other than this server.
     pub(crate) fn others(&self, own: Instance) -> usize {
         self.0.iter().filter(|member| member.server != own).count()
     }
 
-    /// The homes of the node: the [`LOCATION_REPLICAS`] pods of the highest weight for its name, or all pods if there are no more.
+    /// Returns the location replicas of the node: the [`LOCATION_REPLICAS`] servers with the highest weights for its
+    /// name, or all servers if there are fewer.
     pub(crate) fn homes(&self, node: &NodeName) -> impl Iterator<Item = Member> + use<> {
         let name = name_hash(node);
         let mut highest: [Option<(u64, Member)>; LOCATION_REPLICAS] = [None; LOCATION_REPLICAS];
@@ -51,19 +52,21 @@ impl Members {
         highest.into_iter().flatten().map(|(_, member)| member)
     }
 
-    /// The pods that are told where the node is: its homes, and those that catch.
+    /// Returns the servers to which the node's location is announced: its location replicas, and servers that
+    /// intercept.
     pub(crate) fn announcement_targets(&self, node: &NodeName) -> Vec<Member> {
         let mut told: Vec<_> = self.intercepting().collect();
         told.extend(self.homes(node).filter(|home| !home.catches));
         told
     }
 
-    /// The pods that catch.
+    /// Returns the servers that intercept.
     pub(crate) fn intercepting(&self) -> impl Iterator<Item = Member> {
         self.0.iter().filter(|member| member.catches).copied()
     }
 
-    /// Whether the pod is one of the node's homes. Mostly a few of the members are weighed until that shows.
+    /// Returns true if the server is a location replica of the node. Usually only a few members are weighed until that
+    /// is decided.
     pub(crate) fn is_home(&self, server: Instance, node: &NodeName) -> bool {
         let Ok(own) = self.0.binary_search_by_key(&server.to_bytes(), |member| member.server.to_bytes())
         else {
@@ -72,18 +75,19 @@ impl Members {
         let name = name_hash(node);
         let weight_of = |member: &Member| weight(name, member.server);
         let least = weight_of(&self.0[own]);
-        // As in `homes`, the first of two of one weight is before the other.
+        // As in `homes`, the first of two members with the same weight ranks higher.
         let before = |(n, member): &(usize, &Member)| (weight_of(member), own) > (least, *n);
         self.0.iter().enumerate().filter(before).take(LOCATION_REPLICAS).count() < LOCATION_REPLICAS
     }
 }
 
-/// What a change of the members means for nodes.
+/// A change of the members, and its effect on nodes.
 #[derive(Debug)]
 pub(crate) struct MembershipChange<'a> {
     old: &'a Members,
     new: &'a Members,
-    /// Those that are in one of the two only, `None` for so many that each node is looked at.
+    /// The members in only one of the two sets, removed and added; `None` if there are so many that each node is
+    /// checked.
     gone_and_come: Option<[Vec<Member>; 2]>,
 }
 
@@ -97,9 +101,9 @@ impl<'a> MembershipChange<'a> {
         Self { old, new, gone_and_come: few.then_some([gone, come]) }
     }
 
-    /// The pods that are told where the node is and were not before.
+    /// Returns the servers to which the node's location must be announced and was not before.
     pub(crate) fn newly_told(&self, node: &NodeName) -> Vec<Member> {
-        // A pod takes the place of a home that has gone, or is new itself: else all is as it was.
+        // A server replaces a removed replica, or is new itself; otherwise nothing has changed.
         if let Some([gone, come]) = &self.gone_and_come
             && !gone.iter().any(|member| self.old.is_home(member.server, node))
             && !come.iter().any(|member| member.catches || self.new.is_home(member.server, node))
@@ -112,13 +116,13 @@ impl<'a> MembershipChange<'a> {
     }
 }
 
-/// FNV-1a of the name in lower case: pods of all builds have to agree on it.
+/// Returns FNV-1a of the name in lower case; servers of all builds must agree on it.
 fn name_hash(node: &NodeName) -> u64 {
     let bytes = node.as_str().bytes().map(|byte| u64::from(byte.to_ascii_lowercase()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte).wrapping_mul(0x100_0000_01b3))
 }
 
-/// The pod's weight for that name: the two mixed as SplitMix64 does it.
+/// Returns the server's weight for that name: both mixed like in SplitMix64.
 fn weight(name: u64, server: Instance) -> u64 {
     let [high, low] = [0, 8].map(|at| {
         let mut half = [0; 8];
@@ -131,9 +135,9 @@ fn weight(name: u64, server: Instance) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// So many changes of members are looked at one by one for each node.
+/// Maximum number of member changes that are checked one by one for each node.
 const FEW: usize = 4;
-/// How many homes a node has: with three, two may go at once and it is still known where the node is.
+/// Number of location replicas of a node: with three, two may fail at once and the location is still known.
 const LOCATION_REPLICAS: usize = 3;
 
 #[cfg(test)]

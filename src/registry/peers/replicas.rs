@@ -1,5 +1,5 @@
-//! The homes of a node: a few pods that keep for all others where it is. Who they are, and announcing it to them, and to
-//! the pods that catch what is sent to nodes' addresses, which are told of every node.
+//! The location replicas of a node: a few servers that keep its location for all others. Chooses them, and announces
+//! nodes to them and to servers that intercept traffic to nodes' addresses, which get every node.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,30 +16,29 @@ use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::Found;
 use tunnel_proto::hello::Dialect;
 
-/// The pods that may be homes now.
+/// The servers that may be location replicas now.
 #[derive(Debug)]
 pub(crate) struct Membership {
     members: Arc<Members>,
-    /// Since when they are these.
+    /// Time of the last change of the members.
     since: Instant,
-    /// Pods that have said that they are stopping; each is a pod that is known.
+    /// Known servers that have announced that they are stopping.
     stopping: HashSet<Instance>,
-    /// Pods that have said that they catch; likewise.
+    /// Known servers that have announced that they intercept.
     catching: HashSet<Instance>,
-    /// How many links that a pod has made have ended, so that announcements that were under way may be lost. Of pods
-    /// that are known.
+    /// Number of ended links that each known peer had made; each may have lost announcements in flight.
     losses: HashMap<Instance, u64>,
 }
 
 impl Membership {
-    /// Of a pod that knows no other.
+    /// Returns the membership of a server without peers.
     pub(crate) fn of_one(own: Instance) -> Self {
         let members = Arc::new(Members::new(vec![Member { server: own, generation: 0, catches: false }]));
         let [stopping, catching] = [HashSet::new(), HashSet::new()];
         Self { members, since: Instant::now(), stopping, catching, losses: HashMap::new() }
     }
 
-    /// Takes the pods that are known now. The members before and from now on, if they are others.
+    /// Updates the members from the servers known now. Returns the old and new members if they differ.
     fn update(&mut self, mut servers: Vec<Member>) -> Option<[Arc<Members>; 2]> {
         let known: HashSet<_> = servers.iter().map(|member| member.server).collect();
         self.stopping.retain(|server| known.contains(server));
@@ -57,7 +56,8 @@ impl Membership {
 }
 
 impl Peers {
-    /// Announces that a node is linked here now: to its homes, to pods that catch, and to those that know of no homes.
+    /// Announces that a node is linked here now: to its location replicas, to servers that intercept, and to servers
+    /// without support for replicas.
     pub fn announce(&self, node: &NodeName) {
         for told in self.members().announcement_targets(node) {
             self.announce_to(told.server, node, None);
@@ -72,7 +72,8 @@ impl Peers {
             match peer.up() {
                 Some(up) if !up.dialect.supports(Dialect::LOCATION_REPLICAS) => peer.announce(node, None),
                 Some(_) => {}
-                // Which process it is shows once it is linked; if that is a home, it gets all its announcements then.
+                // Its process is only known once it is linked; if that is a replica, it gets all its announcements
+                // then.
                 None => peer.request_link(),
             }
         }
@@ -88,7 +89,7 @@ impl Peers {
         }
     }
 
-    /// Tells the pods that catch that a node is not linked here any more.
+    /// Announces to the servers that intercept that a node is no longer linked here.
     pub fn announce_gone(&self, node: &NodeName) {
         let gone = Found { silence: Duration::from_millis(1), ..Found::not_here(UNSOLICITED) };
         for told in self.members().intercepting() {
@@ -96,7 +97,7 @@ impl Peers {
         }
     }
 
-    /// Announces a node to one pod: that it is linked here, or what another pod has said of it, `forwarded`.
+    /// Announces a node to one server: that it is linked here, or the Found of another server, `forwarded`.
     pub fn announce_to(&self, server: Instance, node: &NodeName, forwarded: Option<Found>) {
         match self.of_process(server) {
             Some(PeerHandle(HandleKind::Known(peer))) => peer.announce(node, forwarded),
@@ -110,31 +111,31 @@ impl Peers {
         }
     }
 
-    /// The other pods that are homes of the node.
+    /// Returns the peers that are location replicas of the node.
     pub fn replicas_of(&self, node: &NodeName) -> Vec<PeerHandle> {
         self.members().homes(node).filter_map(|home| self.of_process(home.server)).collect()
     }
 
-    /// Whether this pod is a home of the node.
+    /// Returns true if this server is a location replica of the node.
     pub fn is_replica_for(&self, node: &NodeName) -> bool {
         self.members().is_home(self.dial_context.own, node)
     }
 
-    /// Which nodes this pod keeps the whereabouts of, whether anybody has asked it for them or not: those whose home it is,
-    /// and all if it catches. As it is now, without a lock.
+    /// Returns a predicate for nodes whose location this server keeps regardless of searches: nodes that it is a
+    /// replica of, and all if it intercepts. It holds the current state and takes no lock.
     pub fn replicated_here(&self) -> impl Fn(&NodeName) -> bool + use<> {
         let (members, own) = (self.members(), self.dial_context.own);
         let catches = members.intercepting().any(|member| member.server == own);
         move |node| catches || members.is_home(own, node)
     }
 
-    /// How many other pods may be homes.
+    /// Returns the number of peers that may be location replicas.
     pub fn other_members(&self) -> usize {
         self.members().others(self.dial_context.own)
     }
 
-    /// Whether the members have been the same for long enough, and all pods are among them: then every pod derives the
-    /// same homes, and each home of a node has heard of it.
+    /// Returns true if the members have not changed for long enough and include all servers. Then every server derives
+    /// the same replicas, and each replica of a node knows the node.
     pub fn has_converged(&self) -> bool {
         let same = self.membership().since.elapsed() >= CONVERGENCE_TIME;
         same && {
@@ -149,7 +150,7 @@ impl Peers {
         }
     }
 
-    /// Notes that a pod is stopping, which may be this one: from now on it is no home.
+    /// Records that a server, which may be this one, is stopping: it is no longer a location replica.
     pub(crate) fn set_stopping(&self, server: Instance) {
         let mut membership = self.membership();
         let new = membership.members.contains(server) && membership.stopping.insert(server);
@@ -159,8 +160,10 @@ impl Peers {
         }
     }
 
-    /// Notes whether a pod, which may be this one, catches: if so, it is told of every node from now on. It may say so before
-    /// it is one of the members; who becomes none is forgotten with the next look at them, which this brings about.
+    /// Records whether a server, which may be this one, intercepts. If so, every node is announced to it from now on.
+    ///
+    /// It may announce this before it is a member. The next update of the members, which this call triggers, forgets
+    /// servers that are unknown.
     pub(crate) fn set_intercepting(&self, server: Instance, catches: bool) {
         let mut membership = self.membership();
         let catching = &mut membership.catching;
@@ -171,7 +174,7 @@ impl Peers {
         }
     }
 
-    /// Notes that a link which a pod had made has ended.
+    /// Records that a link which a server had made has ended.
     pub(crate) fn note_lost(&self, server: Instance) {
         let mut membership = self.membership();
         if membership.members.contains(server) {
@@ -179,7 +182,7 @@ impl Peers {
         }
     }
 
-    /// The pod that is this process, if it is known.
+    /// Returns the peer with this process, if known.
     pub fn of_process(&self, server: Instance) -> Option<PeerHandle> {
         let servers = self.lock();
         if let Some(known) = servers.known.values().find(|peer| peer.may_be(server)) {
@@ -189,13 +192,12 @@ impl Peers {
         Some(PeerHandle(HandleKind::Incoming(its.sender.clone())))
     }
 
-    /// The same pod by a link that lives, if it was known by one that has ended.
+    /// Returns the same peer by a live link, if it was known by a link that has ended.
     pub fn current(&self, server: PeerHandle) -> Option<PeerHandle> {
         if server.is_gone() { self.of_process(server.process()?) } else { Some(server) }
     }
 
-    /// Follows who the members are, and announces to each of them the nodes here whose home it has become, or all if it
-    /// catches.
+    /// Watches the members. Announces to each the nodes here of which it has become a replica, or all if it intercepts.
     pub(crate) async fn follow_members(self: Arc<Self>) {
         let drain = self.dial_context.drain.clone();
         loop {
@@ -205,13 +207,13 @@ impl Peers {
             }
             let started = Instant::now();
             if self.announce_to_new_members().await {
-                // Pods that come and go without end cost a tenth of a core at most.
+                // Servers that join and leave endlessly cost at most a tenth of a core.
                 sleep(GATHERED.max(9 * started.elapsed())).await;
             }
         }
     }
 
-    /// Returns whether the members have changed.
+    /// Returns true if the members have changed.
     async fn announce_to_new_members(&self) -> bool {
         let servers = self.candidates();
         let Some([old, new]) = self.membership().update(servers) else { return false };
@@ -227,8 +229,8 @@ impl Peers {
         true
     }
 
-    /// The pods that may be homes unless they are stopping: those that are linked, or were when that was last tried, and
-    /// this one.
+    /// Returns the servers that may be location replicas unless they are stopping: this one, the linked peers, and
+    /// peers that were linked when that was last tried.
     fn candidates(&self) -> Vec<Member> {
         let (known, incoming) = self.servers();
         let own = Member { server: self.dial_context.own, generation: 0, catches: false };
@@ -245,11 +247,11 @@ impl Peers {
     }
 }
 
-/// Pods have their lists from DNS every 5 s, and dial those that are new at once; a long while beyond that.
+/// Servers refresh their lists from DNS every 5 s and dial new ones at once; this adds a wide margin.
 const CONVERGENCE_TIME: Duration = Duration::from_secs(30);
-/// Pods that come and go within this time are looked at together: each look goes through all nodes.
+/// Changes of members within this time are processed together, because each pass goes through all nodes.
 const GATHERED: Duration = Duration::from_millis(100);
-/// Nodes that are looked at before other tasks may run.
+/// Number of nodes processed before other tasks may run.
 const AT_ONCE: usize = 1000;
 
 #[cfg(test)]

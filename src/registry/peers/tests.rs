@@ -17,13 +17,13 @@ use tunnel_proto::hello::Dialect;
 
 use super::*;
 
-/// A pod that has made a link to us.
+/// Returns a peer that has made a link to this server.
 pub(crate) fn server(number: u64) -> PeerHandle {
     let instance = Some(Instance::from_bits(number.into()));
     PeerHandle(HandleKind::Incoming(LinkSender::new(LinkId(number), Remote::Peer, instance, Dialect::NEWEST)))
 }
 
-/// Those of a pod of which nobody listens at any address.
+/// Returns the peers of a server with this list, at addresses where nothing listens.
 pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
     let client = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>
     (peers, tell, made)
 }
 
-/// Waits until all have been told what they are to be told.
+/// Waits until all announcements have been sent.
 pub(crate) async fn settled() {
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
@@ -60,7 +60,7 @@ async fn who_is_off_the_list_is_asked_no_more() {
     }
     let node = "node1".parse().unwrap();
     let gone = peers.ask(&before[0], &node).await.unwrap_err();
-    assert!(gone.to_string().contains("not one of our pods"), "{gone}");
+    assert!(gone.to_string().contains("no longer listed as a peer"), "{gone}");
     let dead = peers.ask(&before[1], &node).await.unwrap_err();
     assert!(dead.to_string().contains("127.0.0.1:2") && dead.to_string().contains("refused"), "{dead}");
 }
@@ -69,7 +69,7 @@ async fn who_is_off_the_list_is_asked_no_more() {
 async fn who_is_off_the_list_stays_a_server_as_long_as_its_link_lives() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
     let PeerHandle(HandleKind::Known(peer)) = peers.all().pop().unwrap() else { panic!("it is on the list") };
-    // It is tried at once, in vain.
+    // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
     let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
     peer.is_linked(&link);
@@ -90,7 +90,7 @@ async fn those_that_are_listed_are_tried_at_once_and_it_is_told_which_do_not_ans
     assert_eq!(peers.check(), Ok(()), "not tried yet");
     changes.changed().await.unwrap();
     let why = peers.check().unwrap_err();
-    assert!(why.contains("pod 127.0.0.1:1 cannot be reached") && why.contains("refused"), "{why}");
+    assert!(why.contains("peer 127.0.0.1:1 cannot be reached") && why.contains("refused"), "{why}");
     tell.send_replace(Vec::new());
     while peers.check().is_err() {
         changes.changed().await.unwrap();
@@ -122,7 +122,8 @@ async fn a_dead_server_is_tried_again_after_pauses_that_cost_nobody_anything() {
     listener.set_nonblocking(true).unwrap();
     let (peers, _tell, _made) = peers(&[&at.to_string()]);
     let dead = &peers.all()[0];
-    // It takes connections and sends nothing: the first search waits for a second, the next one for what is left of it.
+    // It accepts connections and sends nothing. The first search waits for a second, the next one for the remaining
+    // time.
     let started = tokio::time::Instant::now();
     assert!(dead.link().await.is_err());
     assert_eq!(started.elapsed().as_secs(), 1);
@@ -131,7 +132,7 @@ async fn a_dead_server_is_tried_again_after_pauses_that_cost_nobody_anything() {
         assert!(dead.link().await.is_err());
     }
     assert!(started.elapsed() < Duration::from_millis(10), "{:?}", started.elapsed());
-    // Held, since who is sent away knows at once.
+    // Held open, because a closed connection would be noticed at once.
     let mut held = Vec::new();
     held.extend(std::iter::from_fn(|| listener.accept().ok()));
     assert_eq!(held.len(), 1);
@@ -205,11 +206,11 @@ async fn a_server_that_is_linked_both_ways_is_asked_once() {
     let PeerHandle(HandleKind::Known(known)) = peers.all().pop().unwrap() else {
         panic!("it is on the list")
     };
-    // It is tried at once, in vain.
+    // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
     let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
     peers.add_incoming(&link(1), false);
-    assert_eq!(peers.all().len(), 2, "nobody knows yet that they are one");
+    assert_eq!(peers.all().len(), 2, "not yet known to be the same server");
     known.is_linked(&link(2));
     assert_eq!(names(&peers.all()), ["127.0.0.1:1"]);
 }
@@ -233,7 +234,7 @@ async fn a_server_that_refuses_is_not_dialled_for_each_node_that_comes() {
     assert!((2..=12).contains(&failures), "{failures} dials in 10 s");
     assert!(
         (REDIAL_DELAY * 5..=REDIAL_DELAY * 10).contains(&longest),
-        "one that is back is found soon: {longest:?}"
+        "a server that is back must be found soon: {longest:?}"
     );
 }
 
@@ -261,9 +262,9 @@ async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
     let (dialled, incoming) = (link(7), link(8));
     peers.add_incoming(&incoming, false);
     peers.on_load(&incoming, load(80));
-    assert_eq!(peers.loads(), None, "the one that is listed has no link");
+    assert_eq!(peers.loads(), None, "the listed peer has no link");
     listed.is_linked(&dialled);
-    assert_eq!(peers.loads(), None, "it has said nothing yet");
+    assert_eq!(peers.loads(), None, "it has not reported yet");
     peers.on_load(&dialled, load(70));
     let known = PeerLoad { at: Some(listed.at), nodes: 70 };
     assert_eq!(peers.loads(), Some(vec![known, PeerLoad { at: None, nodes: 80 }]));
@@ -271,12 +272,12 @@ async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
     assert_eq!(peers.loads(), None, "one is stopping");
     peers.remove(&incoming);
     assert_eq!(peers.loads(), Some(vec![known]));
-    // The pod itself dials, too: it is the same one.
+    // The same server has also made a link from its side.
     let same = LinkSender::new(LinkId(9), Remote::Peer, dialled.instance, Dialect::NEWEST);
     peers.add_incoming(&same, false);
     assert_eq!(peers.loads(), Some(vec![known]));
     tokio::time::advance(Duration::from_secs(20)).await;
-    assert_eq!(peers.loads(), None, "it has said nothing for a while");
+    assert_eq!(peers.loads(), None, "its load is out of date");
     tell.send_replace(Vec::new());
 }
 

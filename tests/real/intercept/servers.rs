@@ -26,7 +26,7 @@ fn what_an_edge_says_of_itself_is_intercepted_at_a_server_to_which_it_is_not_lin
             world.asks_kubelet(number, &ip);
         }
     }
-    server.says("10.79.2.1 is not caught for node2, as its edge has it: it is this host's");
+    server.says("address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's");
     assert!(!server.log().contains("node is linked"), "both are linked to the other pod");
     // It leaves, and nobody has asked for it.
     drop(other);

@@ -18,12 +18,12 @@ use tunnel_proto::state::LinkId;
 
 use super::*;
 
-/// A link to a pod, whose process has that number.
+/// Returns a link to a server; its process has the number `server`.
 fn link(id: u64, server: u64, dialect: Dialect) -> Arc<LinkSender> {
     LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(u128::from(server) << 64)), dialect)
 }
 
-/// Pods that have made links, `first` being the number of the first.
+/// Adds peers that have made links; `first` is the number of the first.
 fn linked_servers(peers: &Peers, first: u64, count: u64) -> Vec<Arc<LinkSender>> {
     let servers: Vec<_> = (first..first + count).map(|id| link(id, id, Dialect::NEWEST)).collect();
     for server in &servers {
@@ -36,7 +36,7 @@ fn node(n: u64) -> NodeName {
     format!("node{n}").parse().unwrap()
 }
 
-/// So many nodes link here.
+/// Links `count` nodes here.
 fn link_nodes(peers: &Peers, count: u64) {
     for n in 0..count {
         let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), None, Dialect::NEWEST);
@@ -47,7 +47,7 @@ fn link_nodes(peers: &Peers, count: u64) {
     }
 }
 
-/// The nodes that were announced to a pod.
+/// Returns the nodes that were announced to a server.
 fn announced(link: &LinkSender) -> Vec<NodeName> {
     let mut cx = Context::from_waker(Waker::noop());
     let mut all = Vec::new();
@@ -74,14 +74,14 @@ async fn a_node_is_announced_to_its_homes_and_to_a_server_that_comes_only_those_
     settled().await;
     let own = (0..200).filter(|n| peers.is_replica_for(&node(*n))).count();
     assert_eq!(number_announced(&servers) + own, 3 * 200);
-    assert_eq!(announced(&older).len(), 200, "it knows of no homes");
+    assert_eq!(announced(&older).len(), 200, "it does not support location replicas");
     let new = link(40, 40, Dialect::NEWEST);
     peers.add_incoming(&new, false);
     settled().await;
     let its = announced(&new);
     assert!((20..120).contains(&its.len()), "{its:?}");
     assert_eq!(number_announced(&servers), 0, "nothing is new to the others");
-    // Whose home it was has another one now.
+    // The nodes that it was a replica of now have another one.
     peers.remove(&new);
     new.close();
     settled().await;
@@ -104,7 +104,7 @@ async fn a_server_that_intercepts_is_told_of_every_node_and_of_each_that_goes() 
         number_announced(&servers)
     };
     assert_eq!(say(&servers[0], load).await, 100);
-    assert_eq!(say(&servers[0], load).await, 0, "it has said so before");
+    assert_eq!(say(&servers[0], load).await, 0, "it has announced that before");
     peers.announce(&node(7));
     settled().await;
     assert_eq!(announced(&servers[0]), [node(7)]);
@@ -118,8 +118,8 @@ async fn a_server_that_intercepts_is_told_of_every_node_and_of_each_that_goes() 
         };
     let gone = Found { silence: Duration::from_millis(1), ..Found::not_here(UNSOLICITED) };
     assert_eq!(said(&servers[0]), Some(FrameKind::Found(gone)));
-    assert!(servers[1..].iter().all(|server| said(server).is_none()), "nobody else is told");
-    // What it was told by a link that has ended may be lost.
+    assert!(servers[1..].iter().all(|server| said(server).is_none()), "no other server is notified");
+    // Announcements over a link that has ended may be lost.
     peers.remove(&servers[0]);
     settled().await;
     number_announced(&servers);
@@ -129,7 +129,7 @@ async fn a_server_that_intercepts_is_told_of_every_node_and_of_each_that_goes() 
     assert_eq!(say(&servers[0], load).await, 100);
     say(&servers[0], Load { intercepts: false, ..load }).await;
     assert_eq!(peers.members().intercepting().count(), 0);
-    // This pod itself.
+    // The same for this server.
     assert!(!(0..100).all(|n| peers.replicated_here()(&node(n))));
     peers.broadcast_load(load, false);
     settled().await;
@@ -145,12 +145,12 @@ async fn homes_have_converged_once_the_servers_have_been_the_same_for_long_and_n
     let older = link(7, 7, Dialect::Extended(2));
     peers.add_incoming(&older, false);
     settled().await;
-    assert!(!peers.has_converged(), "it announces to nobody what is linked to it once it is a home");
+    assert!(!peers.has_converged(), "it does not announce its nodes to location replicas");
     peers.remove(&older);
     assert!(peers.has_converged());
     addresses.send_replace(vec!["127.0.0.1:1".parse().unwrap()]);
     settled().await;
-    assert!(!peers.has_converged(), "one that is listed is not linked");
+    assert!(!peers.has_converged(), "a listed peer is not linked");
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,7 +165,7 @@ async fn a_server_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others(
     let stopping = Load { nodes: 0, stopping: true, intercepts: false };
     peers.on_load(&servers[0], stopping);
     settled().await;
-    // Each node has one home fewer, and gets another one, which may be this pod.
+    // Each node has one replica fewer and gets another one, which may be this server.
     let again = number_announced(&servers[1..]);
     assert!(its.len() > 20 && (its.len() / 2..=its.len()).contains(&again), "{again} of {}", its.len());
     assert_eq!(number_announced(&servers[..1]), 0);
@@ -173,12 +173,12 @@ async fn a_server_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others(
     assert!((0..100).all(|n| !peers.replicas_of(&node(n)).iter().any(is)));
     peers.on_load(&servers[0], stopping);
     settled().await;
-    assert_eq!(number_announced(&servers), 0, "it has said so before");
-    // It has gone, and one of the same process, which there never is, would be a home.
+    assert_eq!(number_announced(&servers), 0, "it has announced that before");
+    // It has disconnected, so nothing is kept about its process.
     peers.remove(&servers[0]);
     settled().await;
     assert_eq!((peers.other_members(), peers.membership().stopping.len()), (4, 0));
-    // A stranger's word is not kept.
+    // An announcement by an unknown server is not kept.
     peers.on_load(&link(90, 90, Dialect::NEWEST), stopping);
     assert!(peers.membership().stopping.is_empty());
 }
@@ -189,15 +189,15 @@ async fn this_server_is_no_home_while_it_stops() {
     let servers = linked_servers(&peers, 10, 2);
     settled().await;
     link_nodes(&peers, 10);
-    assert!((0..10).all(|n| peers.is_replica_for(&node(n))), "three pods are homes of all");
+    assert!((0..10).all(|n| peers.is_replica_for(&node(n))), "three servers are replicas of all nodes");
     peers.broadcast_load(Load { nodes: 10, stopping: true, intercepts: false }, false);
     settled().await;
     assert!((0..10).all(|n| !peers.is_replica_for(&node(n)) && peers.replicas_of(&node(n)).len() == 2));
     assert_eq!(peers.other_members(), 2);
-    assert_eq!(number_announced(&servers), 20, "what is linked to it is known to the others");
+    assert_eq!(number_announced(&servers), 20, "its nodes are known to the peers");
 }
 
-/// Has a link to the pod at port 2, and to no other. Counts how often it was asked.
+/// A dialer that returns a link to the server at port 2 and to no other. Counts its calls.
 #[derive(Debug, Default)]
 struct OnePeer(AtomicUsize);
 
@@ -251,9 +251,9 @@ async fn servers_that_link_and_vanish_without_end_cost_their_own_announcements_a
         settled().await;
         said += number_announced(&servers);
     }
-    // Each is a home of 3 in 11 of the nodes, which get another home once it is gone.
+    // Each is a replica of 3 in 11 of the nodes, which get another replica once it disconnects.
     assert!((50 * 60..50 * 2 * 100).contains(&said), "{said}");
-    // Faster than that, not all of them are looked at, and none stays.
+    // Faster changes are not all processed, and none stays.
     for round in 0..1000 {
         let new = link(1000 + round, 1000 + round, Dialect::NEWEST);
         peers.add_incoming(&new, false);
