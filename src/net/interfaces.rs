@@ -37,7 +37,7 @@ impl LocalAddresses {
         (self.0)()
     }
 
-    /// Reads the addresses of this machine's interfaces again after [`INTERFACES_KNOWN`], and adds the `given`
+    /// Reads the addresses of this machine's interfaces again after `INTERFACES_KNOWN`, and adds the `given`
     /// addresses.
     ///
     /// The given addresses are treated as used by other machines, whatever interface they are on.
