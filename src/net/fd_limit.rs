@@ -86,7 +86,10 @@ mod tests {
         let number = u64::try_from(file.as_raw_fd()).unwrap();
         assert!(is_in_reserve(&file, number + 1) && is_in_reserve(&file, 0));
         assert!(!is_in_reserve(&file, number + FD_RESERVE + 1) && !is_in_reserve(&file, u64::MAX));
-        assert!(is_in_reserve(&file, number + number / (2 * KEPT_PART)), "the reserve of a low limit is a fraction of it");
+        assert!(
+            is_in_reserve(&file, number + number / (2 * KEPT_PART)),
+            "the reserve of a low limit is a fraction of it"
+        );
     }
 
     #[test]

@@ -94,9 +94,7 @@ impl CertificateAuthority {
         let validity = found.validity();
         if !validity.is_valid() {
             let (from, to) = (validity.not_before, validity.not_after);
-            return Err(no(&format!(
-                "is valid from {from} to {to}, not now; check this machine's clock"
-            )));
+            return Err(no(&format!("is valid from {from} to {to}, not now; check this machine's clock")));
         }
         let no_key = || no("comes with a key file without a key; expected PEM without a passphrase");
         let key = rustls_pemfile::private_key(&mut key.as_bytes()).ok().flatten().ok_or_else(no_key)?;

@@ -73,10 +73,15 @@ impl Model {
                 State::Holds { busy, since } => {
                     let most = (0..5).map(|who| self.held(who)).max().unwrap();
                     assert_eq!(self.held(of), most, "another source holds more");
-                    assert_eq!(self.first(of), lost, "another holder of this source has been idle for longer");
+                    assert_eq!(
+                        self.first(of),
+                        lost,
+                        "another holder of this source has been idle for longer"
+                    );
                     let granted = effects.granted.expect("revoked only in favour of another entrant");
                     let gets = self.0.iter().find(|entrant| entrant.0 == granted).unwrap().1;
-                    let silent = !busy && now - since >= limits.idle_timeout.expect("a holder may be revoked");
+                    let silent =
+                        !busy && now - since >= limits.idle_timeout.expect("a holder may be revoked");
                     assert!(self.held(gets) + 1 < most || silent, "it had no more than the newcomer's share");
                 }
                 State::Aside => panic!("it held no slot"),
@@ -173,7 +178,10 @@ fn live(limits: Limits, steps: &[Step]) {
         }
         let waiting: usize = (0..5).map(|who| model.waiting(who)).sum();
         assert!(model.all_held() <= limits.permits && waiting <= limits.waiting);
-        assert!(waiting == 0 || model.all_held() == limits.permits, "a permit is free while an entrant waits");
+        assert!(
+            waiting == 0 || model.all_held() == limits.permits,
+            "a permit is free while an entrant waits"
+        );
         assert_eq!(
             (shares.held, shares.waiting, shares.entrants.len()),
             (model.all_held(), waiting, model.0.len())
@@ -224,7 +232,11 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
     shares.mark(3, true, now);
     let (newcomer, effects) = shares.enter(&"one", now).unwrap();
-    assert_eq!(effects, Changes { granted: None, lost: Some(newcomer) }, "all holders of its source are active");
+    assert_eq!(
+        effects,
+        Changes { granted: None, lost: Some(newcomer) },
+        "all holders of its source are active"
+    );
     let (newcomer, effects) = shares.enter(&"other", now).unwrap();
     let given = Changes { granted: Some(newcomer), lost: Some(ids[0]) };
     assert_eq!(effects, given, "an active holder is evicted for a source that has none");
