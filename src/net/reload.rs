@@ -248,7 +248,12 @@ pub fn warn_of_readers(key: &str, path: &Path) {
         && found.mode() & OTHERS_READ != 0
     {
         let file = path.display();
-        warn!(key, %file, hint = %format_args!("chmod o-rwx {file}"), "secret file is readable by every user of this machine");
+        warn!(
+            key,
+            %file,
+            hint = %format_args!("chmod o-rwx {file}"),
+            "secret file is readable by every user of this machine"
+        );
     }
 }
 

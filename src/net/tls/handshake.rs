@@ -105,7 +105,7 @@ impl TlsHandshaker {
         let lost = turn.revoked();
         let shaken = tokio::select! {
             biased;
-            () = lost.cancelled() => return Err(TlsAcceptError::new("gave_way", "TLS handshake evicted for another source")),
+            () = lost.cancelled() => return Err(TlsAcceptError::new("gave_way", "evicted in its TLS handshake")),
             shaken = timeout_at(until, handshake) => shaken,
         };
         match shaken {
@@ -262,7 +262,9 @@ impl HandshakeError {
 impl fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownIssuer => f.write_str("its certificate was signed by a CA that is not trusted"),
+            Self::UnknownIssuer => {
+                f.write_str("its certificate was signed by a CA that this end does not trust")
+            }
             Self::Name(names) if names.is_empty() => f.write_str("its certificate is not for that name"),
             Self::Name(names) => {
                 write!(f, "its certificate is for {}, and not for that name", names.join(", "))
