@@ -205,7 +205,7 @@ const REMEDY: &str = "set ca in [mode.edge.https] of this node to the CA that si
 pub struct TargetDialer {
     /// Where it runs, and for which clients it dials.
     pub place: DialerRole,
-    /// The machine's own addresses. For a target with the node's name, those that other machines use are tried after
+    /// The machine's own addresses. For a target with the node's name, the addresses that other machines use are tried after
     /// loopback.
     pub own: LocalAddresses,
     /// The allowed targets. Replaced when the config changes; this affects only later sessions.

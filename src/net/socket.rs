@@ -44,7 +44,7 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
 
     /// Sets how the remote sees the end when this is dropped: as a reset (`true`) or as a clean end.
     ///
-    /// A session may be aborted at any moment, and its bytes must not look complete then: after a clean end, nc and an
+    /// A session may be aborted at any moment, and its bytes must not look complete then. After a clean end, nc and an
     /// ssh that uses it would even wait for the rest. So set `true` while bytes are copied, and `false` once all of
     /// them were. Has no effect on a closed socket.
     fn breaks_off(&self, broken: bool) {
