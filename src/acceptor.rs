@@ -1,4 +1,4 @@
-//! The end of a session at its target: is that allowed, can it be dialled, then the session's bytes.
+//! The acceptor's end of a session: authorizes and dials the target, then transfers the session's bytes.
 
 use std::future::Future;
 use std::io;
@@ -35,11 +35,11 @@ use tunnel_net::tls;
 use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
-/// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
+/// Accepts sessions and dials their targets: at an edge for servers, at a server for edges. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct SessionAcceptor {
     dialer: Arc<TargetDialer>,
-    /// `None`: this back end has no TLS for targets.
+    /// `None` if this acceptor has no TLS for targets.
     tls: Option<TargetTls>,
     pool: Pool,
     metrics: Metrics,
@@ -47,18 +47,18 @@ pub struct SessionAcceptor {
 }
 
 impl SessionAcceptor {
-    /// A back end that dials with `dialer`; `drain` waits for its sessions.
+    /// Creates an acceptor that dials with `dialer`. `drain` waits for its sessions.
     pub fn new(dialer: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
         Self { dialer: Arc::new(dialer), tls: None, pool, metrics, drain }
     }
 
-    /// Uses TLS to the targets of HTTPS front ends.
+    /// Uses TLS to the targets of HTTPS listeners.
     #[must_use]
     pub fn with_tls(self, tls: TargetTls) -> Self {
         Self { tls: Some(tls), ..self }
     }
 
-    /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
+    /// Answers an offer and serves its session in its own task. Returns at once, for use on a read loop.
     pub fn serve_incoming(&self, offer: IncomingSession) {
         let span = info_span!("session", session = %offer.id(), target = %offer.target());
         let this = self.clone();
@@ -102,7 +102,7 @@ impl SessionAcceptor {
             (_, category) if category != Category::Https => None,
             (Some(tls), _) => Some(tls),
             (None, _) => {
-                let reason = "this end speaks no TLS to targets";
+                let reason = "this end does not support TLS to targets";
                 return Err(SessionError::new(ErrorCode::NotAllowed, reason));
             }
         };
@@ -114,44 +114,44 @@ impl SessionAcceptor {
     }
 }
 
-/// A target that was dialled.
+/// A connection to a target.
 enum TargetConnection {
     Tcp(TcpStream),
     Tls(Box<TlsTargetStream>),
 }
 
-/// The client's address as a pod has sent it: `10.0.0.1:5`, or `user@10.0.0.1:5`.
+/// Returns the client's IP address from the text that a server sent: `10.0.0.1:5`, or `user@10.0.0.1:5`.
 fn address(client: &str) -> IpAddr {
     let at = client.rsplit('@').next().unwrap_or_default();
     at.parse::<SocketAddr>().map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip())
 }
 
-/// This end's name in metrics and the access log.
+/// The acceptor's label in metrics and the access log.
 const FRONT: &str = "backend";
 
-// TLS towards targets, for clients whose own TLS has ended at the pod.
+// TLS to targets, for clients with TLS that ends at the server.
 
-/// An edge's TLS to targets.
+/// The TLS configurations of an edge for targets.
 #[derive(Debug, Clone)]
 pub struct TargetTls {
-    /// To those on loopback. Their certificate is not verified, as nobody can stand between.
+    /// For targets on loopback. Their certificate is not verified, because no third party is on the path.
     pub loopback: Reload<ClientConfig>,
-    /// To all others, whose certificate is verified; none: to nobody else.
+    /// For all other targets, with verified certificates. `None`: no TLS to other targets.
     pub others: Option<Reload<ClientConfig>>,
 }
 
-/// A connection to a target under TLS.
+/// A TLS connection to a target.
 pub(crate) type TlsTargetStream = TlsStream<Buffered<TcpStream>>;
 
 impl TargetTls {
-    /// Follows its files until draining begins; connections that stand are not touched.
+    /// Watches the TLS files until draining begins. Established connections are not affected.
     pub fn watch(&self, drain: &Drain) {
         for config in std::iter::once(&self.loopback).chain(&self.others) {
             drain.spawn(info_span!("target tls"), config.clone().watch(drain.clone()));
         }
     }
 
-    /// Shakes hands with a target that was dialled. Cancel safe.
+    /// Performs the TLS handshake with a dialled target. Cancel safe.
     pub(crate) async fn connect(
         &self,
         socket: TcpStream,
@@ -180,84 +180,86 @@ impl TargetTls {
         let config = match &self.others {
             _ if near => self.loopback.load(),
             Some(others) => others.load(),
-            None => return Err(format!("its certificate cannot be verified: {REMEDY}")),
+            None => return Err(format!("its certificate cannot be verified; {REMEDY}")),
         };
         let name = tls::server_name(&host.to_string()).map_err(|why| why.to_string())?;
         TlsConnector::from(config).connect(name, stream).await.map_err(|cause| sentence(&cause))
     }
 }
 
-/// What went wrong, with the remedy where it stands in the settings.
+/// Returns the error text, with a hint if the cause is in the config.
 fn sentence(cause: &io::Error) -> String {
     match HandshakeError::of(cause) {
-        HandshakeError::UnknownIssuer => format!("its certificate is of another authority: {REMEDY}"),
-        fault @ HandshakeError::Name(_) => format!("{fault}: issue one that has it"),
+        HandshakeError::UnknownIssuer => format!("its certificate is from another CA; {REMEDY}"),
+        fault @ HandshakeError::Name(_) => format!("{fault}; issue one with that name"),
         fault => fault.to_string(),
     }
 }
 
-const REMEDY: &str = "name the one that has signed it with ca in [mode.edge.https] of this node";
+const REMEDY: &str = "set ca in [mode.edge.https] of this node to the CA that signed it";
 
-// From a target to a connection: resolved once, each address checked, the very address dialled that was checked.
+// From a target to a connection: resolves once, checks each address, and dials exactly the checked addresses.
 
-/// Where targets are dialled from, and which ones may be.
+/// Dials targets if the access rules allow it.
 #[derive(Debug, Clone)]
 pub struct TargetDialer {
-    /// Where it stands, and for whom it dials.
+    /// Where it runs, and for which clients it dials.
     pub place: DialerRole,
-    /// The machine's own addresses. Those that other machines use are tried after loopback for a target of the node's name.
+    /// The machine's own addresses. For a target with the node's name, the addresses that other machines use are tried after
+    /// loopback.
     pub own: LocalAddresses,
-    /// What may be dialled; swap it when the config changes, for the sessions to come.
+    /// The allowed targets. Replaced when the config changes; this affects only later sessions.
     pub targets: Arc<ArcSwap<Targets>>,
-    /// Where this process itself listens: never dialled.
+    /// The addresses on which this process listens. They are never dialled.
     pub listening: OwnListeners,
-    /// Resolves names.
+    /// The resolver of names.
     pub resolver: Resolver,
 }
 
-/// Where a dialer stands, and for whom it dials.
+/// Where a dialer runs, and for which clients it dials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DialerRole {
-    /// At the node of this name: a target of that name is on this machine.
+    /// At the node with this name: a target of that name is on this machine.
     Node(NodeName),
-    /// At a pod, for edges: what is off limits is dialled only where it alone is allowed.
+    /// At a server, for edges. Addresses that are off limits are dialled only if they alone are allowed by a rule.
     ForEdges,
-    /// At a pod, for its clients: what is off limits is not dialled, whatever is allowed.
+    /// At a server, for its clients. Addresses that are off limits are not dialled, whatever is allowed.
     ForClients,
 }
 
-/// Why a target was not dialled.
+/// The reason why a target was not dialled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetDialError {
-    /// In words for the client.
+    /// The error for the client.
     pub refusal: SessionError,
-    /// Whether it is, or its name stands for, what no pod ever dials for a client.
+    /// Whether the target is, or resolves to, an address that no server ever dials for a client.
     pub off_limits: bool,
 }
 
 impl TargetDialer {
-    /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
+    /// Connects to a target if it is allowed and responds within `patience`. Cancel safe.
     ///
     /// # Errors
     ///
-    /// Why not, in words for the client.
+    /// The target is not allowed or cannot be reached. The error is for the client.
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, TargetDialError> {
         let deadline = Instant::now() + patience;
         let mut here = self.own.now();
         if self.node().is_none() {
-            // There a pod's own log port listens, for those on its machine: a rule for it has to name it.
+            // At a server, its own log port listens on loopback for users of its machine: a rule for loopback has to
+            // name it.
             here.own.retain(|ip| !plain(*ip).is_loopback());
         }
         let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
         let found = self.addresses(target, &here, ask, deadline).await?;
         let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
         let socket = dialled.map_err(|why| refusal(&why))?;
-        // Only now, as a port of operators is announced before it takes connections.
+        // Checked only now, because an operator's port is announced before it accepts connections.
         let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &here.all));
         if is_private { Err(self.is_own_address(target).into()) } else { Ok(socket) }
     }
 
-    /// The addresses to try, all of them allowed, in their order.
+    /// Returns the addresses to try, in order. All of them are allowed.
     async fn addresses<L>(
         &self,
         target: &Target,
@@ -269,7 +271,7 @@ impl TargetDialer {
         L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
     {
         let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
-        // Nothing is asked of the cloud's DNS for an edge that may not dial what comes of it.
+        // Does not query the cloud's DNS for an edge that may not dial the result.
         if !at_node && !targets.name_port(target.port) {
             return Err(self.forbidden(target, None).into());
         }
@@ -297,11 +299,11 @@ impl TargetDialer {
                 continue;
             }
             if targets.allows(at, &here.own) && !found.contains(&at) {
-                // Even if others of its addresses are not: what comes of those would only hide the reason.
+                // Even if the target has other addresses: their errors would only hide the reason.
                 if self.listening.holds(at, &here.all) {
                     return Err(self.is_own_address(target).into());
                 }
-                // At a node that is loopback by another name, from which who asks may have been kept.
+                // At a node the unspecified address is loopback, from which access rules may exclude the client.
                 if !(at_node && ip.is_unspecified()) {
                     found.push(at);
                 }
@@ -323,7 +325,7 @@ impl TargetDialer {
         Err(TargetDialError { refusal, off_limits })
     }
 
-    /// The node at which it stands; `None` at a pod.
+    /// Returns the node at which the dialer runs, or `None` at a server.
     pub fn node(&self) -> Option<&NodeName> {
         match &self.place {
             DialerRole::Node(node) => Some(node),
@@ -334,38 +336,35 @@ impl TargetDialer {
     fn is_own_address(&self, target: &Target) -> SessionError {
         let why = match self.place {
             DialerRole::Node(_) => {
-                format!(
-                    "{target} is a tunnel process's own port; its metrics_listen is the one that may be reached"
-                )
+                format!("{target} is a tunnel process's own port; use its metrics_listen instead")
             }
             DialerRole::ForEdges | DialerRole::ForClients => {
-                format!("{target} is a port of the cloud's own pod")
+                format!("{target} is a port of the server itself")
             }
         };
         SessionError::new(ErrorCode::OwnPort, why)
     }
 
-    /// `found` is what the target's name stands for, if it is a name.
+    /// Returns the error of a forbidden target. `found` is the address that the target's name resolves to, if it is a
+    /// name.
     fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> SessionError {
         let why = match (&self.place, found) {
             (DialerRole::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
             (DialerRole::Node(_), None) => format!("this edge may not dial {target}"),
-            // Neither an edge nor a client gets to know the addresses behind a name within the cloud.
+            // Neither edges nor clients learn the addresses of names inside the cloud.
             (DialerRole::ForEdges, found) => {
-                debug!(%target, found = found.map(display), "no entry of mode.cloud.allow.targets holds it");
-                format!(
-                    "edges may not have the cloud dial {target}: its pods' mode.cloud.allow.targets does not hold it"
-                )
+                debug!(%target, found = found.map(display), "target not in mode.cloud.allow.targets");
+                format!("edges may not have the server dial {target}: it is not in mode.cloud.allow.targets")
             }
             (DialerRole::ForClients, found) => {
-                debug!(%target, found = found.map(display), "no entry of mode.cloud.direct.targets holds it, or it is off limits");
-                format!("the cloud does not dial {target} for its clients")
+                debug!(%target, found = found.map(display), "target not in mode.cloud.direct.targets, or off limits");
+                format!("the server does not dial {target} for clients")
             }
         };
         SessionError::new(ErrorCode::NotAllowed, why)
     }
 
-    /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
+    /// Returns true if a name means this machine: its node name, or `localhost`, which is never resolved by DNS.
     fn is_local_name(&self, name: &str) -> bool {
         self.node().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
     }
@@ -405,41 +404,44 @@ fn refusal(why: &ConnectError) -> SessionError {
     SessionError::new(code, why)
 }
 
-/// What a pod dials itself for its clients, of all that is at no node. Cheap to clone.
+/// Dials targets of a server's clients that are at no node. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct DirectDialer {
-    /// What is listed in the settings.
+    /// Dials the targets listed in the config.
     listed: Arc<TargetDialer>,
-    /// Everything that is not off limits.
+    /// Dials all targets that are not off limits.
     all: Arc<TargetDialer>,
     timeout: Duration,
 }
 
 impl DirectDialer {
-    /// What `dialer` may dial, and for some clients everything else as well; each within `patience`.
+    /// Creates a dialer for the targets of `dialer`, and for some clients all others. Each dial takes at most
+    /// `patience`.
     pub fn new(dialer: TargetDialer, patience: Duration) -> Self {
         let all = Arc::new(ArcSwap::from_pointee(Targets::everything()));
         let all = TargetDialer { targets: all, ..dialer.clone() };
         Self { listed: Arc::new(dialer), all: Arc::new(all), timeout: patience }
     }
 
-    /// Whether anything may be dialled at this port, for a client who may have `all`.
+    /// Returns true if some target may be dialled at this port, by a client that may reach `all` targets or only the
+    /// listed ones.
     pub fn may_dial(&self, port: u16, all: bool) -> bool {
         all || self.listed.targets.load().name_port(port)
     }
 
-    /// Connects to a target; `all`: for a client that may have every target that is not off limits. Cancel safe.
+    /// Connects to a target. `all` is true for a client that may reach every target that is not off limits. Cancel
+    /// safe.
     ///
     /// # Errors
     ///
-    /// Why not, in words for the client.
+    /// The target is not allowed or cannot be reached. The error is for the client.
     pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, TargetDialError> {
         let dialer = if all { &self.all } else { &self.listed };
         dialer.dial(target, self.timeout).await
     }
 }
 
-/// Addresses of one target that are looked at: a name with more would only use up the patience of the first.
+/// Maximum number of a target's addresses that are tried. More would only reduce the time for each.
 const ADDRESSES: usize = 16;
 
 #[cfg(test)]
@@ -459,7 +461,7 @@ mod tls_tests {
         TlsClientConfig { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
     }
 
-    /// Who shakes hands with a target whose certificate for `edge-1` an authority has signed.
+    /// Performs a handshake with a target that has a certificate for `edge-1` from a CA.
     async fn shaken(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
         let identity = by.issue("target", "edge-1");
         let clients = ClientAuth::Anonymous;
@@ -478,14 +480,14 @@ mod tls_tests {
         let unsure = TargetTls { loopback: client(Trust::NoVerify), others: None };
         shaken(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
         let why = shaken(&unsure, false, "edge-1", &ours).await.unwrap_err();
-        assert!(why.contains("cannot be verified: name") && why.contains("[mode.edge.https]"), "{why}");
+        assert!(why.contains("cannot be verified; set ca") && why.contains("[mode.edge.https]"), "{why}");
         let sure = TargetTls { others: Some(client(Trust::Ca(ours.ca()))), ..unsure };
         shaken(&sure, false, "edge-1", &ours).await.unwrap();
         shaken(&sure, true, "127.0.0.1", &theirs).await.unwrap();
         let why = shaken(&sure, false, "edge-1", &theirs).await.unwrap_err();
-        assert!(why.starts_with("its certificate is of another authority: name"), "{why}");
+        assert!(why.starts_with("its certificate is from another CA; set ca"), "{why}");
         let why = shaken(&sure, false, "edge-2", &ours).await.unwrap_err();
-        assert!(why.starts_with("its certificate is for edge-1, and not for that name: issue"), "{why}");
+        assert!(why.starts_with("its certificate is for edge-1, and not for that name; issue"), "{why}");
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
-//! Carrying an open session: copying its bytes until both ends are done, the verdict, the access line, the numbers.
+//! Transfers an open session: copies its bytes until both ends are done, then records result, access line and metrics.
 //!
-//! Every front end, the back end and the bridge to plain nodes end here.
+//! Used by all listeners, the acceptor and the bridge to plain nodes.
 
 pub mod copy;
 
@@ -27,24 +27,28 @@ use tunnel_net::pool::Pool;
 use tunnel_net::socket::{ByteStreamIo, Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
-/// A session that was opened, with all that counts it.
+/// An open session with its access line, counters and permit.
 #[derive(Debug)]
 pub struct OpenSession<P> {
-    /// This end of it, or the connection that stands for one.
+    /// This end of the session, or a direct connection instead of one.
     pub session: TargetStream,
-    /// What was taken from it and counted already, and not given to who is at this end yet.
+    /// Bytes that were read from the session and counted, but not yet given to the client or target at this end.
     pub buffered: Bytes,
-    /// Its line in the access log.
+    /// The session's access log entry.
     pub access: AccessLogEntry,
-    /// Counts it among those that run.
+    /// Counts the session as active.
     pub alive: ActiveSession,
-    /// Its slot among the sessions of this process; freed when it ends, before its connection is closed with care.
+    /// The session's permit in this process. Released when the session ends, before its connection is closed
+    /// gracefully.
     pub permit: P,
 }
 
 impl<P> OpenSession<P> {
-    /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of
-    /// `local`: if that broke off, the session is reset with the cause; otherwise it is given back, to be let go of.
+    /// Writes the access line of an ended session, counts it, and releases its permit. Side A is the connection of
+    /// `local`.
+    ///
+    /// If that connection failed, resets the session with the error. Otherwise returns the session, which the caller
+    /// must drop.
     pub(crate) fn end(self, ended: CopyEnd, local: LocalPeer) -> Option<TargetStream> {
         let (result, why) = match (&self.session, ended) {
             (
@@ -64,7 +68,7 @@ impl<P> OpenSession<P> {
         Some(session)
     }
 
-    /// As [`Self::end`], of a session that this end breaks off for a reason of its own: a fixed word, and a sentence.
+    /// Like [`Self::end`], but this end breaks off the session: `result` is a fixed word, `why` the reason as text.
     pub(crate) fn break_off(self, result: &'static str, why: &str) {
         self.record_end(result, why).break_off(SessionError::new(ErrorCode::Cancelled, why));
     }
@@ -78,12 +82,12 @@ impl<P> OpenSession<P> {
     }
 }
 
-/// Who is at this end of a session.
+/// The party at this end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalPeer {
-    /// A client: this is a front end.
+    /// A client: this end is a listener.
     Client,
-    /// What was dialled for it: this is the back end.
+    /// A dialled target: this end is the acceptor.
     Target,
 }
 
@@ -102,7 +106,7 @@ impl LocalPeer {
         }
     }
 
-    /// The fixed word for a session that this one broke off.
+    /// Returns the fixed word for a session that ended because this party's connection failed.
     fn failed(self) -> &'static str {
         match self {
             Self::Client => "client_failed",
@@ -110,13 +114,15 @@ impl LocalPeer {
         }
     }
 
-    /// How the sentence begins that both ends log once the connection of this one has failed; a cause follows.
+    /// Returns the prefix of the text that both ends log after this party's connection has failed; an error follows.
     fn failure(self) -> String {
         format!("the {}'s connection failed: ", self.name())
     }
 
-    /// The fixed word for a session that the far end reset. Its code for a connection that failed there is the one for
-    /// any end that its owner wants; the sentence has the difference, so that both ends use one label for it.
+    /// Returns the fixed word for a session that the remote reset.
+    ///
+    /// The code for a failed connection is the same as for any end that its owner requested. Only the text differs, so
+    /// it is compared here, and both ends use the same word.
     fn reset_by_other(self, why: &SessionError) -> &'static str {
         let other = self.other();
         let failed = why.code == ErrorCode::Cancelled && why.reason.starts_with(&other.failure());
@@ -124,9 +130,9 @@ impl LocalPeer {
     }
 }
 
-/// Carries a session's bytes until both ends are done, writes the access line, and closes the connection.
+/// Copies a session's bytes until both ends are done, writes the access line, and closes the connection.
 ///
-/// Not cancel safe: a dropped call breaks the connection off and resets the session, and its access line shows that.
+/// Not cancel safe: a dropped call aborts the connection, resets the session, and records that in the access line.
 pub async fn run_session<C: Connection, P>(
     mut opened: OpenSession<P>,
     local: LocalPeer,
@@ -147,8 +153,9 @@ pub async fn run_session<C: Connection, P>(
     close(&mut socket, Side::A, ended).await;
 }
 
-/// Carries bytes between two sessions until both are done: this process is an end of each. If one is broken off, the
-/// far end of the other one gets the cause.
+/// Copies bytes between two sessions until both are done. This process is an end of each.
+///
+/// If one session fails, the remote of the other receives the error.
 pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: ActiveSession) {
     let ended = copy_bidirectional(&mut one, &mut other).await.ended;
     if ended.how == EndKind::Finished {
@@ -158,13 +165,13 @@ pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: Active
     let why = broken
         .account()
         .ended
-        .unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session broke"));
-    debug!(%why, "a session with a plain node is over");
+        .unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
+    debug!(error = %why, "session with a plain node ended");
     alive.end(why.code.name());
     left.break_off(why);
 }
 
-/// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `local`.
+/// Returns which side ended a session and why, as a word and a text. Side A is the connection of `local`.
 fn end_reason(ended: CopyEnd, local: LocalPeer, reset: Option<&SessionError>) -> (&'static str, String) {
     match (ended.by, ended.how) {
         (Side::A, EndKind::Finished) => ("over", format!("the {} finished first", local.name())),
@@ -179,34 +186,34 @@ fn end_reason(ended: CopyEnd, local: LocalPeer, reset: Option<&SessionError>) ->
     }
 }
 
-// What was opened for a client: a session, or a connection of this process's own; and TLS over either.
+// The stream to a target: a session or a direct connection, and TLS over either.
 
-/// The far end of what was opened for a client. Dropping it breaks it off, unless it is over in both directions.
+/// The stream to a client's target. Dropping it aborts it, unless both directions have ended.
 #[derive(Debug)]
 pub enum TargetStream {
     /// A session.
     Session(Session),
-    /// A connection that this process has dialled itself.
+    /// A connection dialled by this process.
     Direct(Socket<TcpStream>),
-    /// One of the two, under TLS that this process speaks with the target.
+    /// Either of the other two, with TLS between this process and the target.
     Tls(Box<TlsOverTarget>),
 }
 
-/// TLS over a far end.
+/// TLS over a stream to a target.
 type TlsOverTarget = Socket<TlsStream<ByteStreamIo<TargetStream>>>;
 
 impl TargetStream {
-    /// A connection of this process's own, which breaks off when it is dropped.
+    /// Wraps a connection dialled by this process. Dropping it resets the connection.
     pub fn direct(connection: TcpStream, pool: Pool) -> Self {
         connection.breaks_off(true);
         Self::Direct(Socket::new(connection, pool))
     }
 
-    /// Shakes hands with the target that is to have this name. Not cancel safe: a dropped call breaks it off.
+    /// Performs a TLS handshake with the target under this name. Not cancel safe: a dropped call aborts the stream.
     ///
     /// # Errors
     ///
-    /// TLS has failed; it is broken off.
+    /// TLS failed; the stream is aborted.
     pub async fn encrypted(
         self,
         config: Arc<ClientConfig>,
@@ -217,7 +224,7 @@ impl TargetStream {
         Ok(Self::Tls(Box::new(Socket::new(stream, pool))))
     }
 
-    /// The session's id, if it is one.
+    /// Returns the session's id, or `None` for a direct connection.
     pub fn id(&self) -> Option<SessionId> {
         match self {
             Self::Session(session) => Some(session.id()),
@@ -226,7 +233,7 @@ impl TargetStream {
         }
     }
 
-    /// How often it was resumed on another path.
+    /// Returns how often the session was resumed on another path.
     pub fn resumed(&self) -> u32 {
         match self {
             Self::Session(session) => session.account().resumed,
@@ -235,7 +242,7 @@ impl TargetStream {
         }
     }
 
-    /// Why the session was ended, if it did not end in good order.
+    /// Returns why the session ended, or `None` if it ended cleanly.
     pub fn ended(&self) -> Option<SessionError> {
         match self {
             Self::Session(session) => session.account().ended,
@@ -244,7 +251,7 @@ impl TargetStream {
         }
     }
 
-    /// Ends it like a connection that broke off.
+    /// Ends the stream like a failed connection.
     pub fn break_off(self, why: SessionError) {
         match self {
             Self::Session(session) => session.break_off(why),
@@ -253,7 +260,7 @@ impl TargetStream {
         }
     }
 
-    /// Both directions have been finished: what is still on its way is delivered in the background.
+    /// Marks both directions as finished, so that dropping the stream still delivers bytes in flight.
     pub fn is_over(&self) {
         match self {
             Self::Session(_) => {}
@@ -263,7 +270,7 @@ impl TargetStream {
     }
 }
 
-/// What TLS sits on.
+/// Returns the transport below TLS.
 fn inside(over: &TlsOverTarget) -> &TargetStream {
     over.io().get_ref().0.get_ref()
 }

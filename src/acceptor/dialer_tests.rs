@@ -102,7 +102,7 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
     );
 }
 
-/// To dial it is to dial loopback, which a pod may have kept a client from.
+/// Dialling it would dial loopback, from which a server may exclude a client.
 #[tokio::test]
 async fn an_edge_never_dials_the_unspecified_address_whatever_is_allowed() {
     let place = place(&["0.0.0.0/0:*", "[::/0]:*"]);
@@ -129,7 +129,7 @@ async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_r
         [("web.local:443", &["192.0.2.1"][..]), ("10.2.0.1:443", &[]), ("localhost:443", &["10.1.2.3"])]
     {
         let refused = found(&listed, target, &[], names).await.unwrap_err();
-        let says = format!("edges may not have the cloud dial {target}");
+        let says = format!("edges may not have the server dial {target}");
         assert!(refused.reason.starts_with(&says), "{refused}");
         assert!(refused.reason.contains("mode.cloud.allow.targets"), "{refused}");
         assert!(!refused.reason.contains("192.0.2.1"), "{refused}");
@@ -137,7 +137,7 @@ async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_r
     }
     let deadline = Instant::now() + Duration::from_secs(1);
     for (place, target) in [(server(&[]), "web.local:443"), (listed, "web.local:80")] {
-        let unasked = async |_| unreachable!("DNS is not asked for what cannot be dialled");
+        let unasked = async |_| unreachable!("DNS must not be queried for a forbidden target");
         let refused = place
             .addresses(&target.parse().unwrap(), &Addresses::default(), unasked, deadline)
             .await
@@ -168,7 +168,7 @@ async fn a_server_dials_for_its_clients_nothing_that_is_off_limits_however_it_is
     ] {
         let refused = found(&server, target, &[], names).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::NotAllowed, "{target}: {refused}");
-        assert_eq!(refused.reason, format!("the cloud does not dial {target} for its clients"));
+        assert_eq!(refused.reason, format!("the server does not dial {target} for clients"));
     }
     let unlisted = TargetDialer { place: DialerRole::ForClients, ..place(&["10.0.0.0/8:*"]) };
     for (server, name, off_limits) in
@@ -180,7 +180,11 @@ async fn a_server_dials_for_its_clients_nothing_that_is_off_limits_however_it_is
     let listening = ["192.0.2.7:22".parse().unwrap()].into_iter().collect();
     let server = TargetDialer { listening, ..server };
     assert!(
-        found(&server, "192.0.2.7:22", &[], &[]).await.unwrap_err().reason.contains("the cloud's own pod")
+        found(&server, "192.0.2.7:22", &[], &[])
+            .await
+            .unwrap_err()
+            .reason
+            .contains("a port of the server itself")
     );
 }
 
@@ -231,7 +235,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
     assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
     let server = TargetDialer { place: DialerRole::ForEdges, ..edge };
     let refused = found(&server, "192.0.2.7:7", &own, &[]).await.unwrap_err();
-    assert_eq!(refused.reason, "192.0.2.7:7 is a port of the cloud's own pod");
+    assert_eq!(refused.reason, "192.0.2.7:7 is a port of the server itself");
 }
 
 #[tokio::test]
@@ -252,7 +256,7 @@ async fn a_target_that_does_not_listen_refuses_in_plain_words() {
     let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err().refusal;
     let says = format!("127.0.0.1:{port} refused the connection");
     assert_eq!(refused.code, ErrorCode::TargetRefused);
-    // Whether there is IPv6 on this machine or not.
+    // Regardless of whether this machine has IPv6.
     assert!(
         refused.reason.starts_with(&says) && refused.reason.contains(&format!("[::1]:{port}")),
         "{refused}"
@@ -266,7 +270,7 @@ async fn a_target_that_hangs_on_one_address_is_told_as_such_though_the_other_ref
     let listener = socket.listen(0).unwrap();
     let at = listener.local_addr().unwrap();
     let mut queue = Vec::new();
-    // Full, it leaves who comes next without an answer.
+    // With a full queue, the listener does not answer further connections.
     while let Ok(held) = tokio::time::timeout(Duration::from_millis(100), TcpStream::connect(at)).await {
         queue.push(held.unwrap());
     }

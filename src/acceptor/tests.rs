@@ -24,7 +24,7 @@ use tunnel_proto::state::LinkId;
 
 use super::*;
 
-/// An opener and this back end, with a link between them in memory.
+/// An opener and an acceptor with an in-memory link between them.
 struct Pair {
     opener: Arc<SessionTable>,
     link: Arc<LinkSender>,
@@ -70,7 +70,7 @@ impl Pair {
         (opening, answer)
     }
 
-    /// Waits until the back end has no session, and gives how often sessions ended so.
+    /// Waits until the acceptor has no session. Returns how often sessions ended with `result`.
     async fn ended(&self, result: &'static str) -> u64 {
         while self.metrics.sessions.now(FRONT) > 0 {
             tokio::task::yield_now().await;
@@ -133,7 +133,7 @@ async fn an_offered_session_reaches_its_target_and_both_ends_end_well() {
     poll_fn(|cx| session.poll_finish(cx)).await.unwrap();
     let mut question = String::new();
     socket.read_to_string(&mut question).await.unwrap();
-    assert_eq!(question, "question", "and its end: a half-closed session goes on");
+    assert_eq!(question, "question", "bytes and end arrive, and the half-closed session continues");
     socket.write_all(b"the answer").await.unwrap();
     drop(socket);
     assert_eq!(take_all(&mut session).await.unwrap(), b"the answer");
@@ -155,7 +155,12 @@ async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
             format!("{at} refused the connection"),
         ),
         ("192.0.2.1:22", Category::Ssh, ErrorCode::NotAllowed, "this edge may not dial 192.0.2.1:22".into()),
-        ("edge-1:443", Category::Https, ErrorCode::NotAllowed, "this end speaks no TLS to targets".into()),
+        (
+            "edge-1:443",
+            Category::Https,
+            ErrorCode::NotAllowed,
+            "this end does not support TLS to targets".into(),
+        ),
     ] {
         let (_opening, answer) = pair.ask(target, category).await;
         assert_eq!(answer, OpenOutcome::Refused(SessionError::new(code, says)));

@@ -163,7 +163,7 @@ pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
 
 /// Returns `None`: a build without Kubernetes has no cluster in its config.
 #[cfg(not(feature = "kubernetes"))]
-pub(crate) fn agents(_: &ServerConfig) -> Option<EdgeCerts> {
+pub(crate) fn edge_cas(_: &ServerConfig) -> Option<EdgeCerts> {
     None
 }
 
@@ -209,7 +209,7 @@ impl IssuedCertificates {
 #[cfg(not(feature = "kubernetes"))]
 impl IssuedCertificates {
     /// Requests nothing: a build without Kubernetes has no cluster in its config.
-    pub async fn first(_: &ServerConfig) -> Self {
+    pub async fn wait_ready(_: &ServerConfig) -> Self {
         Self::default()
     }
 }

@@ -1,4 +1,4 @@
-//! Copying between two byte streams, both ways, until both are done.
+//! Copies between two byte streams in both directions until both are done.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,18 +14,19 @@ use tunnel_net::ByteStream;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_net::tcp_info::unacknowledged;
 
-/// Copies both ways until both sides have finished, without copying a byte in memory.
+/// Copies in both directions until both sides have finished, without copying bytes in memory.
 ///
-/// - A side that finishes ends one direction only: the other side is finished, and its own direction goes on.
-/// - A side that cannot be written to may still have an answer under way (a server that refuses an upload): it is read
-///   to its end, and what the other side goes on sending is taken and thrown away so that it does not get stuck. That
-///   ends once that other side has taken no byte of the answer for [`DELIVERY`].
-/// - A side that has finished and is [lost](ByteStream::poll_lost) ends the splice: the other side may be silent for ever.
-/// - A side that cannot be read ends the splice. All that came from it has been given to the other side, which is
-///   **not** finished: [`close_gracefully`] on it delivers the tail with a clean end, dropping it shows that something broke.
+/// - A side that finishes ends only one direction: the other side is finished, and its own direction continues.
+/// - A side that cannot be written to may still be sending a response, such as a server that rejects an upload. It is
+///   read to its end. Meanwhile the bytes that the other side sends are discarded, so that it does not block. This ends
+///   once the other side has accepted no byte of the response for [`DELIVERY`].
+/// - A side that has finished and is [lost](ByteStream::poll_lost) ends the copying, because the other side may stay
+///   idle forever.
+/// - A side that cannot be read ends the copying. All its bytes were given to the other side, which is **not**
+///   finished: [`close_gracefully`] on it delivers the rest with a clean end, dropping it signals a failure.
 ///
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
-/// were read from one and not yet written to the other are lost.
+/// were read from one stream and not yet written to the other are lost.
 pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
     let mut to_b = CopyDirection::new(Side::A);
     let mut to_a = CopyDirection::new(Side::B);
@@ -36,14 +37,15 @@ pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut
     while healthy || patience.lasts(to_a.given + to_b.given) {
         let mut room = BYTES_PER_TURN;
         let turn = poll_fn(|cx| {
-            // The direction that used up the last turn comes second now, so that neither starves the other.
+            // The direction that used up the last turn now comes second, so that neither direction starves.
             for b_now in [b_first, !b_first] {
                 let run = if b_now {
                     to_a.run(cx, b, a, &mut room, &mut log)
                 } else {
                     to_b.run(cx, a, b, &mut room, &mut log)
                 };
-                // Also when the turn is used up: a source that always has more would never let the copy end.
+                // Checked even if the turn is used up: otherwise a source that always has more bytes would never let
+                // the copy end.
                 if CopyDirection::over(&to_a, &to_b) {
                     return Poll::Ready(CopyStep::Over);
                 }
@@ -51,7 +53,7 @@ pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut
                     return Poll::Ready(stop);
                 }
             }
-            // A turn that waits has no bound in time before the first failure, and one behind it.
+            // Before the first failure a turn may wait without a time limit, after it with one.
             if healthy && log.failed.is_some() { Poll::Ready(CopyStep::Turn) } else { Poll::Pending }
         });
         let stop = match healthy {
@@ -70,15 +72,15 @@ pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut
     Outcome { to_a: to_a.given, to_b: to_b.given, ended: log.ended() }
 }
 
-/// Bounds what follows the first failure: it goes on while some bytes are taken within every [`DELIVERY`].
+/// The deadline after the first failure. It is extended as long as some bytes are accepted within every [`DELIVERY`].
 struct FlushDeadline {
-    /// Bytes that both sides had taken when `until` was set; none before the failure.
+    /// Bytes that both sides had accepted when `until` was set; `None` before the failure.
     given: Option<u64>,
     until: Instant,
 }
 
 impl FlushDeadline {
-    /// Whether to go on, now that both sides have taken so many bytes.
+    /// Returns true if copying should continue, now that both sides have accepted `given` bytes.
     fn lasts(&mut self, given: u64) -> bool {
         let now = Instant::now();
         if self.given != Some(given) {
@@ -88,18 +90,20 @@ impl FlushDeadline {
     }
 }
 
-/// Bytes moved before other tasks get their turn. tokio alone lets one task go on for 128 operations, 8 MiB with our
-/// buffers, and a keystroke beside four downloads then waits 8 ms instead of 1.2.
+/// Bytes copied before other tasks may run.
+///
+/// tokio alone lets one task continue for 128 operations, which is 8 MiB with these buffers. A keystroke next to four
+/// downloads then waits 8 ms instead of 1.2 ms.
 pub const BYTES_PER_TURN: usize = 256 * 1024;
 
-// One direction of a splice.
+// One direction of a copy.
 
-/// One direction.
+/// One direction of a copy.
 pub(crate) struct CopyDirection {
     from: Side,
     /// Bytes that were read and not yet written.
     chunk: Bytes,
-    /// Bytes that the destination has taken.
+    /// Bytes that the destination has accepted.
     pub(crate) given: u64,
     /// Whether bytes were written since the last flush.
     unflushed: bool,
@@ -111,12 +115,12 @@ enum State {
     Copying,
     /// The source has finished; the destination's sending direction is being finished.
     Finishing,
-    /// Writing has failed; the source is still read, so that it does not get stuck.
+    /// Writing failed. The source is still read, so that it does not block.
     Discarding,
     Done,
 }
 
-/// Why the copying pauses or ends.
+/// The reason why the copying pauses or ends.
 pub(crate) enum CopyStep {
     /// The turn is used up.
     Turn,
@@ -124,18 +128,18 @@ pub(crate) enum CopyStep {
 }
 
 impl CopyDirection {
-    /// One that has moved nothing yet.
+    /// Creates a direction that has copied nothing yet.
     pub(crate) fn new(from: Side) -> Self {
         Self { from, chunk: Bytes::new(), given: 0, unflushed: false, state: State::Copying }
     }
 
-    /// Whether nothing is left to deliver in either direction.
+    /// Returns true if nothing is left to deliver in either direction.
     pub(crate) fn over(one: &Self, other: &Self) -> bool {
         let idle = |flow: &Self| matches!(flow.state, State::Done | State::Discarding);
         idle(one) && idle(other)
     }
 
-    /// Moves bytes until the direction has to wait (`Continue`), `room` is used up, or the source cannot be read.
+    /// Copies bytes until the direction has to wait (`Continue`), `room` is used up, or the source cannot be read.
     pub(crate) fn run<F: ByteStream, T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
@@ -191,7 +195,7 @@ impl CopyDirection {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    /// Nothing is left to write for now: flushes what the destination buffers.
+    /// Flushes the destination's buffer when there is nothing more to write for now.
     fn flush<T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
@@ -241,7 +245,7 @@ impl CopyDirection {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    /// All is given. The other side may never send the source anything, so no write may ever show that the source is gone.
+    /// Waits until the finished source is lost: if the other side never sends to it, no write reveals that.
     fn wait<F: ByteStream>(
         &self,
         cx: &mut Context<'_>,
@@ -254,7 +258,7 @@ impl CopyDirection {
     }
 
     fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<CopyStep>> {
-        // The system reports a reset once, and it reported it to the writer: this read is not an end of stream.
+        // The system reports a reset only once, here to the writer. So this read is not an end of stream.
         let reset = CopyEnd { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
         if log.failed == Some(reset) {
             return Poll::Ready(ControlFlow::Break(CopyStep::Over));
@@ -276,9 +280,9 @@ impl CopyDirection {
     }
 }
 
-// How a splice ends.
+// How a copy ends.
 
-/// The result of a splice, for the access log.
+/// The result of a copy, for the access log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
     /// Bytes written to `a`.
@@ -289,7 +293,7 @@ pub struct Outcome {
     pub ended: CopyEnd,
 }
 
-/// Which side ended a splice, and how: the first failure if there was one, else the side that finished first.
+/// Which side ended a copy, and how: the first failure if there was one, otherwise the side that finished first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyEnd {
     /// The side.
@@ -298,7 +302,7 @@ pub struct CopyEnd {
     pub how: EndKind,
 }
 
-/// One of the two streams, by its position among the arguments.
+/// One of the two streams, by its position in the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The first argument.
@@ -310,16 +314,16 @@ pub enum Side {
 /// How a side ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndKind {
-    /// It finished its direction in good order.
+    /// It finished its direction cleanly.
     Finished,
-    /// Reading from it failed: it was reset, or went silent.
+    /// Reading from it failed: it was reset, or became unresponsive.
     ReadFailed(io::ErrorKind),
     /// Writing to it failed while the other side still sent bytes, or would fail if it did.
     WriteFailed(io::ErrorKind),
 }
 
 impl Side {
-    /// The other side.
+    /// Returns the other side.
     pub fn other(self) -> Self {
         match self {
             Self::A => Self::B,
@@ -328,7 +332,7 @@ impl Side {
     }
 }
 
-/// What has ended so far.
+/// The ends and failures so far.
 #[derive(Default)]
 pub(crate) struct Log {
     /// The side that finished first.
@@ -338,39 +342,39 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Records a failure, unless it is not the first.
+    /// Records a failure if it is the first.
     pub(crate) fn failed(&mut self, by: Side, how: EndKind) {
         self.failed.get_or_insert(CopyEnd { by, how });
     }
 
-    /// How the splice ended, once it has.
+    /// Returns how the copy ended.
     pub(crate) fn ended(&self) -> CopyEnd {
         let finished = CopyEnd { by: self.finished.unwrap_or(Side::A), how: EndKind::Finished };
         self.failed.unwrap_or(finished)
     }
 }
 
-// A byte stream that counts the bytes that pass through it.
+// A byte stream that counts its bytes.
 
-/// Counts as bytes pass, so that a session that is cut is counted up to that point.
+/// A byte stream with counters. They are updated as bytes pass, so an aborted session is counted up to that point.
 #[derive(Debug)]
 pub struct Counted<'a, D> {
-    /// The stream itself.
+    /// The inner stream.
     pub stream: &'a mut D,
-    /// What was taken from it, and counted, before: handed out first.
+    /// Bytes that were already read and counted. They are returned first.
     pub buffered: Bytes,
-    /// Bytes read from it.
+    /// Counters of bytes read from the stream.
     pub taken: ByteCounter<'a>,
-    /// Bytes written to it.
+    /// Counters of bytes written to the stream.
     pub given: ByteCounter<'a>,
 }
 
 /// Byte counters of one direction.
 #[derive(Debug)]
 pub struct ByteCounter<'a> {
-    /// Counter of this session.
+    /// The session's counter.
     pub one: &'a mut u64,
-    /// Counter of all sessions of the process.
+    /// The counter of all sessions in the process.
     pub all: &'a Counter,
 }
 
@@ -411,10 +415,12 @@ impl<D: ByteStream> ByteStream for Counted<'_, D> {
     }
 }
 
-// Closes a stream without destroying bytes that its peer has not read, or not received, yet.
+// Closes a stream without losing bytes that its remote has not read, or not received, yet.
 
-/// Closes one side of a splice that [breaks off](Connection::breaks_off) and has ended: in good order, unless the other
-/// side failed. Then the peer receives what was written to it, and dropping the socket resets the connection.
+/// Closes one side of an ended copy that is still set to [break off](Connection::breaks_off).
+///
+/// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, and dropping the
+/// socket resets the connection.
 pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: CopyEnd) {
     if ended.by == side || ended.how == EndKind::Finished {
         socket.io().breaks_off(false);
@@ -424,11 +430,11 @@ pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: Cop
     }
 }
 
-/// Closes a stream without destroying bytes that its peer has not read yet. Call it before dropping a socket.
+/// Closes a stream without losing bytes that its remote has not read yet. Call it before dropping a socket.
 ///
-/// Finishes the sending direction, then reads and throws away until the peer finishes too: closing a socket while
-/// bytes from the peer are unread makes the kernel send RST, and that discards what the peer has not read. Gives up
-/// after [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in all, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
+/// Finishes the sending direction, then reads and discards until the remote finishes too. Closing a socket with unread
+/// bytes makes the kernel send RST, which discards bytes that the remote has not read. Gives up after
+/// [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in total, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
 pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
     let _ = timeout(LINGER_TIMEOUT, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
@@ -445,12 +451,13 @@ pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
     .await;
 }
 
-/// Waits until the peer's kernel has all that was written to a socket, which may then be reset. A reset discards what
-/// still waits to be sent here, in the kernel or in TLS, but not what has arrived there.
+/// Waits until the remote's kernel has all bytes written to a socket, which may then be reset.
 ///
-/// Discards what comes meanwhile, so that a peer that first writes and then reads does not get stuck. Gives up when the
-/// peer resets the connection, or after [`DELIVERY`]; where the system does not report acknowledgements, after
-/// [`LINGER_SILENCE`]. Without TCP under it, what was written arrives by itself.
+/// A reset discards unsent bytes here, in the kernel or in TLS, but not bytes that have arrived at the remote.
+///
+/// Discards incoming bytes, so that a remote that first writes and then reads does not block. Gives up when the remote
+/// resets the connection, or after [`DELIVERY`]. If the system does not report acknowledgements, it gives up after
+/// [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
 pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) {
     let started = Instant::now();
     let (mut pause, mut leaving) = (FIRST_LOOK, Leaving { socket, flushed: false, ended: false });
@@ -474,17 +481,18 @@ pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) {
     }
 }
 
-/// A socket that nothing more is written to.
+/// A socket to which nothing more is written.
 struct Leaving<'a, C> {
     socket: &'a mut Socket<C>,
-    /// The kernel has everything.
+    /// Whether the kernel has all bytes.
     flushed: bool,
-    /// The peer has finished its direction.
+    /// Whether the remote has finished its direction.
     ended: bool,
 }
 
 impl<C: Connection> Leaving<'_, C> {
-    /// Flushes it, and throws away what comes. Completes once it is flushed, and fails once its peer is gone.
+    /// Flushes the socket and discards incoming bytes. Completes once it is flushed, and fails once its remote has
+    /// disconnected.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.flushed && self.socket.poll_flush(cx)?.is_ready() {
             self.flushed = true;
@@ -497,20 +505,20 @@ impl<C: Connection> Leaving<'_, C> {
     }
 }
 
-/// How long a peer may take to get what was written to it: as long as a session may be without a path by default.
+/// Time for a remote to receive the bytes written to it: as long as a session may be without a path by default.
 pub const DELIVERY: Duration = Duration::from_secs(60);
 
-/// Pauses between two looks at what is under way: about a round trip at first.
+/// Minimum and maximum pause between two checks for unacknowledged bytes. The minimum is about one RTT.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const SELDOM_LOOK: Duration = Duration::from_millis(100);
 
-/// Silence after which a peer is taken to send nothing more: TCP has then repeated a lost segment three times.
+/// Idle time after which a remote is assumed to send nothing more. TCP has then repeated a lost segment three times.
 pub const LINGER_SILENCE: Duration = Duration::from_secs(2);
 
-/// How long closing may take in all, so that a peer that never stops sending cannot hold us.
+/// Time limit of a graceful close, so that a remote that never stops sending does not block it.
 pub const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes to throw away at most: several times what both kernels' buffers hold, half a second of a 1 Gbit/s upload.
+/// Maximum number of discarded bytes: several times the kernels' buffers, half a second of a 1 Gbit/s upload.
 pub const LINGER_MAX_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

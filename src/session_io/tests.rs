@@ -26,7 +26,7 @@ use super::*;
 
 const FRONT: &str = "test";
 
-/// Who opens sessions, the link to use, and what is offered at its other end, all in memory.
+/// Returns the opener's table, its link, and a channel of the sessions offered at the link's other end, all in memory.
 pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<IncomingSession>) {
     let windows = WindowLimits { start: 64 * 1024, max: 1024 * 1024 };
     let grace = Duration::from_secs(60);
@@ -51,7 +51,7 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc
     (opener, near, offered)
 }
 
-/// An open session, and its other end.
+/// Returns an open session and its other end.
 async fn session(drain: &Drain) -> (Session, Session) {
     let (opener, link, mut offered) = linked(drain);
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
@@ -62,7 +62,7 @@ async fn session(drain: &Drain) -> (Session, Session) {
     (opening.into_session(), far_end)
 }
 
-/// Carries a session for a client that sent `buffered`; gives the client, the far end, and how the carrying ended.
+/// Runs a session of a client that sent `buffered`. Returns the client and the session's other end.
 async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (TcpStream, Session) {
     let (session, far_end) = session(drain).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -85,7 +85,7 @@ pub(crate) async fn take(session: &mut impl ByteStream) -> std::io::Result<Bytes
     poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 
-/// The far end answers and has nothing more to say, and the client reads that.
+/// The remote end answers and finishes, and the client reads that.
 async fn answered(client: &mut TcpStream, far: &mut Session) {
     let mut answer = Bytes::from_static(b"answer");
     poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
@@ -149,24 +149,24 @@ fn both_ends_have_one_word_for_a_connection_that_failed() {
 async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, far) = carried(&drain, b"", &metrics).await;
-    far.break_off(SessionError::new(ErrorCode::Cancelled, "the target broke off"));
+    far.break_off(SessionError::new(ErrorCode::Cancelled, "the target's connection was reset"));
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(ended(&metrics, "given_up").await, 1);
 }
 
-/// The client has nothing to say, so no write shows that nobody would get it.
+/// The client sends nothing, so no write reveals that the session has ended.
 #[tokio::test]
 async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, mut far) = carried(&drain, b"", &metrics).await;
     answered(&mut client, &mut far).await;
-    far.break_off(SessionError::new(ErrorCode::Cancelled, "the target broke off"));
+    far.break_off(SessionError::new(ErrorCode::Cancelled, "the target's connection was reset"));
     assert_eq!(ended(&metrics, "given_up").await, 1);
     client.gone().await;
 }
 
-/// nc would wait on for an answer from a connection that was closed in good order, and ssh behind it.
+/// After a clean end of the connection, nc and an ssh that uses it would wait for more.
 #[tokio::test]
 async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_either() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
@@ -178,7 +178,7 @@ async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_eith
     assert_eq!(ended(&metrics, "cut").await, 1);
 }
 
-/// Carries a connection of this process's own for a client; gives the client, the target, and the access's numbers.
+/// Runs a direct connection for a client. Returns the client and the target.
 async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let pair = async || {

@@ -80,7 +80,7 @@ async fn each_fault_on_the_way_to_the_cloud_is_named() {
     fails(&place, &text.replace(NAME, "other.test"), "certificate name", NAME).await;
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
     let strange = text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap());
-    fails(&place, &strange, "authority", "an authority that is not believed").await;
+    fails(&place, &strange, "authority", "a CA that this end does not trust").await;
     fails(&place, &place.edge("node1", "no-such-name.invalid:9000", ""), "dns", "no-such-name.invalid").await;
     let all = found(&place, Mode::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
     assert!(

@@ -108,7 +108,7 @@ async fn by_default_the_server_refuses_both_and_says_which_key_lets_them() {
     let mut plain = TcpStream::connect(proxy).await.unwrap();
     plain.write_all(format!("GET http://{}/ HTTP/1.1\r\n\r\n", in_cloud(echo)).as_bytes()).await.unwrap();
     let head = head(&mut plain).await;
-    assert!(head.starts_with("HTTP/1.1 403 edges may not have the cloud dial "), "{head}");
+    assert!(head.starts_with("HTTP/1.1 403 edges may not have the server dial "), "{head}");
     assert_eq!(edge.metrics.sessions.ended("http_proxy", "not_allowed"), 2);
     assert_eq!(edge.metrics.sessions.ended("http_proxy", "node_not_allowed"), 1);
 }

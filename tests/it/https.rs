@@ -513,7 +513,7 @@ async fn a_target_whose_certificate_will_not_do_is_refused_with_the_remedy_unles
         (
             format!("target_ca = {other:?}"),
             NAME,
-            Some("its certificate was signed by an authority that is not believed".to_owned()),
+            Some("its certificate was signed by a CA that this end does not trust".to_owned()),
         ),
         ("target_insecure = true".to_owned(), "node-a", None),
     ] {

@@ -47,7 +47,7 @@ async fn a_server_dials_nothing_for_edges_unless_it_is_told_to() {
     for to in [format!("127.0.0.1:{}", echo.port()), format!("localhost:{}", echo.port()), "asker:22".into()]
     {
         let refused = inside(&asker, "asker", &to).await.unwrap_err();
-        assert!(refused.contains(&format!("edges may not have the cloud dial {to}")), "{refused}");
+        assert!(refused.contains(&format!("edges may not have the server dial {to}")), "{refused}");
         assert!(refused.contains("mode.cloud.allow.targets"), "{refused}");
     }
     assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 3);
@@ -86,11 +86,11 @@ async fn an_edge_reaches_what_a_server_may_dial_by_address_and_by_name_and_nothi
     }
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
         let refused = inside(&asker, "asker", &format!("{host}:{}", other.port())).await.unwrap_err();
-        assert!(refused.contains("edges may not have the cloud dial"), "{host}: {refused}");
+        assert!(refused.contains("edges may not have the server dial"), "{host}: {refused}");
     }
     let spare = targets::nothing().await.port();
     let refused = inside(&asker, "asker", &format!("127.0.0.1:{spare}")).await.unwrap_err();
-    assert!(refused.contains("edges may not have the cloud dial"), "own is not loopback: {refused}");
+    assert!(refused.contains("edges may not have the server dial"), "own is not loopback: {refused}");
     server.assert_idle().await;
     edge_forgets_all(&asker).await;
 }

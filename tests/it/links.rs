@@ -84,7 +84,7 @@ async fn an_edge_believes_only_its_own_authority() {
     let text = place.edge("node1", server.server.bound.grpc, "");
     let edge = start_edge(&text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap()));
     not_ready(&edge, "TLS with the cloud as \"cloud.test\" failed").await;
-    not_ready(&edge, "by an authority that is not believed; mode.edge.stream.client.cert has to hold").await;
+    not_ready(&edge, "by a CA that this end does not trust; mode.edge.stream.client.cert has to hold").await;
     assert!(server.server.registry.nodes().is_empty());
 }
 

@@ -120,7 +120,7 @@ fn a_port_22_that_nobody_asked_for_may_be_missing() {
         tunnel().arg("--m=cloud").arg(format!("--c={}", file.display())),
     );
     cloud.answers(log_port, "/readyz", "");
-    cloud.says("going on without this port");
+    cloud.says("continuing without it");
     let _edge = Edge::start(&place, &format!("127.0.0.1:{grpc}"));
     cloud.answers(log_port, "/cloud/healthz", "node1");
 }

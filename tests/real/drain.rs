@@ -58,7 +58,7 @@ fn a_second_signal_ends_the_edge_at_once() {
 #[test]
 fn a_hangup_means_to_read_the_files_again_and_ends_nothing() {
     let mut pair = Pair::start();
-    pair.cloud.process.says("every user of this machine may read it");
+    pair.cloud.process.says("secret file is readable by every user");
     std::fs::write(pair.place.path().join("token"), "default:another\nnode1 no-colon\n").unwrap();
     for process in [&mut pair.cloud.process, &mut pair.edge.process] {
         process.hang_up();

@@ -204,7 +204,7 @@ fn the_certificate_may_change(cluster: &Cluster, server: &mut Running) {
         let said = cluster.network.tries("kubectl exec busy -- true").stderr;
         said.contains("certificate is valid for other, not node1")
     });
-    server.says("a client expects this name");
+    server.says("certificate lacks the name");
     cluster.certify("node1", server);
     wait_until("it gets one for the node", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").status.success()

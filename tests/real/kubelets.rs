@@ -53,7 +53,7 @@ fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster
     wait_until("what to do about it is told", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").stderr.contains("target_ca of [mode.cloud.https]")
     });
-    pod.says("TLS with the target failed: its certificate was signed by an authority that is not believed");
+    pod.says("TLS with the target failed: its certificate was signed by a CA that this end does not trust");
     std::fs::copy(&theirs, &believed).unwrap();
     pod.hang_up();
     is_reached(&cluster);

@@ -84,7 +84,7 @@ fn a_client_of_http_2_is_turned_away_where_http_1_is_spoken() {
     }
     let Some(mut site) = Site::start() else { return };
     let speaks = "the client speaks HTTP/2 without asking for it";
-    let offers = "it speaks TLS, but another protocol than this one over it";
+    let offers = "it speaks TLS, but not the required protocol over it (ALPN)";
     let port = |port: u16| format!("127.0.0.1:{port}");
     for (url, front, told) in [
         (format!("http://{}", port(site.cloud.connect)), "connect", speaks),

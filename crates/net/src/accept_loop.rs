@@ -1,9 +1,9 @@
-//! The accept loop, the same for every front end: it accepts, reads a balancer's header, finds a slot, and hands the
-//! connection on or rejects it.
+//! The accept loop of every listener: accepts, reads a balancer's header, acquires a permit, and passes the connection
+//! on or rejects it.
 //!
-//! A front end implements [`ConnectionHandler`] and calls [`AcceptLoop::run`]; slots, sources, balancers and the lack of
-//! files are not its concern. A connection holds a slot until [`Accepted::slot`] is dropped, which the handler does
-//! once the client has proved who it is.
+//! A listener implements [`ConnectionHandler`] and calls [`AcceptLoop::run`]. The loop deals with permits, sources,
+//! balancers and the lack of file descriptors. A connection holds a permit until [`Accepted::slot`] is dropped, which
+//! the handler does once the client is authenticated.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -33,50 +33,51 @@ use tunnel_base::policy::{Networks, plain};
 pub struct AcceptLoop<L = TcpAccept> {
     /// The listening socket.
     pub listener: L,
-    /// Slots for connections that have not proved anything yet.
+    /// Permits for connections that are not authenticated yet.
     pub door: FairLimiter,
-    /// Networks of balancers: TCP connections from there begin with a PROXY header.
+    /// Networks of balancers. TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
-    /// Counts rejected connections, by cause.
+    /// Counter of rejected connections by cause.
     pub refused: CauseCounter,
-    /// Limits the log lines about them.
+    /// Rate limit of the log lines about rejected connections.
     pub refusals: RefusalLogLimiter,
 }
 
 /// An accepted connection.
 #[derive(Debug)]
 pub struct Accepted<S = TcpStream> {
-    /// Its stream.
+    /// The stream.
     pub socket: S,
-    /// The client's address: from the balancer's header if there is one, else the socket's. IPv4 is never in IPv6 form.
+    /// The client's address, from the balancer's header if there is one, otherwise the socket's. Never IPv4-mapped.
     pub from: SocketAddr,
-    /// Its slot. When that is lost, the handler's future is dropped where it stands.
+    /// The permit. If it is revoked, the handler's future is dropped at its current await point.
     pub slot: Permit,
 }
 
-/// Why a connection is rejected before it is served.
+/// The reason for rejecting a connection before it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rejection {
     /// [`ConnectionHandler::admits`] returned false.
     Forbidden,
-    /// All slots are taken, and no holder has to give way.
+    /// All permits are taken, and none can be revoked.
     Full,
-    /// So few file descriptors are left that they are kept for running connections.
+    /// Nearly all file descriptors are in use; the rest are reserved for running connections.
     OpenFiles,
 }
 
 /// Serves the connections that an [`AcceptLoop`] accepts.
 pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
-    /// The span of the connection's log lines.
+    /// Returns the span of the connection's log lines.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// Whether a connection from this address is accepted. Called before it gets a slot.
+    /// Returns true if a connection from this address is accepted. Called before it gets a permit.
     fn admits(&self, _from: SocketAddr) -> bool {
         true
     }
 
-    /// A few bytes in the front end's protocol that are sent before a rejected connection is closed; by default none.
-    /// Called once for each, so it may count and log.
+    /// Returns a few bytes in the listener's protocol to send before a rejected connection is closed; none by default.
+    ///
+    /// Called once per rejected connection, so it may count and log.
     fn rejection_bytes(&self, _from: SocketAddr, _why: Rejection) -> Bytes {
         Bytes::new()
     }
@@ -86,7 +87,7 @@ pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
 }
 
 impl Rejection {
-    /// A fixed label for metrics.
+    /// Returns a fixed label for metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Forbidden => "forbidden",
@@ -97,7 +98,7 @@ impl Rejection {
 }
 
 impl<L: Accept> AcceptLoop<L> {
-    /// Accepts connections until draining begins. Each is served in a task of its own, for which the drain waits.
+    /// Accepts connections until draining begins. Each is served in its own task, which the drain waits for.
     pub async fn run<H: ConnectionHandler<L::AnyStream>>(self, handler: Arc<H>, drain: Drain) {
         let Self { listener, door, proxies, refused, refusals } = self;
         let leaving = FairLimiter::new(Limits::slots(fd_limit::at_most(LEAVING, 16)));
@@ -115,8 +116,12 @@ impl<L: Accept> AcceptLoop<L> {
             if fd_limit::is_in_reserve(&socket, limit) {
                 if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
                     warned = Some(Instant::now());
-                    warn!(at = %listener.at(), limit, "new connections are refused, nearly all files are in use: raise the \
-                           limit of open files (ulimit -Hn, LimitNOFILE)");
+                    warn!(
+                        local_addr = %listener.at(),
+                        limit,
+                        hint = "raise the limit of open files (ulimit -Hn, LimitNOFILE)",
+                        "refusing connections, nearly all files are in use"
+                    );
                 }
                 dispatcher.reject(socket, from, Rejection::OpenFiles);
             } else if proxies.contains(from.ip()) {
@@ -128,16 +133,16 @@ impl<L: Accept> AcceptLoop<L> {
     }
 }
 
-/// What the tasks of an entrance share.
+/// State shared by the tasks of an [`AcceptLoop`].
 #[derive(Debug)]
 struct Dispatcher<H> {
     handler: Arc<H>,
     door: FairLimiter,
     refused: CauseCounter,
     refusals: RefusalLogLimiter,
-    /// Slots for rejected connections that have been sent bytes and are not closed yet.
+    /// Permits for rejected connections that were sent bytes and are not closed yet.
     leaving: FairLimiter,
-    /// Files that this process may have open.
+    /// Maximum number of open files of this process.
     limit: u64,
     drain: Drain,
 }
@@ -155,7 +160,7 @@ impl<H> Dispatcher<H> {
             return self.reject(socket, from, Rejection::Full);
         };
         let lost = slot.revoked();
-        // Boxed, so that the future is held once.
+        // Boxed, so that the future is not stored a second time in the task.
         let serving = Box::pin(Arc::clone(&self.handler).serve(Accepted { socket, from, slot }));
         let refused = self.refused.clone();
         self.drain.spawn(self.handler.span(from), async move {
@@ -163,15 +168,17 @@ impl<H> Dispatcher<H> {
                 biased;
                 () = lost.cancelled() => {
                     refused.count("gave_way");
-                    debug!("gave its slot to another source");
+                    debug!("permit revoked for another source");
                 }
                 () = serving => {}
             }
         });
     }
 
-    /// While files are plenty, connections may wait in as many slots as there are; once they are scarce, newcomers take the
-    /// slots of those who hold more than a quarter of all files.
+    /// Acquires a permit for a new connection.
+    ///
+    /// While files are scarce, at most a quarter of all files may be held: newcomers then take permits of the sources
+    /// with most.
     fn enter(&self, socket: &impl AsFd, from: SocketAddr) -> Result<Permit, AcquireError> {
         let scarce = fd_limit::are_scarce(socket, self.limit);
         let most =
@@ -179,7 +186,7 @@ impl<H> Dispatcher<H> {
         self.door.try_acquire_below(&Source::of(from.ip()), most)
     }
 
-    /// Reads a balancer's header, then dispatches the client that it names. Until then the balancer holds the slot.
+    /// Reads a balancer's header, then dispatches the client that it names. Until then the balancer holds the permit.
     fn read_proxy_header<S>(&self, socket: S, balancer: SocketAddr)
     where
         H: ConnectionHandler<S>,
@@ -188,7 +195,7 @@ impl<H> Dispatcher<H> {
         let Ok(slot) = self.enter(&socket, balancer) else {
             return self.reject(socket, balancer, Rejection::Full);
         };
-        let (dispatcher, span) = (self.clone(), info_span!("proxied", %balancer));
+        let (dispatcher, span) = (self.clone(), info_span!("proxy_protocol", %balancer));
         let inner = span.clone();
         self.drain.spawn(Span::none(), async move {
             let lost = slot.revoked();
@@ -207,13 +214,17 @@ impl<H> Dispatcher<H> {
             dispatcher.refused.count("proxy_header");
             if dispatcher.refusals.may_log("proxy_header", balancer.ip()) {
                 inner.in_scope(|| {
-                    warn!("closed: {why}; connections from a network in proxy_protocol must begin with one")
+                    warn!(
+                        error = %why,
+                        hint = "connections from networks in proxy_protocol must begin with a PROXY header",
+                        "no valid PROXY header, connection closed"
+                    )
                 });
             }
         });
     }
 
-    /// Sends the rejection without waiting, and closes so that its bytes arrive.
+    /// Sends the rejection without waiting, and closes the connection so that its bytes arrive.
     fn reject<S>(&self, mut socket: S, from: SocketAddr, why: Rejection)
     where
         H: ConnectionHandler<S>,
@@ -221,14 +232,13 @@ impl<H> Dispatcher<H> {
     {
         self.refused.count(why.name());
         let told = self.handler.rejection_bytes(from, why);
-        // Sent by a system call, as the runtime would first have to learn that a new socket is writable.
+        // Sent by a system call, because the runtime does not know yet that a new socket is writable.
         let raw = SockRef::from(&socket);
         if told.is_empty() || !matches!(raw.send(&told), Ok(n) if n == told.len()) {
             return;
         }
         let _ = raw.shutdown(std::net::Shutdown::Write);
-        // If the socket were closed with bytes unread, the system would reset the connection, and the far end might not
-        // read the rejection.
+        // Closing a socket with unread bytes resets the connection, and the client might then not read the rejection.
         let Ok(slot) = self.leaving.try_acquire(&Source::of(from.ip())) else { return };
         let lost = slot.revoked();
         self.drain.spawn(Span::none(), async move {
@@ -255,7 +265,7 @@ impl<H> Clone for Dispatcher<H> {
     }
 }
 
-/// The client in a balancer's header; `None` if the header names none, or the stream is not TCP.
+/// Returns the client in a balancer's header, or `None` if the header names none or the stream is not TCP.
 async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>, ProxyProtocolError> {
     match socket {
         Some(socket) => read(socket).await,
@@ -263,7 +273,7 @@ async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>
     }
 }
 
-/// Reads and discards until the far end finishes or has sent more than a request.
+/// Reads and discards until the remote end finishes or has sent [`MAX_DISCARDED`] bytes.
 async fn discard<S: AsyncRead + Unpin>(socket: &mut S) {
     let (mut discarded, mut space) = (0, [0; 1024]);
     while discarded < MAX_DISCARDED {
@@ -274,40 +284,42 @@ async fn discard<S: AsyncRead + Unpin>(socket: &mut S) {
     }
 }
 
-/// Time for a balancer's header, which comes first and at once.
+/// Timeout for a balancer's header, which is the first thing that a balancer sends.
 const HEADER_TIME: Duration = Duration::from_secs(3);
 
-/// Rejected connections at once that wait for their close.
+/// Maximum number of concurrent rejected connections that wait for their close.
 const LEAVING: usize = 256;
 
-/// Time for a rejected client to close.
+/// Timeout for a rejected client to close.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
-/// Bytes at most that are discarded from a rejected client.
+/// Maximum number of bytes discarded from a rejected client.
 const MAX_DISCARDED: usize = 64 * 1024;
 
-/// Between two warnings that files run out.
+/// Minimum time between two warnings about the lack of files.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-// The PROXY protocol, v1 and v2: the client's address on a connection that a balancer passed on.
+// The PROXY protocol, v1 and v2: transmits the client's address on connections from a balancer.
 
-/// Why a balancer's connection is closed.
+/// The reason for closing a balancer's connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyProtocolError {
-    /// The connection ended or broke before its header was complete.
-    #[error("the connection ended before its PROXY header: {0}")]
+    /// The connection ended or failed before its header was complete.
+    #[error("connection ended before its PROXY header: {0}")]
     Io(#[from] io::Error),
     /// The first bytes are not a header.
-    #[error("no PROXY header, v1 or v2: {0}")]
+    #[error("invalid PROXY header (v1 or v2): {0}")]
     Header(String),
 }
 
-/// Reads a connection's header, and not a byte more. Returns the client that it names, or `None` if the balancer
-/// connects on its own behalf, as for a health check.
+/// Reads a connection's header, and not a byte more.
+///
+/// Returns the client that it names, or `None` if the balancer connects on its own behalf, for example for a health
+/// check.
 ///
 /// # Errors
 ///
-/// The header is missing or malformed. Not cancel safe.
+/// Fails if the header is missing or malformed. Not cancel safe.
 pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxyProtocolError> {
     let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
     fill(socket, &mut header).await?;
@@ -319,28 +331,29 @@ pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxyProtoco
     source(&header)
 }
 
-/// The header (v2) of a connection that we pass on: from whom it comes, and at which of our addresses it came in.
+/// Returns the v2 header of a forwarded connection: the client's address, and the local address it connected to.
 pub fn header(from: SocketAddr, to: SocketAddr) -> Bytes {
     let mapped = |at: SocketAddr| match at.ip() {
         IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), at.port()),
         IpAddr::V6(_) => at,
     };
-    // Both are written in one family. They differ if a balancer uses another one with us than with its client.
+    // Both addresses are written in one family. They differ if a balancer uses another family here than with its
+    // client.
     let pair = if from.is_ipv4() == to.is_ipv4() { (from, to) } else { (mapped(from), mapped(to)) };
     let header =
         v2::Builder::with_addresses(v2::Version::Two | v2::Command::Proxy, v2::Protocol::Stream, pair);
-    // Only what is too long for the length's field fails.
+    // Building fails only if the header does not fit into the length field.
     header.build().unwrap_or_default().into()
 }
 
-/// Reads the rest of a v2 header, whose length stands in its first part.
+/// Reads the rest of a v2 header. Its first part contains the length.
 async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError> {
     let mut rest = [0; 4];
     fill(socket, &mut rest).await?;
     header.extend_from_slice(&rest);
     let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
     if length > LONGEST {
-        return Err(ProxyProtocolError::Header(format!("it is {length} bytes long, {LONGEST} are read")));
+        return Err(ProxyProtocolError::Header(format!("{length} bytes long, the limit is {LONGEST}")));
     }
     let read = header.len();
     header.resize(read + length, 0);
@@ -348,13 +361,13 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyPro
     Ok(())
 }
 
-/// Reads the rest of a v1 header, which is a line. The bytes behind it are the client's, so it peeks before it reads.
+/// Reads the rest of a v1 header, which is one line. The bytes after it belong to the client, so it peeks first.
 async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyProtocolError> {
     let mut ahead = [0; MAX_LINE];
     while !header.ends_with(b"\r\n") {
         let room = MAX_LINE.saturating_sub(header.len());
         if room == 0 {
-            return Err(ProxyProtocolError::Header("its line does not end".into()));
+            return Err(ProxyProtocolError::Header("line too long".into()));
         }
         let seen = socket.peek(&mut ahead[..room]).await?;
         if seen == 0 {
@@ -394,7 +407,7 @@ fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxyProtocolError> {
             (_, v2::Addresses::IPv4(a)) => Some((a.source_address, a.source_port).into()),
             (_, v2::Addresses::IPv6(a)) => Some((a.source_address, a.source_port).into()),
             (_, v2::Addresses::Unix(_)) => {
-                return Err(ProxyProtocolError::Header("it names a Unix socket, want TCP".into()));
+                return Err(ProxyProtocolError::Header("contains a Unix socket; expected TCP".into()));
             }
         },
         HeaderResult::V1(Err(error)) => return Err(ProxyProtocolError::Header(error.to_string())),
@@ -403,10 +416,10 @@ fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxyProtocolError> {
     Ok(source.map(|at: SocketAddr| SocketAddr::new(plain(at.ip()), at.port())))
 }
 
-/// Longest v2 header behind its first part, in bytes: addresses, and room for what balancers add about TLS.
+/// Maximum length of a v2 header after its first part, in bytes: addresses, and TLS data that balancers add.
 const LONGEST: usize = 4096;
 
-/// Longest v1 header in bytes, as the protocol has it.
+/// Maximum length of a v1 header in bytes, as the protocol defines it.
 const MAX_LINE: usize = 107;
 
 #[cfg(test)]
@@ -438,7 +451,7 @@ mod tests {
             slots.iter().filter(|slot| !slot.revoked().is_cancelled()).count()
         };
         assert_eq!(waiting(100 * (number + 1), 50), 50);
-        assert_eq!(waiting(4 * number, 50), 50, "a quarter of all files and no more");
+        assert_eq!(waiting(4 * number, 50), 50, "at most a quarter of all files");
         let most = usize::try_from(number / 4).unwrap().max(1);
         assert_eq!(waiting(number, most + 50), most);
     }
@@ -467,7 +480,7 @@ mod proxied_tests {
         }
     }
 
-    /// What is read of these bytes, sent in pieces, and what is left of them.
+    /// Returns the result of reading these bytes, sent in pieces, and the bytes left after it.
     async fn reads(bytes: &[u8], piece: usize) -> (Result<Option<SocketAddr>, ProxyProtocolError>, Vec<u8>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Connects to one of several addresses, with a deadline, by a socket that carries the mark of this process.
+//! Connects to one of several addresses within a timeout, from sockets with this process's mark.
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -13,28 +13,29 @@ use tokio::time::{Instant, timeout};
 
 use crate::listen::tune;
 
-/// Why no address answered: the failure of each, the most specific first.
+/// The failures of all addresses, the most specific first.
 #[derive(Debug)]
 pub struct ConnectError(Vec<Failure>);
 
-/// The failure of one address, from the least to the most specific.
+/// The failure of one address. The variants are ordered from the least to the most specific.
 #[derive(Debug)]
 pub enum Failure {
     /// The network reports that the address is unreachable. Usual causes: no route, or a firewall that rejects.
     Unreachable(SocketAddr, io::Error),
-    /// This machine could not try. Usual causes: too many open files, or no free port left.
+    /// This machine could not try. Usual causes: too many open files, or no free port.
     Local(SocketAddr, io::Error),
-    /// The machine answered that nothing listens there. Usual cause: the service is down, or the port is wrong.
+    /// The remote machine refused the connection. Usual causes: the service is down, or the port is wrong.
     Refused(SocketAddr),
-    /// No answer in that time. Usual causes: a firewall that drops, or a machine or a service that hangs. It comes
-    /// first, as the time was spent on this address.
+    /// No response within this time. Usual causes: a firewall that drops packets, or a machine or service that hangs.
+    ///
+    /// Reported first, because the time was spent on this address.
     Timeout(SocketAddr, Duration),
 }
 
-/// Connects to the first address that answers, in the order given, all within `patience`.
+/// Connects to the first address that responds, in the given order, within `patience` in total.
 ///
-/// An address may use the time that is left divided by the addresses that are left, so that a dead first one leaves
-/// time for the others. The socket has no delay for small writes, and keep-alive. Cancel safe.
+/// Each address gets an equal share of the remaining time, so that an unresponsive one leaves time for the others. The
+/// socket has no delay for small writes, and keep-alive. Cancel safe.
 pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
     let deadline = Instant::now() + patience;
     let mut failed = Vec::new();
@@ -52,7 +53,7 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
     Err(ConnectError::new(failed))
 }
 
-/// The one place where this process opens a connection to another machine.
+/// Opens every connection of this process to another machine.
 async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
     let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     put_on(&SockRef::from(&socket))?;
@@ -65,13 +66,13 @@ impl ConnectError {
         Self(failed)
     }
 
-    /// The same with those alike sorted by address, for who tries them in any order.
+    /// Sorts failures of the same kind by address, for callers that try addresses in varying order.
     pub fn by_address(mut self) -> Self {
         self.0.sort_by_key(|failure| (Reverse(failure.rank()), failure.at()));
         self
     }
 
-    /// The most specific failure; `None` if there was no address.
+    /// Returns the most specific failure, or `None` if there was no address.
     pub fn first(&self) -> Option<&Failure> {
         self.0.first()
     }
@@ -80,7 +81,7 @@ impl ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("there is no address to connect to");
+            return f.write_str("no address to connect to");
         }
         for (n, alike) in self.0.chunk_by(Failure::is_like).enumerate() {
             let between = if n > 0 { "; " } else { "" };
@@ -110,7 +111,7 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
-/// Further addresses that failed in the same manner.
+/// Further addresses that failed in the same way.
 struct And<'a>(&'static str, &'a [Failure]);
 
 impl fmt::Display for And<'_> {
@@ -138,13 +139,13 @@ impl Failure {
         }
     }
 
-    /// Whether both failures have the same sentence.
+    /// Returns true if both failures are reported in one sentence.
     fn is_like(&self, other: &Self) -> bool {
         self.rank() == other.rank() && self.rank() >= 2
     }
 }
 
-/// A time rounded to milliseconds, for messages.
+/// Creates a timeout failure with the time rounded to milliseconds, for messages.
 fn round_to_millis(at: SocketAddr, patience: Duration) -> Failure {
     let millis = (patience + Duration::from_micros(500)).as_millis();
     Failure::Timeout(at, Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
@@ -162,17 +163,17 @@ fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
     }
 }
 
-// The mark that all sockets carry by which this process asks others, so that the kernel's rules know them for its own.
+// The mark of sockets of this process, so that nftables rules can recognise them.
 
-/// Of the whole process, as every rule that looks for it concerns every dial. 0: none.
+/// Global, because the rules that match the mark concern every dial. 0: no mark.
 static MARK: AtomicU32 = AtomicU32::new(0);
 
-/// From now on each connection that is dialled, and each question of DNS, carries this mark (`SO_MARK`), which takes CAP_NET_ADMIN; 0: none.
+/// Sets the mark (`SO_MARK`, requires CAP_NET_ADMIN) of all future connections and DNS queries. 0: no mark.
 pub fn set(mark: u32) {
     MARK.store(mark, Relaxed);
 }
 
-/// Puts it on a socket that is about to connect, or to send.
+/// Puts the mark on a socket before it connects or sends.
 ///
 /// # Errors
 ///
@@ -196,7 +197,7 @@ mod tests {
         TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
     }
 
-    /// A listener that is full and whose kernel therefore leaves further connections unanswered.
+    /// A listener with a full queue, so that the kernel does not answer further connections.
     async fn silent() -> (TcpListener, SocketAddr, Vec<TcpStream>) {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -228,9 +229,12 @@ mod tests {
         };
         assert_eq!(says(&[refuses], SOON).await, format!("{refuses} refused the connection"));
         assert_eq!(says(&[mute], brief).await, format!("{mute} did not answer within 100ms"));
-        assert_eq!(says(&[], SOON).await, "there is no address to connect to");
+        assert_eq!(says(&[], SOON).await, "no address to connect to");
         let failed = dial(&[refuses, mute], brief).await.unwrap_err();
-        assert!(matches!(failed.first(), Some(Failure::Timeout(at, _)) if *at == mute), "it was waited for");
+        assert!(
+            matches!(failed.first(), Some(Failure::Timeout(at, _)) if *at == mute),
+            "the time was spent on this address"
+        );
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! How many files this process may have open, and a reserve that new connections do not use up.
+//! The limit of open files of this process, and a reserve that new connections do not use.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub struct FdLimits {
     /// The soft limit at start.
     pub from: u64,
-    /// The soft limit now: the hard one, unless the system refused that.
+    /// The soft limit now: equal to the hard limit, unless the system refused to raise it.
     pub to: u64,
     /// The hard limit.
     pub hard: u64,
@@ -19,11 +19,11 @@ pub struct FdLimits {
 impl fmt::Display for FdLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, hard } = self;
-        write!(f, "limit of open files: {to}, was {from}; the hard limit is {hard}")
+        write!(f, "open file limit {to}, was {from}; hard limit {hard}")
     }
 }
 
-/// Raises the soft limit to the hard one. It stays as it is if the system refuses.
+/// Raises the soft limit to the hard one. The limit is unchanged if the system refuses.
 pub fn raise() -> FdLimits {
     let found = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: found.maximum, maximum: found.maximum });
@@ -31,25 +31,26 @@ pub fn raise() -> FdLimits {
     FdLimits { from: found.current.unwrap_or(u64::MAX), to: limit(), hard }
 }
 
-/// Files that may be open at most.
+/// Returns how many files may be open at most.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// `slots`, but at most `1/part` of the files that may be open.
+/// Returns `slots`, but at most `1/part` of the files that may be open.
 pub fn at_most(slots: usize, part: u64) -> usize {
     usize::try_from(limit() / part).map_or(slots, |files| files.clamp(1, slots.max(1)))
 }
 
-/// Whether a file that was just opened belongs to the reserve below `limit`.
+/// Returns true if a file that was just opened belongs to the reserve below `limit`.
 ///
-/// The system gives the lowest free number, so all numbers below are in use.
+/// The system assigns the lowest free number, so all lower numbers are in use.
 pub fn is_in_reserve(file: &impl AsFd, limit: u64) -> bool {
     number(file) >= limit - reserve(limit)
 }
 
-/// Whether so many files are in use that what waits has to take less room: a file that was just opened is of the last
-/// eighth below the reserve.
+/// Returns true if a file that was just opened is in the last eighth below the reserve.
+///
+/// Waiting connections must then use fewer files.
 pub fn are_scarce(file: &impl AsFd, limit: u64) -> bool {
     number(file) >= limit - reserve(limit) - limit / 8
 }
@@ -62,10 +63,10 @@ fn number(file: &impl AsFd) -> u64 {
     u64::try_from(file.as_fd().as_raw_fd()).unwrap_or(0)
 }
 
-/// Files that are kept from new connections: targets, DNS, reloaded files and the log need some.
+/// Files that new connections may not use: targets, DNS, reloaded files and the log need some.
 const FD_RESERVE: u64 = 256;
 
-/// With a low limit, the reserve is this part of it.
+/// With a low limit, the reserve is this fraction of it.
 const KEPT_PART: u64 = 8;
 
 #[cfg(test)]
@@ -85,7 +86,10 @@ mod tests {
         let number = u64::try_from(file.as_raw_fd()).unwrap();
         assert!(is_in_reserve(&file, number + 1) && is_in_reserve(&file, 0));
         assert!(!is_in_reserve(&file, number + FD_RESERVE + 1) && !is_in_reserve(&file, u64::MAX));
-        assert!(is_in_reserve(&file, number + number / (2 * KEPT_PART)), "a part of a low limit");
+        assert!(
+            is_in_reserve(&file, number + number / (2 * KEPT_PART)),
+            "the reserve of a low limit is a fraction of it"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Dials through an HTTP proxy, as `HTTPS_PROXY` and `NO_PROXY` ask for it.
+//! Dials through an HTTP proxy, as `HTTPS_PROXY` and `NO_PROXY` specify.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -15,31 +15,31 @@ use crate::dial::{ConnectError, dial};
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Host, Target};
 
-/// The proxy for connections to pods, and the targets that are dialled without it.
+/// The proxy for connections to servers, and the targets that are dialled without it.
 #[derive(Clone)]
 pub struct HttpProxyClient {
     at: Target,
-    /// Value of `Proxy-Authorization`. A secret: never shown.
+    /// Value of `Proxy-Authorization`. A secret that is never displayed.
     authorization: Option<String>,
     exempt: Exempt,
 }
 
-/// Why a connection through the proxy failed. Each sentence names the proxy; none shows credentials.
+/// The error of a connection through the proxy. Each text names the proxy; none contains credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    /// The setting is not a proxy's address.
-    #[error("HTTPS_PROXY: {0:?} is not a proxy: want http://host:port or http://user:password@host:port")]
+    /// The variable does not contain a proxy's address.
+    #[error("HTTPS_PROXY: {0:?} is not a proxy; expected http://host:port or http://user:password@host:port")]
     Address(String),
-    /// A kind of proxy that is not supported.
+    /// The kind of proxy is not supported.
     #[error(
-        "HTTPS_PROXY: {0}:// proxies are not spoken: want http://host:port (what goes through it is encrypted)"
+        "HTTPS_PROXY: {0}:// proxies are not supported; use http://host:port (the traffic through it is encrypted)"
     )]
     Scheme(String),
-    /// The proxy itself cannot be reached.
-    #[error("the proxy of HTTPS_PROXY does not answer: {0}")]
+    /// The proxy cannot be reached.
+    #[error("cannot connect to the proxy of HTTPS_PROXY: {0}")]
     Dial(#[from] ConnectError),
-    /// The proxy wants credentials, or rejects those that it got.
-    #[error("the proxy {0} wants credentials: set HTTPS_PROXY to http://user:password@host:port")]
+    /// The proxy requires credentials, or rejects the given ones.
+    #[error("the proxy {0} requires credentials; set HTTPS_PROXY to http://user:password@host:port")]
     Credentials(Target),
     /// The proxy refused the connection.
     #[error(
@@ -48,12 +48,12 @@ pub enum ProxyError {
     Refused {
         /// The proxy's address.
         at: Target,
-        /// The target behind it.
+        /// The target.
         target: Target,
-        /// The status line of its answer.
+        /// The status line of the proxy's response.
         status: String,
     },
-    /// The proxy took the request and did not answer in time.
+    /// The proxy accepted the request and did not respond in time.
     #[error("the proxy {at} did not answer within {timeout:?}")]
     Timeout {
         /// The proxy's address.
@@ -61,8 +61,8 @@ pub enum ProxyError {
         /// How long this process waited.
         timeout: Duration,
     },
-    /// The peer is not an HTTP proxy, or closed the connection.
-    #[error("the proxy {at} broke off: {cause}")]
+    /// The remote is not an HTTP proxy, or closed the connection.
+    #[error("the connection to the proxy {at} failed: {cause}")]
     Broken {
         /// The proxy's address.
         at: Target,
@@ -72,7 +72,7 @@ pub enum ProxyError {
 }
 
 impl HttpProxyClient {
-    /// From the values of `HTTPS_PROXY` and `NO_PROXY`; `None` if the first is empty.
+    /// Parses the values of `HTTPS_PROXY` and `NO_PROXY`. Returns `None` if the first is empty.
     pub fn new(https_proxy: &str, no_proxy: &str) -> Result<Option<Self>, ProxyError> {
         let url = https_proxy.trim();
         if url.is_empty() {
@@ -80,7 +80,7 @@ impl HttpProxyClient {
         }
         let rest = match url.split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
-            // The error shows only what looks like a scheme, as a password may hold `://` too.
+            // The error contains only the scheme, if it looks like one, because a password may contain `://` too.
             Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_alphanumeric()) => {
                 return Err(ProxyError::Scheme(scheme.to_owned()));
             }
@@ -99,17 +99,17 @@ impl HttpProxyClient {
         Ok(Some(Self { at, authorization, exempt: Exempt::new(no_proxy) }))
     }
 
-    /// Host and port of the proxy, which the caller resolves for [`Self::connect`].
+    /// Returns host and port of the proxy, which the caller resolves for [`Self::connect`].
     pub fn at(&self) -> &Target {
         &self.at
     }
 
-    /// Whether connections to a target go through the proxy. This machine is never reached through it.
+    /// Returns true if connections to a target go through the proxy. This machine is never reached through it.
     pub fn applies_to(&self, target: &Target) -> bool {
         !self.exempt.covers(target)
     }
 
-    /// Connects to `target` through the proxy, which is at one of `addresses`, within `patience`. Cancel safe.
+    /// Connects to `target` within `patience` through the proxy at one of `addresses`. Cancel safe.
     pub async fn connect(
         &self,
         addresses: &[SocketAddr],
@@ -131,7 +131,7 @@ impl HttpProxyClient {
         }
     }
 
-    /// Sends CONNECT and reads the answer's head, of which it returns the first line.
+    /// Sends CONNECT, reads the header of the response, and returns its first line.
     async fn ask(&self, socket: &mut TcpStream, target: &Target) -> io::Result<String> {
         let authorization = self.authorization.as_ref();
         let authorization =
@@ -146,7 +146,7 @@ impl HttpProxyClient {
         if line.starts_with("HTTP/1.") {
             Ok(printable(&line))
         } else {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is not HTTP/1"))
+            Err(io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP/1"))
         }
     }
 }
@@ -158,7 +158,7 @@ impl fmt::Debug for HttpProxyClient {
     }
 }
 
-/// Reads up to and including the empty line, and not a byte further: what follows belongs to the target.
+/// Reads up to and including the empty line, and not a byte more: the following bytes come from the target.
 async fn head_of(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     let mut waiting = vec![0; MAX_HEAD];
@@ -177,10 +177,10 @@ async fn head_of(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
             return Ok(head);
         }
     }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "the head of its answer has no end"))
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the header of the response is too long"))
 }
 
-/// Decodes percent codes (`%41` is `A`); any other text stays.
+/// Decodes percent codes (`%41` is `A`). Other text is unchanged.
 fn decoded(text: &str) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -199,15 +199,15 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// Port of an `http://` URL that names none.
+/// Port of an `http://` URL without one.
 const DEFAULT_PORT: u16 = 80;
 
-/// Bytes of an answer's head at most.
+/// Maximum length of a response's header in bytes.
 const MAX_HEAD: usize = 8 * 1024;
 
 // The targets that are reached without the proxy, from `NO_PROXY`.
 
-/// The rules of `NO_PROXY`, as Go's programs read them.
+/// The rules of `NO_PROXY`, with Go's semantics.
 #[derive(Debug, Clone)]
 pub(crate) struct Exempt(Vec<NoProxyRule>);
 
@@ -217,22 +217,24 @@ enum NoProxyRule {
     Net(IpNet),
     Ip(IpAddr, Option<u16>),
     Name {
-        /// The name with a dot in front, in which the names below it end.
+        /// The name with a leading dot, which is the suffix of names below it.
         suffix: String,
-        /// Whether the rule includes the name itself, not only the names below it.
+        /// Whether the rule includes the name itself, besides the names below it.
         itself: bool,
         port: Option<u16>,
     },
 }
 
 impl Exempt {
-    /// A list with commas: `*`, networks, addresses, names (which include the names below them; with a leading dot or
-    /// `*.` only those), the last two with an optional port. What is none of these is passed over.
+    /// Parses a comma-separated list of `*`, networks, addresses and names. Other items are ignored.
+    ///
+    /// A name includes the names below it; with a leading dot or `*.` it includes only those. Addresses and names may
+    /// have a port.
     pub(crate) fn new(list: &str) -> Self {
         Self(list.split(',').filter_map(|item| NoProxyRule::new(&item.trim().to_ascii_lowercase())).collect())
     }
 
-    /// Whether a target is reached directly. Loopback always is.
+    /// Returns true if a target is reached directly. Loopback always is.
     pub(crate) fn covers(&self, target: &Target) -> bool {
         let own = match &target.host {
             Host::Ip(ip) => ip.is_loopback(),
@@ -275,7 +277,7 @@ impl NoProxyRule {
     }
 }
 
-/// Takes a port off, and brackets; an IPv6 address without brackets has no port.
+/// Removes port and brackets. An IPv6 address without brackets has no port.
 fn split_port(item: &str) -> (&str, Option<u16>) {
     let (host, port) = match item.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port.parse().ok()),

@@ -1,4 +1,4 @@
-//! This machine's own addresses, and which of them other machines use.
+//! This machine's own addresses, and those of them that other machines use.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,33 +12,35 @@ use tokio::time::Instant;
 use crate::tcp_info::{self, find};
 use tunnel_base::policy::plain;
 
-/// This machine's own addresses, as of now: they change with its networks.
+/// This machine's current addresses. They change with its networks.
 #[derive(Clone)]
 pub struct LocalAddresses(Arc<dyn Fn() -> Addresses + Send + Sync>);
 
 /// A machine's addresses at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Addresses {
-    /// All of them.
+    /// All addresses.
     pub all: Vec<IpAddr>,
-    /// Loopback, and the addresses that other machines use. Link-local addresses and those of dummy interfaces are left
-    /// out: programs listen there for their own machine alone, and with kube-proxy's IPVS mode every Service is there.
+    /// Loopback, and the addresses that other machines use. Link-local addresses and those of dummy interfaces are
+    /// excluded: programs listen there for their own machine only, and kube-proxy's IPVS mode puts every Service there.
     pub own: Vec<IpAddr>,
 }
 
 impl LocalAddresses {
-    /// Calls `addresses` each time they are needed; it must be quick.
+    /// Calls `addresses` each time they are needed. It must be fast.
     pub fn new(addresses: impl Fn() -> Addresses + Send + Sync + 'static) -> Self {
         Self(Arc::new(addresses))
     }
 
-    /// Those of this moment.
+    /// Returns the current addresses.
     pub fn now(&self) -> Addresses {
         (self.0)()
     }
 
-    /// Those of this machine's interfaces, read again after a while, and those that are `given`, which other machines use
-    /// whatever interface they are on.
+    /// Reads the addresses of this machine's interfaces again after `INTERFACES_KNOWN`, and adds the `given`
+    /// addresses.
+    ///
+    /// The given addresses are treated as used by other machines, whatever interface they are on.
     pub fn of_interfaces(given: Vec<IpAddr>) -> Self {
         let known: Mutex<Option<(Instant, Addresses)>> = Mutex::new(None);
         Self::new(move || {
@@ -48,7 +50,7 @@ impl LocalAddresses {
             {
                 return addresses.clone();
             }
-            // Without the kernel's answer no address is known to be one that other machines use.
+            // Without the kernel's answer, no address is known to be used by other machines.
             let found = interfaces().and_then(|found| Ok((found, dummies()?))).unwrap_or_default();
             let addresses = sort(&given, &found.0, &found.1);
             *known = Some((Instant::now(), addresses.clone()));
@@ -84,7 +86,7 @@ fn sort(given: &[IpAddr], found: &[(IpAddr, Option<u32>)], dummies: &HashSet<u32
     Addresses { all: with(&mut found.iter()), own: with(&mut found.iter().filter(is_used)) }
 }
 
-/// The indices of all dummy interfaces.
+/// Returns the indices of all dummy interfaces.
 ///
 /// # Errors
 ///
@@ -108,7 +110,7 @@ fn dummies() -> io::Result<HashSet<u32>> {
     }
 }
 
-/// The index of the interface that a message describes, if that is a dummy.
+/// Returns the index of the interface that a message describes if it is a dummy.
 fn dummy(message: &[u8]) -> Option<u32> {
     let index = u32::from_ne_bytes(message.get(INDEX..INDEX + 4)?.try_into().ok()?);
     let info = find(message.get(ATTRIBUTES..)?, IFLA_LINKINFO)?;
@@ -116,7 +118,7 @@ fn dummy(message: &[u8]) -> Option<u32> {
     (kind.strip_suffix(&[0]).unwrap_or(kind) == DUMMY).then_some(index)
 }
 
-/// `struct nlmsghdr`, then `struct ifinfomsg`: all interfaces.
+/// Returns the request for all interfaces: `struct nlmsghdr`, then `struct ifinfomsg`.
 fn question() -> Vec<u8> {
     let mut question = u32::try_from(ATTRIBUTES).unwrap_or_default().to_ne_bytes().to_vec();
     question.extend(RTM_GETLINK.to_ne_bytes());
@@ -125,10 +127,10 @@ fn question() -> Vec<u8> {
     question
 }
 
-/// How long the list of interfaces is used.
+/// How long the list of interfaces is cached.
 const INTERFACES_KNOWN: Duration = Duration::from_secs(10);
 
-/// The kind of an interface that leads to no network, as `ip link add … type dummy` makes it.
+/// The kind of an interface that is connected to no network, created by `ip link add … type dummy`.
 const DUMMY: &[u8] = b"dummy";
 const NETLINK_ROUTE: i32 = 0;
 const RTM_GETLINK: u16 = 18;
@@ -138,11 +140,11 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
-/// Where `ifi_index` is: after the header, the family and the type.
+/// Offset of `ifi_index`: after the header, the family and the type.
 const INDEX: usize = 16 + 4;
-/// Where attributes begin: after the header and `struct ifinfomsg`.
+/// Offset of the attributes: after the header and `struct ifinfomsg`.
 const ATTRIBUTES: usize = 16 + 16;
-/// More than the kernel writes at once.
+/// Larger than what the kernel writes at once.
 const ROOM: usize = 64 * 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
+//! Sockets and byte streams: their common trait, and the code that listens, dials, encrypts and copies.
 
 pub mod accept_loop;
 pub mod dial;
@@ -21,27 +21,30 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-/// A byte stream with two halves that hands bytes over without copying them.
+/// A byte stream with two directions that passes bytes on without copying them.
 ///
-/// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `copy_bidirectional::copy_bidirectional` joins any two.
+/// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `copy_bidirectional` joins any two.
 pub trait ByteStream: Unpin + Send {
-    /// Returns bytes that have arrived; empty means that the far end has finished its direction.
+    /// Returns bytes that have arrived. Empty bytes mean that the remote end has finished its direction.
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;
 
-    /// Accepts bytes from the front of `bytes`, and advances it past them; ready once at least one was accepted.
+    /// Accepts bytes from the front of `bytes` and advances it past them. Ready once at least one byte was accepted.
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
 
-    /// Sends what [`Self::poll_write_chunk`] accepted and the stream still buffers (TLS does so while its socket is
-    /// full). Call it when there is nothing more to write for now. A stream without a buffer need not implement it.
+    /// Sends the bytes that [`Self::poll_write_chunk`] accepted and the stream still buffers, as TLS does while its
+    /// socket is full.
+    ///
+    /// Call it when there is nothing more to write for now. A stream without a buffer need not implement it.
     fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Finishes the sending direction behind all that was written. Reading stays open.
+    /// Finishes the sending direction after all written bytes. Reading stays open.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Ready once a stream that was read to its end is known to take nothing more either, though nothing was written. A
-    /// stream of which only a write shows that need not implement it.
+    /// Ready once a stream that was read to its end is known to accept no more bytes, even though none were written.
+    ///
+    /// A stream that notices this only on a write need not implement it.
     fn poll_lost(&self, _cx: &mut Context<'_>) -> Poll<()> {
         Poll::Pending
     }

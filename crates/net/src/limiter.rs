@@ -1,11 +1,11 @@
-//! Fair shares of what is limited for all sources together: unproved connections, sessions, checks of passwords.
+//! Shares limited permits fairly among sources: unauthenticated connections, sessions, password checks.
 //!
-//! A door has a number of slots. A source may hold all of them while no other source wants one, since thousands of
-//! honest peers behind one NAT or balancer are one address. When all slots are taken and a source with fewer of them
-//! wants one, the source with most loses a slot: the one whose holder has been silent for longest.
+//! A limiter has a fixed number of permits. A source may hold all of them while no other source needs one, because
+//! thousands of edges behind one NAT or balancer have one address. When all permits are taken and a source with fewer
+//! requests one, the source with most loses a permit: that of its longest idle holder.
 //!
-//! [`FairShares`] decides, and reads no clock; [`FairLimiter`] carries it out for tasks, [`FairMap`] for what is remembered of
-//! sources. Code that serves a listening socket uses [`crate::accept_loop`], which has a door and its shares.
+//! [`FairShares`] decides, and reads no clock. [`FairLimiter`] applies its decisions to tasks, [`FairMap`] to data
+//! about sources. Code that serves a listening socket uses [`crate::net::accept_loop`], which has a limiter.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -24,11 +24,11 @@ use tokio_util::sync::CancellationToken;
 use crate::socket::{Hooked, ReadHook};
 use tunnel_base::policy::plain;
 
-/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address.
+/// The unit that shares are fair among: an IPv4 address, or the /64 network of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
-/// [`FairShares`] whose slots are held by tasks. Cheap to clone; clones are one door.
+/// A limiter with [`FairShares`] for tasks. Cheap to clone; clones share the permits.
 #[derive(Debug)]
 pub struct FairLimiter<K: Clone + Ord + Hash = Source>(Arc<Mutex<LimiterState<K>>>);
 
@@ -38,17 +38,17 @@ struct LimiterState<K> {
     holders: HashMap<u64, HolderChannels>,
 }
 
-/// The channels to the task of an entrant.
+/// The channels to an entrant's task.
 #[derive(Debug)]
 struct HolderChannels {
-    /// Sent when the slot is granted; dropped unsent if the entrant is lost while it waits.
+    /// Sent when the permit is granted; dropped unsent if the entrant loses its place while it waits.
     granted: Option<oneshot::Sender<()>>,
     lost: CancellationToken,
 }
 
-/// A slot, held until it is dropped, unless it is lost before to another source.
+/// A permit, released on drop. It may be revoked earlier in favour of another source.
 #[derive(Debug)]
-#[must_use = "dropping it gives it back"]
+#[must_use = "dropping a permit releases it"]
 pub struct Permit<K: Clone + Ord + Hash = Source> {
     door: FairLimiter<K>,
     id: u64,
@@ -56,7 +56,7 @@ pub struct Permit<K: Clone + Ord + Hash = Source> {
 }
 
 impl Source {
-    /// The source of an address; an IPv4 address in IPv6 form counts as IPv4.
+    /// Returns the source of an address. An IPv4-mapped IPv6 address is treated as IPv4.
     pub fn of(ip: IpAddr) -> Self {
         Self(match plain(ip) {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
@@ -66,35 +66,35 @@ impl Source {
 }
 
 impl<K: Clone + Ord + Hash> FairLimiter<K> {
-    /// A door with these limits and no holders.
+    /// Creates a limiter with these limits and no holders.
     pub fn new(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(LimiterState { shares: FairShares::new(limits), holders: HashMap::new() })))
     }
 
-    /// Takes a slot without waiting.
+    /// Acquires a permit without waiting.
     ///
     /// # Errors
     ///
-    /// No slot is free, and no holder has to give way.
+    /// No permit is free, and none can be revoked.
     pub fn try_acquire(&self, who: &K) -> Result<Permit<K>, AcquireError> {
         self.try_acquire_below(who, usize::MAX)
     }
 
-    /// As [`Self::try_acquire`], as if the door had `most` slots at the most.
+    /// Like [`Self::try_acquire`], but as if the limiter had at most `most` permits.
     ///
     /// # Errors
     ///
-    /// As [`Self::try_acquire`].
+    /// Fails like [`Self::try_acquire`].
     pub fn try_acquire_below(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
         let (slot, mut granted) = self.join(who, most)?;
         granted.try_recv().map(|()| slot).map_err(|_| AcquireError::Total)
     }
 
-    /// Waits for a slot until it is this source's turn. Cancel safe: a dropped call leaves the queue.
+    /// Waits until this source is granted a permit. Cancel safe: a dropped call leaves the queue.
     ///
     /// # Errors
     ///
-    /// Too many wait, and most of them are of this source.
+    /// Too many entrants wait, and most of them are from this source.
     pub async fn acquire(&self, who: &K) -> Result<Permit<K>, AcquireError> {
         let (slot, mut granted) = self.join(who, usize::MAX)?;
         loop {
@@ -124,7 +124,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
             let effects = change(&mut inside.shares);
             inside.notices(effects)
         };
-        // Outside the lock: a task that is woken may use this door at once.
+        // Sent outside the lock, because a woken task may use this limiter at once.
         notices.send();
     }
 
@@ -139,7 +139,7 @@ impl<K: Clone + Ord + Hash> Clone for FairLimiter<K> {
     }
 }
 
-/// The tasks to notify, once the lock is released.
+/// The tasks to notify after the lock is released.
 struct Notices(Option<oneshot::Sender<()>>, Option<HolderChannels>);
 
 impl<K> LimiterState<K> {
@@ -153,7 +153,7 @@ impl Notices {
     fn send(self) {
         let Self(granted, lost) = self;
         if let Some(granted) = granted {
-            // Fails only if the waiting call was dropped, and then its slot is given back.
+            // Fails only if the waiting call was dropped; its permit is then released.
             let _ = granted.send(());
         }
         if let Some(lost) = lost {
@@ -163,29 +163,27 @@ impl Notices {
 }
 
 impl<K: Clone + Ord + Hash> Permit<K> {
-    /// Marks the holder as active: it has sent something, and this process works on it until [`Self::waits`].
+    /// Marks the holder as active: it has sent something, and this process works on it until [`Self::mark_idle`].
     pub fn mark_active(&self) {
         self.door.inside().shares.mark(self.id, true, Instant::now());
     }
 
-    /// Frees the slot for others while what the holder does is bounded elsewhere: until [`Self::waits`] it has none to
-    /// lose.
+    /// Suspends the permit while another limit applies to its holder. [`Self::mark_idle`] resumes it.
     pub fn suspend(&self) {
         self.door.apply(|shares| shares.step_aside(self.id, Instant::now()));
     }
 
-    /// Marks the holder as silent: from now on this process waits for it. If it had stepped aside, it holds a slot
-    /// again.
+    /// Marks the holder as idle: from now on this process waits for it. Resumes a suspended permit.
     pub fn mark_idle(&self) {
         self.door.apply(|shares| shares.waits(self.id, Instant::now()));
     }
 
-    /// Wraps the holder's connection so that its reads mark the slot as active or silent.
+    /// Wraps the holder's connection so that its reads mark the permit as active or idle.
     pub fn track_activity<T>(&self, io: T) -> ActivityTracked<T, K> {
         Hooked { io, hook: ActivityHook { slot: Some((self.door.clone(), self.id)), silent: true } }
     }
 
-    /// Cancelled when the slot is lost: the holder must close its connection at once.
+    /// Returns a token that is cancelled when the permit is revoked. The holder must then close its connection at once.
     pub fn revoked(&self) -> CancellationToken {
         self.lost.clone()
     }
@@ -204,11 +202,12 @@ impl<K: Clone + Ord + Hash> Drop for Permit<K> {
     }
 }
 
-/// A connection that marks its slot: a read that finds nothing marks the holder as silent, any other as active. Once
-/// the slot is given back it is a plain wrapper.
+/// A connection that marks its permit: a read that finds nothing marks the holder as idle, any other read as active.
+///
+/// Once the permit is released it is a plain wrapper.
 pub type ActivityTracked<T, K = Source> = Hooked<T, ActivityHook<K>>;
 
-/// The slot that an [`ActivityTracked`] connection marks, and how it last did.
+/// The permit of an [`ActivityTracked`] connection, and how it was last marked.
 #[derive(Debug)]
 pub struct ActivityHook<K: Clone + Ord + Hash = Source> {
     slot: Option<(FairLimiter<K>, u64)>,
@@ -235,78 +234,78 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K
     }
 }
 
-/// Between two looks of a waiting call whether a holder has been silent for too long.
+/// How often a waiting call checks whether a holder has been idle for too long.
 const GRANT_INTERVAL: Duration = Duration::from_millis(250);
 
-// Decides which source gets a slot, and which holder loses one.
+// Decides which source is granted a permit, and which holder loses one.
 
-/// The limits of a door.
+/// The limits of a limiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots that may be held at once.
+    /// Maximum number of permits held at once.
     pub permits: usize,
-    /// Slots that one source may hold or wait for, even while no other does.
+    /// Maximum number of permits that one source may hold or wait for, even while no other source needs one.
     pub per_source: usize,
-    /// Entrants that may wait for a slot; beyond that, the source with most of them loses the one that waited longest.
+    /// Maximum number of waiting entrants. Beyond it, the source with most of them loses the one that waited longest.
     pub waiting: usize,
-    /// How long an entrant may be silent before another one of a source that holds as much may have its slot.
-    /// `None`: a holder keeps its slot.
+    /// Idle time after which a holder may lose its permit to a source that holds as many. `None`: never.
     pub idle_timeout: Option<Duration>,
 }
 
-/// Why an entrant gets no slot.
+/// The reason why an entrant is granted no permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AcquireError {
-    /// This source holds [`Limits::for_one`] slots.
-    #[error("one client has all it may have")]
+    /// This source holds or waits for [`Limits::per_source`] permits.
+    #[error("per-client limit reached")]
     PerSource,
-    /// No holder has to give way, and no more may wait.
-    #[error("all slots are taken")]
+    /// No permit can be revoked, and no more entrants may wait.
+    #[error("limit reached")]
     Total,
 }
 
-/// Slots and their holders, as a pure data structure: each call costs a few steps in ordered sets, whatever their
-/// size. Only entrants that hold a slot or wait take memory.
+/// Permits and their holders, as a pure data structure.
+///
+/// Each call costs a few steps in ordered sets of any size. Only entrants that hold or wait for a permit take memory.
 #[derive(Debug)]
 pub struct FairShares<K> {
     limits: Limits,
     next: u64,
-    /// Counts the slots that were granted.
+    /// Number of permits granted so far.
     turn: u64,
     entrants: HashMap<u64, (K, State)>,
     own: HashMap<K, SourceShare>,
-    /// Sources by the number of slots that they hold.
+    /// Sources by the number of permits that they hold.
     by_held: BTreeSet<(usize, K)>,
-    /// Sources with waiting entrants, by the slots that they hold, then by when they last got one.
+    /// Sources with waiting entrants, by the permits that they hold, then by when they were last granted one.
     by_need: BTreeSet<(usize, u64, K)>,
-    /// Sources with waiting entrants, by their number.
+    /// Sources with waiting entrants, by the number of those.
     by_waiting: BTreeSet<(usize, K)>,
     held: usize,
     waiting: usize,
 }
 
-/// What a call to [`FairShares`] changed, as numbers of entrants.
+/// The effects of a call to [`FairShares`], as numbers of entrants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// This entrant has a slot now.
+    /// The entrant that was granted a permit.
     pub granted: Option<u64>,
-    /// This entrant has lost its slot, or its turn to wait, and is forgotten.
+    /// The entrant that lost its permit or its place in the queue, and was removed.
     pub lost: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Waits,
-    /// It holds a slot. The order is that in which slots are lost: the silent ones first, then by time.
+    /// It holds a permit. The order is that in which permits are revoked: idle ones first, then by time.
     Holds {
         busy: bool,
         since: Instant,
     },
-    /// It holds none, and comes back by [`FairShares::waits`].
+    /// Its permit is suspended until [`FairShares::waits`].
     Aside,
 }
 
-/// What one source holds and waits for.
+/// The permits that one source holds and waits for.
 #[derive(Debug, Default)]
 struct SourceShare {
     held: BTreeSet<(bool, Instant, u64)>,
@@ -315,14 +314,14 @@ struct SourceShare {
 }
 
 impl Limits {
-    /// Slots without a queue: a newcomer takes the slot of a silent holder, or is refused.
+    /// Returns limits without a queue: a newcomer takes the permit of an idle holder, or is refused.
     pub fn slots(permits: usize) -> Self {
         Self { permits, per_source: usize::MAX, waiting: 0, idle_timeout: Some(Duration::ZERO) }
     }
 }
 
 impl<K: Clone + Ord + Hash> FairShares<K> {
-    /// No entrants.
+    /// Creates shares without entrants.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -338,20 +337,20 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         }
     }
 
-    /// Adds an entrant and returns its number. It waits unless the effects grant it a slot, or name it as lost.
+    /// Adds an entrant and returns its number. It waits unless the changes grant it a permit or report it as lost.
     ///
     /// # Errors
     ///
-    /// Its source may have no more.
+    /// The source has reached its limit.
     pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Changes), AcquireError> {
         self.enter_within(who, usize::MAX, now)
     }
 
-    /// As [`Self::enter`], as if there were `most` slots at the most.
+    /// Like [`Self::enter`], but as if there were at most `most` permits.
     ///
     /// # Errors
     ///
-    /// As [`Self::enter`].
+    /// Fails like [`Self::enter`].
     pub fn enter_within(
         &mut self,
         who: &K,
@@ -376,7 +375,7 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         Ok((id, effects))
     }
 
-    /// Marks an entrant as active (`busy`) or as silent from now on. False if it holds no slot.
+    /// Marks an entrant as active (`busy`) or idle as of `now`. Returns false if it holds no permit.
     pub fn mark(&mut self, id: u64, busy: bool, now: Instant) -> bool {
         let Some((who, state @ State::Holds { .. })) = self.entrants.get_mut(&id) else { return false };
         let State::Holds { busy: was, since } = *state else { return false };
@@ -388,8 +387,9 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         true
     }
 
-    /// Frees a holder's slot for others while what it does is bounded elsewhere: until [`Self::waits`] it has none to
-    /// lose. Does nothing if it holds none.
+    /// Suspends a holder's permit while another limit applies to it; [`Self::waits`] resumes it.
+    ///
+    /// Does nothing if it holds none.
     pub fn step_aside(&mut self, id: u64, now: Instant) -> Changes {
         let Some((who, State::Holds { busy, since })) = self.entrants.get(&id).cloned() else {
             return Changes::default();
@@ -400,8 +400,9 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         self.grant_next(now)
     }
 
-    /// Marks an entrant as silent from now on. One that has stepped aside holds a slot again: if none is free, that of
-    /// the holder that would be the next to lose one.
+    /// Marks an entrant as idle as of `now`, and resumes a suspended permit.
+    ///
+    /// If none is free, it takes the permit that would be revoked next.
     pub fn waits(&mut self, id: u64, now: Instant) -> Changes {
         let Some((who, State::Aside)) = self.entrants.get(&id).cloned() else {
             self.mark(id, false, now);
@@ -414,13 +415,13 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         Changes { granted: None, lost }
     }
 
-    /// Removes an entrant, whether it held a slot or waited. Does nothing if it was lost before.
+    /// Removes an entrant, whether it holds a permit or waits. Does nothing if it was removed before.
     pub fn leave(&mut self, id: u64, now: Instant) -> Changes {
         self.forget(id);
         self.grant_next(now)
     }
 
-    /// Grants a slot to a waiting entrant, if one is free or can be taken by now. Call it again while any wait.
+    /// Grants a permit to a waiting entrant if one is free or can be revoked at `now`. Call it again while any wait.
     pub fn grant_next(&mut self, now: Instant) -> Changes {
         self.settle_within(usize::MAX, now)
     }
@@ -441,13 +442,15 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         effects
     }
 
-    /// True without any entrant.
+    /// Returns true if there are no entrants.
     pub fn is_empty(&self) -> bool {
         self.entrants.is_empty()
     }
 
-    /// The holder that loses its slot to `newcomer`: one of the source with most slots. It loses it at once if its
-    /// source keeps more than the newcomer has then, otherwise only after a long enough silence.
+    /// Returns the holder that loses its permit to `newcomer`: a holder of the source with most permits.
+    ///
+    /// It loses the permit at once if its source still has more than the newcomer afterwards, otherwise only after
+    /// [`Limits::idle_timeout`].
     fn victim_for(&self, newcomer: &K, now: Instant) -> Option<u64> {
         let patience = self.limits.idle_timeout?;
         let (most, busy, since, id) = self.next_victim()?;
@@ -456,14 +459,14 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         (has + 1 < most || silent).then_some(id)
     }
 
-    /// How many slots the source with most has, and of its holders the first in their order.
+    /// Returns the number of permits of the source with most, and the first of its holders in order of revocation.
     fn next_victim(&self) -> Option<(usize, bool, Instant, u64)> {
         let (most, rich) = self.by_held.last()?;
         let (busy, since, id) = self.own.get(rich)?.held.first().copied()?;
         Some((*most, busy, since, id))
     }
 
-    /// Gives a slot to an entrant, which is silent from now on.
+    /// Gives a permit to an entrant, which is idle as of `now`.
     fn hold(&mut self, id: u64, who: &K, now: Instant) {
         self.held += 1;
         self.turn += 1;
@@ -496,7 +499,7 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         }
     }
 
-    /// Changes the counts of a source, and its position in every order. A source without entrants is forgotten.
+    /// Updates the numbers of a source and its position in every order. A source without entrants is removed.
     fn change(&mut self, who: &K, change: impl FnOnce(&mut SourceShare) -> bool) {
         let turn = self.turn;
         let own = self
@@ -526,15 +529,17 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
     }
 }
 
-// A map with a bound, which sources share fairly.
+// A bounded map that sources share fairly.
 
-/// What is remembered of many sources. When it is full, the source with most entries loses its oldest, so that a source
-/// that fills it does not push out what is known of others. An entry costs about 300 bytes.
+/// A bounded map of data about many sources; an entry takes about 300 bytes.
+///
+/// When it is full, the source with most entries loses its oldest. So a source that fills the map does not push out
+/// data about others.
 #[derive(Debug)]
 pub struct FairMap<S, K, V> {
     shares: FairShares<S>,
     entries: HashMap<K, Entry<V>>,
-    /// The key that holds each slot of [`Self::shares`], by the slot's number.
+    /// The key of each permit of [`Self::shares`], by the permit's number.
     keys: HashMap<u64, K>,
 }
 
@@ -545,24 +550,24 @@ struct Entry<V> {
 }
 
 impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
-    /// No entries, and at most `most`.
+    /// Creates a map for at most `most` entries.
     pub fn new(most: usize) -> Self {
         Self { shares: FairShares::new(Limits::slots(most)), entries: HashMap::new(), keys: HashMap::new() }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
     }
 
-    /// The value of a key, to be changed: its entry is the newest of its source from now on.
+    /// Returns the value of a key for changes, and makes its entry the newest of its source.
     pub fn renew(&mut self, key: &K, now: Instant) -> Option<&mut V> {
         let entry = self.entries.get_mut(key)?;
         self.shares.mark(entry.number, false, now);
         Some(&mut entry.value)
     }
 
-    /// Sets the value of a key, whichever source it came from before. Nothing is kept if the map has no place at all.
+    /// Sets the value of a key, even if it came from another source before. Stores nothing if the map has no capacity.
     pub fn insert(&mut self, source: &S, key: K, value: V, now: Instant) {
         self.remove(&key, now);
         let Ok((number, effects)) = self.shares.enter(source, now) else { return };
@@ -573,7 +578,7 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
         }
     }
 
-    /// Forgets a key.
+    /// Removes a key.
     pub fn remove(&mut self, key: &K, now: Instant) {
         if let Some(entry) = self.entries.remove(key) {
             self.keys.remove(&entry.number);
@@ -581,7 +586,7 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
         }
     }
 
-    /// Forgets all keys but those whose value is to be kept, and gives free memory back if none is left.
+    /// Removes all keys with values for which `kept` returns false. Frees memory if none is left.
     pub fn retain(&mut self, mut kept: impl FnMut(&V) -> bool, now: Instant) {
         let gone = self.entries.iter().filter(|(_, entry)| !kept(&entry.value));
         for key in gone.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
@@ -594,14 +599,15 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
     }
 }
 
-// Counts wrong passwords and invitations, and makes those who gave too many wait.
+// Counts wrong passwords and invitations, and delays sources with too many.
 
-/// Wrong passwords of the last minute, by source and user. A source that tries many names does not push out the
-/// failures of others.
+/// Wrong passwords of the last minute, by source and user.
+///
+/// A source that tries many names does not push out the failures of others.
 #[derive(Debug)]
 pub struct LoginThrottle(FairMap<Source, Who, Count>);
 
-/// A source, and a keyed hash of a user's name.
+/// A source, and a keyed hash of a user name.
 pub type Who = (Source, u64);
 
 #[derive(Debug)]
@@ -617,18 +623,18 @@ impl Default for LoginThrottle {
 }
 
 impl LoginThrottle {
-    /// None so far.
+    /// Creates a throttle without failures.
     pub fn new() -> Self {
         Self(FairMap::new(MAX_KEYS))
     }
 
-    /// Whether this source and user failed too often, so that their next password is not checked yet.
+    /// Returns true if this source and user failed too often, so that their next password must not be checked yet.
     pub fn check(&self, who: &Who, now: Instant) -> bool {
         let recent = |count: &&Count| now.saturating_duration_since(count.since) < WINDOW;
         self.0.get(who).filter(recent).is_some_and(|count| count.failed >= ALLOWED)
     }
 
-    /// Counts a failure.
+    /// Records a failure.
     pub fn add(&mut self, who: Who, now: Instant) {
         let Some(count) = self.0.renew(&who, now) else {
             self.0.insert(&who.0.clone(), who, Count { failed: 1, since: now }, now);
@@ -640,16 +646,16 @@ impl LoginThrottle {
         count.failed += 1;
     }
 
-    /// Forgets the failures after a right password.
+    /// Removes the failures after a correct password.
     pub fn forget(&mut self, who: &Who, now: Instant) {
         self.0.remove(who, now);
     }
 }
 
-/// Entries (source and user) that are kept at most; about 300 bytes each.
+/// Maximum number of entries (source and user); about 300 bytes each.
 const MAX_KEYS: usize = 4096;
 
-/// Wrong passwords within [`WINDOW`] after which further ones are not checked until it ends.
+/// Wrong passwords within [`WINDOW`] after which no more are checked until it ends.
 const ALLOWED: u32 = 10;
 
 const WINDOW: Duration = Duration::from_secs(60);
@@ -675,7 +681,7 @@ mod fair_map_tests {
             steps in prop::collection::vec((0u8..4, 0u8..12, any::<bool>()), 1..80),
         ) {
             let (mut map, now) = (FairMap::new(most), Instant::now());
-            // For each source its keys, oldest first.
+            // The keys of each source, oldest first.
             let mut model: BTreeMap<u8, Vec<(u8, u8)>> = BTreeMap::new();
             for (source, key, adds) in steps {
                 let key = (source, key);
@@ -694,7 +700,7 @@ mod fair_map_tests {
                     let (of, lost) = (lost[0].0, *lost[0]);
                     let fullest = model.values().map(Vec::len).max();
                     let theirs = model.entry(of).or_default();
-                    // Who has as many without the newcomer may lose one in its place.
+                    // A source with as many keys, not counting the new one, may lose one instead.
                     let full = Some(theirs.len() + 1) >= fullest;
                     prop_assert!(full && theirs[0] == lost, "{lost:?} of {theirs:?}");
                     theirs.remove(0);

@@ -1,4 +1,4 @@
-//! Listening sockets, and the options of the sockets that carry our traffic.
+//! Listening sockets, and the options of sockets that carry traffic of clients, targets and links.
 
 use std::convert::Infallible;
 use std::fs::{self, File, TryLockError};
@@ -16,32 +16,32 @@ use tracing::{error, info, warn};
 
 use crate::socket::Connection;
 
-/// A listening socket of any kind, whose accepting never ends.
+/// A listening socket of any kind. Accepting never fails.
 pub trait Accept: Send + Sync {
-    /// The stream that it accepts.
+    /// The type of accepted streams.
     type AnyStream: Connection + AsFd + 'static;
 
-    /// The address, for messages.
+    /// Returns the address, for messages.
     fn at(&self) -> impl fmt::Display;
 
-    /// Waits for the next connection and its address. A socket without addresses (unix) reports loopback. Cancel safe.
+    /// Waits for the next connection and its address. A Unix socket has no addresses and returns loopback. Cancel safe.
     fn accept(&self) -> impl Future<Output = (Self::AnyStream, SocketAddr)> + Send;
 }
 
-/// A listening TCP socket whose accepting goes on whatever the system lacks for a while.
+/// A listening TCP socket that keeps accepting when the system temporarily lacks resources.
 #[derive(Debug)]
 pub struct TcpAccept {
     socket: TcpListener,
     at: SocketAddr,
-    /// Tells edges of this machine not to dial it.
+    /// Announces the port to edges on this machine, so that they do not dial it.
     announced: Option<Announcement>,
 }
 
-/// Why an address cannot be listened on: the address, the cause, and the remedy.
+/// The error of an address that cannot be listened on, with a hint.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {at}: {cause}{}", Remedy(.cause.kind(), .at.port()))]
 pub struct BindError {
-    /// The address asked for.
+    /// The requested address.
     pub at: SocketAddr,
     /// The system's error.
     #[source]
@@ -49,17 +49,23 @@ pub struct BindError {
 }
 
 impl TcpAccept {
-    /// Listens on an address; port 0 takes a free one. `[::]` takes IPv4 too.
+    /// Listens on an address; port 0 selects a free one. `[::]` includes IPv4.
     ///
-    /// Accepted sockets inherit the listener's options (Linux copies them), so they cost nothing for each connection.
+    /// Accepted sockets inherit the listener's options (Linux copies them), so no connection needs system calls for
+    /// them.
     pub fn bind(at: SocketAddr) -> Result<Self, BindError> {
         Self::bind_announced(at, |_| None)
     }
 
-    /// As [`Self::bind`], for a port of operators, which no edge of this machine dials for its clients.
+    /// Like [`Self::bind`], but for an operator's port, which no edge on this machine dials for its clients.
     pub fn bind_private(at: SocketAddr) -> Result<Self, BindError> {
         let warn = |at: SocketAddr, cause: &io::Error| {
-            warn!(%at, %cause, "edges of this machine are not told that this port is for operators: clients of theirs may reach it");
+            warn!(
+                local_addr = %at,
+                error = %cause,
+                hint = "clients of edges on this machine may reach this port",
+                "cannot announce operator port to local edges"
+            );
         };
         Self::bind_announced(at, |at| Announcement::new(at).inspect_err(|cause| warn(at, cause)).ok())
     }
@@ -80,26 +86,30 @@ impl TcpAccept {
         bound().map_err(|cause| BindError { at, cause })
     }
 
-    /// What was bound, but a default port (`implicit`) that cannot be had is only a warning.
+    /// Returns what was bound. If a default port (`implicit`) is not available, logs an error and returns `None`.
     pub fn optional(bound: Result<Self, BindError>, implicit: bool) -> Result<Option<Self>, BindError> {
         match bound {
             Err(error) if implicit => {
-                error!(%error, "going on without this port, which is only a default: set it to have another");
+                error!(
+                    %error,
+                    hint = "configure the port to use another one",
+                    "default port not available, continuing without it"
+                );
                 Ok(None)
             }
             bound => bound.map(Some),
         }
     }
 
-    /// Its address, with the real port.
+    /// Returns the address with the actual port.
     pub fn at(&self) -> SocketAddr {
         self.at
     }
 
-    /// Waits for the next connection. It has no delay for small writes, and keep-alive probes.
+    /// Waits for the next connection. Its small writes are not delayed, and keep-alive probes are on.
     ///
-    /// Never fails: what concerns one connection is skipped, and when the system lacks something (files, memory) the
-    /// next try comes after a pause; the first such failure and the end of the trouble are logged. Cancel safe.
+    /// Never fails. Errors of a single connection are skipped, and a lack of resources (files, memory) is retried after
+    /// a pause. The first such failure and the recovery are logged. Cancel safe.
     pub async fn accept(&self) -> (TcpStream, SocketAddr) {
         let accepted = accept_next(self.at, || self.socket.accept());
         match &self.announced {
@@ -112,7 +122,7 @@ impl TcpAccept {
     }
 }
 
-/// Accepts until it succeeds: what concerns one connection is skipped, and what the system lacks is tried again.
+/// Accepts until it succeeds: skips errors of a single connection, and retries when the system lacks resources.
 async fn accept_next<T, F>(at: impl fmt::Display, accept: impl Fn() -> F) -> T
 where
     F: Future<Output = io::Result<T>>,
@@ -122,15 +132,19 @@ where
         match accept().await {
             Ok(accepted) => {
                 if failing {
-                    info!(%at, "accepting connections again");
+                    info!(local_addr = %at, "accepting connections again");
                 }
                 return accepted;
             }
             Err(cause) if is_of_one_connection(&cause) => {}
             Err(cause) => {
                 if !failing {
-                    warn!(%at, %cause, "cannot accept connections, trying on; too few open files? \
-                           (ulimit -n, LimitNOFILE)");
+                    warn!(
+                        local_addr = %at,
+                        error = %cause,
+                        hint = "check the limit of open files (ulimit -n, LimitNOFILE)",
+                        "cannot accept connections, retrying"
+                    );
                 }
                 failing = true;
                 tokio::time::sleep(PAUSE).await;
@@ -151,8 +165,11 @@ impl Accept for TcpAccept {
     }
 }
 
-/// Sets the options of the sockets of clients and targets: no delay for small writes, keep-alive probes, and a short
-/// queue in the kernel, which would else take 4 MiB for a peer that never reads, and look like a fast reader.
+/// Sets the options of sockets of clients and targets: no delay for small writes, keep-alive probes, and a short queue
+/// in the kernel.
+///
+/// With the default queue, the kernel would take 4 MiB for a remote that never reads, which would look like a fast
+/// reader.
 pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_notsent_lowat(NOTSENT_LOWAT)?;
@@ -161,9 +178,11 @@ pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_keepalive(&probes)
 }
 
-/// Sets the further options of a link's socket: it dies when sent bytes stay unacknowledged, its queue in the kernel is
-/// that of a line, and the kernel sends by `congestion`, if one is named. Not for clients and targets: the timeout also
-/// ends a connection whose reader has only paused.
+/// Sets the additional options of a link's socket.
+///
+/// The connection fails when sent bytes stay unacknowledged, the kernel's queue fits a shared link, and `congestion`
+/// selects the kernel's congestion control. Not for clients and targets: the timeout also ends a connection of a reader
+/// that only paused.
 pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()> {
     let socket = SockRef::from(socket);
     tune(&socket)?;
@@ -174,21 +193,22 @@ pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()>
     socket.set_tcp_notsent_lowat(UNSENT_ON_LINK)
 }
 
-/// Has the kernel send an interactive link by cubic, or by reno where this process may not have that, whatever
-/// else is configured: BBR stands still once in ten seconds.
+/// Selects cubic for an interactive link, or reno if this process may not use cubic, regardless of the configuration.
+///
+/// BBR would nearly stop sending every ten seconds, to measure the RTT.
 pub fn tune_interactive(socket: &TcpStream) {
     let socket = SockRef::from(socket);
-    // A socket that is gone shows that to its link.
+    // The link itself notices a closed socket.
     if socket.set_tcp_congestion(b"cubic").is_err() {
         drop(socket.set_tcp_congestion(b"reno"));
     }
 }
 
-/// Tries whether this process may have links sent by a congestion control.
+/// Checks whether this process may use a congestion control for links.
 ///
 /// # Errors
 ///
-/// A sentence with the remedy: the kernel has not got it, or keeps it for others.
+/// The kernel lacks it, or does not allow this process to use it. The text contains a hint.
 pub fn try_congestion(name: &str) -> Result<(), String> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|cause| cause.to_string())?;
     let Err(cause) = socket.set_tcp_congestion(name.as_bytes()) else { return Ok(()) };
@@ -198,16 +218,16 @@ pub fn try_congestion(name: &str) -> Result<(), String> {
     };
     Err(match cause.kind() {
         io::ErrorKind::NotFound => format!(
-            "this kernel has no congestion control {name:?}, it has: {}; load one (modprobe tcp_{name}), name one of \
-             these, or leave the key out",
+            "congestion control {name:?} is not available in this kernel, which has {}; load it (modprobe tcp_{name}), \
+             name one of these, or leave the key out",
             listed("available")
         ),
         io::ErrorKind::PermissionDenied => format!(
-            "this process may not use the congestion control {name:?}, but: {}; add it to the sysctl \
+            "congestion control {name:?} is not allowed for this process, only {}; add it to the sysctl \
              net.ipv4.tcp_allowed_congestion_control, name one of these, or leave the key out",
             listed("allowed")
         ),
-        _ => format!("cannot use the congestion control {name:?}: {cause}; leave the key out"),
+        _ => format!("cannot use congestion control {name:?}: {cause}; leave the key out"),
     })
 }
 
@@ -216,7 +236,7 @@ fn is_of_one_connection(cause: &io::Error) -> bool {
     matches!(cause.kind(), Kind::ConnectionAborted | Kind::ConnectionReset | Kind::ConnectionRefused)
 }
 
-/// The remedy at the end of a [`BindError`]'s sentence.
+/// The hint at the end of a [`BindError`]'s text.
 struct Remedy(io::ErrorKind, u16);
 
 impl fmt::Display for Remedy {
@@ -226,72 +246,74 @@ impl fmt::Display for Remedy {
             io::ErrorKind::AddrInUse => {
                 write!(
                     f,
-                    "; another program has the port (`ss -ltnp 'sport = :{port}'` shows it): stop it, or choose another"
+                    "; stop the program that uses the port (`ss -ltnp 'sport = :{port}'` shows it) or choose another"
                 )
             }
             io::ErrorKind::PermissionDenied if *port < FIRST_FREE_PORT => {
                 write!(
                     f,
-                    "; ports below {FIRST_FREE_PORT} need a privilege: allow CAP_NET_BIND_SERVICE, or choose another"
+                    "; allow CAP_NET_BIND_SERVICE, which ports below {FIRST_FREE_PORT} require, or choose another port"
                 )
             }
             io::ErrorKind::AddrNotAvailable => {
-                f.write_str("; this machine has no such address: use one of its own, or 0.0.0.0 for all")
+                f.write_str("; use an address of this machine, or 0.0.0.0 for all")
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Connections that wait to be accepted: enough for thousands of edges that come back at once (the kernel lowers it to
-/// its `somaxconn`).
+/// Maximum number of connections that wait to be accepted (limited by the kernel's `somaxconn`).
+///
+/// Enough for thousands of edges that reconnect at once.
 const BACKLOG: u32 = 4096;
 
-/// Pause after the system lacked something: long enough not to spin, short enough that nobody's dial times out.
+/// Pause after the system lacked resources: long enough not to spin, short enough that no dial times out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A peer that vanished is noticed after 30 s and three probes, a minute in all; NATs forget no earlier.
+/// A vanished remote is noticed after 30 s and three probes, one minute in total. NATs keep connections longer.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const PROBE_TIMES: u32 = 3;
 
-/// As long as the links' own patience with silence.
+/// Same as the timeout of links for unanswered pings.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Unsent bytes that a client's or target's socket leaves to the kernel: a read buffer's. Whoever reads fast leaves none.
+/// Maximum number of unsent bytes in the kernel for a client's or target's socket: one read buffer. Fast readers leave
+/// none.
 const NOTSENT_LOWAT: u32 = 64 * 1024;
 
-/// Unsent bytes that a link leaves to the kernel: more adds latency that the schedule cannot remove, with less the
-/// CPU waits at 1 Gbit/s.
+/// Maximum number of unsent bytes in the kernel for a link. More adds latency that scheduling cannot remove; with less,
+/// the CPU has to wait at 1 Gbit/s.
 const UNSENT_ON_LINK: u32 = 128 * 1024;
 
-/// Ports below it are privileged.
+/// Ports below this one are privileged.
 const FIRST_FREE_PORT: u16 = 1024;
 
-// Listening on a unix socket: a file that only its owner may open.
+// Listening on a Unix socket: a file that only its owner may open.
 
-/// A listening unix socket, whose file goes with it.
+/// A listening Unix socket. Its file is removed on drop.
 #[derive(Debug)]
 pub struct UnixAccept {
     socket: UnixListener,
     path: PathBuf,
-    /// Device and inode of the file, by which it is known to be ours.
+    /// Device and inode of the file, to recognise it.
     file: (u64, u64),
 }
 
-/// Why a path cannot be listened on: the path, the cause, and the remedy.
+/// The error of a path that cannot be listened on, with a hint.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalBindError {
-    /// A process answers there.
-    #[error("another program listens on {0}: stop it, or choose another path")]
+    /// Another process listens there.
+    #[error("another program listens on {0}; stop it or choose another path")]
     Taken(PathBuf),
-    /// Something else has that name.
-    #[error("{0} exists and is no socket: remove it, or choose another path")]
+    /// The path is not a socket.
+    #[error("{0} exists and is not a socket; remove it or choose another path")]
     NoSocket(PathBuf),
     /// The system refused.
-    #[error("cannot listen on {path}: {cause}; check the directory, and that this user may write to it")]
+    #[error("cannot listen on {path}: {cause}; check that the directory exists and is writable")]
     System {
-        /// The path asked for.
+        /// The requested path.
         path: PathBuf,
         /// The system's error.
         cause: io::Error,
@@ -299,15 +321,17 @@ pub enum LocalBindError {
 }
 
 impl UnixAccept {
-    /// Listens on a path, whose file nobody but its owner may open. The file of a process that is gone is replaced. Waits
-    /// a moment for another program that begins to listen in the same directory: for start-up.
+    /// Listens on a path with a file that only its owner may open. Replaces the file of a terminated process.
+    ///
+    /// Waits briefly while another program starts listening in the same directory. Only for startup, as it blocks.
     ///
     /// # Errors
     ///
     /// Another process listens there, another kind of file has the path, or the system refuses.
     pub fn bind(path: &Path) -> Result<Self, LocalBindError> {
         let failed = |cause| LocalBindError::System { path: path.into(), cause };
-        // Of two that start at once, the second would else remove what the first has just made of the file of a third.
+        // Otherwise, if two start at once, the second could remove the socket that the first has just put in place of
+        // an old one.
         let _alone = lock_directory(path).map_err(failed)?;
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(LocalBindError::NoSocket(path.into())),
@@ -344,15 +368,16 @@ impl Accept for UnixAccept {
 
 impl Drop for UnixAccept {
     fn drop(&mut self) {
-        // A newer process may have put its own there.
+        // A newer process may have replaced it.
         if identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// A socket whose file will be its owner's alone: the system gives a file the mode of its socket. To change the file's
-/// own mode would be to change that of whatever has its path by then.
+/// Creates a socket with a file that only its owner can open, because the system gives the file the mode of its socket.
+///
+/// Changing the file's own mode later could change another file that has the path by then.
 fn private_socket() -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -361,7 +386,7 @@ fn private_socket() -> io::Result<Socket> {
     Ok(OwnedFd::from(file).into())
 }
 
-/// Waits until no other program begins to listen in the directory of a path; none does until the result is dropped.
+/// Waits until no other program starts listening in the directory of a path. None does until the result is dropped.
 fn lock_directory(path: &Path) -> io::Result<File> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir = File::open(dir)?;
@@ -372,13 +397,13 @@ fn lock_directory(path: &Path) -> io::Result<File> {
             Err(TryLockError::Error(cause)) => return Err(cause),
         }
     }
-    Err(io::Error::other("another program locks its directory"))
+    Err(io::Error::other("another program has locked its directory"))
 }
 
-/// Whether somebody listens on a socket's file.
+/// Returns true if a process listens on a socket's file.
 fn answers(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A full queue must not keep us waiting.
+    // Must not block on a full queue.
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
@@ -392,22 +417,23 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
-/// How often the lock is tried for, two seconds in all: to begin to listen takes much less.
+/// Number of attempts to lock, two seconds in total. Starting to listen takes much less.
 const LOCK_TRIES: u32 = 200;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-// Ports of operators are announced to the edges of this machine, which refuse them as targets: what an edge dials comes
-// from loopback, and such a port trusts loopback.
+// Operators' ports are announced to edges on this machine, which refuse them as targets: connections of an edge come
+// from loopback, which such a port trusts.
 //
-// An announcement is an abstract unix socket named after the port's address. Such names belong to a network namespace, as
-// loopback does. So they reach across users and containers, need no rights and no directory, and end with their process.
+// An announcement is an abstract Unix socket named after the port's address. Such names belong to a network namespace,
+// like loopback. So they work across users and containers, need no privileges or directory, and end with their process.
 
-/// Announces a port for as long as it lives.
+/// The announcement of a port, until dropped.
 #[derive(Debug)]
 pub(crate) struct Announcement(UnixListener);
 
 impl Announcement {
-    /// Announces the port at this address. Call it before the port takes connections: an edge looks once it has one.
+    /// Announces the port at this address. Call it before the port accepts connections, because an edge checks after
+    /// connecting.
     pub(crate) fn new(at: SocketAddr) -> io::Result<Self> {
         let socket = socket()?;
         socket.bind(&name(at)?)?;
@@ -415,7 +441,7 @@ impl Announcement {
         Ok(Self(UnixListener::from_std(socket.into())?))
     }
 
-    /// Takes the connections of edges, which only look who listens. Cancel safe.
+    /// Accepts the connections of edges, which only check which user listens. Cancel safe.
     pub(crate) async fn answer(&self) -> Infallible {
         loop {
             accept_next("an announcement", || self.0.accept()).await;
@@ -423,10 +449,10 @@ impl Announcement {
     }
 }
 
-/// Returns true if a process of this program serves operators at that address, which has to be loopback or among this
-/// machine's `own`.
+/// Returns true if a process of this program serves operators at that address.
 ///
-/// Any user can take the name of an announcement, so it is believed only from the user who also listens on the port.
+/// The address must be loopback or one of this machine's `own`. Any user can take the name of an announcement, so it is
+/// only trusted from the user who also listens on the port.
 pub fn is_private(at: SocketAddr, own: &[IpAddr]) -> bool {
     let ip = at.ip().to_canonical();
     let is_here = ip.is_loopback() || own.iter().any(|own| own.to_canonical() == ip);
@@ -434,7 +460,7 @@ pub fn is_private(at: SocketAddr, own: &[IpAddr]) -> bool {
 }
 
 fn is_announced(at: SocketAddr) -> bool {
-    // A socket of IPv6 may take connections of IPv4 too, and then has its addresses in this form.
+    // An IPv6 socket may also accept IPv4 connections, and then has the mapped address.
     let of_ipv4: &[IpAddr] = match at.ip() {
         IpAddr::V4(ip) => &[Ipv4Addr::UNSPECIFIED.into(), ip.to_ipv6_mapped().into()],
         IpAddr::V6(_) => &[],
@@ -442,22 +468,22 @@ fn is_announced(at: SocketAddr) -> bool {
     let mut listening = [at.ip(), Ipv6Addr::UNSPECIFIED.into()].into_iter().chain(of_ipv4.iter().copied());
     listening.any(|ip| {
         let at = SocketAddr::new(ip, at.port());
-        // Where the kernel's list cannot be read, each announcement is believed.
+        // If the kernel's list cannot be read, every announcement is trusted.
         announcer(at).is_some_and(|user| !listener(at).is_ok_and(|listener| listener != Some(user)))
     })
 }
 
-/// The user who has announced a port.
+/// Returns the user who announced a port.
 fn announcer(at: SocketAddr) -> Option<u32> {
     let socket = socket().ok()?;
     socket.connect(&name(at).ok()?).ok()?;
     rustix::net::sockopt::socket_peercred(&socket).ok().map(|user| user.uid.as_raw())
 }
 
-/// The user who listens on a port, as the kernel lists it.
+/// Returns the user who listens on a port, from the kernel's list.
 fn listener(at: SocketAddr) -> io::Result<Option<u32>> {
     let hex = |octets: &[u8]| -> String {
-        // Words as this processor reads them.
+        // The kernel prints words in native byte order.
         let words = octets.chunks_exact(4).filter_map(|word| word.try_into().ok());
         words.map(|word| format!("{:08X}", u32::from_ne_bytes(word))).collect()
     };
@@ -472,7 +498,7 @@ fn listener(at: SocketAddr) -> io::Result<Option<u32>> {
         match fields.as_slice() {
             [_, local, _, LISTENS, _, _, _, user, ..] if *local == wanted => return Ok(user.parse().ok()),
             [_, _, _, LISTENS, ..] => {}
-            // The kernel lists those that listen first, and there may be thousands of others.
+            // The kernel lists listening sockets first, and there may be thousands of others.
             _ => break,
         }
     }
@@ -485,13 +511,14 @@ fn socket() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The name of the announcement: the first byte makes it abstract. It has no scope of IPv6, which both sides know by
-/// different numbers.
+/// Returns the name of the announcement. The first byte makes it abstract.
+///
+/// It contains no IPv6 scope, because the two sides may know the same scope by different numbers.
 fn name(at: SocketAddr) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0tunnel/private/{}", SocketAddr::new(at.ip(), at.port())))
 }
 
-/// Edges that may look at once.
+/// Maximum number of edges that may check at once.
 const WAITING: i32 = 128;
 /// The state of a listening socket in the kernel's list.
 const LISTENS: &str = "0A";
@@ -537,16 +564,13 @@ mod tests {
     async fn a_taken_port_is_told_with_the_remedy() {
         let first = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
         let failed = TcpAccept::bind(first.at()).unwrap_err().to_string();
-        assert!(
-            failed.contains(&first.at().to_string()) && failed.contains("another program has"),
-            "{failed}"
-        );
+        assert!(failed.contains(&first.at().to_string()) && failed.contains("stop the program"), "{failed}");
     }
 
     #[tokio::test]
     async fn an_address_of_another_machine_is_told_with_the_remedy() {
         let failed = TcpAccept::bind(any_port("192.0.2.1")).unwrap_err().to_string();
-        assert!(failed.contains("no such address"), "{failed}");
+        assert!(failed.contains("use an address of this machine"), "{failed}");
     }
 
     #[test]
@@ -579,11 +603,11 @@ mod unix_tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("egress.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(path.exists(), "left behind");
+        assert!(path.exists(), "the file remains");
         let first = UnixAccept::bind(&path).unwrap();
         let taken = UnixAccept::bind(&path).unwrap_err().to_string();
         assert!(taken.contains("another program listens on") && taken.contains("egress.sock"), "{taken}");
-        // What the first one leaves behind at its end is the second one's file.
+        // The file at this path now belongs to the second listener, so the first must not remove it.
         fs::remove_file(&path).unwrap();
         let _second = UnixAccept::bind(&path).unwrap();
         drop(first);
@@ -629,7 +653,7 @@ mod unix_tests {
         for at in [&file, &dir.path().join("nothing")] {
             std::os::unix::fs::symlink(at, &link).unwrap();
             let refused = UnixAccept::bind(&link).unwrap_err().to_string();
-            assert!(refused.contains("is no socket"), "{refused}");
+            assert!(refused.contains("is not a socket"), "{refused}");
             fs::remove_file(&link).unwrap();
         }
         assert_eq!(fs::read(&file).unwrap(), b"precious");
@@ -641,9 +665,9 @@ mod unix_tests {
         let file = dir.path().join("file");
         fs::write(&file, "precious").unwrap();
         let refused = UnixAccept::bind(&file).unwrap_err().to_string();
-        assert!(refused.contains("is no socket") && file.exists(), "{refused}");
+        assert!(refused.contains("is not a socket") && file.exists(), "{refused}");
         let nowhere = UnixAccept::bind(&dir.path().join("a/b")).unwrap_err().to_string();
-        assert!(nowhere.contains("check the directory"), "{nowhere}");
+        assert!(nowhere.contains("check that the directory"), "{nowhere}");
         let long = UnixAccept::bind(&dir.path().join("x".repeat(120))).unwrap_err().to_string();
         assert!(long.contains("cannot listen on"), "{long}");
     }
@@ -671,9 +695,9 @@ mod private_tests {
                 (listener.at().port(), ["192.0.2.7", "2001:db8::7"].map(|ip| ip.parse().unwrap()));
             let leads = |ip: &str| is_private(SocketAddr::new(ip.parse().unwrap(), port), &own);
             assert!(known.iter().all(|ip| leads(ip)) && !unknown.iter().any(|ip| leads(ip)), "{at}");
-            assert!(!leads("192.0.2.8"), "{at}: that is another machine's");
+            assert!(!leads("192.0.2.8"), "{at}: the address of another machine");
             drop(listener);
-            assert!(!leads(known[0]), "{at}: it ends with its port");
+            assert!(!leads(known[0]), "{at}: the announcement ends with its port");
         }
     }
 
@@ -683,7 +707,7 @@ mod private_tests {
         let at = free.local_addr().unwrap();
         assert!(!is_private(at, &[]));
         assert_eq!(listener(at).unwrap(), Some(rustix::process::getuid().as_raw()));
-        // Nobody listens there, so nobody's word is believed.
+        // No process listens there, so no announcement is trusted.
         let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
         let _announced = Announcement::new(everywhere).unwrap();
         assert_eq!(announcer(everywhere), Some(rustix::process::getuid().as_raw()));

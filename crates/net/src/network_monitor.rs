@@ -1,4 +1,4 @@
-//! Notices when this machine's addresses or its default route change, as the kernel reports it (netlink).
+//! Notices changes of this machine's addresses or default route, reported by the kernel over netlink.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,20 +10,20 @@ use tokio::net::UnixDatagram;
 
 use crate::tcp_info;
 
-/// What the kernel reports of addresses and routes; no privilege is needed.
+/// A netlink subscription to changes of addresses and routes. Needs no privilege.
 #[derive(Debug)]
 pub struct NetworkChanges {
-    /// A socket of netlink, which is received from as from one of this type.
+    /// A netlink socket, wrapped in this type to receive from it asynchronously.
     kernel: UnixDatagram,
     room: Vec<u8>,
 }
 
 impl NetworkChanges {
-    /// Notices what changes from now on. To be called in a runtime.
+    /// Subscribes to changes. Must be called in a runtime.
     ///
     /// # Errors
     ///
-    /// The system does not report it, or no file is left.
+    /// The system does not report changes, or there are too many open files.
     pub fn watch() -> io::Result<Self> {
         let kernel = tcp_info::netlink(NETLINK_ROUTE)?;
         bind(&kernel, &SocketAddrNetlink::new(0, GROUPS))?;
@@ -31,11 +31,11 @@ impl NetworkChanges {
         Ok(Self { kernel, room: vec![0; ROOM] })
     }
 
-    /// Waits for the next change. What has changed since the last call, together, counts as one. Cancel safe.
+    /// Waits for the next change. All changes since the last call are reported as one. Cancel safe.
     ///
     /// # Errors
     ///
-    /// The kernel tells nothing more.
+    /// The kernel reports no more changes.
     pub async fn next(&mut self) -> io::Result<()> {
         let mut changed = false;
         loop {
@@ -47,7 +47,7 @@ impl NetworkChanges {
             changed |= match read {
                 Ok(len) => is_change(self.room.get(..len).unwrap_or_default()),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // So much has changed at once that a part of it was not kept for us.
+                // There were so many changes at once that the kernel dropped some reports.
                 Err(cause) if cause.raw_os_error() == Some(ENOBUFS) => true,
                 Err(cause) => return Err(cause),
             };
@@ -55,12 +55,12 @@ impl NetworkChanges {
     }
 }
 
-/// Whether an address or a default route is among what some messages report.
+/// Returns true if some of the messages report an address or a default route.
 fn is_change(mut messages: &[u8]) -> bool {
     while let Some((len, kind)) = tcp_info::head(messages) {
         let change = match kind {
             RTM_NEWADDR | RTM_DELADDR => true,
-            // How many bits of the destination count: none for a default route.
+            // `rtm_dst_len`, the prefix length of the destination: 0 for a default route.
             RTM_NEWROUTE | RTM_DELROUTE => messages.get(DESTINATION_BITS) == Some(&0),
             _ => false,
         };
@@ -79,10 +79,10 @@ const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
-/// Where `rtm_dst_len` stands: behind the header and the family.
+/// Offset of `rtm_dst_len`: after the header and the family.
 const DESTINATION_BITS: usize = 16 + 1;
 const ENOBUFS: i32 = 105;
-/// More than any message about one address or route takes.
+/// Larger than any message about one address or route.
 const ROOM: usize = 8 * 1024;
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
                 is_change(&vec![byte; len]);
             }
         }
-        assert!(!is_change(&[0; 64]), "a length of nothing ends it");
+        assert!(!is_change(&[0; 64]), "a length of 0 ends it");
     }
 
     #[tokio::test]

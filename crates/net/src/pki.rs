@@ -1,4 +1,5 @@
-//! Makes certificates for a network of one's own: an authority, new or given, and what it signs for servers and clients.
+//! Makes certificates for a private network: a CA, new or existing, and the certificates it signs for servers and
+//! clients.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -13,7 +14,7 @@ use rcgen::{
 };
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// An authority with a key of its own. Two of them never trust each other's certificates.
+/// A CA with its own key. Two CAs never trust each other's certificates.
 pub struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -26,45 +27,46 @@ pub struct IssuedCert {
     key: String,
 }
 
-/// A key that never leaves this machine, and the request (PKCS#10) that somebody else sign a certificate for it.
+/// A key that never leaves this machine, and the PKCS#10 request to sign a certificate for it.
 pub struct CertificateRequest {
     pem: String,
     key: KeyPair,
 }
 
-/// Why a certificate, or its file, could not be made.
+/// The error of a certificate or file that cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// A name that no certificate can carry.
-    #[error("{names:?} cannot all stand in a certificate: {cause}; want DNS names in ASCII, or IP addresses")]
+    /// No certificate can contain one of these names.
+    #[error("cannot put {names:?} into a certificate: {cause}; use ASCII DNS names or IP addresses")]
     Names {
-        /// What was asked for.
+        /// The requested names.
         names: Vec<String>,
-        /// What the library found.
+        /// The library's error.
         cause: rcgen::Error,
     },
-    /// A key or a signature could not be made.
-    #[error("no certificate can be made here: {0}")]
+    /// A key or a signature could not be created.
+    #[error("cannot create a certificate: {0}")]
     Make(#[from] rcgen::Error),
     /// A file could not be written.
-    #[error("cannot write {}: {cause}; check that its directory exists and may be written to", .path.display())]
+    #[error("cannot write {}: {cause}; check that its directory exists and is writable", .path.display())]
     Write {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The system's error.
         cause: io::Error,
     },
-    /// What came back on a request is no certificate for its key.
-    #[error("the certificate that was issued {0}")]
+    /// The signer's response to a request is not a certificate for its key.
+    #[error("the issued certificate {0}")]
     Foreign(&'static str),
-    /// What is given as an authority is none. The sentence says what it is, and what is wanted.
+    /// The given CA files are not usable. The text says what was found and what is expected.
     #[error("{0}")]
     NoAuthority(String),
 }
 
 impl CertificateAuthority {
-    /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ,
-    /// until `valid` from now.
+    /// Creates a CA with this common name.
+    ///
+    /// It and everything it signs are valid from an hour ago, because clocks differ, until `valid` from now.
     pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
         let key = KeyPair::generate()?;
         let until = SystemTime::now() + valid;
@@ -75,32 +77,30 @@ impl CertificateAuthority {
         Ok(Self { issuer: Issuer::new(params, key), pem, until })
     }
 
-    /// One that there is already: the first certificate of a PEM text, and its key.
+    /// Reads an existing CA from the first certificate of a PEM text and its key.
     ///
     /// # Errors
     ///
-    /// It is no authority's certificate, or is not valid now, or the key is another one's.
+    /// The certificate is not a CA's, is not valid now, or does not belong to the key.
     pub fn read(cert: &str, key: &str) -> Result<Self, PkiError> {
         let no = |why: &str| PkiError::NoAuthority(why.to_owned());
         let der = rustls_pemfile::certs(&mut cert.as_bytes()).next().and_then(Result::ok);
-        let der = der.ok_or_else(|| no("holds no certificate: want a `BEGIN CERTIFICATE` block"))?;
+        let der = der.ok_or_else(|| no("holds no certificate; expected a `BEGIN CERTIFICATE` block"))?;
         let (_, found) =
-            X509Certificate::from_der(&der).map_err(|cause| no(&format!("is no certificate: {cause}")))?;
+            X509Certificate::from_der(&der).map_err(|cause| no(&format!("is not a certificate: {cause}")))?;
         if !found.is_ca() {
-            return Err(no("is not an authority's: want a certificate with basicConstraints CA:TRUE"));
+            return Err(no("is not a CA certificate; expected basicConstraints CA:TRUE"));
         }
         let validity = found.validity();
         if !validity.is_valid() {
             let (from, to) = (validity.not_before, validity.not_after);
-            return Err(no(&format!(
-                "is valid from {from} to {to}, and not now: check this machine's clock"
-            )));
+            return Err(no(&format!("is valid from {from} to {to}, not now; check this machine's clock")));
         }
-        let no_key = || no("comes with a file that holds no key: want a PEM file without a passphrase");
+        let no_key = || no("comes with a key file without a key; expected PEM without a passphrase");
         let key = rustls_pemfile::private_key(&mut key.as_bytes()).ok().flatten().ok_or_else(no_key)?;
         let key = KeyPair::try_from(&key).map_err(|_| no_key())?;
         if key.der_bytes() != found.public_key().subject_public_key.as_ref() {
-            return Err(no("comes with another one's key: name the key that it was made with"));
+            return Err(no("does not belong to the key; use the key that it was created with"));
         }
         let seconds = u64::try_from(validity.not_after.timestamp()).unwrap_or(0);
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
@@ -108,33 +108,34 @@ impl CertificateAuthority {
         Ok(Self { issuer, pem: cert.to_owned(), until })
     }
 
-    /// The same, signing for at most so long from now, and never for longer than it is valid itself.
+    /// Limits the validity of certificates that it signs to `valid` from now, and never beyond its own.
     #[must_use]
     pub fn signing_for(self, valid: Duration) -> Self {
         Self { until: self.until.min(SystemTime::now() + valid), ..self }
     }
 
-    /// Its own certificate, PEM: what those need who are to trust it.
+    /// The CA's certificate as PEM. Anyone who must trust the CA needs it.
     #[must_use]
     pub fn cert(&self) -> &str {
         &self.pem
     }
 
-    /// Its key, PEM: whoever has it signs what all who trust it believe.
+    /// The CA's key as PEM. Anyone who holds it can sign certificates that are trusted wherever the CA is trusted.
     #[must_use]
     pub fn key(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for a server that clients reach by these DNS names and IP addresses. It does for a client as well,
-    /// because pods show theirs to each other.
+    /// Issues a certificate for a server that clients reach by these DNS names and IP addresses.
+    ///
+    /// It is also valid for a client, because servers present theirs to each other.
     pub fn server(&self, names: &[&str]) -> Result<IssuedCert, PkiError> {
         let mut params = params(names.first().unwrap_or(&""), names, self.until)?;
         params.extended_key_usages = vec![ServerAuth, ClientAuth];
         self.sign(params)
     }
 
-    /// A certificate for a client of this common name, and for no server.
+    /// Issues a certificate for a client with this common name. It is not valid for a server.
     pub fn client(&self, name: &str) -> Result<IssuedCert, PkiError> {
         let mut params = params(name, &[], self.until)?;
         params.extended_key_usages = vec![ClientAuth];
@@ -151,10 +152,9 @@ impl CertificateAuthority {
 }
 
 impl CertificateRequest {
-    /// Makes a new key and asks for a certificate of this common name and organization, with these DNS names and IP
-    /// addresses.
+    /// Creates a key, and a request for a certificate with this common name, organization, DNS names and IP addresses.
     pub fn new(common: &str, organization: &str, names: &[&str]) -> Result<Self, PkiError> {
-        // The signer alone says how long it is valid.
+        // The signer alone decides how long it is valid.
         let mut params = params(common, names, SystemTime::now())?;
         params.distinguished_name.push(DnType::OrganizationName, organization);
         let key = KeyPair::generate()?;
@@ -162,22 +162,22 @@ impl CertificateRequest {
         Ok(Self { pem, key })
     }
 
-    /// The request, PEM.
+    /// The request as PEM.
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// The key with the certificates (PEM, own first) that the signer has given for it.
+    /// Combines the key with the certificates that the signer issued for it (PEM, leaf first).
     ///
     /// # Errors
     ///
-    /// [`PkiError::Foreign`]: they are none, or another key's.
+    /// Fails with [`PkiError::Foreign`] if the text holds no certificate, or one for another key.
     pub fn signed(self, certificates: &str) -> Result<IssuedCert, PkiError> {
         let der = rustls_pemfile::certs(&mut certificates.as_bytes()).next().and_then(Result::ok);
-        let der = der.ok_or(PkiError::Foreign("cannot be read: want a `BEGIN CERTIFICATE` block"))?;
+        let der = der.ok_or(PkiError::Foreign("cannot be read; expected a `BEGIN CERTIFICATE` block"))?;
         let (_, cert) = X509Certificate::from_der(&der)
-            .map_err(|_| PkiError::Foreign("cannot be read: it is no X.509 certificate"))?;
+            .map_err(|_| PkiError::Foreign("cannot be read: not an X.509 certificate"))?;
         if cert.public_key().subject_public_key.as_ref() != self.key.der_bytes() {
             return Err(PkiError::Foreign("is for another key"));
         }
@@ -186,26 +186,26 @@ impl CertificateRequest {
 }
 
 impl IssuedCert {
-    /// The certificate, PEM.
+    /// The certificate as PEM.
     #[must_use]
     pub fn cert(&self) -> &str {
         &self.cert
     }
 
-    /// Its key, PEM.
+    /// The key as PEM.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the
-    /// disk.
+    /// Writes both files and replaces existing ones. Only the owner can read the key. Blocks on the disk.
     pub fn write(&self, cert: &Path, key: &Path) -> Result<(), PkiError> {
         replace(cert, CERT_MODE, &self.cert).and_then(|()| replace(key, KEY_MODE, &self.key))
     }
 
-    /// Writes both into one file in place of the one that stands there, so that they never disagree; it can be read by
-    /// its owner alone. Blocks on the disk.
+    /// Writes both into one file and replaces an existing one, so that they always match.
+    ///
+    /// Only its owner can read the file. Blocks on the disk.
     pub fn write_together(&self, file: &Path) -> Result<(), PkiError> {
         let end = if self.cert.ends_with('\n') { "" } else { "\n" };
         replace(file, KEY_MODE, &format!("{}{end}{}", self.cert, self.key))
@@ -240,7 +240,8 @@ fn params(common: &str, names: &[&str], until: SystemTime) -> Result<Certificate
     Ok(params)
 }
 
-/// By renaming: nobody sees half a file, and nobody who has opened an older one sees the new key.
+/// Replaces a file by renaming, so that no reader sees half a file, and a reader of the old file never sees the new
+/// key.
 fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
@@ -256,7 +257,8 @@ fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
     write().map_err(|cause| PkiError::Write { path: path.into(), cause })
 }
 
-/// A peer whose clock is behind by less believes a fresh certificate at once.
+/// How far not-before lies in the past, so that a machine whose clock is slow by less accepts a new certificate at
+/// once.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
 const CERT_MODE: u32 = 0o644;
 const KEY_MODE: u32 = 0o600;
@@ -391,11 +393,11 @@ mod tests {
         let server = ours.server(&["a.b"]).unwrap();
         let over = CertificateAuthority::new("over", Duration::ZERO).unwrap();
         for (cert, key, says) in [
-            (ours.cert(), others.key(), "another one's key"),
-            (ours.cert(), "junk".to_owned(), "holds no key"),
-            (server.cert(), server.key().to_owned(), "is not an authority's"),
+            (ours.cert(), others.key(), "does not belong to the key"),
+            (ours.cert(), "junk".to_owned(), "without a key"),
+            (server.cert(), server.key().to_owned(), "is not a CA certificate"),
             ("junk", ours.key(), "holds no certificate"),
-            (over.cert(), over.key(), "and not now"),
+            (over.cert(), over.key(), "not now"),
         ] {
             let told = CertificateAuthority::read(cert, &key).unwrap_err().to_string();
             assert!(told.contains(says), "{told}");
@@ -406,7 +408,7 @@ mod tests {
     fn what_does_not_work_is_told_with_its_name() {
         let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let told = authority.server(&["a.b", "wölkchen"]).unwrap_err().to_string();
-        assert!(told.contains("wölkchen") && told.contains("DNS names in ASCII"), "{told}");
+        assert!(told.contains("wölkchen") && told.contains("ASCII DNS names"), "{told}");
         let missing = Path::new("/nowhere/at/all.crt");
         let told = authority.client("c").unwrap().write(missing, missing).unwrap_err().to_string();
         assert!(told.contains("/nowhere/at/all.crt") && told.contains("directory"), "{told}");

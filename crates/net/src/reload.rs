@@ -1,4 +1,4 @@
-//! Values that follow their files, secrets among them: read again on a change, while users of the old value keep it.
+//! Values reloaded when their files change, secrets among them. Holders of an old value keep it.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt as _;
@@ -13,35 +13,36 @@ use tracing::{error, info, warn};
 
 use tunnel_base::drain::Drain;
 
-/// A value made of one or more files that follows their content. Cheap to clone; clones share the value.
+/// A value parsed from one or more files and reloaded when their content changes. Cheap to clone; clones share the
+/// value.
 ///
-/// It compares content, not times: it notices a swapped link (as Kubernetes mounts do it) and an edit, and ignores a
-/// file that was only touched. New content counts once it was read twice alike, so that a file that is still being
-/// written never does; a file that is empty or gone changes nothing. Until [`Self::watch`] runs, the value stays as it
-/// was first read.
+/// It compares content, not times. So it notices a replaced symbolic link (Kubernetes mounts) and an edit, and ignores
+/// a touched file. New content takes effect once it was read twice unchanged, so a file that is still being written
+/// never does. An empty or removed file changes nothing. Until [`Self::watch`] runs, the value remains the first one.
 pub struct Reload<T>(Arc<Shared<T>>);
 
-/// Why a value could not be read from its files.
+/// The reason why a value could not be read from its files.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// A file is missing, or this user may not read it.
     #[error("cannot read {}: {cause}; check the path, and that this user may read it", .path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The system's error.
         cause: io::Error,
     },
-    /// A file that held something is empty now. Usual cause: a full disk, or a writer that died.
-    #[error("{} is empty; write its content into it again", .0.display())]
+    /// A file with content is empty now. Usual causes: a full disk, or a writer that died.
+    #[error("{} is empty; restore its content", .0.display())]
     Empty(PathBuf),
-    /// The content cannot be used. The sentence names the file and the remedy.
+    /// The content cannot be used. The text names the file and contains a hint.
     #[error("{0}")]
     Content(String),
 }
 
 impl<T: Send + Sync + 'static> Reload<T> {
-    /// Reads the files now and makes the value of their contents, in the same order. Blocks on the disk: for start-up.
+    /// Reads the files now and parses their contents, which are passed in the same order. Blocks on the disk: for
+    /// startup only.
     pub fn new<F>(paths: Vec<PathBuf>, parse: F) -> Result<Self, ReloadError>
     where
         F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
@@ -58,7 +59,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
         })))
     }
 
-    /// As [`Self::new`], for a value of one file.
+    /// Like [`Self::new`], but for a value of one file.
     pub fn file<F>(path: impl Into<PathBuf>, parse: F) -> Result<Self, ReloadError>
     where
         F: Fn(&[u8]) -> Result<T, String> + Send + Sync + 'static,
@@ -66,7 +67,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
         Self::new(vec![path.into()], move |contents| parse(contents.first().map_or(&[], Vec::as_slice)))
     }
 
-    /// A value that no file changes.
+    /// Creates a value that never changes.
     pub fn fixed(value: T) -> Self {
         let value = ArcSwap::from_pointee(value);
         let parse = Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned()));
@@ -74,20 +75,20 @@ impl<T: Send + Sync + 'static> Reload<T> {
         Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse, changed }))
     }
 
-    /// The value as last read. Call it for each use: a kept result does not follow the files.
+    /// Returns the current value. Call it for each use, because the result is not updated.
     pub fn load(&self) -> Arc<T> {
         self.0.value.load_full()
     }
 
-    /// A receiver that is notified of changes from now on; several changes between two looks are one notification.
+    /// Returns a receiver that is notified of future changes. Several changes between two checks are one notification.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.0.changed.subscribe()
     }
 
-    /// Looks every few seconds, and after [`look_now`], whether the content changed, until draining begins. What has
-    /// changed counts within 6 s.
+    /// Polls the files every few seconds and after [`reload_now`], until draining begins. A change takes effect within
+    /// 6 s.
     ///
-    /// When reading or parsing fails, the old value stays, and each new failure is logged once. Cancel safe.
+    /// If reading or parsing fails, the old value remains, and each new error is logged once. Cancel safe.
     pub async fn watch(self, drain: Drain) {
         if self.0.paths.is_empty() {
             return;
@@ -132,7 +133,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
         }
     }
 
-    /// Stores the new value, or logs the failure.
+    /// Stores the new value, or logs the error.
     fn report(&self, seen: FileState, found: FileCheck<T>) -> FileState {
         match found {
             // Unchanged bad content was logged before.
@@ -141,14 +142,14 @@ impl<T: Send + Sync + 'static> Reload<T> {
             FileCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
             FileCheck::New(content, value) => {
                 self.0.value.store(Arc::new(value));
-                info!(files = %self.0, "changed and read again");
+                info!(files = %self.0, "files reloaded");
                 self.0.changed.send_replace(());
                 FileState { content, ..FileState::default() }
             }
             FileCheck::Failed(content, cause) => {
                 let trouble = cause.to_string();
                 if seen.trouble.as_ref() != Some(&trouble) {
-                    error!(files = %self.0, cause = %trouble, "what was read before stays in use");
+                    error!(files = %self.0, error = %trouble, "cannot reload files, keeping previous content");
                 }
                 let bad = matches!(cause, ReloadError::Content(_));
                 FileState { content, unsettled: None, bad, trouble: Some(trouble) }
@@ -188,7 +189,7 @@ struct FileState {
     unsettled: Option<u64>,
     /// Whether the parsed content was bad.
     bad: bool,
-    /// The failure that was logged last.
+    /// The error that was logged last.
     trouble: Option<String>,
 }
 
@@ -212,46 +213,51 @@ fn unreadable(path: &Path, cause: io::Error) -> ReloadError {
     ReloadError::Read { path: path.into(), cause }
 }
 
-/// A hash of the content, so that keys are not kept in memory only to be compared.
+/// Returns a hash of the contents, so that keys are not kept in memory only for comparison.
 pub fn fingerprint(contents: &[Vec<u8>]) -> u64 {
     let mut hasher = DefaultHasher::new();
     contents.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Makes every watcher of this process look at its files now.
+/// Makes all watchers in this process check their files now.
 pub fn reload_now() {
     LOOK_NOW.send_replace(());
 }
 
-/// A receiver that is notified by [`look_now`].
+/// Returns a receiver that is notified by [`reload_now`].
 pub fn asked() -> watch::Receiver<()> {
     LOOK_NOW.subscribe()
 }
 
-/// One for the process, as SIGHUP concerns all of it.
+/// Global, because SIGHUP concerns the whole process.
 static LOOK_NOW: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
 
-/// Time between two looks. A Kubernetes mount takes a minute or more to change, so a few seconds do not matter.
+/// Time between two checks. A Kubernetes mount takes a minute or more to change, so a few seconds do not matter.
 const CHECK_INTERVAL: Duration = Duration::from_secs(4);
 
-/// Time between two looks at content that has changed: longer than a writer needs.
+/// Time between two checks of changed content: longer than a writer needs.
 const DEBOUNCE: Duration = Duration::from_secs(2);
 
 // Files that hold secrets.
 
-/// Warns of a secret file that every user of this machine may read; `key` names it in the config. Ignores a missing
-/// file. Blocks on the disk: for start-up.
+/// Warns if a secret file is world-readable; `key` is its config key. Ignores a missing file. Blocks on the disk: for
+/// startup only.
 pub fn warn_of_readers(key: &str, path: &Path) {
     if let Ok(found) = std::fs::metadata(path)
         && found.mode() & OTHERS_READ != 0
     {
         let file = path.display();
-        warn!(key, %file, "it holds a secret, and every user of this machine may read it: chmod o-rwx {file}");
+        warn!(
+            key,
+            %file,
+            hint = %format_args!("chmod o-rwx {file}"),
+            "secret file is readable by every user of this machine"
+        );
     }
 }
 
-/// The mode bit that lets every user read a file.
+/// The mode bit that allows every user to read a file.
 const OTHERS_READ: u32 = 0o004;
 
 #[cfg(test)]
@@ -266,7 +272,7 @@ mod tests {
         String::from_utf8_lossy(content).trim().parse().map_err(|_| "not a number".to_owned())
     }
 
-    /// Looks twice, as the watch does within a few seconds.
+    /// Checks twice, as [`Reload::watch`] does within a few seconds.
     async fn look(reload: &Reload<u32>, mut seen: FileState) -> FileState {
         for _ in 0..2 {
             let found = reload.look(&seen).await;

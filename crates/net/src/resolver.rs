@@ -29,19 +29,20 @@ use crate::dial::dial;
 use crate::reload::{Reload, ReloadError};
 use tunnel_base::drain::Drain;
 
-/// Asks DNS for addresses: the system's way, or certain servers only. Cheap to clone; clones share one cache.
+/// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
+/// one cache.
 ///
-/// Addresses are cached for 2 s at most and failures not at all, so that a name that moved is soon found.
+/// Addresses are cached for at most 2 s and failures not at all, so that a moved name is found soon.
 #[derive(Debug, Clone)]
 pub struct Resolver(Reload<Names>);
 
-/// Why a name has no address.
+/// The reason why a name has no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// DNS answered that the name has none. Usual cause: a typing error, or a service that is gone.
+    /// DNS responded that the name has no address. Usual causes: a typo, or a removed service.
     #[error("{0} is not known to DNS")]
     NotFound(String),
-    /// DNS gave no answer in time. Usual cause: the servers of `/etc/resolv.conf` cannot be reached.
+    /// DNS did not respond in time. Usual cause: the servers in `/etc/resolv.conf` cannot be reached.
     #[error("DNS gave no address for {name} within {timeout:?}")]
     Timeout {
         /// The name.
@@ -49,7 +50,7 @@ pub enum LookupError {
         /// How long this process waited.
         timeout: Duration,
     },
-    /// The DNS server refused, or its answer was malformed.
+    /// The DNS server refused, or its response was malformed.
     #[error("DNS failed for {name}: {cause}")]
     Failed {
         /// The name.
@@ -61,7 +62,7 @@ pub enum LookupError {
 
 /// Finds the addresses of names.
 pub trait Lookup: fmt::Debug + Send + Sync {
-    /// As [`Resolver::lookup`].
+    /// Like [`Resolver::lookup`].
     fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>>;
 }
 
@@ -72,9 +73,12 @@ impl Lookup for Resolver {
 }
 
 impl Resolver {
-    /// The system's: `/etc/hosts`, then the servers and search list of `/etc/resolv.conf`; without that file a server
-    /// on this machine, as the C library does it. DNS is not asked for a name in `/etc/hosts`, whichever families it has
-    /// there. Blocks on the disk: for start-up. Run [`Self::watch`] too.
+    /// Creates a resolver with the system's configuration: `/etc/hosts`, then the servers and search list of
+    /// `/etc/resolv.conf`.
+    ///
+    /// Without that file it queries a server on this machine, as the C library does. DNS is not queried for a name in
+    /// `/etc/hosts`, whichever address families it has there. Blocks on the disk: for startup only. Run [`Self::watch`]
+    /// too.
     pub fn system() -> Result<Self, ReloadError> {
         let paths: Vec<_> =
             [RESOLV_CONF, HOSTS].map(PathBuf::from).into_iter().filter(|p| p.exists()).collect();
@@ -88,7 +92,7 @@ impl Resolver {
         Reload::new(paths, made).map(Self)
     }
 
-    /// Certain servers only, over UDP and TCP: no hosts file, no search list, and a name is asked for as it is.
+    /// Creates a resolver for the given servers only, over UDP and TCP. It uses no hosts file and no search list.
     pub fn of_servers(servers: &[SocketAddr]) -> Result<Self, LookupError> {
         let servers = servers.iter().map(name_server).collect();
         let mut options = ResolverOpts::default();
@@ -98,14 +102,15 @@ impl Resolver {
             .map_err(|cause| LookupError::Failed { name: "any name".into(), cause: cause.to_string() })
     }
 
-    /// Follows changes of the system's files until draining begins: an edge that moves to another network gets other
+    /// Watches the system's files until draining begins, because an edge that moves to another network gets other
     /// servers.
     pub async fn watch(self, drain: Drain) {
         self.0.watch(drain).await;
     }
 
-    /// The addresses of a name, IPv4 first; at least one. An address in text is its own answer, and `localhost` and the
-    /// names below it are this machine, without DNS. Takes at most 5 s. Cancel safe.
+    /// Returns the addresses of a name, at least one, IPv4 first. Takes at most 5 s. Cancel safe.
+    ///
+    /// An address as text is returned as is. `localhost` and the names below it resolve to loopback without DNS.
     pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
         if let Ok(ip) = name.parse() {
             return Ok(vec![ip]);
@@ -125,7 +130,7 @@ impl Resolver {
     }
 }
 
-/// The names of the hosts file, and DNS for all others.
+/// The names of the hosts file, and DNS for all other names.
 #[derive(Debug)]
 struct Names {
     hosts: Hosts,
@@ -133,7 +138,7 @@ struct Names {
 }
 
 impl Names {
-    /// The addresses that the hosts file has for a name, IPv4 first; none if it is not there.
+    /// Returns the addresses of a name in the hosts file, IPv4 first. Empty if the name is not there.
     fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
         let Ok(name) = Name::from_str(name) else { return Vec::new() };
         let of = |kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind));
@@ -142,7 +147,7 @@ impl Names {
     }
 }
 
-/// The resolver gets no hosts file: it would query servers for each family that the file lacks.
+/// The hickory resolver gets no hosts file, because it would query servers for each family that the file lacks.
 fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<Names, NetError> {
     let mut builder = hickory_resolver::Resolver::builder_with_config(config, MarkedRuntime::default());
     let to_set = builder.options_mut();
@@ -155,20 +160,20 @@ fn build(config: ResolverConfig, options: ResolverOpts, hosts: Hosts) -> Result<
     Ok(Names { hosts, dns: builder.build()? })
 }
 
-/// The names of a hosts file; lines that cannot be read are left out.
+/// Parses a hosts file. Invalid lines are skipped.
 fn hosts_of(content: &[u8]) -> Hosts {
     let mut hosts = Hosts::default();
     if let Err(cause) = hosts.read_hosts_conf(String::from_utf8_lossy(content).as_bytes()) {
-        warn!(%cause, "cannot read every line of {HOSTS}");
+        warn!(error = %cause, file = HOSTS, "invalid lines in hosts file skipped");
     }
     hosts
 }
 
-/// The servers of `resolv.conf`; when it is missing or names none, a server on this machine.
+/// Returns the servers of `resolv.conf`, or a server on this machine if the file is missing or has none.
 fn system_servers(resolv_conf: Option<&Vec<u8>>) -> (ResolverConfig, ResolverOpts) {
-    let servers = resolv_conf.map_or_else(|| Err(NetError::from("there is no such file")), parse_resolv_conf);
+    let servers = resolv_conf.map_or_else(|| Err(NetError::from("no such file")), parse_resolv_conf);
     servers.unwrap_or_else(|cause| {
-        warn!(%cause, "{RESOLV_CONF} names no DNS server: asking 127.0.0.1");
+        warn!(error = %cause, file = RESOLV_CONF, "no DNS server configured, using 127.0.0.1");
         let own = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
         (ResolverConfig::from_name_servers(vec![own]), ResolverOpts::default())
     })
@@ -194,22 +199,23 @@ fn failed(name: &str, cause: &NetError) -> LookupError {
     }
 }
 
-/// Ceiling of a whole lookup: half of what an edge has for dialing a target. A dead server alone costs its timeout
-/// once for each attempt and one more.
+/// Timeout of a whole lookup: half of an edge's time for dialling a target.
+///
+/// Even one dead server costs its timeout for each attempt, and once more.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ceiling of one question to one server, so that a second server is asked within [`QUERY_TIMEOUT`].
+/// Timeout of one query to one server, so that a second server is queried within [`QUERY_TIMEOUT`].
 const ONE_TRY: Duration = Duration::from_secs(2);
 
-/// How long an address is cached: a burst of connections asks once, a node that moved is soon found again.
+/// Maximum time for which an address is cached: a burst of connections queries once, and a moved node is found soon.
 const FAILURE_TTL: Duration = Duration::from_secs(2);
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
 
-// Questions of DNS leave by sockets that carry the mark of this process.
+// DNS queries are sent from sockets with this process's mark.
 
-/// Runs a resolver on tokio, as its own way to do so does, but for the mark.
+/// A tokio runtime for the resolver, like its standard one, but with the mark on sockets.
 #[derive(Clone, Default)]
 pub(crate) struct MarkedRuntime(TokioRuntimeProvider);
 
@@ -261,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and has no other name.
+    /// A DNS server that resolves `edge1.nodes.`, fails for `broken.`, and has no other names.
     async fn server() -> (SocketAddr, Arc<AtomicUsize>, Drain) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = socket.local_addr().unwrap();
@@ -301,11 +307,11 @@ mod tests {
         let resolver = Resolver::of_servers(&[at]).unwrap();
         let expected: IpAddr = "10.0.0.7".parse().unwrap();
         assert_eq!(resolver.lookup("edge1.nodes.").await.unwrap(), [expected]);
-        assert_eq!(queries.load(Ordering::Relaxed), 2, "one question for each kind of address");
+        assert_eq!(queries.load(Ordering::Relaxed), 2, "one query for each address family");
         resolver.lookup("edge1.nodes.").await.unwrap();
         assert!(
             queries.load(Ordering::Relaxed) <= 3,
-            "the address is remembered, that there is no other is not"
+            "the address is cached, the lack of an IPv6 address is not"
         );
     }
 
@@ -361,7 +367,7 @@ mod tests {
             let expected: Vec<IpAddr> = expected.iter().map(|ip| ip.parse().unwrap()).collect();
             assert_eq!(resolver.lookup(name).await, Ok(expected), "{name}");
         }
-        assert_eq!(start.elapsed(), Duration::ZERO, "no server was asked");
+        assert_eq!(start.elapsed(), Duration::ZERO, "no server was queried");
     }
 
     #[tokio::test]

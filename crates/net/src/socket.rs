@@ -1,4 +1,4 @@
-//! Sockets as streams that hand bytes over without copying, with no buffer while nothing arrives.
+//! Sockets as streams that pass bytes on without copying, and hold no buffer while nothing arrives.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -15,35 +15,38 @@ use tokio_rustls::{client, server};
 use crate::ByteStream;
 use crate::pool::{Pool, PooledBuffer};
 
-/// The stream of a client or a target: TCP, TLS over it, or another kind.
+/// The stream of a client or a target: TCP, TLS over TCP, or another kind.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
-    /// The TCP socket under it, whose options decide how its end looks to the peer; `None` for a stream of another
-    /// kind, which always ends in good order.
+    /// Returns the underlying TCP socket. Its options decide how the remote sees the end of the connection.
+    ///
+    /// Returns `None` for a stream of another kind, which always ends cleanly.
     fn tcp(&self) -> Option<&TcpStream>;
 
-    /// Completes once the peer has reset the connection; never, where the system does not report that. A peer that has
-    /// only finished its direction is not gone. Reads nothing. Cancel safe.
+    /// Completes once the remote has reset the connection, or never if the system does not report that.
+    ///
+    /// A remote that only finished its direction does not count. Reads nothing. Cancel safe.
     fn gone(&self) -> impl Future<Output = ()> + Send {
         let tcp = self.tcp();
         async move {
             match tcp {
-                // It also ends, with an error, when the runtime shuts down.
+                // Also completes, with an error, when the runtime shuts down.
                 Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
                 None => std::future::pending().await,
             }
         }
     }
 
-    /// Whether a peer that has finished its direction may still read. Over TLS few do: whoever closes says the same.
+    /// Returns true if a remote that has finished its direction may still read. Over TLS few do: a closing remote sends
+    /// the same.
     fn may_half_close(&self) -> bool {
         true
     }
 
-    /// Sets what the peer sees when this is dropped: a reset (`true`), or an end in good order.
+    /// Sets how the remote sees the end when this is dropped: as a reset (`true`) or as a clean end.
     ///
-    /// A session may be cut at any moment, and its bytes must not look complete then: nc, and ssh behind it, would even
-    /// wait for the rest after an end in good order. So it is `true` while bytes are copied, and `false` once all of
-    /// them have been. Has no effect on a socket that is closed already.
+    /// A session may be aborted at any moment, and its bytes must not look complete then. After a clean end, nc and an
+    /// ssh that uses it would even wait for the rest. So set `true` while bytes are copied, and `false` once all of
+    /// them were. Has no effect on a closed socket.
     fn breaks_off(&self, broken: bool) {
         if let Some(tcp) = self.tcp() {
             let _ = SockRef::from(tcp).set_linger(broken.then_some(Duration::ZERO));
@@ -57,15 +60,15 @@ impl Connection for TcpStream {
     }
 }
 
-/// Ends in good order always, as the system knows no reset for it: the protocol within has to mark its own end, as TLS
-/// does.
+/// Always ends cleanly, because Unix sockets have no reset. The protocol inside has to mark its own end, as TLS does.
 impl Connection for UnixStream {
     fn tcp(&self) -> Option<&TcpStream> {
         None
     }
 
     async fn gone(&self) {
-        // A peer that has closed its socket takes no bytes either; a peer that has only ended its direction does.
+        // A remote that has closed its socket accepts no bytes either; a remote that has only finished its direction
+        // does.
         let ended = self.ready(Interest::PRIORITY).await;
         if ended.is_ok() && self.ready(Interest::WRITABLE).await.is_ok_and(|ready| !ready.is_write_closed()) {
             std::future::pending().await
@@ -73,7 +76,7 @@ impl Connection for UnixStream {
     }
 }
 
-/// Closing sends the peer an alert of TLS; breaking off does not, and resets the socket.
+/// Closing sends the remote a TLS alert. Breaking off sends none and resets the socket.
 impl<T: Connection> Connection for server::TlsStream<T> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.get_ref().0.tcp()
@@ -84,7 +87,7 @@ impl<T: Connection> Connection for server::TlsStream<T> {
     }
 }
 
-/// As the one of a server.
+/// Like a server's stream.
 impl<T: Connection> Connection for client::TlsStream<T> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.get_ref().0.tcp()
@@ -105,16 +108,17 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
 pub struct Socket<T> {
     io: T,
     pool: Pool,
-    /// Bytes that came behind a head; they are handed out first.
+    /// Bytes that were read after a header. They are returned first.
     buffered: Bytes,
 }
 
-/// A socket for TLS to sit on, read 64 KiB at a time: the TLS library asks for 4 KiB, a system call each.
+/// A socket below TLS, read in pieces of 64 KiB. The TLS library alone would read 4 KiB per system call.
 ///
-/// What arrives waits in a pool buffer, which goes back once a read finds nothing. Writes pass straight through.
+/// Bytes that have arrived are stored in a pool buffer, which is returned once a read finds nothing. Writes are not
+/// buffered.
 pub type Buffered<T> = Hooked<T, ReadBuffer>;
 
-/// What has arrived of a [`Buffered`] socket's bytes.
+/// The bytes of a [`Buffered`] socket that have arrived.
 pub struct ReadBuffer {
     pool: Pool,
     arrived: Option<Arrived>,
@@ -131,12 +135,12 @@ impl<T> Socket<T> {
         Self { io, pool, buffered }
     }
 
-    /// The stream inside, to set socket options.
+    /// Returns the inner stream, to set socket options.
     pub fn io(&self) -> &T {
         &self.io
     }
 
-    /// The stream itself, without what was read early.
+    /// Returns the inner stream and drops the buffered bytes.
     pub fn into_io(self) -> T {
         self.io
     }
@@ -219,7 +223,7 @@ impl fmt::Debug for ReadBuffer {
     }
 }
 
-/// A buffer with bytes that were read and not yet handed out: `taken..filled`.
+/// A buffer with bytes that were read and not yet returned: `taken..filled`.
 struct Arrived {
     buffer: PooledBuffer,
     taken: usize,
@@ -227,7 +231,7 @@ struct Arrived {
 }
 
 impl Arrived {
-    /// Reads once; when nothing is there, `buffer` goes back to its pool.
+    /// Reads once. If nothing is there, `buffer` is returned to its pool.
     fn poll<T: AsyncRead + Unpin>(
         io: Pin<&mut T>,
         cx: &mut Context<'_>,
@@ -251,25 +255,26 @@ impl Arrived {
     }
 }
 
-/// Bytes that a [`Socket`] hands over at once at the most. A link carries them in one frame, whose heads and TLS's fit
-/// with them into one of HTTP/2's, and into one segment on loopback: a frame that is cut in two costs nearly twice the
-/// calls into the kernel.
+/// Maximum number of bytes that a [`Socket`] returns at once.
+///
+/// A link sends them in one frame. With its headers and those of TLS, it fits into one HTTP/2 frame, and into one
+/// segment on loopback. Splitting the frame would nearly double the number of system calls.
 pub const CHUNK: usize = 65_200;
 
-// A stream that is read through a hook, while what is written passes straight through.
+// A stream that is read through a hook. Writes are passed on unchanged.
 
-/// A stream, and the hook that its reads go through.
+/// A stream, and the hook for its reads.
 #[derive(Debug)]
 pub struct Hooked<T, H> {
     /// The stream.
     pub io: T,
-    /// Reads it.
+    /// The hook.
     pub hook: H,
 }
 
-/// Reads the inner stream for a reader of the [`Hooked`] one.
+/// Reads the inner stream for the reader of a [`Hooked`] stream.
 pub trait ReadHook<T> {
-    /// As [`AsyncRead::poll_read`] of the stream `io`.
+    /// Like [`AsyncRead::poll_read`] of the stream `io`.
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,
@@ -311,10 +316,11 @@ impl<T: AsyncWrite + Unpin, H: Unpin> AsyncWrite for Hooked<T, H> {
     }
 }
 
-// A byte stream as tokio's traits have it, for TLS to sit on.
+// A byte stream with tokio's traits, as a transport for TLS.
 
-/// Wraps a [`ByteStream`]. It holds what was read and does not fit, and what was written and has no room yet: at most one
-/// piece of each.
+/// Adapts a [`ByteStream`] to tokio's traits.
+///
+/// It buffers at most one read chunk that did not fit, and one written chunk that was not accepted yet.
 #[derive(Debug)]
 pub struct ByteStreamIo<D> {
     inner: D,
@@ -328,12 +334,12 @@ impl<D> ByteStreamIo<D> {
         Self { inner, unread: Bytes::new(), unsent: Bytes::new() }
     }
 
-    /// The stream inside.
+    /// Returns the inner stream.
     pub fn get_ref(&self) -> &D {
         &self.inner
     }
 
-    /// The stream itself, without what it was not given yet.
+    /// Returns the inner stream and drops the buffered bytes.
     pub fn into_inner(self) -> D {
         self.inner
     }
@@ -369,7 +375,7 @@ impl<D: ByteStream> AsyncWrite for ByteStreamIo<D> {
         ready!(self.poll_push(cx))?;
         let taken = bytes.get(..CHUNK).unwrap_or(bytes);
         self.unsent = Bytes::copy_from_slice(taken);
-        // What has no room waits here: it is taken.
+        // The rest is buffered here, and thus counts as written.
         match self.poll_push(cx) {
             Poll::Ready(Err(cause)) => Poll::Ready(Err(cause)),
             _ => Poll::Ready(Ok(taken.len())),
@@ -427,7 +433,7 @@ mod tests {
             Poll::Ready(())
         })
         .await;
-        assert_eq!(pool.idle(), 1, "the one buffer both used is back");
+        assert_eq!(pool.idle(), 1, "the one buffer that both used was returned");
         assert!(buffered.hook.arrived.is_none());
     }
 

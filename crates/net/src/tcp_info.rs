@@ -1,4 +1,4 @@
-//! What the kernel knows of a connection: round trip, what is under way, what waits (`TCP_INFO`, `sock_diag`).
+//! The kernel's state of a TCP connection: RTT, bytes in flight, bytes not sent (`TCP_INFO`, `sock_diag`).
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
@@ -8,41 +8,41 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
 
-/// Reads what the kernel knows of one connection. It holds no file, so it may outlive the connection.
+/// Reads the kernel's state of one connection. It holds no file, so it may outlive the connection.
 #[derive(Debug, Clone)]
 pub struct TcpInfoReader {
     from: SocketAddr,
     to: SocketAddr,
 }
 
-/// What the kernel knew at one moment. Bytes are those of TCP, so with TLS's and HTTP/2's own.
+/// The kernel's state of a connection at one moment. Byte counts are TCP's, so they include TLS and HTTP/2 framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// The round trip of late, smoothed.
+    /// The smoothed RTT.
     pub rtt: Duration,
-    /// The least of the last five minutes.
+    /// The minimum RTT of the last five minutes.
     pub least_round_trip: Duration,
-    /// By how much single ones differ from it, on average.
+    /// The mean deviation of the RTT.
     pub variation: Duration,
-    /// Bytes a second at which the kernel means to send just now.
+    /// The current pacing rate in bytes per second.
     pub pacing: u64,
-    /// Bytes that have arrived, in order or not. Counted in full segments, so a little too many; it goes round.
+    /// Bytes that have arrived, in order or not. Counted in full segments, so slightly too high; the counter wraps.
     pub delivered: u64,
-    /// Bytes on the way.
+    /// Bytes in flight.
     pub in_flight: u64,
-    /// Bytes that were written, and not sent even once.
+    /// Bytes that were written but never sent.
     pub unsent: u64,
-    /// Bytes that were written in all.
+    /// Bytes that were written in total.
     pub written: u64,
 }
 
 impl TcpInfoReader {
-    /// For a connection; none if that has ended.
+    /// Creates a reader for a connection. Returns `None` if the connection has ended.
     pub fn of(socket: &TcpStream) -> Option<Self> {
         Some(Self { from: socket.local_addr().ok()?, to: socket.peer_addr().ok()? })
     }
 
-    /// Asks the kernel, which takes some microseconds; none if it does not tell.
+    /// Queries the kernel, which takes some microseconds. Returns `None` if it does not respond.
     pub fn read(&self) -> Option<TcpInfo> {
         let mut kernel = KERNEL.lock().unwrap_or_else(PoisonError::into_inner);
         let kernel = match &mut *kernel {
@@ -55,7 +55,7 @@ impl TcpInfoReader {
     }
 }
 
-/// `struct tcp_info`, which newer kernels only ever make longer: of Linux 4.19 and later.
+/// Parses `struct tcp_info` of Linux 4.19 and later; newer kernels only add fields at the end.
 fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     let short = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_ne_bytes(info.get(at..at + 8)?.try_into().ok()?));
@@ -66,7 +66,7 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     let round_trip = Duration::from_micros(short(68)?.into());
     Some(TcpInfo {
         rtt: round_trip,
-        // Before the first one it says that it would be for ever.
+        // Before the first measurement the kernel reports the maximum value.
         least_round_trip: round_trip.min(Duration::from_micros(short(148)?.into())),
         variation: Duration::from_micros(short(72)?.into()),
         pacing: long(104)?,
@@ -77,13 +77,14 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     })
 }
 
-/// One for the process; none before the first reading, nor where there is no such thing. A process that had no file left for it
-/// tries again at the next link.
+/// One socket for the process; `None` before the first reading, or if the system does not support it.
+///
+/// A process that had too many open files tries again at the next link.
 static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
 
-// What the kernel reports of a socket (`sock_diag`, as `ss` shows it): no privilege is needed.
+// Queries the kernel about a socket (`sock_diag`, as `ss` does). No privilege is needed.
 
-/// Bytes that were written to a socket and that its peer's kernel has not acknowledged; 0 once it is closed.
+/// Returns how many written bytes the remote's kernel has not acknowledged; 0 once the socket is closed.
 ///
 /// # Errors
 ///
@@ -94,39 +95,39 @@ pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
     let answer = ask(&open()?, socket.local_addr()?, to, 0, &mut room);
     match answer {
         Ok(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
-        // The socket was closed.
+        // The socket is closed.
         Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(0),
         Err(cause) => Err(cause),
     }
 }
 
-/// A socket to ask the kernel with.
+/// Opens a socket for queries to the kernel.
 ///
 /// # Errors
 ///
-/// The system has no such thing, or no file is left.
+/// The system does not support it, or there are too many open files.
 pub(crate) fn open() -> io::Result<Socket> {
     netlink(NETLINK_SOCK_DIAG)
 }
 
-/// A socket to the kernel for one of netlink's protocols, which never waits.
+/// Opens a non-blocking socket to the kernel for one netlink protocol.
 ///
 /// # Errors
 ///
-/// The system has no such thing, or no file is left.
+/// The system does not support it, or there are too many open files.
 pub fn netlink(protocol: i32) -> io::Result<Socket> {
     let kernel = Socket::new(Domain::from(AF_NETLINK), Type::DGRAM, Some(Protocol::from(protocol)))?;
     kernel.set_nonblocking(true)?;
     Ok(kernel)
 }
 
-/// `nlmsg_len` and `nlmsg_type` of the first of some messages; none behind the last, or if it is none.
+/// Returns `nlmsg_len` and `nlmsg_type` of the first message, or `None` if there is no further or no valid one.
 pub fn head(messages: &[u8]) -> Option<(usize, u16)> {
     let len = usize::try_from(number(messages, 0)?).ok()?;
     (len >= HEAD).then_some((len, kind(messages)?))
 }
 
-/// Asks about the socket between two addresses, with an attribute unless that is 0. The answer stands in `room`.
+/// Queries the socket between two addresses, with an attribute unless that is 0. The response is stored in `room`.
 ///
 /// # Errors
 ///
@@ -144,17 +145,17 @@ pub(crate) fn ask<'a>(
     if kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(error(answer)) }
 }
 
-/// The value of one attribute of an answer.
+/// Returns the value of one attribute of a response.
 pub(crate) fn attribute(answer: &[u8], wanted: u16) -> Option<&[u8]> {
     find(answer.get(ATTRIBUTES..)?, wanted)
 }
 
-/// The value of one of some attributes.
+/// Returns the value of one of several attributes.
 pub fn find(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     split(attributes).find(|(kind, ..)| *kind == wanted).map(|(_, value, _)| value)
 }
 
-/// Each attribute: its kind, its value, and all of it with the bytes that fill it up.
+/// Returns each attribute: its kind, its value, and all its bytes including the padding.
 pub fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
     let mut rest = attributes;
     std::iter::from_fn(move || {
@@ -167,7 +168,7 @@ pub fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
     })
 }
 
-/// `struct nlmsghdr`, then `struct inet_diag_req_v2`: the very socket between two addresses.
+/// Returns the request for the socket between two addresses: `struct nlmsghdr`, then `struct inet_diag_req_v2`.
 fn question(from: SocketAddr, to: SocketAddr, attribute: u16) -> Vec<u8> {
     let family = if from.is_ipv4() { AF_INET } else { AF_INET6 };
     let wanted = if attribute == 0 { 0 } else { 1 << (attribute - 1) };
@@ -195,7 +196,7 @@ fn question(from: SocketAddr, to: SocketAddr, attribute: u16) -> Vec<u8> {
     question
 }
 
-/// What an answer that is none says.
+/// Returns the error in a response.
 pub fn error(answer: &[u8]) -> io::Error {
     match number(answer, 16) {
         // Errors are reported negated.
@@ -206,7 +207,7 @@ pub fn error(answer: &[u8]) -> io::Error {
     }
 }
 
-/// The `nlmsg_type` of an answer.
+/// Returns the `nlmsg_type` of a response.
 fn kind(answer: &[u8]) -> Option<u16> {
     Some(u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?))
 }
@@ -227,15 +228,15 @@ const ENOENT: i32 = 2;
 /// The length of `struct nlmsghdr`.
 const HEAD: usize = 16;
 const QUESTION: usize = 16 + 56;
-/// Where `idiag_wqueue` stands: behind the header, family and state, the two addresses, the timer, and `idiag_rqueue`.
+/// Offset of `idiag_wqueue`: after the header, family and state, the two addresses, the timer, and `idiag_rqueue`.
 const WQUEUE: usize = 16 + 4 + 48 + 4 + 4;
-/// Where attributes begin: behind the header and `struct inet_diag_msg`.
+/// Offset of the attributes: after the header and `struct inet_diag_msg`.
 const ATTRIBUTES: usize = 16 + 72;
-/// The part of an attribute's kind that is no flag.
+/// Mask of an attribute's kind, without flags.
 const KIND: u16 = 0x3fff;
 /// The attribute with `struct tcp_info`.
 pub(crate) const TCP_INFO: u16 = 2;
-/// More than any answer about one socket takes.
+/// Larger than any response about one socket.
 pub(crate) const ROOM: usize = 1024;
 
 #[cfg(test)]
@@ -296,7 +297,7 @@ mod diag_tests {
             let (mut far, (near, _)) = (far.unwrap(), near.unwrap());
             assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}");
             let mut written = 0;
-            // As much as the kernels take while nobody reads.
+            // As much as the kernels accept while no one reads.
             while unacknowledged(&near).unwrap() == 0 {
                 near.writable().await.unwrap();
                 written += near.try_write(&[0; 64 << 10]).unwrap_or_default();
@@ -310,7 +311,7 @@ mod diag_tests {
             drop(far);
             near.readable().await.unwrap();
             near.try_read(&mut [0; 9]).unwrap_err();
-            assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}, broken off");
+            assert_eq!(unacknowledged(&near).unwrap(), 0, "{at}, reset");
         }
     }
 

@@ -1,4 +1,4 @@
-//! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
+//! TLS configs from files. They are rebuilt when the files change, and used for later handshakes.
 
 pub mod certificate;
 pub mod handshake;
@@ -25,31 +25,31 @@ use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
 use crate::tls::verify::{ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier};
 
-/// What a server's TLS is made from.
+/// The TLS configuration of a server.
 #[derive(Debug, Clone)]
 pub struct TlsServerConfig {
-    /// Certificate and key to show.
+    /// The certificate and key to present.
     pub identity: Identity,
-    /// Whether clients show certificates too.
+    /// Which certificates clients must present.
     pub clients: ClientAuth,
-    /// Versions and suites.
+    /// Versions and cipher suites.
     pub offer: TlsParams,
-    /// Application protocols, the most wanted first: `h2` for links, only `http/1.1` for HTTPS.
+    /// Application protocols in order of preference: `h2` for links, only `http/1.1` for HTTPS.
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// What a client's TLS is made from.
+/// The TLS configuration of a client.
 #[derive(Debug, Clone)]
 pub struct TlsClientConfig {
-    /// Which servers it trusts.
+    /// Which servers are trusted.
     pub trust: Trust,
-    /// Certificate and key to show to servers that ask.
+    /// The certificate and key to present to servers that request one.
     pub identity: Option<Identity>,
-    /// Application protocols, the most wanted first.
+    /// Application protocols in order of preference.
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// PEM files of a certificate chain (leaf first) and its key; they may be one file.
+/// The PEM files of a certificate chain (leaf first) and its key. Both may be the same file.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// The chain.
@@ -58,52 +58,53 @@ pub struct Identity {
     pub key: PathBuf,
 }
 
-/// Which certificates a server asks of its clients.
+/// Which certificates a server requests from its clients.
 #[derive(Debug, Clone)]
 pub enum ClientAuth {
-    /// No certificate is asked for.
+    /// No certificate is requested.
     Anonymous,
-    /// One issued by a CA of this file, and not to an edge, or no handshake.
+    /// Clients must present a certificate from a CA in this file that was not issued for an edge.
     Required(PathBuf),
-    /// For a pod's own port: edges show none; another pod shows one that a CA of this file issued to a *server* of
-    /// this name (none: the first DNS name of our own), as our own is. Any other ends the handshake.
+    /// For a server's own port: edges present no certificate, a peer must present one.
+    ///
+    /// The peer's certificate must come from a CA in this file, and be valid for a *server* with this name, like this
+    /// server's own. `None` means the first DNS name of this server's certificate. Any other certificate ends the
+    /// handshake.
     Peers(PathBuf, Option<ServerName<'static>>),
-    /// Edges may show one as well; what others show is as the inner one says.
+    /// Edges may present certificates too. Other clients' certificates are handled by the inner value.
     Edges(EdgeCerts, Box<Self>),
 }
 
 /// Which servers a client trusts.
 #[derive(Debug, Clone)]
 pub enum Trust {
-    /// Those whose certificate was issued by a CA of this file (one or several). The system's CAs are not asked.
+    /// Servers with a certificate from a CA in this file (one or several). The system's CAs are not used.
     Ca(PathBuf),
-    /// Any certificate: for loopback targets, where no third party is on the path, and where the operator says so.
+    /// Any server: for loopback targets, where no third party is on the path, and where the operator allows it.
     NoVerify,
 }
 
-/// Why TLS settings cannot be used. Each sentence is for the operator.
+/// The reason why a TLS configuration cannot be used. Each text is for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// The text is not one of Go's names of TLS versions.
-    #[error("{0:?} is not a TLS version: want VersionTLS12 or VersionTLS13")]
+    #[error("{0:?} is not a TLS version; expected VersionTLS12 or VersionTLS13")]
     Version(String),
-    /// None of the suites is supported.
+    /// None of the cipher suites is supported.
     #[error(
-        "none of the cipher suites {0:?} is offered here: leave the list empty, or add \
+        "none of the cipher suites {0:?} is supported; leave the list empty, or add \
              TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
     )]
     NoSuite(String),
-    /// Not something a certificate can be checked against.
-    #[error(
-        "{0:?} is neither a DNS name nor an IP address: set the name that the server's certificate carries"
-    )]
+    /// The text is not a name that a certificate can contain.
+    #[error("{0:?} is neither a DNS name nor an IP address; use a name in the server's certificate")]
     Name(String),
 }
 
 impl TlsServerConfig {
-    /// Reads the files now. Warnings about the certificate are logged, here and whenever it changes.
+    /// Reads the files now. Logs warnings about the certificate now and whenever it changes.
     ///
-    /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]; established connections are not affected.
+    /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]. Established connections are not affected.
     pub fn load(self) -> Result<Reload<ServerConfig>, ReloadError> {
         let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
         paths.extend(self.clients.files());
@@ -119,7 +120,7 @@ impl TlsServerConfig {
         for warning in
             identity.cert.first().map_or(Ok(Vec::new()), |leaf| certificate::check(leaf)).unwrap_or_default()
         {
-            warn!(file = %self.identity.cert.display(), "the server's certificate {warning}");
+            warn!(file = %self.identity.cert.display(), %warning, "problem with the server certificate");
         }
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.offer.versions())
@@ -131,9 +132,11 @@ impl TlsServerConfig {
         let shown = SingleCertResolver::new(identity, self.identity.cert.clone());
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
-        // A session that is resumed by its id asks nobody whether its certificate is still valid; a ticket does.
+        // A session resumed by its id does not check whether its certificate is still valid; a session resumed by a
+        // ticket does.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // The clients keep the tickets: thousands of edges that come back at once, to whichever pod, resume without memory here.
+        // Tickets are stored by clients: thousands of edges that reconnect at once to any server resume without using
+        // memory here.
         config.ticketer = Arc::new(self.tickets(cert, key, cas, Arc::clone(&config.time_provider))?);
         Ok(config)
     }
@@ -179,8 +182,9 @@ impl TlsClientConfig {
     }
 }
 
-/// The name to check a server's certificate against: a DNS name, or an address, which is then looked for among the
-/// certificate's addresses while no name is sent.
+/// Parses the name to check a server's certificate against: a DNS name or an IP address.
+///
+/// An address must be among the certificate's addresses, and no SNI is sent for it.
 pub fn server_name(text: &str) -> Result<ServerName<'static>, TlsError> {
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
     ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::Name(text.to_owned()))
@@ -195,7 +199,7 @@ impl Identity {
         }
         CertifiedKey::from_der(chain, key, provider).map_err(|cause| match cause {
             rustls::Error::InconsistentKeys(_) => format!(
-                "the key in {} does not belong to the certificate in {}: replace both together",
+                "the key in {} does not belong to the certificate in {}; replace both together",
                 self.key.display(),
                 self.cert.display()
             ),
@@ -213,7 +217,7 @@ impl ClientAuth {
         }
     }
 
-    /// The verifier of clients' certificates, from the files of CAs; `None` if no certificate is asked for.
+    /// Returns the verifier of clients' certificates, or `None` if no certificate is requested.
     fn verifier(
         &self,
         cas: &[Vec<u8>],
@@ -241,7 +245,7 @@ impl ClientAuth {
             Self::Peers(path, name) => {
                 let peers = PeerCertVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
                 Ok(peers
-                    .inspect_err(|cause| warn!("no other pod can link to this one: {cause}"))
+                    .inspect_err(|cause| warn!(error = %cause, "peers cannot link to this server"))
                     .ok()
                     .map(|peers| Arc::new(peers) as _))
             }
@@ -262,10 +266,10 @@ fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     let (_, ignored) = roots.add_parsable_certificates(certs(path, pem).map_err(text)?);
     if roots.is_empty() {
-        return Err(format!("{} holds no usable CA certificate: want X.509 version 3", path.display()));
+        return Err(format!("{} holds no usable CA certificate; expected X.509 version 3", path.display()));
     }
     if ignored > 0 {
-        warn!(file = %path.display(), ignored, "some CA certificates cannot be used and are left out");
+        warn!(file = %path.display(), ignored, "unusable CA certificates ignored");
     }
     Ok(roots)
 }
@@ -275,9 +279,9 @@ fn text(cause: impl ToString) -> String {
     cause.to_string()
 }
 
-// The TLS versions and cipher suites that a server offers, from Go's names.
+// The TLS versions and cipher suites of a server, from Go's names.
 
-/// Versions and suites to offer. The default is TLS 1.2 and 1.3 with every suite the library has.
+/// TLS versions and cipher suites. The default is TLS 1.2 and 1.3 with every suite of the library.
 #[derive(Debug, Clone)]
 pub struct TlsParams {
     provider: Arc<CryptoProvider>,
@@ -285,10 +289,10 @@ pub struct TlsParams {
 }
 
 impl TlsParams {
-    /// From `tls_min_version` and `tls_cipher_suites` as SuperEdge spells them; empty text means the default.
+    /// Parses `tls_min_version` and `tls_cipher_suites` in SuperEdge's spelling. Empty text means the default.
     ///
-    /// TLS 1.3 and its suites are always on, as in Go. The second value is a warning for each thing that is not as
-    /// it was asked for: suites that do not exist here are left out, versions below 1.2 become 1.2.
+    /// TLS 1.3 and its suites are always enabled, as in Go. The second value contains warnings about deviations from
+    /// the input: unsupported suites are ignored, versions below 1.2 become 1.2.
     pub fn parse(min_version: &str, suites: &str) -> Result<(Self, Vec<String>), TlsError> {
         let mut warnings = Vec::new();
         let mut versions = match min_version.trim() {
@@ -296,7 +300,7 @@ impl TlsParams {
             "VersionTLS13" => NEWEST,
             old @ ("VersionTLS10" | "VersionTLS11") => {
                 warnings
-                    .push(format!("tls_min_version {old} is not offered any more: raised to VersionTLS12"));
+                    .push(format!("tls_min_version {old} is no longer supported, raised to VersionTLS12"));
                 BOTH
             }
             other => return Err(TlsError::Version(other.to_owned())),
@@ -308,9 +312,7 @@ impl TlsParams {
                 return Err(TlsError::NoSuite(suites.to_owned()));
             }
             warnings.extend(unknown.iter().map(|name| {
-                format!(
-                    "tls_cipher_suites: {name} is not offered here (insecure, or misspelt) and is left out"
-                )
+                format!("tls_cipher_suites: {name} is not supported (insecure or misspelt) and is ignored")
             }));
             provider.cipher_suites.retain(|suite| suite.tls13().is_some() || wanted.contains(suite));
             if !wanted.iter().any(|suite| suite.tls13().is_none()) {
@@ -335,15 +337,17 @@ impl Default for TlsParams {
     }
 }
 
-/// The library's, with AES-128 and SHA-256 wanted most of TLS 1.3's suites: each byte costs less than with AES-256, and each
-/// handshake than with SHA-384, for which processors have no instructions.
+/// Returns the library's provider, but prefers AES-128 with SHA-256 among TLS 1.3's suites.
+///
+/// AES-128 costs less per byte than AES-256. SHA-256 costs less per handshake than SHA-384, for which CPUs have no
+/// instructions.
 fn provider() -> CryptoProvider {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     provider
 }
 
-/// The suites of a list that are supported, and the names of the others.
+/// Returns the supported suites of a list, and the names of the others.
 fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -355,6 +359,8 @@ fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherS
     (known, unknown)
 }
 
+/// Returns true if a suite has this name in Go.
+///
 /// Go writes `TLS_` where the library writes `TLS13_`, and has two old names without their `_SHA256`.
 fn is_called(suite: &SupportedCipherSuite, name: &str) -> bool {
     let Some(ours) = suite.suite().as_str() else { return false };
@@ -366,35 +372,36 @@ fn is_called(suite: &SupportedCipherSuite, name: &str) -> bool {
 const BOTH: &[&SupportedProtocolVersion] = &[&version::TLS13, &version::TLS12];
 const NEWEST: &[&SupportedProtocolVersion] = &[&version::TLS13];
 
-// A pod's TLS towards other pods: both show the certificate that they show to edges.
+// TLS to peers: both servers present the certificate that they present to edges.
 
-/// The files of a pod that dials other pods.
+/// The TLS files of a server that dials peers.
 #[derive(Debug, Clone)]
 pub struct PeerTlsConfig {
-    /// Its own certificate and key, the same as on its port.
+    /// The server's certificate and key, the same as on its port.
     pub identity: Identity,
-    /// The file of CAs that issue pods' certificates.
+    /// The file of CAs that issue servers' certificates.
     pub ca: PathBuf,
-    /// The DNS name that all of them carry; `None`: the first one of this pod's certificate.
+    /// The DNS name in all servers' certificates. `None` means the first one in this server's certificate.
     pub name: Option<ServerName<'static>>,
 }
 
-/// TLS for dialling another pod.
+/// The TLS configuration for dialling a peer.
 #[derive(Debug)]
 pub struct PeerTls {
-    /// Shows this pod's certificate, and trusts the CAs.
+    /// The client configuration: presents this server's certificate, and trusts the CAs.
     pub config: Arc<ClientConfig>,
-    /// The name that the other pod's certificate must carry.
+    /// The name that the peer's certificate must contain.
     pub name: ServerName<'static>,
 }
 
 impl PeerTlsConfig {
-    /// Reads the files now. Take [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, or our own certificate would be refused by other pods: why, with the remedy. Dates
-    /// are not checked here; the server's side warns of them.
+    /// Fails if a file cannot be read, or if peers would reject this server's certificate. The text contains a hint.
+    ///
+    /// Dates are not checked here, because the server's own port warns about them.
     pub fn load(self) -> Result<Reload<PeerTls>, ReloadError> {
         let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
         let client = TlsClientConfig {
@@ -416,31 +423,34 @@ impl PeerTlsConfig {
     }
 }
 
-// Certificates and keys out of PEM files; the only user of the PEM library.
+// Reads certificates and keys from PEM files. Only this code uses the PEM library.
 
-/// Why a PEM file cannot be used.
+/// The reason why a PEM file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     /// The file is not PEM, or has a damaged block.
-    #[error("{} is damaged: {cause}; write it anew from the original; `openssl x509 -in FILE -noout -text` shows what a certificate holds", .path.display())]
+    #[error(
+        "{} is damaged: {cause}; restore it from the original \
+         (`openssl x509 -in FILE -noout -text` prints a certificate)", .path.display()
+    )]
     Damaged {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The parser's error.
         cause: std::io::Error,
     },
-    /// No certificate in a file that must have one. Usual cause: the key's path in place of the certificate's.
-    #[error("{} holds no certificate: want at least one `BEGIN CERTIFICATE` block", .0.display())]
+    /// The file contains no certificate. Usual cause: the key's path instead of the certificate's.
+    #[error("{} holds no certificate; expected at least one `BEGIN CERTIFICATE` block", .0.display())]
     NoCertificate(PathBuf),
-    /// No private key in a file that must have one. Usual causes: the wrong path, or a key with a passphrase.
+    /// The file contains no private key. Usual causes: the wrong path, or a key with a passphrase.
     #[error(
-        "{} holds no private key: want one `BEGIN PRIVATE KEY` block without a passphrase \
-         (take one off with `openssl pkey -in old.key -out new.key`)", .0.display()
+        "{} holds no private key; expected a `BEGIN PRIVATE KEY` block without a passphrase \
+         (remove one with `openssl pkey -in old.key -out new.key`)", .0.display()
     )]
     NoKey(PathBuf),
 }
 
-/// All certificates of a file, at least one. `path` is for the error only.
+/// Parses all certificates of a file, at least one. `path` is only used in the error.
 pub fn certs(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let certs = rustls_pemfile::certs(&mut &*pem)
         .collect::<Result<Vec<_>, _>>()
@@ -448,7 +458,7 @@ pub fn certs(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Pe
     if certs.is_empty() { Err(PemError::NoCertificate(path.into())) } else { Ok(certs) }
 }
 
-/// The first private key of a file: PKCS#8, PKCS#1 or SEC1. `path` is for the error only.
+/// Parses the first private key of a file: PKCS#8, PKCS#1 or SEC1. `path` is only used in the error.
 pub fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
     rustls_pemfile::private_key(&mut &*pem)
         .map_err(|cause| PemError::Damaged { path: path.into(), cause })?
@@ -462,7 +472,7 @@ pub(crate) mod tests;
 mod offer_tests {
     use super::*;
 
-    /// The list SuperEdge ships.
+    /// The list in SuperEdge's default configuration.
     const SHIPPED: &str = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,\
         TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,\
         TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,\
@@ -477,7 +487,7 @@ mod offer_tests {
         let (offer, warnings) = TlsParams::parse("VersionTLS12", SHIPPED).unwrap();
         assert_eq!(old_suites(&offer), 6);
         assert_eq!(warnings.len(), 2, "{warnings:?}");
-        assert_eq!(offer.provider.cipher_suites.len() - 6, 3, "TLS 1.3's own are always on");
+        assert_eq!(offer.provider.cipher_suites.len() - 6, 3, "suites of TLS 1.3 are always enabled");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tunnel_net::tls::{ClientAuth, Trust, server_name};
 
 use super::*;
 
-/// Runs a splice between two in-memory pipes, and `work` at their far ends.
+/// Copies between two in-memory pipes, and runs `work` at their other ends.
 async fn spliced<W, R>(room: usize, work: impl FnOnce(DuplexStream, DuplexStream) -> W) -> (Outcome, R)
 where
     W: Future<Output = R>,
@@ -77,7 +77,7 @@ async fn half_close_is_kept_on_real_sockets() {
     assert_eq!(outcome.ended, CopyEnd { by: Side::A, how: EndKind::Finished });
 }
 
-/// Counts the bytes that were taken from the stream inside.
+/// Counts the bytes read from the inner stream.
 struct Counted(Socket<TcpStream>, watch::Sender<usize>);
 
 impl ByteStream for Counted {
@@ -96,8 +96,8 @@ impl ByteStream for Counted {
     }
 }
 
-/// The target does not read the upload, so that closing makes its kernel send RST; the client sends all the time, and
-/// reads nothing before the splice is over.
+/// The target does not read the upload, so its kernel sends RST on close. The client sends all the time, and reads
+/// nothing before the copying is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_delivered() {
     const FILE: usize = 256 * 1024;
@@ -118,7 +118,8 @@ async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_
         let server = async move {
             target.read_exact(&mut [0; 100]).await.unwrap();
             target.write_all(&vec![7; FILE]).await.unwrap();
-            // What waits in the target's own kernel is lost with its RST, even for a reader: so only from here on.
+            // An RST discards bytes in the target's own kernel even for a remote that reads, so wait until all were
+            // read.
             taken.wait_for(|all| *all == FILE).await.unwrap();
         };
         let (mut reads, mut writes) = client.into_split();
@@ -133,7 +134,7 @@ async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_
             };
             tokio::select! {
                 all = answer => all,
-                () = upload => panic!("round {round}: the client was cut before it had its answer"),
+                () = upload => panic!("round {round}: the client was cut off before it had its answer"),
             }
         };
         let ((), (), got) = tokio::join!(middle, server, download);
@@ -145,7 +146,7 @@ async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_
 async fn a_stalled_reader_stops_only_its_own_direction() {
     let (_, got) = spliced(64, |a, mut b| async move {
         let (mut a_reads, mut a_writes) = tokio::io::split(a);
-        // `b` reads nothing, so this gets stuck.
+        // `b` reads nothing, so this blocks.
         let flood = async { while a_writes.write_all(&[0; 64]).await.is_ok() {} };
         let answer = async {
             b.write_all(&[9; 100_000]).await.unwrap();
@@ -153,17 +154,17 @@ async fn a_stalled_reader_stops_only_its_own_direction() {
         };
         tokio::select! {
             (got, ()) = async { tokio::join!(rest(&mut a_reads), answer) } => got,
-            () = flood => panic!("nobody reads, yet all was taken"),
+            () = flood => panic!("everything was accepted without a reader"),
         }
     })
     .await;
     assert!(got == [9; 100_000]);
 }
 
-/// A stream of which each operation answers as scripted.
+/// A stream that answers each operation from a script.
 struct Scripted {
     takes: Vec<io::Result<Bytes>>,
-    /// What it has taken, or the error each gift meets.
+    /// The bytes written to it, or the error of each write.
     gives: Result<Vec<u8>, io::ErrorKind>,
     finished: usize,
 }
@@ -207,7 +208,7 @@ async fn a_side_that_cannot_be_written_to_is_still_read_to_its_end() {
         Scripted::new(vec![some("too "), some("large"), some("")], Err(io::ErrorKind::BrokenPipe));
     let outcome = copy_bidirectional(&mut client, &mut target).await;
     assert_eq!((client.gives.unwrap(), client.finished), (b"too large".to_vec(), 1));
-    assert!(client.takes.is_empty(), "thrown away, so that the client does not get stuck");
+    assert!(client.takes.is_empty(), "discarded, so that the client does not block");
     let ended = CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
     assert_eq!(outcome, Outcome { to_a: 9, to_b: 0, ended });
 }
@@ -225,7 +226,7 @@ async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
     );
 }
 
-/// Always has bytes, and counts how many were taken; what it is given it swallows.
+/// A stream that always has bytes, and counts the reads. It discards written bytes.
 struct Endless(usize);
 
 impl ByteStream for Endless {
@@ -259,8 +260,9 @@ async fn an_endless_copy_gives_way_and_neither_direction_starves() {
     assert_eq!(a.0, b.0);
 }
 
-/// A client finishes its direction and then goes, while its target sends all the time: there was always more to throw
-/// away, so the copy went on for as long as the target sent.
+/// A client finishes its direction and then disconnects, while its target sends all the time.
+///
+/// There was always more to discard, so the copy continued for as long as the target sent.
 #[tokio::test]
 async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
     let mut target = Endless(0);
@@ -275,11 +277,12 @@ async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
         }
         tokio::task::yield_now().await;
     }
-    panic!("it still reads what nobody gets");
+    panic!("it still reads bytes that have no receiver");
 }
 
-/// The answer of a target that refuses an upload goes to a client that reads it slowly, and then stops reading. The
-/// client's own bytes, which it sends all the time, are thrown away meanwhile.
+/// A target rejects an upload. Its response goes to a client that reads slowly, and then stops reading.
+///
+/// Meanwhile the client sends all the time, and its bytes are discarded.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up() {
     for fails_after in [Duration::ZERO, 2 * DELIVERY] {
@@ -310,11 +313,7 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
             outcome.ended,
             CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) }
         );
-        assert_eq!(
-            outcome.to_a,
-            6 * 64,
-            "the slow reader had what it took, and what its kernel keeps for it"
-        );
+        assert_eq!(outcome.to_a, 6 * 64, "the bytes that the slow reader read, and those in its buffer");
         let last = (DELIVERY / 2 * 5).max(fails_after);
         let took = started.elapsed();
         assert!(took >= last + DELIVERY && took < last + 2 * DELIVERY + Duration::from_secs(1), "{took:?}");
@@ -388,7 +387,7 @@ proptest! {
     }
 }
 
-/// The kernel takes nothing more, so that what TLS has taken waits in its own buffer when the session breaks.
+/// The kernel accepts nothing more, so TLS still buffers some bytes when the session fails.
 #[tokio::test]
 async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
     let (near, far) = tcp().await;
@@ -398,7 +397,7 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
     socket.io().breaks_off(true);
     let mut sent = 0;
     poll_fn(|cx| {
-        // As much as it takes while nobody reads.
+        // As much as it accepts while the client does not read.
         loop {
             let mut bytes = Bytes::from(vec![7; 16 << 10]);
             let whole = bytes.len();
@@ -416,10 +415,10 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
     };
     let mut got = Vec::new();
     let (_, read) = tokio::join!(closes, client.read_to_end(&mut got));
-    assert_eq!((got.len(), read.is_err()), (sent, true), "all of it, and no good end");
+    assert_eq!((got.len(), read.is_err()), (sent, true), "all bytes, and no clean end");
 }
 
-/// The pipe below TLS is far smaller than what is sent, so TLS holds ciphertext back; nobody finishes meanwhile.
+/// The pipe below TLS is much smaller than the data, so TLS buffers ciphertext. Neither side finishes meanwhile.
 #[tokio::test]
 async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let ca = Authority::new("one");
@@ -436,7 +435,7 @@ async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
     let mut got = vec![0; sent.len()];
     tokio::select! {
-        outcome = copy_bidirectional(&mut a, &mut b) => panic!("nobody finished: {outcome:?}"),
+        outcome = copy_bidirectional(&mut a, &mut b) => panic!("no side finished, but the copy did: {outcome:?}"),
         () = tokio::time::sleep(Duration::from_secs(20)) => panic!("bytes are stuck"),
         (wrote, read) = async { tokio::join!(writer.write_all(&sent), reader.read_exact(&mut got)) } => {
             wrote.unwrap();

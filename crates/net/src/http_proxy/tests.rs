@@ -9,7 +9,7 @@ fn proxy(url: &str) -> HttpProxyClient {
     HttpProxyClient::new(url, "").unwrap().unwrap()
 }
 
-/// Plays a proxy that answers once with `answer`; gives what it was asked, and how the asking ended.
+/// Runs a proxy that responds once with `answer`. Returns the request, and the result of the connection.
 async fn asked(credentials: &str, answer: &str) -> (String, Result<TcpStream, ProxyError>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
@@ -40,17 +40,17 @@ async fn the_way_through_is_asked_for_with_connect_and_leads_to_the_target() {
     assert!(head.contains(&expected), "{head}");
     let mut first = [0; 5];
     way.unwrap().read_exact(&mut first).await.unwrap();
-    assert_eq!(&first, b"hello", "what came behind the head is the target's");
+    assert_eq!(&first, b"hello", "bytes after the header come from the target");
 }
 
 #[tokio::test]
 async fn each_failure_says_that_it_was_the_proxy() {
     for (answer, said) in [
         ("HTTP/1.1 403 Forbidden\r\n\r\n", "403 Forbidden"),
-        ("HTTP/1.0 407 Who?\r\n\r\n", "wants credentials"),
+        ("HTTP/1.0 407 Who?\r\n\r\n", "requires credentials"),
         ("SSH-2.0-OpenSSH\r\n\r\n", "not HTTP/1"),
-        ("HTTP/1.1 200", "broke off"),
-        ("", "broke off"),
+        ("HTTP/1.1 200", "failed"),
+        ("", "failed"),
     ] {
         let (head, way) = asked("", answer).await;
         let failed = way.unwrap_err().to_string();
@@ -60,7 +60,7 @@ async fn each_failure_says_that_it_was_the_proxy() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let target = "a.b:1".parse().unwrap();
     let failed = proxy("http://p:1").connect(&[closed], &target, SOON).await.unwrap_err().to_string();
-    assert!(failed.contains("the proxy of HTTPS_PROXY does not answer"), "{failed}");
+    assert!(failed.contains("cannot connect to the proxy of HTTPS_PROXY"), "{failed}");
 }
 
 #[tokio::test]

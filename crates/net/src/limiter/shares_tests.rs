@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What one step of a random life does.
+/// One step of a random sequence.
 #[derive(Debug, Clone)]
 enum Step {
     Enter(u8),
-    /// The entrant that came as so manieth, of those there are.
+    /// The n-th of the present entrants, in order of arrival.
     Leave(usize),
     Busy(usize),
     Waits(usize),
@@ -27,7 +27,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A simple model of it: every entrant with its source and state, in the order in which they came.
+/// A simple model: every entrant with its source and state, in order of arrival.
 #[derive(Debug, Default)]
 struct Model(Vec<(u64, u8, State)>);
 
@@ -52,7 +52,7 @@ impl Model {
         self.0.iter_mut().filter(|entrant| entrant.0 == id).for_each(|entrant| entrant.2 = state);
     }
 
-    /// The holder that is the next to lose its slot to whoever may have it: of those of a source, in their order.
+    /// Returns the holder of a source that is the next to lose its permit to another source.
     fn first(&self, of: u8) -> u64 {
         let order = |(id, who, state): &(u64, u8, State)| match state {
             State::Holds { busy, since } if *who == of => Some((*busy, *since, *id)),
@@ -61,23 +61,28 @@ impl Model {
         self.0.iter().filter_map(order).min().unwrap().2
     }
 
-    /// Checks what happened against what should, and follows it.
+    /// Checks the effects of a step, and applies them to the model.
     fn follow(&mut self, effects: Changes, limits: Limits, now: Instant) {
         if let Some(lost) = effects.lost {
             let (_, of, state) = *self.0.iter().find(|entrant| entrant.0 == lost).unwrap();
             match state {
                 State::Waits => {
                     let most = (0..5).map(|who| self.waiting(who)).max().unwrap();
-                    assert_eq!(self.waiting(of), most, "another source has more who wait");
+                    assert_eq!(self.waiting(of), most, "another source has more waiting entrants");
                 }
                 State::Holds { busy, since } => {
                     let most = (0..5).map(|who| self.held(who)).max().unwrap();
                     assert_eq!(self.held(of), most, "another source holds more");
-                    assert_eq!(self.first(of), lost, "another one of it has been silent for longer");
-                    let granted = effects.granted.expect("only for somebody else");
+                    assert_eq!(
+                        self.first(of),
+                        lost,
+                        "another holder of this source has been idle for longer"
+                    );
+                    let granted = effects.granted.expect("revoked only in favour of another entrant");
                     let gets = self.0.iter().find(|entrant| entrant.0 == granted).unwrap().1;
-                    let silent = !busy && now - since >= limits.idle_timeout.expect("somebody may give way");
-                    assert!(self.held(gets) + 1 < most || silent, "it was no more than the newcomer's share");
+                    let silent =
+                        !busy && now - since >= limits.idle_timeout.expect("a holder may be revoked");
+                    assert!(self.held(gets) + 1 < most || silent, "it had no more than the newcomer's share");
                 }
                 State::Aside => panic!("it held no slot"),
             }
@@ -87,7 +92,7 @@ impl Model {
             let (_, who, state) = *self.0.iter().find(|entrant| entrant.0 == granted).unwrap();
             assert_eq!(state, State::Waits);
             let least = self.0.iter().filter(|g| g.2 == State::Waits).map(|g| self.held(g.1)).min().unwrap();
-            // Who lost a slot just now may be the neediest from now on, not before.
+            // The source that lost a permit just now may be the neediest only after that.
             assert!(effects.lost.is_some() || self.held(who) == least, "another source holds less");
             self.set(granted, State::Holds { busy: false, since: now });
         }
@@ -121,9 +126,9 @@ fn live(limits: Limits, steps: &[Step]) {
                         model.0.push((id, who, State::Waits));
                         model.follow(effects, limits, now);
                         let got = effects.granted == Some(id);
-                        assert!(!(alone && free) || got, "alone, one may have everything");
+                        assert!(!(alone && free) || got, "a source alone may have all permits");
                         if limits.idle_timeout.is_some() && held + 1 < most && neediest {
-                            assert!(got, "a source with {most} keeps one with {held} out");
+                            assert!(got, "a source with {most} permits keeps out one with {held}");
                         }
                     }
                 }
@@ -173,7 +178,10 @@ fn live(limits: Limits, steps: &[Step]) {
         }
         let waiting: usize = (0..5).map(|who| model.waiting(who)).sum();
         assert!(model.all_held() <= limits.permits && waiting <= limits.waiting);
-        assert!(waiting == 0 || model.all_held() == limits.permits, "a slot is free and somebody waits");
+        assert!(
+            waiting == 0 || model.all_held() == limits.permits,
+            "a permit is free while an entrant waits"
+        );
         assert_eq!(
             (shares.held, shares.waiting, shares.entrants.len()),
             (model.all_held(), waiting, model.0.len())
@@ -210,7 +218,7 @@ fn one_source_has_everything_until_another_comes() {
         let (id, effects) = shares.enter(&"few", now).unwrap();
         assert_eq!(effects, Changes { granted: Some(id), lost: Some(lost) });
     }
-    // From here on each has its half, and only one of its own gives way to a newcomer of the first.
+    // From now on each has half of the permits, and a newcomer of the first evicts only holders of its own source.
     let (id, effects) = shares.enter(&"many", now).unwrap();
     assert_eq!(effects.granted, Some(id));
     assert_eq!(shares.held, 100);
@@ -224,10 +232,14 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
     shares.mark(3, true, now);
     let (newcomer, effects) = shares.enter(&"one", now).unwrap();
-    assert_eq!(effects, Changes { granted: None, lost: Some(newcomer) }, "all of its own are at work");
+    assert_eq!(
+        effects,
+        Changes { granted: None, lost: Some(newcomer) },
+        "all holders of its source are active"
+    );
     let (newcomer, effects) = shares.enter(&"other", now).unwrap();
     let given = Changes { granted: Some(newcomer), lost: Some(ids[0]) };
-    assert_eq!(effects, given, "one that is at work gives way to a source that has nothing");
+    assert_eq!(effects, given, "an active holder is evicted for a source that has none");
 }
 
 #[test]
@@ -236,7 +248,7 @@ fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back
     let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, now).unwrap().0);
     assert_eq!(shares.step_aside(works, now), Changes::default());
     let first = shares.enter(&"a", now).unwrap();
-    assert_eq!(first.1, Changes { granted: Some(first.0), lost: None }, "its slot is free");
+    assert_eq!(first.1, Changes { granted: Some(first.0), lost: None }, "the permit is free");
     let second = shares.enter(&"b", now).unwrap();
     assert_eq!(second.1, Changes { granted: Some(second.0), lost: Some(idle) });
     for n in 0..100 {
@@ -245,7 +257,7 @@ fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back
         assert_ne!(shares.enter(&stranger, later).unwrap().1.lost, Some(works));
     }
     let back = shares.waits(works, now);
-    assert!(back.lost.is_some() && back.granted.is_none(), "somebody at the door makes room for it");
+    assert!(back.lost.is_some() && back.granted.is_none(), "another holder is evicted for it");
     assert_eq!((shares.held, shares.entrants.len()), (2, 2));
 }
 

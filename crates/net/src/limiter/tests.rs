@@ -61,8 +61,7 @@ async fn who_no_longer_waits_takes_no_turn() {
     assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
-/// An edge whose handshake we are slow to do must not lose its turn to the next one, which we would be as slow to
-/// serve.
+/// An edge that waits for a slow server must not lose its permit to the next edge, which would be served as slowly.
 #[tokio::test(start_paused = true)]
 async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
@@ -74,11 +73,11 @@ async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
     far.write_all(b"hello").await.unwrap();
     let mut taken = [0; 5];
     near.read_exact(&mut taken).await.unwrap();
-    assert!(timeout(10 * patience, door.acquire(&"a")).await.is_err(), "it is we who are slow");
+    assert!(timeout(10 * patience, door.acquire(&"a")).await.is_err(), "this side is slow, not the client");
     assert!(timeout(Duration::ZERO, near.read_exact(&mut taken)).await.is_err());
-    assert!(timeout(2 * patience, door.acquire(&"a")).await.is_ok(), "now it is silent");
+    assert!(timeout(2 * patience, door.acquire(&"a")).await.is_ok(), "now the client is idle");
     assert!(slot.revoked().is_cancelled());
     far.write_all(b"hello").await.unwrap();
     near.read_exact(&mut taken).await.unwrap();
-    assert!(near.hook.slot.is_none(), "what was lost is looked after no more");
+    assert!(near.hook.slot.is_none(), "a revoked permit is no longer tracked");
 }

@@ -1,4 +1,4 @@
-//! Certificates: their names, their end, and the faults that clients would only report as "bad certificate".
+//! Certificates: their names, their expiry, and errors that clients would only report as "bad certificate".
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -14,13 +14,15 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::warn;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
-/// Checks the certificate that a server will show. A fault with which it cannot serve is an error; a fault that only
-/// some clients refuse, and dates, are warnings. Each sentence names the remedy.
+/// Checks the certificate that a server will present.
+///
+/// Returns an error if no client would accept it, and warnings about dates and about what some clients reject. Each
+/// text contains a hint.
 pub(crate) fn check(der: &[u8]) -> Result<Vec<CertificateWarning>, String> {
     check_at(der, ASN1Time::now())
 }
 
-/// The certificate's first DNS name that is not a wildcard.
+/// Returns the certificate's first DNS name that is not a wildcard.
 pub(crate) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     let (_, cert) = X509Certificate::from_der(der).ok()?;
     let names = cert.subject_alternative_name().ok()??;
@@ -30,7 +32,7 @@ pub(crate) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     })
 }
 
-/// Its first name or address that a client can dial, as a URL has it. A wildcard is none.
+/// Returns the first name or address that a client can dial, in URL notation. Wildcards are skipped.
 pub fn host_of(der: &[u8]) -> Option<String> {
     let (_, cert) = X509Certificate::from_der(der).ok()?;
     let names = cert.subject_alternative_name().ok()??;
@@ -45,7 +47,7 @@ pub fn host_of(der: &[u8]) -> Option<String> {
     })
 }
 
-/// What it calls its owner: the common names of the subject, then the DNS names.
+/// Returns the names of the certificate's owner: the common names of the subject, then the DNS names.
 pub(crate) fn names(der: &[u8]) -> Vec<String> {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
     let common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
@@ -57,7 +59,7 @@ pub(crate) fn names(der: &[u8]) -> Vec<String> {
     common.chain(dns).map(str::to_owned).collect()
 }
 
-/// Its DNS names.
+/// Returns the DNS names.
 pub(crate) fn dns_names(der: &[u8]) -> Vec<String> {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
     let names = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
@@ -68,7 +70,7 @@ pub(crate) fn dns_names(der: &[u8]) -> Vec<String> {
     dns.collect()
 }
 
-/// Whether it says of itself to be an edge's: its subject is exactly [`EDGE`].
+/// Returns true if the certificate claims to be an edge's: its subject is exactly [`EDGE`].
 pub(crate) fn is_edges(der: &[u8]) -> bool {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
     let (subject, (common_name, organization)) = (cert.subject(), EDGE);
@@ -78,8 +80,9 @@ pub(crate) fn is_edges(der: &[u8]) -> bool {
         && is(subject.iter_organization().next().and_then(|name| name.as_str().ok()), organization)
 }
 
-/// Returns true if it was made for an edge, for its links or for its kubelet. Common names are compared as `names` in
-/// settings are, without case.
+/// Returns true if the certificate was issued for an edge, for its links or for its kubelet.
+///
+/// Common names are compared without case, like `names` in the config.
 pub(crate) fn is_for_edges(der: &[u8]) -> bool {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
     let mut common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
@@ -89,7 +92,7 @@ pub(crate) fn is_for_edges(der: &[u8]) -> bool {
     })
 }
 
-/// The dates between which it is valid, in seconds since 1970.
+/// Returns the certificate's validity in seconds since 1970.
 pub(crate) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
     let (_, cert) =
         X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
@@ -98,55 +101,55 @@ pub(crate) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
     Ok(from..=to.max(from))
 }
 
-/// What a certificate is for, and how it stands today.
+/// A summary of a certificate and its current state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// Common names, then DNS names.
     pub names: Vec<String>,
-    /// The first DNS name that is no wildcard.
+    /// The first DNS name that is not a wildcard.
     pub dns: Option<String>,
-    /// Its last day, as `2026-11-22`.
+    /// The last day of validity, as `2026-11-22`.
     pub until: String,
-    /// Days until then; below 0 once it is over.
+    /// Days until expiry; negative after it.
     pub days: i64,
-    /// What some or all clients refuse, each with the remedy.
+    /// The reasons why some or all clients reject it, each with a hint.
     pub oddities: Vec<CertificateWarning>,
 }
 
-/// Something about a certificate for which some or all clients refuse it. Displays as a sentence that goes on behind the
-/// file's name, with the remedy.
+/// The reason why some or all clients reject a certificate. Displays as a text that follows the file's name, with a
+/// hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateWarning {
-    /// What it concerns.
+    /// The property that it concerns.
     pub about: CertWarningKind,
-    /// What was found.
+    /// The problem.
     pub found: String,
-    /// What to do.
+    /// The hint.
     pub remedy: &'static str,
 }
 
-/// What an [`CertificateWarning`] concerns.
+/// The property that a [`CertificateWarning`] concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertWarningKind {
-    /// What it was issued for.
+    /// The usage that it was issued for.
     Kind,
-    /// It is over.
+    /// It has expired.
     Dates,
-    /// It has not begun: that, or this machine's clock.
+    /// It is not valid yet, or this machine's clock is wrong.
     Clock,
 }
 
 impl fmt::Display for CertificateWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.found, self.remedy)
+        write!(f, "{}; {}", self.found, self.remedy)
     }
 }
 
-/// What a server's certificate is for, and what is wrong with it.
+/// Summarises a server's certificate and its problems.
 ///
 /// # Errors
 ///
-/// No server can show it; a sentence that goes on behind the file's name.
+/// No server can present it. The text follows the file's name.
 pub fn summary(der: &[u8]) -> Result<Summary, String> {
     let now = ASN1Time::now();
     let oddities = check_at(der, now)?;
@@ -166,8 +169,8 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
     let (_, cert) =
         X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
     if cert.version() != X509Version::V3 {
-        return Err("is not X.509 version 3, which no client accepts: issue it anew with subject \
-                    alternative names: `tunnel init` makes one"
+        return Err("is not X.509 version 3, which clients require; reissue it with subject \
+                    alternative names, for example with `tunnel init`"
             .into());
     }
     let mut odd = Vec::new();
@@ -176,22 +179,22 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
     if cert.is_ca() {
         is(
             CertWarningKind::Kind,
-            "is a CA's certificate, which edges of this program refuse as a server's",
-            "issue one for the server from it: `tunnel init` makes one",
+            "is a CA certificate, which edges reject for a server",
+            "issue a server certificate with it, for example with `tunnel init`",
         );
     }
     if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
         is(
             CertWarningKind::Kind,
-            "has no subject alternative names, without which no client accepts it",
-            "issue it anew with the names and addresses that clients use",
+            "has no subject alternative names, which clients require",
+            "reissue it with the names and addresses that clients use",
         );
     }
     if let Ok(Some(uses)) = cert.extended_key_usage()
         && !(uses.value.any || uses.value.server_auth)
     {
-        let found = "may not be used by a server (extended key usage), so clients refuse it";
-        is(CertWarningKind::Kind, found, "issue one with serverAuth");
+        let found = "is not valid for servers (extended key usage), so clients reject it";
+        is(CertWarningKind::Kind, found, "reissue it with serverAuth");
     }
     let (from, to) = (cert.validity().not_before, cert.validity().not_after);
     if now < from {
@@ -202,30 +205,30 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
         );
     }
     if now > to {
-        let remedy = "issue it anew, it is read again without a restart";
+        let remedy = "reissue it, no restart is needed";
         is(CertWarningKind::Dates, &format!("expired on {}", day(to)), remedy);
     }
     Ok(odd)
 }
 
-/// A day, as `2026-11-22`.
+/// Formats a day, as `2026-11-22`.
 fn day(time: ASN1Time) -> String {
     time.to_datetime().date().to_string()
 }
 
-// When the certificates of a file end.
+// The expiry of a file's certificates.
 
-/// Seconds since 1970.
+/// The expiry of a file's certificates, in seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotAfter {
-    /// The first end of all.
+    /// The earliest expiry.
     pub first: u64,
-    /// The last.
+    /// The latest expiry.
     pub last: u64,
 }
 
 impl NotAfter {
-    /// Of a PEM text; `None`: it holds no certificate that can be read.
+    /// Reads a PEM text. Returns `None` if it contains no readable certificate.
     pub fn of(pem: &[u8]) -> Option<Self> {
         let certificates = rustls_pemfile::certs(&mut &*pem).filter_map(Result::ok).collect::<Vec<_>>();
         let ends = certificates.iter().filter_map(|der| validity(der).ok()).map(|valid| *valid.end());
@@ -234,15 +237,15 @@ impl NotAfter {
     }
 }
 
-/// A time as people write it.
+/// Formats a time for people.
 pub fn date(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
     time.map_or_else(|| seconds.to_string(), |time| time.to_string())
 }
 
-// The certificate that a server shows, and a warning of clients that expect another name.
+// The certificate that a server presents, and a warning about clients that expect another name.
 
-/// Shows one certificate to all.
+/// Presents one certificate to all clients.
 #[derive(Debug)]
 pub(crate) struct SingleCertResolver {
     certified: Arc<CertifiedKey>,
@@ -251,12 +254,12 @@ pub(crate) struct SingleCertResolver {
 }
 
 impl SingleCertResolver {
-    /// Shows what was read from `file`.
+    /// Creates a resolver for the certificate read from `file`.
     pub(crate) fn new(certified: CertifiedKey, file: PathBuf) -> Self {
         Self { certified: Arc::new(certified), file, warned: Mutex::default() }
     }
 
-    /// Whether the certificate is for that name. One that cannot be read is not judged.
+    /// Returns true if the certificate is valid for that name, or cannot be parsed.
     fn is_for(&self, name: &str) -> bool {
         let Some(leaf) = self.certified.cert.first() else { return true };
         match (ParsedCertificate::try_from(leaf), ServerName::try_from(name)) {
@@ -265,7 +268,7 @@ impl SingleCertResolver {
         }
     }
 
-    /// Whether it is time for another warning.
+    /// Returns true if another warning is due.
     fn may_warn(&self) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let may = warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL);
@@ -285,22 +288,23 @@ impl ResolvesServerCert for SingleCertResolver {
             warn!(
                 name,
                 file = %self.file.display(),
-                "a client expects this name, and the certificate does not have it: a client that verifies it goes away; \
-                 issue the certificate with it among its subject alternative names"
+                hint = "reissue it with this subject alternative name; clients that verify it disconnect",
+                "certificate lacks the name that a client expects"
             );
         }
         Some(self.certified.clone())
     }
 }
 
-/// Between two such warnings: each client may send any name.
+/// Minimum time between two such warnings, because clients may send any name.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The one common name, and the one organization, of edges' certificates. They are YurtTunnel's.
+/// Common name and organization of edges' certificates. They are YurtTunnel's.
 pub const EDGE: (&str, &str) = ("tunnel-agent-client", "openyurt:yurttunnel");
 
-/// How the common name begins of a certificate that an edge presents to its kubelet, as `tunnel init` makes them:
-/// `tunnel:NODE`. Kubelets' CA also signs clients' certificates.
+/// Prefix of the common name of certificates that edges present to kubelets: `tunnel:NODE`. `tunnel init` creates them.
+///
+/// Used to recognise them, because kubelets' CA may also sign clients' certificates.
 pub const KUBELET_CLIENT: &str = "tunnel:";
 
 #[cfg(test)]
@@ -331,11 +335,11 @@ mod tests {
     #[test]
     fn each_fault_is_told_with_its_remedy() {
         let ca = |p: &mut CertificateParams| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        assert!(warned(ca).contains("is a CA's certificate"));
+        assert!(warned(ca).contains("is a CA certificate"));
         let uses = |p: &mut CertificateParams| {
             p.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         };
-        assert!(warned(uses).contains("may not be used by a server"));
+        assert!(warned(uses).contains("is not valid for servers"));
         assert!(warned(|p| p.subject_alt_names.clear()).contains("no subject alternative names"));
         assert!(warned(|p| p.not_after = date_time_ymd(2021, 1, 1)).contains("expired on"));
         assert!(warned(|p| p.not_before = date_time_ymd(2029, 1, 1)).contains("not valid before"));
@@ -383,7 +387,7 @@ mod tests {
 
     #[test]
     fn version_1_is_refused() {
-        // The version is the innermost integer of `[0] { INTEGER 2 }`; without extensions' version it reads as v1.
+        // The version is the innermost integer of `[0] { INTEGER 2 }`. With 0, the certificate is parsed as version 1.
         let mut der = made(|_| ());
         let at = der.windows(5).position(|w| w == [0xa0, 3, 2, 1, 2]).unwrap();
         der[at + 4] = 0;

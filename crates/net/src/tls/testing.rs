@@ -21,7 +21,6 @@ impl Connection for DuplexStream {
     }
 }
 
-/// What is read and what is written need not be one stream.
 impl Connection for Join<Repeat, Sink> {
     fn tcp(&self) -> Option<&TcpStream> {
         None
@@ -49,17 +48,17 @@ impl Authority {
         self.dir.path().join("ca.crt")
     }
 
-    /// Writes certificate and key for `name`, over those that were there.
+    /// Writes certificate and key for `name`, and replaces existing ones.
     pub fn issue(&self, file: &str, name: &str) -> Identity {
         self.issue_for(file, name, 1975..4096)
     }
 
-    /// As [`Self::issue`], valid from the first day of a year to that of another.
+    /// Like [`Self::issue`], but valid from the first day of a year until that of another.
     pub fn issue_for(&self, file: &str, name: &str, years: std::ops::Range<i32>) -> Identity {
         self.issue_as(file, CertificateParams::new([name.to_owned()]).unwrap(), years)
     }
 
-    /// As [`Self::issue_for`], with these parameters.
+    /// Like [`Self::issue_for`], but with these parameters.
     pub fn issue_as(
         &self,
         file: &str,
@@ -77,7 +76,7 @@ impl Authority {
     }
 }
 
-/// TLS over two ends of a stream: the client's, and the server's.
+/// TLS over both ends of a stream: the client's, and the server's.
 pub async fn over<N, F>(near: N, far: F) -> (client::TlsStream<N>, server::TlsStream<F>)
 where
     N: AsyncRead + AsyncWrite + Unpin,

@@ -26,7 +26,7 @@ impl TimeProvider for SetTime {
     }
 }
 
-/// As [`server`], now, with a clock that the test sets.
+/// Like [`server`], but a fixed config with a clock that the test sets.
 pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime) -> ServerConfig {
     let read = |file: &PathBuf| std::fs::read(file).unwrap();
     let (cert, key) = (read(&identity.cert), read(&identity.key));
@@ -38,7 +38,7 @@ pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime
     config
 }
 
-/// Handshakes and sends a byte each way, since a refused client certificate shows only when the client reads.
+/// Handshakes and sends a byte, because the client notices a rejected certificate only when it reads.
 async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
@@ -113,7 +113,10 @@ async fn changed_files_are_used_for_the_next_handshake() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     meet(&served, &trust, "a.b").await.unwrap();
-    assert!(meet(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(), "it is the new one's");
+    assert!(
+        meet(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(),
+        "the certificate is from the new CA"
+    );
 }
 
 #[test]
@@ -132,7 +135,7 @@ fn a_key_of_another_certificate_is_said_so() {
     assert!(failed.to_string().contains("does not belong to"), "{failed}");
 }
 
-/// What a pod serves with, and what it dials with.
+/// Returns what a server serves with, and what it dials with.
 fn peer_server(
     ca: &Authority,
     identity: Identity,
@@ -148,7 +151,7 @@ fn dialer(mutual: PeerTlsConfig) -> (Reload<ClientConfig>, String) {
     (Reload::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
 }
 
-/// Does a handshake; returns whether the server has seen a certificate.
+/// Does a handshake. Returns whether the server received a certificate.
 async fn meet_as(
     server: &Reload<ServerConfig>,
     client: &Reload<ClientConfig>,
@@ -176,7 +179,7 @@ async fn servers_know_each_other_by_what_they_show_to_edges() {
     let (second, name) = dialer(second);
     assert!(meet_as(&first, &second, &name).await.unwrap());
     let edge = client(Trust::Ca(ca.ca()), None);
-    assert!(!meet_as(&first, &edge, "cloud.test").await.unwrap(), "an edge shows none and is let in");
+    assert!(!meet_as(&first, &edge, "cloud.test").await.unwrap(), "an edge presents none and is accepted");
 }
 
 #[tokio::test]
@@ -212,7 +215,7 @@ fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
         peer_server(ca, identity, name).1.load().unwrap_err().to_string()
     };
     let missing = why(&ours, ours.issue("1", "cloud.test"), Some("tunnel.test"));
-    assert!(missing.contains("\"tunnel.test\"") && missing.contains("issue it anew"), "{missing}");
+    assert!(missing.contains("\"tunnel.test\"") && missing.contains("reissue it"), "{missing}");
     let foreign = why(&ours, theirs.issue("2", "cloud.test"), None);
     assert!(foreign.contains("mode.cloud.stream.server.ca"), "{foreign}");
     let nameless = why(&ours, ours.issue("3", "127.0.0.1"), None);

@@ -1,7 +1,8 @@
-//! Tickets by which edges resume sessions at any pod, whichever gave them: what seals them comes from the private key that
-//! all pods share, so that pods that start anew know them too.
+//! Session tickets that edges can use at any server, whichever issued them.
 //!
-//! Where clients are known by their certificates, no such ticket is taken: who has that key could seal one with any certificate.
+//! They are encrypted with keys derived from the private key that all servers share, so restarted servers know them
+//! too. If clients are authenticated by certificates, shared tickets are not accepted, because anyone with that key
+//! could create one with any certificate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,41 +20,42 @@ use tokio_rustls::rustls::time_provider::TimeProvider;
 
 use crate::tls::{self, ClientAuth, TlsServerConfig, certificate, text};
 
-/// What a server's sessions stand on. Only servers that agree on all of it take each other's tickets.
+/// The inputs of a server's TLS sessions. Servers accept each other's tickets only if all of these are equal.
 struct TicketScope<'a> {
     /// The private key.
     key: &'a [u8],
-    /// The certificates, who is believed and what is offered, in the same order at each.
+    /// The certificates, trusted CAs and offered protocols, in the same order at each server.
     parts: Vec<&'a [u8]>,
 }
 
-/// Seals and opens tickets.
+/// Encrypts and decrypts tickets.
 pub(crate) struct Tickets {
-    /// The end of the certificate, in seconds since 1970: no ticket outlives it.
+    /// Expiry of the certificate in seconds since 1970. No ticket is valid longer.
     until: u64,
     clock: Arc<dyn TimeProvider>,
-    /// For TLS 1.3; `None`: `own` seals those, too.
+    /// For tickets of TLS 1.3. If `None`, `own` encrypts these too.
     shared: Option<Shared>,
-    /// Nobody else ever has its keys. Tickets of TLS 1.2 hold what decrypts their whole session, so it seals all of those.
+    /// Keys of this process only. They encrypt all tickets of TLS 1.2, which contain secrets that decrypt the whole
+    /// session.
     own: Arc<dyn ProducesTickets>,
 }
 
-/// The keys of all servers on the same ground.
+/// The keys of all servers with the same [`TicketScope`].
 struct Shared {
     root: Prk,
     link_context: Digest,
     keys: ArcSwap<Keys>,
 }
 
-/// The keys of the days whose tickets are taken.
+/// The keys of the days with valid tickets.
 struct Keys {
     today: u64,
-    /// From the oldest day on to tomorrow, as clocks differ.
+    /// From the oldest day until tomorrow, because clocks differ.
     of_days: Vec<RandomizedNonceKey>,
 }
 
 impl TlsServerConfig {
-    /// What gives and takes the tickets of a server with these files.
+    /// Creates the tickets of a server with these files.
     pub(crate) fn tickets(
         &self,
         cert: &[u8],
@@ -86,8 +88,10 @@ impl TlsServerConfig {
 }
 
 impl ClientAuth {
-    /// Whether any client may come to a name by its certificate. Pods prove themselves by the very key of which shared tickets are
-    /// made, and edges are below pods.
+    /// Returns true if a client may be authenticated by its certificate.
+    ///
+    /// Peers authenticate with the same key that shared tickets are derived from, and edges have fewer rights than
+    /// peers.
     fn are_named(&self) -> bool {
         match self {
             Self::Required(_) => true,
@@ -96,7 +100,7 @@ impl ClientAuth {
         }
     }
 
-    /// The same text for all servers that believe by the same rule, given the same files.
+    /// Returns the same text for all servers that authenticate clients by the same rule, given the same files.
     fn rule(&self) -> String {
         match self {
             Self::Anonymous => "anonymous".into(),
@@ -110,11 +114,11 @@ impl ClientAuth {
 }
 
 impl Shared {
-    /// For servers on that ground.
+    /// Derives the keys of a scope.
     ///
     /// # Errors
     ///
-    /// The library makes no keys.
+    /// The library cannot create keys.
     fn new(link_context: &TicketScope<'_>, now: u64) -> Result<Self, Unspecified> {
         let root = Salt::new(HKDF_SHA256, LABEL).extract(link_context.key);
         let mut parts = Context::new(&SHA256);
@@ -156,7 +160,8 @@ impl Shared {
 }
 
 impl Tickets {
-    /// Whether the certificates of both sides are valid. If not, a whole handshake judges, and lets in who has a new one.
+    /// Returns true if both sides' certificates are valid. Otherwise a full handshake decides, and accepts a renewed
+    /// certificate.
     fn may_resume(&self, session: &TicketSession<'_>, now: u64) -> bool {
         let is_valid = |leaf| certificate::validity(leaf).is_ok_and(|dates| dates.contains(&now));
         now < self.until && session.leaf.is_none_or(is_valid)
@@ -214,17 +219,18 @@ impl fmt::Debug for Tickets {
     }
 }
 
-/// What a ticket says of its session.
+/// The session data in a ticket.
 #[derive(Debug, PartialEq)]
 struct TicketSession<'a> {
     version: ProtocolVersion,
-    /// The certificate that the client has shown, without those behind it, if it has shown one.
+    /// The client's certificate without its chain, if it presented one.
     leaf: Option<&'a [u8]>,
 }
 
 impl<'a> TicketSession<'a> {
-    /// From the text that the library writes into a ticket. That is the library's own affair: of a text that is not as known
-    /// here there is no ticket, and a whole handshake instead.
+    /// Parses the text that the library writes into a ticket.
+    ///
+    /// The format is internal to the library. If it changes, no tickets are used, only full handshakes.
     fn read(text: &'a [u8]) -> Option<Self> {
         let (_server_name, text) = optional::<1>(text)?;
         let (version, text) = text.split_first_chunk()?;
@@ -240,13 +246,13 @@ impl<'a> TicketSession<'a> {
     }
 }
 
-/// What stands behind its length of so many bytes, and the rest.
+/// Splits off a field that follows its length, which has `N` bytes.
 fn counted<const N: usize>(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, text) = text.split_first_chunk::<N>()?;
     text.split_at_checked(len.iter().fold(0, |len, byte| len << 8 | usize::from(*byte)))
 }
 
-/// The same behind a byte that says whether it is there.
+/// Like [`counted`], but after a byte that indicates whether the field is present.
 fn optional<const N: usize>(text: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     match text.split_first()? {
         (0, rest) => Some((None, rest)),
@@ -259,10 +265,10 @@ fn now(clock: &dyn TimeProvider) -> u64 {
     clock.current_time().map_or(0, |now| now.as_secs())
 }
 
-/// In what this program derives from the private key.
+/// Label in the key derivation from the private key.
 const LABEL: &[u8] = b"tunnel: session tickets, 1";
 const DAY: u64 = 24 * 3600;
-/// So many days are tickets taken; TLS 1.3 allows no more.
+/// Number of days for which tickets are valid, the maximum in TLS 1.3.
 const DAYS: u64 = 7;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Two certificate verifiers of our own: for another pod of the same cloud, and one that trusts any server.
+//! Verifiers of certificates: of peers, of edges and other clients, and one that trusts any server.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,10 @@ use tokio_rustls::rustls::{
 
 use crate::tls::{TlsParams, certificate, text};
 
-/// Trusts a client that shows a *server's* certificate for the cloud's name, from the cloud's CA: a process that can
-/// pose as the cloud to edges is a pod, so no further certificates are needed. A client without a certificate passes,
-/// and is not a pod.
+/// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
+///
+/// A process that can present itself to edges as a server is a server, so no further certificates are needed. A client
+/// without a certificate is accepted, but not as a peer.
 #[derive(Debug)]
 pub(crate) struct PeerCertVerifier {
     servers: Arc<WebPkiServerVerifier>,
@@ -26,18 +27,19 @@ pub(crate) struct PeerCertVerifier {
 }
 
 impl PeerCertVerifier {
-    /// Trusts certificates from `roots` for `name`, or without it for the first DNS name of this pod's chain.
+    /// Trusts certificates from `roots` for `name`, or for the first DNS name of this server's chain if `name` is
+    /// `None`.
     ///
     /// # Errors
     ///
-    /// This pod's own certificate would not pass, so no sibling's would: the reason and the remedy.
+    /// This server's own certificate would not be accepted, so no peer's would. The text contains a hint.
     pub(crate) fn new(
         roots: RootCertStore,
         name: Option<&ServerName<'static>>,
         own: &[CertificateDer<'_>],
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, String> {
-        let (leaf, above) = own.split_first().ok_or("there is no certificate of our own")?;
+        let (leaf, above) = own.split_first().ok_or("there is no server certificate")?;
         let name = match name {
             Some(name) => name.clone(),
             None => certificate::first_name(leaf).ok_or(NO_NAME)?,
@@ -45,7 +47,7 @@ impl PeerCertVerifier {
         let servers = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
             .build()
             .map_err(text)?;
-        // The dates were checked when the certificate was read, and only bring warnings.
+        // Dates are checked when the certificate is read, and only cause warnings.
         let valid = certificate::validity(leaf)?;
         let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
         let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
@@ -53,7 +55,7 @@ impl PeerCertVerifier {
         Ok(Self { servers, name })
     }
 
-    /// The name that pods' certificates carry.
+    /// Returns the name that servers' certificates contain.
     pub(crate) fn name(&self) -> &ServerName<'static> {
         &self.name
     }
@@ -61,7 +63,7 @@ impl PeerCertVerifier {
 
 impl ClientCertVerifier for PeerCertVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // A pod has one certificate and needs no hint.
+        // A server has only one certificate and needs no hint.
         &[]
     }
 
@@ -102,8 +104,9 @@ impl ClientCertVerifier for PeerCertVerifier {
     }
 }
 
-/// Of these authorities the one that has signed a server's certificate, which comes first in its chain. Dates and names do
-/// not count.
+/// Returns the CA among `authorities` that issued a server's certificate, which is the first in its chain.
+///
+/// Dates and names are not checked.
 pub fn issuer(
     authorities: &[CertificateDer<'static>],
     chain: &[CertificateDer<'_>],
@@ -120,7 +123,7 @@ pub fn issuer(
             return false;
         }
         let servers = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-        // The name is looked at last.
+        // The verifier checks the name last.
         servers.is_ok_and(|servers| match servers.verify_server_cert(leaf, above, &name, &[], at) {
             Ok(_) => true,
             Err(Error::InvalidCertificate(cause)) => matches!(
@@ -178,27 +181,27 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
         Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => format!(
-            "our own certificate does not carry the name {name:?}, by which pods know each other: issue it anew with \
-             that name, or set mode.cloud.registry.name to one that it carries"
+            "this server's certificate does not contain the name {name:?}, which peers expect; reissue it with that \
+             name, or set mode.cloud.registry.name to a name that it contains"
         ),
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            "our own certificate was not issued by a CA of mode.cloud.stream.server.ca, so other pods refuse it: name \
-             the file of the CA that signed it"
+            "this server's certificate was not issued by a CA in mode.cloud.stream.server.ca, so peers reject it; \
+             configure the file of the CA that signed it"
                 .into()
         }
         cause => format!(
-            "our own certificate will not do as a server's for {name:?}, so other pods refuse it: {cause}; issue it anew \
-             for servers: `tunnel init` makes one"
+            "this server's certificate is not valid for a server named {name:?}, so peers reject it: {cause}; reissue \
+             it for servers, for example with `tunnel init`"
         ),
     }
 }
 
-const NO_NAME: &str = "our own certificate carries no DNS name by which pods could know each other: issue it anew with \
-                       one, the same for all pods";
+const NO_NAME: &str = "this server's certificate contains no DNS name for peers to check; reissue it with one, the \
+                       same for all servers";
 
-// Edges that show a certificate: which of them are trusted at the port for links, and that they are clients nowhere.
+// Certificates of edges: which are trusted at the port for links. Nowhere are they trusted as clients.
 
-/// What edges' certificates are: issued by a CA of this file, with exactly the subject `EDGE`.
+/// The certificates of edges: issued by a CA in this file, with exactly the subject `EDGE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeCerts {
     /// The file of CAs.
@@ -206,8 +209,9 @@ pub struct EdgeCerts {
 }
 
 impl EdgeCerts {
-    /// The node whose certificate this is: its one DNS name; `None`: it is not an edge's, inner `None`: it has none, or several.
-    /// Whether it is to be believed was settled by the handshake.
+    /// Returns the node of an edge's certificate: its only DNS name. The handshake has verified the certificate.
+    ///
+    /// Returns `None` if it is not an edge's certificate, and `Some(None)` if it has no DNS name or several.
     pub fn node(der: &[u8]) -> Option<Option<String>> {
         certificate::is_edges(der).then(|| match certificate::dns_names(der).as_slice() {
             [node] => Some(node.clone()),
@@ -215,8 +219,9 @@ impl EdgeCerts {
         })
     }
 
-    /// An error if one of the CAs of edges' certificates is one of that file, too, in whichever certificate: a cluster's
-    /// signs for others as well, and must not make pods.
+    /// Fails if a CA for edges' certificates is also in the other file, even with another certificate.
+    ///
+    /// A cluster's CA signs for others as well, and must not be able to create servers.
     pub(crate) fn check_disjoint(
         &self,
         issuers: &RootCertStore,
@@ -230,24 +235,25 @@ impl EdgeCerts {
             return Ok(());
         }
         Err(format!(
-            "{} (agent_ca) and {} (ca) hold the same authority: who signs edges' certificates signs for others, too, who \
-             could then pose as a pod; give the pods an authority of their own in ca",
+            "{} (agent_ca) and {} (ca) contain the same CA, which also signs certificates for others, who could then \
+             impersonate a server; use a separate CA for servers in ca",
             self.ca.display(),
             path.display()
         ))
     }
 }
 
-/// Believes certificates with the subject of edges' by one rule, and all others by another: no CA makes both.
+/// Verifies certificates with the subject of edges by one rule, and all others by another, so that no CA can issue
+/// both.
 #[derive(Debug)]
 pub(crate) struct EdgeCertVerifier {
     issued: Arc<dyn ClientCertVerifier>,
-    /// `None`: nobody else may show one.
+    /// `None` if no other client may present a certificate.
     others: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl EdgeCertVerifier {
-    /// `issued` believes those of the agents' CAs.
+    /// Creates a verifier. `issued` trusts the CAs for edges' certificates.
     pub(crate) fn new(
         issued: Arc<dyn ClientCertVerifier>,
         others: Option<Arc<dyn ClientCertVerifier>>,
@@ -258,7 +264,7 @@ impl EdgeCertVerifier {
 
 impl ClientCertVerifier for EdgeCertVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Who calls has one certificate and needs no hint.
+        // Clients have only one certificate and need no hint.
         &[]
     }
 
@@ -304,8 +310,9 @@ impl ClientCertVerifier for EdgeCertVerifier {
     }
 }
 
-/// Trusts clients by another rule, but never by a certificate that was made for an edge: a node, or a thief of its disk,
-/// would otherwise be a client of all other nodes.
+/// Trusts clients by another rule, but never by a certificate that was issued for an edge.
+///
+/// Otherwise a node, or a thief of its disk, would be a client of all other nodes.
 #[derive(Debug)]
 pub(crate) struct ClientVerifier(pub(crate) Arc<dyn ClientCertVerifier>);
 
@@ -366,7 +373,7 @@ mod tests {
 
     use super::*;
 
-    /// A cluster's authority, in a folder.
+    /// A cluster's CA, in a directory.
     struct Cluster {
         issuer: Issuer<'static, KeyPair>,
         dir: tempfile::TempDir,
@@ -381,7 +388,7 @@ mod tests {
             Self { issuer: Issuer::new(params, key), dir }
         }
 
-        /// A client's certificate of that subject for these nodes.
+        /// Issues a client certificate with this subject for these nodes.
         fn issue(&self, common_name: &str, nodes: &[&str]) -> Identity {
             let names: Vec<_> = nodes.iter().map(|node| (*node).to_owned()).collect();
             let mut params = CertificateParams::new(names).unwrap();
@@ -413,7 +420,7 @@ mod tests {
         std::fs::write(&file, both).unwrap();
         for shared in [cloud.ca(), file] {
             let why = load(shared).map(drop).unwrap_err().to_string();
-            assert!(why.contains("hold the same authority") && why.contains("of their own in ca"), "{why}");
+            assert!(why.contains("contain the same CA") && why.contains("for servers in ca"), "{why}");
         }
     }
 
@@ -453,11 +460,11 @@ mod tests {
             accepted.map_err(|cause| cause.to_string())
         };
         assert_eq!(shows(None).await, Ok(None));
-        assert_eq!(shows(Some(peer_server)).await, Ok(Some(None)), "it is no edge's");
+        assert_eq!(shows(Some(peer_server)).await, Ok(Some(None)), "not an edge's certificate");
         let node = Some(Some(Some("node1".to_owned())));
         assert_eq!(shows(Some(cluster.issue(EDGE.0, &["node1"]))).await, Ok(node));
         let several = shows(Some(cluster.issue(EDGE.0, &["node1", "node2"]))).await;
-        assert_eq!(several, Ok(Some(Some(None))), "it is no one node's");
+        assert_eq!(several, Ok(Some(Some(None))), "not the certificate of a single node");
         for foreign in [other.issue(EDGE.0, &["node1"]), cluster.issue("system:node:node1", &["node1"])] {
             assert!(shows(Some(foreign)).await.is_err());
         }

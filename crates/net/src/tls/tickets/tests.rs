@@ -15,12 +15,12 @@ use crate::tls::{self, Identity, Trust, roots};
 
 use super::*;
 
-/// A pod that has just started with these files.
+/// Returns a server that has just started with these files.
 fn peer_server(identity: &Identity, clients: ClientAuth) -> Arc<ServerConfig> {
     server(identity.clone(), clients).load()
 }
 
-/// How an edge and a pod come to a session.
+/// Connects an edge to a server. Returns how they established the session.
 pub(crate) async fn meet(edge: &Arc<ClientConfig>, peer_server: &Arc<ServerConfig>) -> HandshakeKind {
     let (near, far) = duplex(1 << 16);
     let accept = async {
@@ -31,7 +31,7 @@ pub(crate) async fn meet(edge: &Arc<ClientConfig>, peer_server: &Arc<ServerConfi
     let connect = async {
         let name = ServerName::try_from("a.b").unwrap();
         let mut tls = TlsConnector::from(edge.clone()).connect(name, near).await.unwrap();
-        // Tickets come behind the handshake.
+        // Tickets follow the handshake.
         tls.read_u8().await.unwrap();
         tls.get_ref().1.handshake_kind().unwrap()
     };
@@ -108,7 +108,7 @@ async fn tickets_of_tls_1_2_are_for_the_server_alone_that_gave_them() {
     assert_eq!(meet(&edge, &peer_server(&identity, ClientAuth::Anonymous)).await, HandshakeKind::Full);
 }
 
-/// A client of TLS 1.2 with that certificate, which resumes sessions in these ways.
+/// Returns a client of TLS 1.2 with that certificate and these kinds of resumption.
 fn client_of_tls12(ca: &Authority, shows: &Identity, ways: Tls12Resumption) -> Arc<ClientConfig> {
     let read = |path: &std::path::Path| std::fs::read(path).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -124,7 +124,7 @@ fn client_of_tls12(ca: &Authority, shows: &Identity, ways: Tls12Resumption) -> A
     Arc::new(config)
 }
 
-/// As [`meet`]; `None` if the server refuses.
+/// Like [`meet`], but returns `None` if the server rejects the client.
 async fn is_met(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Option<HandshakeKind> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
@@ -158,7 +158,7 @@ async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticke
     let agents = ClientAuth::Edges(EdgeCerts { ca: cluster.ca() }, Box::new(peers()));
     for (port, clients, shows) in [
         ("egress, HTTPS", ClientAuth::Required(ca.ca()), ca.issue_for("c", "client", 2020..2030)),
-        ("links of pods", peers(), ca.issue_for("p", "a.b", 2020..2030)),
+        ("links of peers", peers(), ca.issue_for("p", "a.b", 2020..2030)),
         ("links of edges", agents, edges),
     ] {
         for (ways, again) in [
@@ -178,10 +178,10 @@ async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticke
     }
 }
 
-/// The middle of that year.
+/// The middle of 2029.
 const YEAR_2029: u64 = 1_877_000_000;
 
-/// A session as the library writes it, as far as it is looked at.
+/// A session in the library's format, up to the last field that is parsed.
 const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];
 
 fn tickets(key: &[u8], until: u64, clock: &SetTime) -> Tickets {
@@ -243,7 +243,7 @@ fn what_was_sealed_by_another_key_or_changed_on_its_way_is_not_opened() {
         assert_eq!(one.decrypt(&changed), None, "byte {at}");
         assert_eq!(one.decrypt(&made[..at]), None, "{at} bytes");
     }
-    assert_ne!(made, one.encrypt(SESSION).unwrap(), "each has a nonce of its own");
+    assert_ne!(made, one.encrypt(SESSION).unwrap(), "each ticket has its own nonce");
 }
 
 #[test]
@@ -274,6 +274,6 @@ fn of_a_session_its_version_and_the_clients_own_certificate_are_read() {
         assert_eq!(TicketSession::read(&whole[..len]), None, "{len} bytes");
     }
     let tickets = tickets(b"key", u64::MAX, &clock());
-    assert_eq!(tickets.encrypt(&[2, 3, 4, 9, 9, 0, 1, 0]), None, "whatever that is");
-    assert_eq!(tickets.encrypt(&whole), None, "what is no certificate is not valid");
+    assert_eq!(tickets.encrypt(&[2, 3, 4, 9, 9, 0, 1, 0]), None, "unknown format");
+    assert_eq!(tickets.encrypt(&whole), None, "an invalid certificate is not valid now");
 }
