@@ -515,7 +515,7 @@ const ANSWER: &str = r#"end=$(printf '\r'); while read -r line && [ "$line" != "
 printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
 "#;
 /// How a line of the access log tells that its client was caught.
-pub(crate) const FRONT: &str = "front=\"intercept\"";
+pub(crate) const FRONT: &str = "listener=\"intercept\"";
 /// What has addresses of nodes that have left given up soon.
 const SHORT: &str = "[mode.cloud.session]\ngrace = \"1s\"\n";
 /// A machine that is no node.
