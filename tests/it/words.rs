@@ -40,8 +40,8 @@ impl Lines {
         let sums =
             text.lines().filter(|line| line.contains("similar refusals not logged") && line.contains(cause));
         let more = sums.map(|line| {
-            let (_, count) = line.split_once("suppressed=").unwrap();
-            count.split(' ').next().unwrap().parse::<usize>().unwrap()
+            let (_, behind) = line.split_once("suppressed=").unwrap();
+            behind.split(' ').next().unwrap().parse::<usize>().unwrap()
         });
         more.sum::<usize>() + self.count(part)
     }
