@@ -31,7 +31,7 @@ fn a_wrong_line_is_told_with_what_is_wanted() {
         ("connect node1:22 --through=http://127.0.0.1:1", 69, "refused the connection"),
         ("join", 64, "<CLOUD:PORT>"),
         ("join nowhere --invite CODE --node edge7", 64, "has no port; expected host:port"),
-        ("join localhost:1 --invite short --node edge7", 64, "want the 44 letters, digits, - and _"),
+        ("join localhost:1 --invite short --node edge7", 64, "expected the 44 letters, digits, - and _"),
         ("join localhost:1 --invite CODE --node x/y", 64, "is not a name"),
         ("join localhost:1 --invite CODE --node edge7 --to relative", 64, "--to"),
     ] {
