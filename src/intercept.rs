@@ -267,8 +267,8 @@ fn judge(output: &Output) -> Result<String, InterceptError> {
 }
 
 // Ownership of a table. Next to it is an empty table that the kernel reserves for one socket (`NFT_TABLE_F_OWNER`). The
-// kernel lets no other process change it, and deletes it with that socket, however the process ends. The table belongs to
-// the network namespace, so servers with separate process IDs and files see each other's table. Creating it requires
+// kernel lets no other process change it, and deletes it with that socket, however the process ends. The table belongs
+// to the network namespace, so servers with separate process IDs and files see each other's table. Creating it requires
 // CAP_NET_ADMIN there.
 //
 // Uses netlink directly, as the socket must stay open, and nft's closes with nft.

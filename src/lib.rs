@@ -1,9 +1,9 @@
 //! `tunnel`: reach edge nodes behind NAT by name, through HTTP CONNECT.
 //!
-//! An **edge** runs on each node and dials a **server**. The gRPC stream between them is a **link**. A **session** is one
-//! proxied TCP connection: a byte stream in each direction, with two ends. The **opener** (here the server's listener)
-//! requests it, and the **acceptor** (at the edge) dials the **target**. A session is not bound to its link: if the link
-//! is lost, the opener resumes the session over the next one.
+//! An **edge** runs on each node and dials a **server**. The gRPC stream between them is a **link**. A **session** is
+//! one proxied TCP connection: a byte stream in each direction, with two ends. The **opener** (here the server's
+//! listener) requests it, and the **acceptor** (at the edge) dials the **target**. A session is not bound to its link:
+//! if the link is lost, the opener resumes the session over the next one.
 //!
 //! docs/architecture.md explains the design, docs/protocol.md the frames of a link, docs/glossary.md the terms.
 //!
@@ -32,11 +32,11 @@
 //!                   session_io                                           session_io
 //! ```
 //!
-//! Frames are pulled, not pushed. `copy_bidirectional` writes bytes into the session's send buffer while it has room and
-//! wakes the link's [`link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can take more, the link
-//! sender asks its schedule for the next session and takes one frame from it. Bytes wait in their own session, so order
-//! and fairness are decided at the last moment, and resuming a session only moves its send position back. A slow reader
-//! uses up its own window and stops only its own session.
+//! Frames are pulled, not pushed. `copy_bidirectional` writes bytes into the session's send buffer while it has room
+//! and wakes the link's [`link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can take more, the
+//! link sender asks its schedule for the next session and takes one frame from it. Bytes wait in their own session, so
+//! order and fairness are decided at the last moment, and resuming a session only moves its send position back. A slow
+//! reader uses up its own window and stops only its own session.
 //!
 //! # Several servers
 //!
@@ -50,16 +50,17 @@
 //! that gains a node's link announces it to the replicas at once. They notify the servers concerned, so the old server
 //! drops its link and sessions follow without waiting for DNS.
 //!
-//! One search serves the sessions that clients open, that edges open, and that are resumed through a server ([`route`]).
-//! It queries one path at a time, and the next one after 3 s without an answer or if the node is not connected there. It
-//! ends as soon as the node connects. A node that is connected nowhere is waited for up to 3 s if it was there a moment
-//! ago, and is not searched for again for 1 s. A server between two others only relays frames
-//! ([`link::table::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an edge
-//! with a plain link, its server is the session's end.
+//! One search serves the sessions that clients open, that edges open, and that are resumed through a server
+//! ([`route`]). It queries one path at a time, and the next one after 3 s without an answer or if the node is not
+//! connected there. It ends as soon as the node connects. A node that is connected nowhere is waited for up to 3 s if
+//! it was there a moment ago, and is not searched for again for 1 s. A server between two others only relays frames
+//! ([`link::table::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an
+//! edge with a plain link, its server is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. A read loop does nothing slow. A remote cannot make this
-//! process queue more bytes than were reserved for it. No two locks are held at once, and none across an await. The pure
-//! parts ([`proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return effects.
+//! process queue more bytes than were reserved for it. No two locks are held at once, and none across an await. The
+//! pure parts ([`proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
+//! effects.
 
 pub mod acceptor;
 pub mod admin;

@@ -96,7 +96,8 @@ impl Startup {
         self.faults.push(StartupError { kind, fault });
     }
 
-    /// Returns a result's value, or `None` if it is an error. The error is recorded unless one of its keys is not checked.
+    /// Returns a result's value, or `None` if it is an error. The error is recorded unless one of its keys is not
+    /// checked.
     pub fn collect<T>(
         &mut self,
         kind: StartupErrorKind,

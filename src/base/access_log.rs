@@ -122,9 +122,9 @@ impl Drop for AccessLogEntry {
 
 // Limits log lines about refusals, so that no client can fill the log.
 
-/// A limiter that allows [`EACH`] refusals a second for each reason and source, and sums up the rest. Cheap to clone.
+/// A limiter that allows `EACH` refusals a second for each reason and source, and sums up the rest. Cheap to clone.
 ///
-/// Sources beyond [`MAX_SOURCES_PER_SECOND`] share one count for each reason.
+/// Sources beyond `MAX_SOURCES_PER_SECOND` share one count for each reason.
 #[derive(Debug, Clone, Default)]
 pub struct RefusalLogLimiter(Arc<Mutex<Second>>);
 

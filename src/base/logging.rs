@@ -311,7 +311,7 @@ pub fn log_trouble() -> String {
 
 // Makes text of remotes and clients safe to show in a log, a status line or a page.
 
-/// Returns a remote's text as one printable line of at most [`MAX_PRINTED_BYTES`] bytes. Replaces each character that
+/// Returns a remote's text as one printable line of at most `MAX_PRINTED_BYTES` bytes. Replaces each character that
 /// could end a line, move a cursor or change the direction of writing with a space.
 ///
 /// Every text of a remote passes through here when it is read, so that later code can use it safely.

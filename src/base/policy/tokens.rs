@@ -139,7 +139,7 @@ impl Tokens {
         self.lines.iter().any(|(node, token)| token.is_empty() && node != DEFAULT)
     }
 
-    /// Returns the faulty lines, counted from 1, with their errors; at most [`MAX_FAULTS`].
+    /// Returns the faulty lines, counted from 1, with their errors; at most `MAX_FAULTS`.
     pub fn faults(&self) -> &[(usize, &'static str)] {
         &self.faults
     }

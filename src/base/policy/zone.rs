@@ -38,7 +38,7 @@ pub enum DnsNameError {
 
 impl Zone {
     /// Creates a zone. `suffix` is lower case, without leading or trailing dots, and may be empty. Then `vouched`
-    /// returns true for names of several labels that are known to be nodes', in addition to those that match
+    /// returns true for names of several labels that are known to be nodes', in addition to names that match
     /// `patterns`. It must be fast.
     pub fn new(
         suffix: String,
