@@ -1,4 +1,4 @@
-//! How an etcd is reached: its members, tried in turn, and the calls to one of them.
+//! An etcd client: members, tried in turn, and calls to one member.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,56 +29,57 @@ use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
-/// An etcd, and how to be let in.
+/// An etcd cluster and the credentials for it.
 #[derive(Debug, Clone)]
 pub struct EtcdAccess {
-    /// Its members, tried in turn: whether each takes TLS, and its address; at least one.
+    /// Members, tried in turn: whether each uses TLS, and its address. At least one.
     pub members: Vec<(bool, Target)>,
-    /// PEM file of the authority that members are believed with; members with TLS need one.
+    /// PEM file of the CA for the members' certificates; required for members with TLS.
     pub ca: Option<PathBuf>,
-    /// What we show of ourselves.
+    /// Client certificate.
     pub identity: Option<Identity>,
-    /// User, and the file of the password, which is read at each login.
+    /// User and password file, which is read at each login.
     pub login: Option<(String, PathBuf)>,
 }
 
-/// What a member of an etcd answers, once it has.
+/// The future of a call to an etcd member.
 pub type EtcdAnswer<'a, T> = BoxFuture<'a, Result<T, EtcdError>>;
 
-/// Makes connections to the members of an etcd.
+/// A connector to the members of an etcd.
 pub trait EtcdDialer: fmt::Debug + Send + Sync {
-    /// How many members there are.
+    /// Returns the number of members.
     fn members(&self) -> usize;
 
-    /// Connects to the member of that number, from 0 on, and logs in there if need be. Takes twice [`CALL_TIMEOUT`] at most.
+    /// Connects to the member of this index (from 0), and logs in if required. Takes at most twice [`CALL_TIMEOUT`].
     fn open(&self, member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>>;
 }
 
-/// What a member of an etcd is asked. Each call takes [`CALL_TIMEOUT`] at most; one that is dropped may be carried out.
+/// Calls to an etcd member. Each takes at most [`CALL_TIMEOUT`]; a call that is dropped may still be carried out.
 pub trait EtcdCalls: fmt::Debug + Send + Sync {
-    /// A lease of this length; its id.
+    /// Creates a lease of this length and returns its ID.
     fn grant(&self, length: Duration) -> EtcdAnswer<'_, i64>;
 
-    /// Whether there still is such a lease, from now on for its whole length.
+    /// Renews a lease for its whole length. Returns false if it does not exist.
     fn keep_alive(&self, lease: i64) -> EtcdAnswer<'_, bool>;
 
-    /// Ends a lease, and with it its keys. One that is gone already is ended.
+    /// Revokes a lease and deletes its keys. A lease that no longer exists is no error.
     fn revoke(&self, lease: i64) -> EtcdAnswer<'_, ()>;
 
-    /// Writes a key, which goes with the lease.
+    /// Writes a key, which is deleted with the lease.
     fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> EtcdAnswer<'_, ()>;
 
-    /// Deletes a key, if it is there.
+    /// Deletes a key if it exists.
     fn delete(&self, key: Vec<u8>) -> EtcdAnswer<'_, ()>;
 
-    /// A key's value, and when it was last changed; `None`: there is no such key.
+    /// Returns a key's value and modification revision, or `None` if the key does not exist.
     fn get(&self, key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>>;
 
-    /// Writes a key if it was last changed then, 0 for one that must not be there. Whether it was.
+    /// Writes a key if its modification revision is `last_changed` (0 if the key must not exist). Returns true if it
+    /// was.
     fn swap(&self, key: Vec<u8>, last_changed: i64, value: Vec<u8>) -> EtcdAnswer<'_, bool>;
 }
 
-/// The member that is asked, and the connection to it.
+/// The current member and the connection to it.
 #[derive(Debug)]
 pub(crate) struct EtcdEndpoints {
     dialer: Arc<dyn EtcdDialer>,
@@ -87,17 +88,17 @@ pub(crate) struct EtcdEndpoints {
 }
 
 impl EtcdEndpoints {
-    /// Nothing is asked yet.
+    /// Creates the list without connecting.
     pub(crate) fn new(dialer: Arc<dyn EtcdDialer>) -> Self {
         Self { dialer, turn: 0, connection: None }
     }
 
-    /// How many there are.
+    /// Returns the number of members.
     pub(crate) fn len(&self) -> usize {
         self.dialer.members()
     }
 
-    /// The connection that there is, or a new one.
+    /// Returns the current connection, or connects.
     pub(crate) async fn connected(&mut self) -> Result<&Arc<dyn EtcdCalls>, EtcdError> {
         if self.connection.is_none() {
             self.connection = Some(self.dialer.open(self.turn % self.len().max(1)).await?);
@@ -105,19 +106,19 @@ impl EtcdEndpoints {
         self.connection.as_ref().ok_or(EtcdError::NoMember)
     }
 
-    /// The next question begins with a new connection, and a new login.
+    /// Drops the connection: the next call connects and logs in again.
     pub(crate) fn forget(&mut self) {
         self.connection = None;
     }
 
-    /// The next question goes to the next member.
+    /// Drops the connection and selects the next member.
     pub(crate) fn next(&mut self) {
         self.forget();
         self.turn = self.turn.wrapping_add(1);
     }
 }
 
-/// Dials members as the settings say.
+/// A connector that uses the configured credentials.
 #[derive(Debug)]
 pub(crate) struct GrpcDialer {
     access: EtcdAccess,
@@ -134,14 +135,14 @@ impl GrpcDialer {
         let (tls, at) = members.get(member).ok_or(EtcdError::NoMember)?;
         let tls = match (tls, ca) {
             (false, _) => None,
-            (true, None) => return Err(EtcdError::Tls("no authority is named".into())),
+            (true, None) => return Err(EtcdError::Tls("no CA is configured".into())),
             (true, Some(ca)) => {
                 let client = TlsClientConfig {
                     trust: Trust::Ca(ca.clone()),
                     identity: identity.clone(),
                     alpn: vec![b"h2".to_vec()],
                 };
-                // Read at each connection, so a renewed certificate needs no watching.
+                // Read for each connection, so that renewed certificates need no watcher.
                 let loaded = tokio::task::spawn_blocking(|| client.load()).await;
                 let loaded = loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?;
                 Some(loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?.load())
@@ -161,67 +162,67 @@ impl EtcdDialer for GrpcDialer {
     }
 }
 
-/// For a connection and for each call: a lease must outlast one member that does not answer and the try at the next.
+/// Timeout for connecting and for each call. A lease must outlast one unresponsive member and the attempt at the next.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-// The calls to one member of an etcd: the only place that knows its messages.
+// Calls to one member. Only this section knows etcd's messages.
 
-/// The messages of `proto/etcd.proto`, compiled.
+/// Generated messages of `proto/etcd.proto`.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
 pub(crate) mod wire {
     include!(concat!(env!("OUT_DIR"), "/etcdserverpb.rs"));
 }
 
-/// Why etcd did not do as asked.
+/// Error of an etcd call.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// The list of members is empty.
-    #[error("no etcd member is named")]
+    #[error("no etcd member is configured")]
     NoMember,
-    /// It cannot be reached. Usual causes: it is down, a firewall, or TLS that does not fit.
+    /// The member cannot be reached. Usual causes: it is down, a firewall, or mismatched TLS settings.
     #[error("etcd at {at}: {cause}")]
     Unreachable {
-        /// Which member.
+        /// Address of the member.
         at: Target,
-        /// All that is known.
+        /// Error text.
         cause: String,
     },
-    /// Files for TLS will not do.
+    /// The TLS files are not usable.
     #[error("etcd_ca, etcd_cert, etcd_key: {0}")]
     Tls(String),
-    /// The password cannot be read.
+    /// The password file cannot be read.
     #[error("etcd_password_file {}: {cause}", .path.display())]
     Password {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         cause: io::Error,
     },
-    /// It answered no.
+    /// The member returned an error.
     #[error("etcd at {at}: {} ({:?})", printable(.status.message()), .status.code())]
     Refused {
-        /// Which member.
+        /// Address of the member.
         at: Target,
-        /// Its answer.
+        /// Status that it returned.
         status: Box<Status>,
     },
-    /// The lease is gone.
-    #[error("etcd has forgotten the lease")]
+    /// The lease no longer exists.
+    #[error("the lease no longer exists in etcd")]
     LeaseLost,
 }
 
-/// What an error asks for.
+/// How to recover from an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
-    /// To log in again.
+    /// Log in again.
     LoggedOut,
-    /// A new lease.
+    /// Create a new lease.
     LeaseLost,
-    /// Another member.
+    /// Try another member.
     Other,
 }
 
-/// One member, reached and logged in to.
+/// A connection to one member, logged in if required.
 pub(crate) struct Connection {
     at: Target,
     channel: Channel,
@@ -234,7 +235,7 @@ impl EtcdError {
             Self::LeaseLost => ErrorKind::LeaseLost,
             Self::Refused { status, .. } => match status.code() {
                 Code::Unauthenticated => ErrorKind::LoggedOut,
-                // A token from before users or roles were changed.
+                // The token was issued before users or roles were changed.
                 Code::InvalidArgument if status.message().contains("auth") => ErrorKind::LoggedOut,
                 Code::NotFound => ErrorKind::LeaseLost,
                 _ => ErrorKind::Other,
@@ -254,7 +255,7 @@ impl Connection {
     ) -> Result<Self, EtcdError> {
         let unreachable =
             |cause: &dyn fmt::Display| EtcdError::Unreachable { at: at.clone(), cause: cause.to_string() };
-        // "http" though it may be TLS: tonic must leave that to our connector.
+        // "http" even with TLS: tonic must leave TLS to this connector.
         let endpoint =
             Endpoint::from_shared(format!("http://{at}")).map_err(|e| unreachable(&cause_of(&e)))?;
         let endpoint = endpoint.timeout(CALL_TIMEOUT);
@@ -265,7 +266,7 @@ impl Connection {
         });
         let opened = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;
         let channel = opened
-            .map_err(|_| unreachable(&format_args!("no answer within {CALL_TIMEOUT:?}")))?
+            .map_err(|_| unreachable(&format_args!("no response within {CALL_TIMEOUT:?}")))?
             .map_err(|e| unreachable(&cause_of(&e)))?;
         let mut connection = Self { at: at.clone(), channel, token: None };
         if let Some((user, password_file)) = login {
@@ -280,7 +281,10 @@ impl Connection {
         let password = password.trim_end_matches(['\r', '\n']).to_owned();
         let message = Request::new(AuthenticateRequest { name: user.to_owned(), password });
         let answer = self.checked(AuthClient::new(self.channel.clone()).authenticate(message).await)?;
-        answer.token.parse().map_err(|_| self.refused(Status::internal("a token that cannot be sent")))
+        answer
+            .token
+            .parse()
+            .map_err(|_| self.refused(Status::internal("the login token is not a valid header value")))
     }
 
     fn request<T>(&self, message: T) -> Request<T> {
@@ -322,7 +326,7 @@ impl EtcdCalls for Connection {
             };
             let answer = timeout(CALL_TIMEOUT, asking).await;
             let answer =
-                answer.map_err(|_| self.refused(Status::deadline_exceeded("no answer in time")))??;
+                answer.map_err(|_| self.refused(Status::deadline_exceeded("no response in time")))??;
             Ok(answer.is_some_and(|answer| answer.ttl > 0))
         }
         .boxed()
@@ -405,12 +409,12 @@ async fn connect(at: &Target, tls: Option<Arc<ClientConfig>>, resolver: &Resolve
     Ok(Either::Right(TlsConnector::from(tls).connect(name, socket).await?))
 }
 
-/// An error with its causes: tonic's own words are just "transport error".
+/// Returns an error's root cause: tonic's own text is just "transport error".
 fn cause_of(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// etcd's numbers of comparisons.
+/// etcd's numbers for comparisons.
 const COMPARE_EQUAL: i32 = 0;
 const COMPARE_MOD_REVISION: i32 = 2;

@@ -1,8 +1,8 @@
-//! Traffic of this machine that is caught on its way to nodes: a table of nftables leads what is sent to their addresses,
-//! at some ports, to listeners of ours, which learn from the kernel where it was meant to go.
+//! Interception of this machine's traffic to nodes. An nftables table redirects connections to their addresses, at some
+//! ports, to local listeners, which query the kernel for the original destination.
 //!
-//! The table is the kernel's, and stays when its owner dies. So its ports are forgotten unless they are renewed, and
-//! whoever comes then may take it over.
+//! The table belongs to the kernel and outlives its owner. So its ports expire unless they are renewed, and the next
+//! process may take the table over.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
@@ -32,71 +32,72 @@ use tracing::{debug, info, warn};
 
 use tunnel_net::tcp_info::{self, find, split};
 
-/// What is caught, and where it is led.
+/// What is intercepted, and where it is redirected.
 #[derive(Debug, Clone)]
 pub struct InterceptRules {
-    /// The table's name; its family is inet.
+    /// Name of the table; its family is inet.
     pub table: String,
-    /// What connections carry that are never caught, as they are our own.
+    /// Mark of the server's own connections, which are never intercepted.
     pub mark: u32,
-    /// Which bits of a connection's mark are compared.
+    /// Bits of a connection's mark that are compared.
     pub mask: u32,
-    /// The port of the listener at 127.0.0.1.
+    /// Port of the listener at 127.0.0.1.
     pub v4: Option<u16>,
-    /// The one at `::1`.
+    /// Port of the listener at `::1`.
     pub v6: Option<u16>,
-    /// Networks whose traffic is caught that passes through this machine, and the port of the listener for it.
+    /// Networks of which forwarded traffic is intercepted, and the port of the listener for it.
     pub forwarded: Option<(Vec<IpNet>, u16)>,
 }
 
-/// The table of this process. Dropped without [`Self::delete`] it stays in the kernel, until its ports are forgotten.
+/// The table of this process. If it is dropped without [`Self::delete`], it stays in the kernel until its ports expire.
 #[derive(Debug)]
 pub struct NftTable {
     catch: InterceptRules,
-    /// What the kernel has; `None`: that is not known, so all is made anew.
+    /// Sets in the kernel; `None` if unknown, so that the next update rebuilds the table.
     kept: Option<Sets>,
-    /// Shows others that the owner lives.
+    /// Shows other processes that the owner is alive.
     _owner: TableOwner,
 }
 
-/// Why nothing can be caught.
+/// Error setting up the interception.
 #[derive(Debug, thiserror::Error)]
 pub enum InterceptError {
     /// Usual cause: the package is missing.
-    #[error("the program nft cannot be run: {0}; install nftables, or take an image that contains it")]
+    #[error("cannot run nft: {0}; install nftables, or use an image that contains it")]
     Program(io::Error),
     /// Usual cause: a container without that capability, or a user that is not root.
     #[error(
-        "this process may not change its network's nftables: it lacks CAP_NET_ADMIN (in Kubernetes: \
-         securityContext.capabilities.add = [\"NET_ADMIN\"], and runAsUser = 0)"
+        "cannot change nftables of this network: CAP_NET_ADMIN is missing; in Kubernetes set \
+         securityContext.capabilities.add = [\"NET_ADMIN\"] and runAsUser = 0"
     )]
     Denied,
-    /// Another process has it.
+    /// Another process owns the table.
     #[error(
-        "the table inet {0} belongs to another process, which is alive: stop that one, or choose another name"
+        "table inet {0} belongs to another running process; stop that process, or choose another table name"
     )]
     Owned(String),
-    /// It is there, and not as we make it.
-    #[error("the table inet {0} is there, and not made by this program: delete it, or choose another name")]
+    /// The table exists and has another structure.
+    #[error("table inet {0} exists and was not made by this program; delete it, or choose another name")]
     Foreign(String),
-    /// The kernel knows no owners.
-    #[error("this kernel lets no process own a table of nftables: it takes Linux 5.12 or newer")]
+    /// The kernel does not support owned tables.
+    #[error("kernel does not support owned nftables tables; requires Linux 5.12 or newer")]
     KernelTooOld,
-    /// nft does not end.
-    #[error("nft has not ended within {TIMEOUT:?}")]
+    /// nft did not finish in time.
+    #[error("nft did not finish within {TIMEOUT:?}")]
     Timeout,
-    /// nft, or the kernel, refuses. Usual cause: a kernel without a module (nft_redir, nft_fib_inet, nf_conntrack).
+    /// nft or the kernel returned an error. Usual cause: a missing kernel module (nft_redir, nft_fib_inet,
+    /// nf_conntrack).
     #[error("nft: {0}")]
     Failed(String),
 }
 
 impl NftTable {
-    /// Takes the table's name, and tries whether nft and the kernel would make it; nothing is caught yet. Blocks for some
-    /// milliseconds: for start-up.
+    /// Takes ownership of the table's name, and checks that nft and the kernel accept the table. Intercepts nothing
+    /// yet. Blocks for some milliseconds: call it at startup.
     ///
     /// # Errors
     ///
-    /// What will not do.
+    /// Returns the reason if interception is not possible.
     pub fn claim(catch: InterceptRules) -> Result<Self, InterceptError> {
         let owner = TableOwner::of(&catch.table)?;
         catch.is_name_free()?;
@@ -104,12 +105,12 @@ impl NftTable {
         Ok(Self { catch, kept: None, _owner: owner })
     }
 
-    /// Makes the sets these in one transaction, the whole table where it is not there or not known to be right, and renews
-    /// the ports. Connections that wait in vain for a node or port that has joined are caught with their next packet.
+    /// Updates the sets in one transaction and renews the ports. Rebuilds the whole table if its state is unknown.
+    /// Unanswered connections to a new node or port are intercepted with their next packet.
     ///
     /// # Errors
     ///
-    /// The kernel has what it had; the next call makes the whole table anew.
+    /// The kernel's state is unchanged, and the next call rebuilds the whole table.
     pub async fn sync(&mut self, sets: &Sets) -> Result<(), InterceptError> {
         let (commands, joined) = match &self.kept {
             Some(kept) => {
@@ -127,24 +128,27 @@ impl NftTable {
         if !joined.nodes.is_empty() {
             match forget(&joined).await {
                 Ok(0) => {}
-                Ok(forgotten) => debug!(forgotten, "connections that nobody had answered are looked at anew"),
-                Err(cause) => warn!(%cause, "connections that are under way are not caught"),
+                Ok(forgotten) => debug!(
+                    conntrack_entries_deleted = forgotten,
+                    "unanswered connections will be intercepted"
+                ),
+                Err(cause) => warn!(error = %cause, "cannot intercept connections in flight"),
             }
         }
         Ok(())
     }
 
-    /// Takes the table away.
+    /// Deletes the table.
     pub async fn delete(self) {
         match run(&text(&self.catch.gone())).await {
-            Ok(()) => info!(table = self.catch.table, "the table is deleted"),
-            Err(cause) => warn!(table = self.catch.table, %cause, "the table stays"),
+            Ok(()) => info!(table = self.catch.table, "intercept table deleted"),
+            Err(cause) => warn!(table = self.catch.table, error = %cause, "cannot delete intercept table"),
         }
     }
 }
 
 impl InterceptRules {
-    /// Whether the name is free, or that of a table as we make it, whose owner has died.
+    /// Checks that the name is free, or belongs to a table of this program with a dead owner.
     fn is_name_free(&self) -> Result<(), InterceptError> {
         match wait(&["-j", "-t", "list", "table", "inet", &self.table], "") {
             Ok(listed) => {
@@ -153,21 +157,21 @@ impl InterceptRules {
                 if !ours.iter().all(has) {
                     return Err(InterceptError::Foreign(self.table.clone()));
                 }
-                info!(table = self.table, "a table is taken over whose owner has died");
+                info!(table = self.table, "taking over the table of a dead owner");
                 Ok(())
             }
-            // There is none.
+            // The table does not exist.
             Err(InterceptError::Failed(_)) => Ok(()),
             Err(cause) => Err(cause),
         }
     }
 }
 
-/// Where a connection was meant to go that is led here; where it has come to, if nobody has led it.
+/// Returns a redirected connection's original destination, or its actual destination if it was not redirected.
 ///
 /// # Errors
 ///
-/// The kernel does not know.
+/// Fails if the kernel does not know the destination.
 pub fn meant_for(socket: &TcpStream, from: IpAddr) -> io::Result<SocketAddr> {
     let known = SockRef::from(socket);
     let meant = if from.is_ipv4() { known.original_dst_v4() } else { known.original_dst_v6() }?;
@@ -175,16 +179,16 @@ pub fn meant_for(socket: &TcpStream, from: IpAddr) -> io::Result<SocketAddr> {
 }
 
 fn text(commands: &Nftables<'_>) -> String {
-    // It has neither maps nor numbers that JSON could not have.
+    // Cannot fail: the commands contain neither maps nor numbers that JSON cannot represent.
     serde_json::to_string(commands).unwrap_or_default()
 }
 
 /// nft takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-// Messages to the kernel's netfilter, as netlink has them.
+// Netlink messages to the kernel's netfilter.
 
-/// `struct nlmsghdr` of a request with its `number`, then `struct nfgenmsg` with its family and what is asked, then
+/// Builds a request: `struct nlmsghdr` with its `number`, `struct nfgenmsg` with the family and resource ID, then
 /// attributes.
 pub(crate) fn message(
     kind: u16,
@@ -203,7 +207,7 @@ pub(crate) fn message(
     message
 }
 
-/// An attribute with its value, and the bytes that fill it up.
+/// Builds an attribute with its value and padding.
 pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let len = u16::try_from(4 + value.len()).unwrap_or_default();
     let mut attribute = [&len.to_ne_bytes(), &kind.to_ne_bytes(), value].concat();
@@ -211,22 +215,22 @@ pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     attribute
 }
 
-/// The protocol of netlink.
+/// Netlink protocol number.
 pub(crate) const NETLINK_NETFILTER: i32 = 12;
-/// Both headers of a message.
+/// Length of both headers of a message in bytes.
 pub(crate) const HEADS: usize = 20;
 const NLM_F_REQUEST: u16 = 1;
 
-// Runs nft. The crate whose types make its commands would run it as well, but it leaves what nft complains of to our
-// stderr, and that says whether it is not allowed to do as told.
+// Runs nft. The nftables crate could run it too, but it leaves nft's stderr to this process. The error text there is
+// needed to recognise missing permissions.
 
-/// Has nft do all of it in one transaction. Cancel safe as far as the process ends then; it may have done so.
+/// Runs commands in one nft transaction. Cancel safe: the nft process is killed, but may already have applied them.
 pub(crate) async fn run(commands: &str) -> Result<(), InterceptError> {
     let done = async {
         let mut nft = tokio::process::Command::from(command(&["-j", "-f", "-"]));
         let mut child = nft.kill_on_drop(true).spawn().map_err(InterceptError::Program)?;
         if let Some(mut input) = child.stdin.take() {
-            // Where it ends before it has read all, it says why.
+            // If nft ends before it has read everything, its output has the reason.
             let _ = input.write_all(commands.as_bytes()).await;
         }
         judge(&child.wait_with_output().await.map_err(InterceptError::Program)?)
@@ -234,7 +238,7 @@ pub(crate) async fn run(commands: &str) -> Result<(), InterceptError> {
     timeout(TIMEOUT, done).await.unwrap_or(Err(InterceptError::Timeout)).map(drop)
 }
 
-/// As [`run`], with these arguments: what it prints. Blocks: for start-up.
+/// Like [`run`], but with these arguments, and returns the output. Blocks: call it at startup.
 pub(crate) fn wait(args: &[&str], commands: &str) -> Result<String, InterceptError> {
     let mut child = command(args).spawn().map_err(InterceptError::Program)?;
     if let Some(mut input) = child.stdin.take() {
@@ -258,35 +262,35 @@ fn judge(output: &Output) -> Result<String, InterceptError> {
     if said.contains("Operation not permitted") {
         return Err(InterceptError::Denied);
     }
-    let first = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it has failed without a word");
+    let first = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("failed without a message");
     Err(InterceptError::Failed(first.to_owned()))
 }
 
-// Who a table belongs to: beside it stands an empty one that the kernel keeps for one socket (`NFT_TABLE_F_OWNER`), lets
-// nobody else touch, and takes away with that socket, however its process ends. It is made in the network itself, so that
-// pods with process ids and files of their own see each other there, and it takes the right to change that network.
+// Ownership of a table. Next to it is an empty table that the kernel reserves for one socket (`NFT_TABLE_F_OWNER`). The
+// kernel lets no other process change it, and deletes it with that socket, however the process ends. The table belongs
+// to the network namespace, so servers with separate process IDs and files see each other's table. Creating it requires
+// CAP_NET_ADMIN there.
 //
-// Spoken with the kernel itself, as the socket has to stay, and nft's ends with nft.
+// Uses netlink directly, as the socket must stay open, and nft's closes with nft.
 
-/// Shows others that the owner of a table lives, as long as this value does.
+/// A marker that shows others that a table's owner is alive, as long as this value exists.
 #[derive(Debug)]
 pub(crate) struct TableOwner {
     _kernel: Socket,
 }
 
 impl TableOwner {
-    /// Becomes the owner of the table of that name.
+    /// Becomes the owner of the table with this name.
     ///
     /// # Errors
     ///
-    /// [`InterceptError::Owned`], [`InterceptError::Denied`], or the kernel cannot do it.
+    /// Returns [`InterceptError::Owned`], [`InterceptError::Denied`], or another error if the kernel cannot do it.
     pub(crate) fn of(table: &str) -> Result<Self, InterceptError> {
-        let failed =
-            |cause: io::Error| InterceptError::Failed(format!("the kernel does not answer: {cause}"));
+        let failed = |cause: io::Error| InterceptError::Failed(format!("cannot query the kernel: {cause}"));
         let mut kernel = tcp_info::netlink(NETLINK_NETFILTER).map_err(failed)?;
         kernel.send(&batch(&format!("{table}-owner"))).map_err(failed)?;
         let mut room = [0; OWNER_ROOM];
-        // The kernel has answered before the call returns.
+        // The kernel has responded before `send` returns.
         let len = kernel.read(&mut room).map_err(failed)?;
         match verdict(room.get(..len).unwrap_or_default()) {
             OwnResult::Made => Ok(Self { _kernel: kernel }),
@@ -301,13 +305,13 @@ impl TableOwner {
 #[derive(Debug, PartialEq, Eq)]
 enum OwnResult {
     Made,
-    /// The whole batch is refused, as the process may change nothing here.
+    /// The whole batch was refused, as the process may not change this network.
     MayNot,
-    /// The table is, with this error.
+    /// The table was refused with this error.
     Refused(i32),
 }
 
-/// What the kernel's answer says of the table.
+/// Parses the kernel's response.
 fn verdict(answer: &[u8]) -> OwnResult {
     let code = tcp_info::error(answer).raw_os_error();
     match (code, answer.get(8..12)) {
@@ -317,7 +321,7 @@ fn verdict(answer: &[u8]) -> OwnResult {
     }
 }
 
-/// One transaction that makes a table with an owner, unless there is one of that name.
+/// Builds a transaction that creates a table with an owner, unless a table with that name exists.
 fn batch(table: &str) -> Vec<u8> {
     let name = [table.as_bytes(), &[0]].concat();
     let attributes = [attribute(NFTA_TABLE_NAME, &name), attribute(NFTA_TABLE_FLAGS, &OWNER.to_be_bytes())];
@@ -332,7 +336,7 @@ fn batch(table: &str) -> Vec<u8> {
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 16;
 const NFNL_MSG_BATCH_END: u16 = 17;
-/// The subsystem; its first kind of message makes a table.
+/// The nftables subsystem; its first message type creates a table.
 const NFTABLES: u16 = 10;
 const NFPROTO_INET: u8 = 1;
 const NLM_F_ACK: u16 = 4;
@@ -344,26 +348,26 @@ const OWNER: u32 = 2;
 const EPERM: i32 = 1;
 const EEXIST: i32 = 17;
 const EOPNOTSUPP: i32 = 95;
-/// The numbers of the three messages, which the kernel's answer repeats.
+/// Sequence numbers of the three messages, which the kernel's response repeats.
 const BEGIN: u32 = 1;
 const MAKE: u32 = 2;
 const END: u32 = 3;
-/// More than an answer takes.
+/// More than the length of a response in bytes.
 const OWNER_ROOM: usize = 1024;
 
-// The table as commands for nft, in its JSON. Pure.
+// The table as nft commands in JSON. Pure.
 
-/// The addresses and ports of the sets.
+/// Addresses and ports of the table's sets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sets {
     /// Addresses of nodes.
     pub nodes: BTreeSet<IpAddr>,
-    /// Ports of theirs.
+    /// Ports of nodes.
     pub ports: BTreeSet<u16>,
 }
 
 impl InterceptRules {
-    /// The whole table with these sets, in place of whatever has its name.
+    /// Returns commands that replace any table of this name by the whole table with these sets.
     pub(crate) fn whole(&self, sets: &Sets) -> Nftables<'static> {
         let mut batch = self.without();
         batch.add(self.table());
@@ -390,7 +394,7 @@ impl InterceptRules {
         batch.to_nftables()
     }
 
-    /// From one state of the sets to another in one transaction. The ports are renewed in any case.
+    /// Returns commands that change the sets in one transaction. The ports are always renewed.
     pub(crate) fn change(&self, from: &Sets, to: &Sets) -> Nftables<'static> {
         let mut batch = Batch::new();
         for (name, left) in split_rules(from.nodes.difference(&to.nodes)) {
@@ -401,25 +405,25 @@ impl InterceptRules {
         batch.to_nftables()
     }
 
-    /// Takes the table away, whether it is there or not.
+    /// Returns commands that delete the table if it exists.
     pub(crate) fn gone(&self) -> Nftables<'static> {
         self.without().to_nftables()
     }
 
     fn without(&self) -> Batch<'static> {
         let mut batch = Batch::new();
-        // To delete what is not there is an error, to add what is there is none.
+        // Deleting a missing table is an error, adding an existing one is not: so add it first.
         batch.add(self.table());
         batch.delete(self.table());
         batch
     }
 
-    /// Adds to the nodes, and makes the ports these and no others, each for its whole time.
+    /// Adds nodes, and replaces the ports, each with its full timeout.
     fn fill(&self, batch: &mut Batch<'static>, sets: &Sets) {
         for (name, nodes) in split_rules(sets.nodes.iter()) {
             self.elements(name, nodes).into_iter().for_each(|nodes| batch.add(nodes));
         }
-        // An element that is added again keeps the time that it has left, so all are taken away first.
+        // An element that is added again keeps its remaining timeout, so all are removed first.
         let ports = Box::new(self.set(PORTS, SetType::InetService));
         batch.add_cmd(NfCmd::Flush(FlushObject::Set(ports)));
         let ports = sets.ports.iter().map(|port| Expression::Number(u32::from(*port)));
@@ -443,14 +447,14 @@ impl InterceptRules {
         }
     }
 
-    /// No command at all for no elements: nft takes an empty list for a fault.
+    /// Returns `None` for an empty list, which nft rejects.
     fn elements(&self, name: &'static str, elem: Vec<Expression<'static>>) -> Option<NfListObject<'static>> {
         let element =
             Element { family: NfFamily::INet, table: self.named(), name: name.into(), elem: elem.into() };
         (!element.elem.is_empty()).then_some(NfListObject::Element(element))
     }
 
-    /// A chain that first lets pass what is for this machine, and what is our own.
+    /// Starts a chain that first accepts traffic to this machine, and the server's own traffic.
     fn start(&self, batch: &mut Batch<'static>, name: &'static str, hook: NfHook) {
         batch.add(NfListObject::Chain(Chain {
             family: NfFamily::INet,
@@ -488,7 +492,7 @@ impl InterceptRules {
     }
 }
 
-/// Traffic to one of those nodes, at one of the ports, led to a port of this machine.
+/// Returns a rule that redirects traffic to the nodes and ports of the sets to a local port.
 fn intercepted(family: &'static str, nodes: &str, port: u16) -> Vec<Statement<'static>> {
     let to = NAT { addr: None, family: None, port: Some(Expression::Number(port.into())), flags: None };
     vec![
@@ -512,7 +516,7 @@ fn network(net: IpNet) -> Expression<'static> {
     Expression::Named(NamedExpression::Prefix(Prefix { addr, len: net.prefix_len().into() }))
 }
 
-/// The addresses of each of the two sets, with its name.
+/// Splits addresses by family, with the name of each set.
 fn split_rules<'a>(nodes: impl Iterator<Item = &'a IpAddr>) -> [(&'static str, Vec<Expression<'static>>); 2] {
     let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = nodes.partition(|ip| ip.is_ipv4());
     [(NODES4, v4), (NODES6, v6)].map(|(name, nodes)| {
@@ -520,34 +524,34 @@ fn split_rules<'a>(nodes: impl Iterator<Item = &'a IpAddr>) -> [(&'static str, V
     })
 }
 
-/// Before kube-proxy's chains, and those that YurtTunnel makes by iptables: both are at -100.
+/// Before the chains of kube-proxy, and of YurtTunnel's iptables rules: both are at -100.
 const PRIORITY: i32 = -110;
 
-/// How long a port stays in its set unless it is renewed.
+/// Timeout of a port in its set, in seconds, unless it is renewed.
 const SECONDS: u32 = 30;
 
 const OUTPUT: &str = "output";
 const PREROUTING: &str = "prerouting";
 
-/// The names of the sets, by which a table of ours is known.
+/// Names of the sets, which identify a table of this program.
 pub(crate) const NODES4: &str = "nodes4";
 pub(crate) const NODES6: &str = "nodes6";
 pub(crate) const PORTS: &str = "ports";
 
-// Connections that were under way before their target was caught: the kernel's connection tracking keeps what it
-// decided for the first packet, so that a client whose SYN has gone nowhere would wait for its patience to end. Where
-// such an entry is taken away, the client's next SYN is looked at anew.
+// Connections opened before their target was intercepted. Connection tracking keeps the decision made for the first
+// packet, so a client with an unanswered SYN would wait until its timeout. Once such an entry is deleted, the client's
+// next SYN is evaluated again.
 //
-// Spoken with the kernel itself (`ctnetlink`), as a machine that has nft need not have conntrack.
+// Uses netlink (`ctnetlink`) directly, as a machine with nft need not have the conntrack program.
 
-/// Has the kernel forget each connection to one of these nodes and ports that nobody has answered and that is not led
-/// elsewhere yet. How many those were.
+/// Deletes connection tracking entries of unanswered connections to these nodes and ports that are not redirected yet.
+/// Returns their number.
 ///
 /// # Errors
 ///
-/// The kernel does not track connections, or this process may not change that.
+/// Fails if the kernel does not track connections, or if this process may not change that.
 pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
-    // What it says of entries that are gone already is not read.
+    // Errors about entries that no longer exist are not read.
     let (mut asked, told) = (tcp_info::netlink(NETLINK_NETFILTER)?, tcp_info::netlink(NETLINK_NETFILTER)?);
     let mut forgotten = 0;
     for family in [AF_INET, AF_INET6] {
@@ -563,9 +567,9 @@ pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
     Ok(forgotten)
 }
 
-/// What names each such connection to the kernel.
+/// Returns the attributes that identify each such connection to the kernel.
 async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<Vec<u8>>> {
-    // Only what was neither answered nor led elsewhere; an older kernel tells of all.
+    // Requests only connections neither answered nor redirected; older kernels return all.
     let wanted =
         [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &REPLIED_OR_DNAT.to_be_bytes())].concat();
     kernel.send(&message(CT_GET, NLM_F_DUMP, 0, (family, 0), &wanted))?;
@@ -584,25 +588,25 @@ async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<V
             found.extend(entry.filter(Entry::is_pending).map(|entry| entry.key));
             rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         }
-        // There may be many, and others wait for this thread.
+        // There may be many entries, and other tasks wait for this thread.
         yield_now().await;
     }
 }
 
-/// A TCP connection as the kernel tells of it.
+/// A TCP connection as reported by the kernel.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
-    /// Where its first packet was sent.
+    /// Destination of its first packet.
     to: IpAddr,
     port: u16,
     status: u32,
     state: u8,
-    /// The attributes that name it.
+    /// Attributes that identify the connection.
     key: Vec<u8>,
 }
 
 impl Entry {
-    /// `None`: it is none of TCP, or lacks something.
+    /// Parses an entry. Returns `None` if it is not TCP or incomplete.
     fn read(attributes: &[u8]) -> Option<Self> {
         let tuple = find(attributes, CTA_TUPLE_ORIG)?;
         let (ip, protocol) = (find(tuple, CTA_TUPLE_IP)?, find(tuple, CTA_TUPLE_PROTO)?);
@@ -625,7 +629,7 @@ impl Entry {
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-/// Of the subsystem of connection tracking: tell of connections, forget one.
+/// Message types of the connection tracking subsystem: list connections, delete one.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_DELETE: u16 = 1 << 8 | 2;
 const NLM_F_DUMP: u16 = 0x300;
@@ -644,11 +648,11 @@ const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_STATUS_MASK: u16 = 26;
-/// An answer was seen, or the target was changed.
+/// Status bits: a reply was seen, or the destination was changed.
 const REPLIED_OR_DNAT: u32 = 1 << 1 | 1 << 5;
-/// The state of a connection whose first packet nobody has answered.
+/// State of a connection whose SYN is unanswered.
 const SYN_SENT: u8 = 1;
-/// As much as the kernel says at once.
+/// Maximum bytes that the kernel returns at once.
 const ROOM: usize = 64 * 1024;
 
 #[cfg(test)]
@@ -675,7 +679,7 @@ mod tests {
         for code in [EPERM, EEXIST, EOPNOTSUPP] {
             assert_eq!(verdict(&answer(MAKE, code)), OwnResult::Refused(code));
         }
-        assert_eq!(verdict(&[]), OwnResult::Refused(EOPNOTSUPP), "no answer makes no owner");
+        assert_eq!(verdict(&[]), OwnResult::Refused(EOPNOTSUPP), "without a response there is no ownership");
     }
 
     #[test]
@@ -717,7 +721,7 @@ mod rules_tests {
         Sets { nodes, ports: ports.iter().copied().collect() }
     }
 
-    /// The commands, each as its verb, its object's kind, and the object.
+    /// Returns the commands, each as its verb, its object's kind, and the object.
     fn commands(all: &Nftables<'_>) -> Vec<(String, String, Value)> {
         let Value::Object(mut whole) = serde_json::to_value(all).unwrap() else { panic!("an object") };
         let Some(Value::Array(commands)) = whole.remove("nftables") else { panic!("a list") };
@@ -743,7 +747,7 @@ mod rules_tests {
         rules.map(|(.., rule)| &rule["expr"]).collect()
     }
 
-    /// What the kernel's sets hold behind these commands, and an error where it would refuse one.
+    /// Applies commands to the kernel's sets. Panics if the kernel would refuse one.
     fn applied(all: &Nftables<'_>, held: &mut BTreeMap<String, BTreeSet<String>>) {
         for (verb, kind, of) in commands(all) {
             let name = of["name"].as_str().unwrap_or_default().to_owned();
@@ -754,10 +758,10 @@ mod rules_tests {
                 ("add" | "delete", "element") => {
                     let set = held.get_mut(&name).unwrap();
                     let elements = of["elem"].as_array().unwrap();
-                    assert!(!elements.is_empty(), "nft takes no empty list");
+                    assert!(!elements.is_empty(), "nft rejects empty lists");
                     for element in elements {
                         let element = element.to_string();
-                        // To delete what is not there fails the whole transaction.
+                        // Deleting a missing element fails the whole transaction.
                         assert!(if verb == "add" { set.insert(element) } else { set.remove(&element) });
                     }
                 }
@@ -781,7 +785,7 @@ mod rules_tests {
         for (chain, hook) in [("output", "output"), ("prerouting", "prerouting")] {
             let rules = rules(&all, chain);
             assert_eq!((rules[0], rules[1]), (&local, &ours), "{chain}");
-            assert_eq!(rules.len(), 4, "{chain}: and one for each family, or network");
+            assert_eq!(rules.len(), 4, "{chain}: plus one for each family or network");
             let (.., made) = all.iter().find(|(_, kind, of)| kind == "chain" && of["name"] == chain).unwrap();
             assert_eq!(
                 (&made["type"], &made["hook"], &made["prio"]),
@@ -857,7 +861,7 @@ mod pending_tests {
 
     use super::*;
 
-    /// What the kernel told of a connection from 10.99.0.1 to 10.99.0.8:10250 that nobody has answered.
+    /// The kernel's report of an unanswered connection from 10.99.0.1 to 10.99.0.8:10250.
     const UNANSWERED: &str = "3400018014000180080001000a630001080002000a6300081c000280050001000600000006000200aa1000000600\
                               0300280a00003400028014000180080001000a630008080002000a6300011c000280050001000600000006000200\
                               280a000006000300aa1000000800030000000188080008000000000008000c009b458e6608000b00000000020800\
@@ -875,7 +879,7 @@ mod pending_tests {
         let entry = Entry::read(&told).unwrap();
         assert_eq!((entry.to, entry.port), ([10, 99, 0, 8].into(), 10250));
         assert!(entry.is_pending());
-        // What names it: where it came from and goes to, and its number.
+        // Identified by its source, its destination and its ID.
         assert_eq!(entry.key, [&told[..0x34], &bytes("08000c009b458e66")].concat());
         for led in [1 << 1, 1 << 5] {
             assert!(!Entry { status: entry.status | led, ..Entry::read(&told).unwrap() }.is_pending());

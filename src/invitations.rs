@@ -1,4 +1,5 @@
-//! Machines that become nodes by invitation: makes and honours invitations, and knows the tokens of who has joined.
+//! Machines that become nodes by invitation: creates and redeems invitations, and knows the tokens of nodes that have
+//! joined.
 
 pub mod store;
 
@@ -30,65 +31,65 @@ use tunnel_net::tls;
 use tunnel_net::tls::certificate::host_of;
 use tunnel_net::tls::verify::issuer;
 
-/// What the pods of a cloud share of nodes that join, as this pod knows it, and the ways to change it.
+/// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
 pub struct Enrolment {
     cell: tokio::sync::Mutex<SharedState>,
     known: ArcSwap<EnrolmentState>,
     changed: watch::Sender<()>,
-    /// When the store was last read, well or not.
+    /// Time of the last read of the store, successful or not.
     looked: Mutex<Option<Instant>>,
     authority: Reload<ServerCa>,
     wrong: Mutex<LoginThrottle>,
 }
 
-/// An invitation, as its maker gets it.
+/// A new invitation.
 #[derive(Debug, Clone)]
 pub struct IssuedInvitation {
-    /// What is given to who sets the machine up: a secret.
+    /// Code for the person who sets the machine up: a secret.
     pub code: InvitationCode,
-    /// Until when it counts.
+    /// Expiration time.
     pub until: SystemTime,
-    /// A name or address of the cloud, of those in its certificate.
+    /// A name or address from the server certificate.
     pub host: Option<String>,
 }
 
-/// Why nothing was changed.
+/// Error changing the enrolment state.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError<E> {
-    /// It may not be.
+    /// The change is not allowed.
     #[error(transparent)]
     Refused(E),
-    /// The store cannot be used now.
-    #[error("invitations cannot be kept: {0}")]
+    /// The store is not available now.
+    #[error("cannot access the store of invitations: {0}")]
     Store(#[from] CellError),
-    /// The store holds something else.
-    #[error("invitations cannot be read: {0}; name another store, or mend it")]
+    /// The store contains something else.
+    #[error("cannot read invitations: {0}; name another store, or fix this one")]
     Foreign(String),
-    /// Others were quicker each time.
-    #[error("other pods have changed the invitations {MAX_TRIES} times while we tried: try again")]
+    /// Every attempt conflicted with another server's change.
+    #[error("invitations not changed: {MAX_TRIES} conflicting updates by other servers; try again")]
     Contended,
 }
 
 /// Why a machine has not joined.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinRefusal {
-    /// What it asks with is none.
+    /// The request is malformed.
     #[error("{0}")]
     Malformed(&'static str),
-    /// Its invitation does not count.
+    /// The invitation is not valid.
     #[error(transparent)]
     Uninvited(InvitationError),
-    /// Too many wrong ones came from there.
-    #[error("too many wrong invitations from your address: wait a minute")]
+    /// Too many wrong invitations came from this address.
+    #[error("too many wrong invitations from your address; wait a minute")]
     TooOften,
-    /// It may ask again.
+    /// A temporary failure: the machine may retry.
     #[error("{0}")]
     Later(String),
 }
 
 impl Enrolment {
-    /// Nothing is known until [`Self::follow`] runs, or somebody looks.
+    /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand.
     pub fn new(cell: SharedState, authority: Reload<ServerCa>) -> Arc<Self> {
         Arc::new(Self {
             cell: tokio::sync::Mutex::new(cell),
@@ -100,22 +101,22 @@ impl Enrolment {
         })
     }
 
-    /// Who has joined, as last read.
+    /// Returns the state as last read.
     pub fn known(&self) -> Arc<EnrolmentState> {
         self.known.load_full()
     }
 
-    /// A receiver that is notified when [`Self::known`] changes.
+    /// Returns a receiver that is notified when [`Self::known`] changes.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// The authority (PEM) by which the cloud is to be believed.
+    /// Returns the CA certificates (PEM) used to verify the servers of the cloud.
     pub fn certificates(&self) -> String {
         self.authority.load().certificates.clone()
     }
 
-    /// Reads the store every few seconds until draining begins; `report` hears after each time whether that went well.
+    /// Reads the store every few seconds until draining starts. Calls `report` with the result of each read.
     pub async fn follow(self: Arc<Self>, report: impl Fn(Result<(), String>), drain: Drain) {
         let mut failing = false;
         loop {
@@ -123,7 +124,7 @@ impl Enrolment {
             if let Err(why) = &looked
                 && !failing
             {
-                warn!("who has joined is not known anew, trying on: {why}");
+                warn!(error = %why, "cannot refresh invitations, retrying");
             }
             failing = looked.is_err();
             report(looked.map_err(|why| why.to_string()));
@@ -135,20 +136,21 @@ impl Enrolment {
         }
     }
 
-    /// Reads the store now, for who may have joined a moment ago at another pod; but not if that was done within a second.
+    /// Reads the store now unless that was done within the last second: a machine may have just joined at another
+    /// server.
     pub async fn refresh_soon(&self) {
         let due = |looked: Option<Instant>| looked.is_none_or(|looked| looked.elapsed() >= LOOK_PAUSE);
         if due(*lock(&self.looked)) {
-            // The failure is told by `follow`.
+            // `follow` reports failures.
             let _ = tokio::time::timeout(LOOK_TIMEOUT, self.look()).await;
         }
     }
 
-    /// Makes an invitation that counts for so long; `who` is for the log.
+    /// Creates an invitation that is valid for `lasting`. `who` is the actor in the log.
     ///
     /// # Errors
     ///
-    /// It was not made.
+    /// Fails if the invitation was not created.
     pub async fn invite(
         &self,
         node: &NodeName,
@@ -160,52 +162,53 @@ impl Enrolment {
         let (now, hash) = (now(), code.hash());
         let until = now.saturating_add(lasting.as_secs());
         self.change(|enrolled| enrolled.invite(hash.clone(), node, until, now)).await?;
-        info!(target: AUDIT, who, %node, seconds = lasting.as_secs(), "an invitation was made");
+        info!(target: AUDIT, actor = who, %node, ttl_seconds = lasting.as_secs(), "invitation created");
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(until);
         Ok(IssuedInvitation { code, until, host: authority.host.clone() })
     }
 
-    /// Takes a node's token and open invitations away. Whether there was any.
+    /// Revokes a node's token and open invitations. Returns true if there were any.
     ///
     /// # Errors
     ///
-    /// The store cannot be used.
+    /// Fails if the store cannot be used.
     pub async fn revoke(&self, node: &NodeName, who: &str) -> Result<bool, EnrolError<Infallible>> {
         let revoked = self.change(|enrolled| Ok(enrolled.revoke(node))).await?;
         if revoked {
-            info!(target: AUDIT, who, %node, "the node's token and its open invitations were revoked");
+            info!(target: AUDIT, actor = who, %node, "token and open invitations revoked");
         }
         Ok(revoked)
     }
 
-    /// Has a machine join: `secret` is its invitation's, `token` what it wants to prove itself with.
+    /// Joins a machine to the cloud. `secret` is its invitation's, `token` the token that it will use from now on.
     ///
     /// # Errors
     ///
-    /// It has not joined, for all that is known here.
+    /// Fails if the machine has not joined. After a store error it may have joined nevertheless.
     pub async fn join(&self, from: IpAddr, secret: &str, node: &str, token: &str) -> Result<(), JoinRefusal> {
         let who = (Source::of(from), 0);
         if lock(&self.wrong).check(&who, Instant::now()) {
             return Err(JoinRefusal::TooOften);
         }
-        let name =
-            node.parse::<NodeName>().map_err(|_| JoinRefusal::Malformed("that is no name of a node"))?;
+        let name = node.parse::<NodeName>().map_err(|_| JoinRefusal::Malformed("not a node name"))?;
         let strong = (MIN_TOKEN..=MAX_TOKEN).contains(&token.len());
         if !strong || !token.bytes().all(|b| b.is_ascii_alphanumeric()) {
-            return Err(JoinRefusal::Malformed("the token has to be 32 to 128 letters and digits"));
+            return Err(JoinRefusal::Malformed("the token must have 32 to 128 letters and digits"));
         }
         let (hash, token, now) = (SecretHash::of(secret), SecretHash::of(token), now());
         let joined = self.change(|enrolled| enrolled.join(&hash, &name, token.clone(), now)).await;
         match joined {
-            Ok(true) => info!(target: AUDIT, who = %name, %from, "a node has joined by its invitation"),
-            Ok(false) => info!(target: AUDIT, who = %name, %from, "a node that has joined asked again"),
+            Ok(true) => info!(target: AUDIT, actor = %name, remote_addr = %from, "node joined by invitation"),
+            Ok(false) => info!(target: AUDIT, actor = %name, remote_addr = %from, "join request repeated"),
             Err(EnrolError::Refused(why)) => {
                 lock(&self.wrong).add(who, Instant::now());
                 return Err(JoinRefusal::Uninvited(why));
             }
             Err(why) => {
-                warn!(%from, node = %name, "not joined: {why}");
-                return Err(JoinRefusal::Later("this pod cannot tell who is invited: see its log".into()));
+                warn!(remote_addr = %from, node = %name, error = %why, "join failed");
+                return Err(JoinRefusal::Later(
+                    "this server cannot check invitations now; see its log".into(),
+                ));
             }
         }
         Ok(())
@@ -220,8 +223,8 @@ impl Enrolment {
         Ok(())
     }
 
-    /// Changes what all pods share: reads it, applies the change, and writes it unless another pod was quicker; then
-    /// once more.
+    /// Changes the shared state: reads it, applies the change, and writes it unless another server changed it
+    /// meanwhile. Retries after such a conflict.
     async fn change<T, E>(
         &self,
         apply: impl Fn(&mut EnrolmentState) -> Result<T, E>,
@@ -241,10 +244,10 @@ impl Enrolment {
         Err(EnrolError::Contended)
     }
 
-    /// A store that has lost what it held, as a disk that is not mounted has, revokes nobody.
+    /// Parses the store's text. An empty store, for example on a disk that is not mounted, revokes no token.
     fn parse(&self, text: &[u8]) -> Result<EnrolmentState, String> {
         if text.trim_ascii().is_empty() && **self.known.load() != EnrolmentState::default() {
-            return Err("they are gone, and what was read before counts on".into());
+            return Err("the store is empty, keeping the last known state".into());
         }
         EnrolmentState::parse(text)
     }
@@ -261,47 +264,47 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Seconds since 1970.
+/// Returns the current time in seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// How often the store is read, on average.
+/// Average interval between reads of the store.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Between two looks for the sake of strangers.
+/// Minimum interval between reads on behalf of unauthenticated callers.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a stranger's call waits for such a look.
+/// Timeout of such a read, for which the caller's request waits.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Tries to change what others change as well, and the longest pause between them.
+/// Maximum number of attempts to change the shared state, and the longest delay between them.
 const MAX_TRIES: usize = 30;
 const TRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Characters of a token that nobody guesses, and that fits everywhere.
+/// Bounds of a token's length: too long to guess, and short enough for every place that stores it.
 const MIN_TOKEN: usize = 32;
 const MAX_TOKEN: usize = 128;
 
-// The authority by which a cloud is to be believed.
+// CA certificates that machines use to verify the servers.
 
-/// What those get to know who want to join a cloud.
+/// What a joining machine learns about the cloud's CA.
 #[derive(Debug, Clone)]
 pub struct ServerCa {
-    /// The certificates of its authorities, PEM: one, or several while they change.
+    /// CA certificates, PEM: one, or several during a CA rotation.
     pub(crate) certificates: String,
-    /// Of the one that has signed the pods' certificate.
+    /// Pin of the CA that issued the server certificate.
     pub(crate) pin: Pin,
-    /// A name in that certificate.
+    /// A name in the server certificate.
     pub(crate) host: Option<String>,
 }
 
 impl ServerCa {
-    /// Reads the authorities' file and that of the pod's certificate, now and when they change.
+    /// Loads the CA file and the server certificate, and reloads them when they change.
     ///
     /// # Errors
     ///
-    /// A file cannot be read, or none of the authorities has signed the certificate.
+    /// Fails if a file cannot be read, or if none of the CAs issued the certificate.
     pub fn load(authorities: PathBuf, certificate: PathBuf) -> Result<Reload<Self>, ReloadError> {
         let paths = vec![authorities.clone(), certificate.clone()];
         Reload::new(paths, move |contents| {
@@ -310,7 +313,7 @@ impl ServerCa {
             let chain = tls::certs(&certificate, cert).map_err(|cause| cause.to_string())?;
             let signer = issuer(&all, &chain).ok_or_else(|| {
                 format!(
-                    "none of the authorities in {} has signed {}: name the file of the one that has",
+                    "none of the CAs in {} issued {}; set the file of the CA that did",
                     authorities.display(),
                     certificate.display()
                 )
@@ -321,7 +324,7 @@ impl ServerCa {
         })
     }
 
-    /// What an invitation says of an authority's certificate (DER).
+    /// Returns the pin of a CA certificate (DER) for invitations.
     pub fn pin_of(certificate: &[u8]) -> Pin {
         let mut pin = Pin::default();
         pin.iter_mut().zip(digest(&SHA256, certificate).as_ref()).for_each(|(pin, byte)| *pin = *byte);
@@ -329,42 +332,40 @@ impl ServerCa {
     }
 }
 
-// What an invitation looks like: one word, with a hash of the cloud's authority and a secret in it.
+// Format of an invitation: one word that contains a hash of the cloud's CA and a secret.
 
-/// An invitation's code. It is a secret, and displays as what is given to who sets a machine up.
+/// An invitation's code. It is a secret; it is displayed in the form that is given to the machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InvitationCode {
     pin: Pin,
     secret: [u8; SECRET_BYTES],
 }
 
-/// The first half of the SHA-256 of an authority's certificate (DER).
+/// The first half of the SHA-256 of a CA certificate (DER).
 pub type Pin = [u8; PIN_BYTES];
 
-/// A text that is no code.
+/// Error parsing a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "that is no invitation: want the {CODE_CHARS} letters, digits, - and _ that `tunnel invite` has printed"
-)]
+#[error("not an invitation; expected the {CODE_CHARS} letters, digits, - and _ that `tunnel invite` printed")]
 pub struct CodeError;
 
 impl InvitationCode {
-    /// A new one of the cloud with this authority.
+    /// Returns a new code for the cloud with this CA.
     pub fn random(pin: Pin) -> Self {
         Self { pin, secret: rand::random() }
     }
 
-    /// Of the authority that the cloud has to show.
+    /// Returns the pin of the CA that the server must present.
     pub fn pin(&self) -> Pin {
         self.pin
     }
 
-    /// What the cloud knows the invitation by, and nobody else.
+    /// Returns the secret that identifies the invitation. Only the code's holder knows it: servers store its hash.
     pub fn secret(&self) -> String {
         URL_SAFE_NO_PAD.encode(self.secret)
     }
 
-    /// By which the cloud keeps it.
+    /// Returns the hash under which servers store the invitation.
     pub(crate) fn hash(&self) -> SecretHash {
         SecretHash::of(&self.secret())
     }
@@ -393,16 +394,16 @@ impl fmt::Debug for InvitationCode {
     }
 }
 
-/// 128 bits that nobody finds a second certificate for.
+/// 128 bits, so that no second certificate with the same pin can be found.
 const PIN_BYTES: usize = 16;
 
-/// 128 bits that nobody guesses.
+/// 128 bits, so that the secret cannot be guessed.
 const SECRET_BYTES: usize = 16;
 
-/// How a code begins: what follows may be `-`, which a command line would take for an option's.
+/// First character of a code: the encoded text may start with `-`, which a command line would parse as an option.
 const START: char = 'i';
 
-/// That, and as many as 32 bytes take.
+/// The first character and the base64 of 32 bytes.
 const CODE_CHARS: usize = 44;
 
 #[cfg(test)]
@@ -417,7 +418,10 @@ mod code_tests {
         let code = InvitationCode::random([7; PIN_BYTES]);
         let text = code.to_string();
         assert_eq!(text.len(), CODE_CHARS);
-        assert!(!InvitationCode::random([0xf8; PIN_BYTES]).to_string().starts_with('-'), "that is an option");
+        assert!(
+            !InvitationCode::random([0xf8; PIN_BYTES]).to_string().starts_with('-'),
+            "it would be parsed as an option"
+        );
         assert_eq!(format!(" {text}\n").parse(), Ok(code.clone()));
         assert_eq!((code.pin(), format!("{code:?}").as_str()), ([7; PIN_BYTES], "***"));
         for bad in ["", "abc", &text[1..], &format!("{text}A"), &text.replace(&text[..1], "!")] {

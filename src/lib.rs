@@ -1,30 +1,29 @@
 //! `tunnel`: reach edge nodes behind NAT by name, through HTTP CONNECT.
 //!
-//! An **edge** runs on each node and dials out to a **pod**, the cloud process. The gRPC stream between them is a
-//! **link**. A **session** is one proxied TCP conversation: a byte stream in two halves, with two ends. The **opener**
-//! (here the pod's front end) asked for it, the **acceptor** (the edge's back end) dials the **target**. A session is
-//! not bound to its link: the link is the path it runs on for now, and when it is gone the opener resumes the session
-//! over the next one.
+//! An **edge** runs on each node and dials a **server**. The gRPC stream between them is a **link**. A **session** is
+//! one proxied TCP connection: a byte stream in each direction, with two ends. The **opener** (here the server's
+//! listener) requests it, and the **acceptor** (at the edge) dials the **target**. A session is not bound to its link:
+//! if the link is lost, the opener resumes the session over the next one.
 //!
-//! docs/architecture.md has the whole of this, docs/protocol.md what goes over a link, docs/glossary.md the words.
+//! docs/architecture.md explains the design, docs/protocol.md the frames of a link, docs/glossary.md the terms.
 //!
 //! # Modules
 //!
-//! In this order; each imports those before it only, and `tests/layers.rs` fails otherwise.
+//! In this order: each module imports only modules before it, which `tests/layers.rs` checks.
 //!
-//! | modules | what they know |
+//! | modules | contents |
 //! | --- | --- |
-//! | [`base`] | names, rules, the address book, logs, metrics |
-//! | [`net`] | sockets, TLS, names in DNS, limits |
-//! | [`proto`] | frames and one end of a session, without I/O |
+//! | [`base`] | names, policies, the address book, logs, metrics |
+//! | [`net`] | sockets, TLS, DNS, limits |
+//! | [`proto`] | frames and the state of one session end, without I/O |
 //! | [`link`] | links, and the sessions that outlive them |
-//! | [`kubernetes`], [`config`], [`etcd`], [`intercept`] | a cluster's API; settings; etcd; nftables |
-//! | [`registry`], [`publish`], [`invitations`] | which node is where; telling DNS of it; machines that join |
-//! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; its bytes until its end; targets |
-//! | [`admin`], [`listener`], [`startup`] | operators; clients; what keeps a program from starting |
+//! | [`kubernetes`], [`config`], [`etcd`], [`intercept`] | the Kubernetes API; settings; etcd; nftables |
+//! | [`registry`], [`publish`], [`invitations`] | where each node is connected; its DNS records; machines that join |
+//! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; copying its bytes; dialling targets |
+//! | [`admin`], [`listener`], [`startup`] | the admin API; client ports; startup errors |
 //! | [`edge`], [`server`], [`command`] | the two programs, and the commands |
 //!
-//! # A byte's way
+//! # Data path
 //!
 //! ```text
 //! client ─CONNECT─▶ listener::connect ─open─▶ route ─find─▶ registry
@@ -33,32 +32,35 @@
 //!                   session_io                                           session_io
 //! ```
 //!
-//! Nothing is pushed. `copy_bidirectional` puts bytes into the session's sending half while there is room and wakes the link's
-//! [`link::sender::LinkSender`], which notes that the session has something to send. When HTTP/2 can take more, the link
-//! sender asks its schedule who is next and takes one frame from that session. What waits, waits in its own session;
-//! order and fairness are decided at the last moment; a resumed session simply moves its sending position back. A slow
+//! Frames are pulled, not pushed. `copy_bidirectional` writes bytes into the session's send buffer while it has room
+//! and wakes the link's [`link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can take more, the
+//! link sender asks its schedule for the next session and takes one frame from it. Bytes wait in their own session, so
+//! order and fairness are decided at the last moment, and resuming a session only moves its send position back. A slow
 //! reader uses up its own window and stops only its own session.
 //!
-//! # Several pods
+//! # Several servers
 //!
 //! ```text
-//!               here? ─▶ remembered? ─▶ Find to its homes ─▶ DNS, 50 ms ahead ─▶ Find to all ─▶ first fresh yes
-//! registry:       own links   last Found frame registry::peers       registry::search    registry::peers
+//!           local? ─▶ remembered? ─▶ Find to its replicas ─▶ DNS, alone for 50 ms ─▶ Find to all ─▶ first fresh yes
+//! registry: local links  last Found  registry::peers         registry::search         registry::peers
 //! ```
 //!
-//! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. Three pods keep where a
-//! node is: its homes, which every pod derives from the node's name. A pod that gains a node's link announces it to them
-//! at once, and they announce it on to whom it concerns, so the old pod lets go and sessions follow; none of them waits
-//! for DNS to change. One search serves what clients open, what edges open and what is resumed through a pod ([`route`]).
-//! It asks on one path at a time: another one after 3 s without an answer, or when the pod there has not got the node;
-//! a node that comes ends it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not
-//! looked for again for 1 s. A pod between two others only passes frames on ([`link::table::RelayRequest`]), and what
-//! comes from a pod goes to its own edges or nowhere, so there is at most one hop. For an edge with a plain link its
-//! pod is the session's end.
+//! Servers link to each other as edges link to servers, with the server certificate on both sides. Three servers, the
+//! node's location replicas, keep where a node is connected; every server derives them from the node's name. A server
+//! that gains a node's link announces it to the replicas at once. They notify the servers concerned, so the old server
+//! drops its link and sessions follow without waiting for DNS.
 //!
-//! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make
-//! us queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
-//! ([`proto`], and of `link` the schedule and the congestion control) read no clock, wait for nothing and return effects.
+//! One search serves the sessions that clients open, that edges open, and that are resumed through a server
+//! ([`route`]). It queries one path at a time, and the next one after 3 s without an answer or if the node is not
+//! connected there. It ends as soon as the node connects. A node that is connected nowhere is waited for up to 3 s if
+//! it was there a moment ago, and is not searched for again for 1 s. A server between two others only relays frames
+//! ([`link::table::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an
+//! edge with a plain link, its server is the session's end.
+//!
+//! **Invariants.** Reading a link never waits for writing it. A read loop does nothing slow. A remote cannot make this
+//! process queue more bytes than were reserved for it. No two locks are held at once, and none across an await. The
+//! pure parts ([`proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
+//! effects.
 
 pub mod acceptor;
 pub mod admin;

@@ -1,4 +1,4 @@
-//! Logging, runtime; alone sets exit codes.
+//! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
 #[cfg(feature = "kubernetes")]
 use tunnel::command::approve::{self, ApproveArgs};
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {
-            // The output is gone, and nothing else can show the error.
+            // If the output is closed, nothing else can show the error.
             let _ = error.print();
             return if is_wrong(&error) { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
@@ -75,13 +75,13 @@ fn run(args: &Args) -> ExitCode {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(drained) => {
                 let cut_sessions = if let Drained::Cut(cut) = drained { cut } else { 0 };
-                info!(cut_sessions, "stopped");
+                info!(sessions_aborted = cut_sessions, "stopped");
                 return ExitCode::SUCCESS;
             }
             Err(faults) => faults,
         },
         Err(cause) => {
-            startup.error(StartupErrorKind::System, "", format!("the system gives no threads: {cause}"));
+            startup.error(StartupErrorKind::System, "", format!("cannot start threads: {cause}"));
             startup.into_faults()
         }
     };
@@ -91,15 +91,15 @@ fn run(args: &Args) -> ExitCode {
     };
     report(&refused, &config);
     if logs.are_in_files_only() {
-        // Who starts it looks here.
+        // The person who started it reads stderr.
         Logs::on_stderr(args.log_format == LogFormat::Json, || report(&refused, &config));
     }
     ExitCode::from(code(gravest))
 }
 
-/// Starts logging; on stderr if the directory cannot be used.
+/// Starts logging. Falls back to stderr if the log directory cannot be used.
 fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
-    // A check leaves nothing behind.
+    // A check must not create files.
     let dir = args.log_dir.clone().filter(|_| !args.logtostderr && !args.check);
     let name = if args.mode == Mode::Server { "tunnel-cloud" } else { "tunnel-edge" };
     let stderr = LogSettings {
@@ -118,17 +118,17 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
         .or_else(|| Logs::start(stderr).ok())
 }
 
-/// One line for each fault.
+/// Logs one line for each error.
 fn report(faults: &StartupErrors, config: &Path) {
     for found in faults {
         let ConfigError { key, line, text } = &found.fault;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
         error!(key, line, "{text}");
     }
-    error!(config = %config.display(), faults = faults.iter().count(), "not started");
+    error!(config = %config.display(), errors = faults.iter().count(), "not started");
 }
 
-/// As in sysexits.h.
+/// Returns the exit code for an error kind, as in sysexits.h.
 fn code(gravest: StartupErrorKind) -> u8 {
     match gravest {
         StartupErrorKind::Config => 78,
@@ -139,7 +139,8 @@ fn code(gravest: StartupErrorKind) -> u8 {
     }
 }
 
-/// Serves until a signal ends it, or looks for all that is in the way.
+/// Serves until a signal arrives. Collects every startup error instead if there are any, or if only a check was
+/// requested.
 async fn serve(
     settings: Option<(Settings, ConfigFile)>,
     mut startup: Startup,
@@ -171,7 +172,7 @@ async fn serve(
         Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
             edge.watch_config(config);
-            // Of the start, on this thread, which only waits from here on.
+            // Frees the stack that startup used: from here on this thread only waits.
             let _ = tunnel_pages::release_stack_pages();
             ends(&mut signals).await;
             Ok(edge.shutdown(signals.next()).await)
@@ -179,7 +180,7 @@ async fn serve(
     }
 }
 
-/// The process is up, until a signal ends it.
+/// Notifies systemd that the process is up, then waits for a signal.
 async fn ends(signals: &mut Signals) {
     SystemdNotifier.is_up();
     tokio::select! {
@@ -207,7 +208,7 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     }
 }
 
-/// Approves certificates, and logs to stderr as a service does.
+/// Approves certificates, and logs to stderr like a service.
 #[cfg(feature = "kubernetes")]
 fn approve(asked: &ApproveArgs) -> ExitCode {
     let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
@@ -222,7 +223,7 @@ fn approve(asked: &ApproveArgs) -> ExitCode {
     done
 }
 
-/// Prints what the doctor has found.
+/// Runs `tunnel doctor` and prints its findings.
 fn diagnose(asked: &DoctorArgs) -> ExitCode {
     let found = in_runtime(async { Ok(doctor::run(asked, variable).await) });
     let is_well = found.as_ref().is_ok_and(Findings::is_well);
@@ -230,7 +231,7 @@ fn diagnose(asked: &DoctorArgs) -> ExitCode {
     if is_well || told != ExitCode::SUCCESS { told } else { ExitCode::FAILURE }
 }
 
-/// Prints what a command has to say, or why it was not done.
+/// Prints a command's output or its error, and returns the exit code.
 fn told(done: Result<String, CommandError>) -> ExitCode {
     match done {
         Ok(text) => {
@@ -246,20 +247,20 @@ fn told(done: Result<String, CommandError>) -> ExitCode {
     }
 }
 
-/// Does a command that waits for something.
+/// Runs an asynchronous command on a current-thread runtime.
 fn in_runtime<T>(work: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
     let failed = |cause| CommandError {
         code: code(StartupErrorKind::System),
-        text: format!("the system gives no threads: {cause}"),
+        text: format!("cannot start threads: {cause}"),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let done = runtime.block_on(work);
-    // A read of stdin may be under way, which nothing ends.
+    // A blocking read of stdin may be in progress, and nothing can end it.
     runtime.shutdown_background();
     done
 }
 
-/// Waits for the signals that end a command which goes on until then.
+/// Waits for a signal that ends a long-running command.
 async fn interrupted() {
     match Signals::new() {
         Ok(mut signals) => signals.next().await,
@@ -276,39 +277,39 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
     builder.event_interval(LOOK_AFTER).enable_all().build()
 }
 
-/// Has the C library keep what is freed at the ends of its heaps, up to twice [`KEPT`] of each, until it is told to trim
-/// them. By default it gives all above 128 KiB back at once: where one thread frees what another has allocated, that was
-/// 80,000 page faults for each GiB. It goes by the largest block that was freed (mallopt(3), M_MMAP_THRESHOLD), so it
-/// is shown one.
+/// Makes the C library keep freed memory at the ends of its heaps, up to twice [`KEPT`] for each heap. By default it
+/// returns everything above 128 KiB at once. Where one thread frees what another allocated, that caused 80,000 page
+/// faults for each GiB. The threshold follows the largest block freed so far (mallopt(3), M_MMAP_THRESHOLD), so this
+/// frees one large block.
 fn keep_heap() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT)));
 }
 
-/// A variable of the environment.
+/// Returns an environment variable, or `None` if it is unset or empty.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Prints an answer to stdout. If that is closed, the exit code remains.
+/// Prints a command's output to stdout. If stdout is closed, only the exit code is left.
 fn answer(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Prints a line on stderr, for the person at the terminal.
-#[expect(clippy::print_stderr, reason = "what people are told before and beside the logs")]
+/// Prints a line to stderr for the person at the terminal.
+#[expect(clippy::print_stderr, reason = "messages for people, before logging starts and next to it")]
 fn print_stderr(text: &str) {
     eprintln!("{text}");
 }
 
-/// Exit code of a wrong command line, as in sysexits.h.
+/// Exit code for a wrong command line, as in sysexits.h.
 const USAGE: u8 = 64;
-/// Half of what each heap may keep: what is on its way through a process at full speed.
+/// Half of the bytes that each heap may keep: about what a process holds in flight at full speed.
 const KEPT: usize = 2 << 20;
-/// A busy thread looks at its sockets after so many turns of tasks. With tokio's 61, and turns of bulk as long as they
-/// are, a keystroke waits for milliseconds until it is seen at all.
+/// Number of task polls after which a busy thread polls its sockets. With tokio's default of 61 and the long polls of
+/// bulk transfers, a keystroke would wait for milliseconds before it is read.
 const LOOK_AFTER: u32 = 6;
-/// An edge is a small machine: two threads keep one slow step from holding all sessions.
+/// Edges run on small machines: with two threads one slow step does not block all sessions.
 const EDGE_THREADS: usize = 2;
-/// A thread that an edge started to read a file ends when it was not needed for so long.
+/// Idle time after which an edge's blocking thread (used to read files) ends.
 const SPARE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);

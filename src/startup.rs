@@ -1,4 +1,4 @@
-//! Collects what prevents a start: all faults are found before anything runs, and reported together.
+//! Collects everything that prevents a start, so that all errors are found and reported together before anything runs.
 
 pub mod access;
 pub mod admin_socket;
@@ -19,66 +19,66 @@ use crate::startup::admin_socket::SocketDirs;
 use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use tunnel_net::reload;
 
-/// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
-/// it cannot be had.
+/// A collector of startup errors. Everything that needs a file or a port gets it through here, and startup continues
+/// with the next item after an error.
 #[derive(Debug, Default)]
 pub struct Startup {
     faults: Vec<StartupError>,
-    /// The keys whose values count; none: all of them do.
+    /// Valid keys that the config sets, if it has errors: only these are checked further. `None` checks all keys.
     given: Option<BTreeSet<String>>,
     is_check: bool,
-    /// The ports that keys have asked for, each with its key.
+    /// Requested ports, each with its key.
     asked: Vec<(String, SocketAddr)>,
 }
 
-/// How a port is bound.
+/// Function that binds a port.
 type Bind = fn(SocketAddr) -> Result<TcpAccept, BindError>;
 
-/// One thing that is in the way.
+/// One startup error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartupError {
-    /// Whom to blame.
+    /// Kind of the error, which decides the exit code.
     pub kind: StartupErrorKind,
-    /// The key, or keys; empty if the text names it. What is wrong with the value, and the remedy.
+    /// Key or keys (empty if the text names it), what is wrong with the value, and a hint.
     pub fault: ConfigError,
 }
 
-/// Whom to blame; the gravest first: what no second try mends.
+/// Kind of a startup error; the most severe first, which no retry can fix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StartupErrorKind {
-    /// The config, the environment, or a file that they name.
+    /// The config, the environment, or a file that they name is invalid.
     Config,
-    /// This user may not do what is asked.
+    /// This user lacks a permission.
     Permission,
     /// The directory of log files cannot be used.
     LogFiles,
-    /// The system has not got what any program needs.
+    /// The system lacks something that any program needs.
     System,
-    /// An address or port cannot be had.
+    /// An address or port is not available.
     Port,
 }
 
-/// All that is in the way; displays as one line each.
+/// All startup errors; displayed as one line each.
 pub type StartupErrors = ConfigErrors<StartupError>;
 
 impl Startup {
-    /// Files are read, those as well that a start leaves for later; no port is tried.
+    /// Returns a collector for a check: it also reads files that a start reads later, and binds no port.
     pub fn checking() -> Self {
         Self { is_check: true, ..Self::default() }
     }
 
-    /// Whether nothing is in the way so far.
+    /// Returns true if there are no errors so far.
     pub fn is_clear(&self) -> bool {
         self.faults.is_empty()
     }
 
-    /// Whether the files are only checked, without a start.
+    /// Returns true if the files are only checked, without a start.
     pub fn is_check(&self) -> bool {
         self.is_check
     }
 
-    /// The settings of a config, and its warnings. If it has faults, warnings are left out, and only the parts without
-    /// faults are looked into.
+    /// Returns the settings and warnings of a parsed config, and records its errors. If there are errors, warnings are
+    /// dropped and only the valid keys that it sets are checked further.
     pub fn settings<T>(&mut self, read: ParsedConfig<T>) -> (T, Vec<Warning>) {
         let ParsedConfig { settings, mut warnings, faults, given } = read;
         if !faults.is_empty() {
@@ -90,13 +90,14 @@ impl Startup {
         (settings, warnings)
     }
 
-    /// Notes a fault.
+    /// Records an error.
     pub fn error(&mut self, kind: StartupErrorKind, key: impl Into<String>, text: impl Into<String>) {
         let fault = ConfigError { key: key.into(), line: None, text: text.into() };
         self.faults.push(StartupError { kind, fault });
     }
 
-    /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
+    /// Returns a result's value, or `None` if it is an error. The error is recorded unless one of its keys is not
+    /// checked.
     pub fn collect<T>(
         &mut self,
         kind: StartupErrorKind,
@@ -111,8 +112,8 @@ impl Startup {
         None
     }
 
-    /// Whether a file can be read and holds what it should; if not, that is noted. A fault of its content need not name
-    /// the file.
+    /// Returns true if a file can be read and parsed; otherwise records an error. The parse error need not name the
+    /// file.
     pub fn check_file<T, E: fmt::Display>(
         &mut self,
         key: &str,
@@ -131,17 +132,18 @@ impl Startup {
         self.collect(StartupErrorKind::Config, &[key], held).is_some()
     }
 
-    /// Whether the kernel has the congestion control that a key names, if any; if not, that is noted.
+    /// Checks that the kernel has the congestion control that a key names, if any; otherwise records an error.
     pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Option<()> {
         self.collect(StartupErrorKind::System, &[key], name.map_or(Ok(()), try_congestion))
     }
 
-    /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
+    /// Binds a port. Returns `None` if that failed, which is recorded, or if ports are not tried. `key` is the full
+    /// key.
     pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<TcpAccept> {
         self.bind_by(key, at, TcpAccept::bind)
     }
 
-    /// As [`Self::bind`], for a port of operators, which no edge of this machine dials.
+    /// Like [`Self::bind`], for an operator port, which no edge on this machine dials.
     pub fn bind_private(&mut self, key: &str, at: SocketAddr) -> Option<TcpAccept> {
         self.bind_by(key, at, TcpAccept::bind_private)
     }
@@ -153,7 +155,7 @@ impl Startup {
         bind(at).map_err(|error| self.unbound(key, &error)).ok()
     }
 
-    /// As [`Self::bind`], for a unix socket.
+    /// Like [`Self::bind`], for a unix socket.
     pub fn bind_local(&mut self, key: &str, path: &Path) -> Option<UnixAccept> {
         if self.is_check || !self.is_given(key) {
             return None;
@@ -162,7 +164,8 @@ impl Startup {
         bound.map_err(|error| self.error(StartupErrorKind::Port, key, error.to_string())).ok()
     }
 
-    /// As [`Self::bind_local`], for the admin socket; `Some(None)` if no key names it and no directory takes it.
+    /// Like [`Self::bind_local`], for the admin socket. Returns `Some(None)` if no key names it and no directory is
+    /// usable.
     pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<UnixAccept>> {
         let bound = match socket {
             AdminSocket::At(path) => Some(self.bind_local(key, path)?),
@@ -179,12 +182,13 @@ impl Startup {
         Some(bound)
     }
 
-    /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.
+    /// Like [`Self::bind`], for the address in a table. Returns `Some(None)` if the address is implicit and not
+    /// available.
     pub fn bind_optional(&mut self, table: &str, listen: ListenConfig) -> Option<Option<TcpAccept>> {
         self.bind_optional_by(table, listen, TcpAccept::bind)
     }
 
-    /// As [`Self::bind_optional`], for a port of operators, which no edge of this machine dials.
+    /// Like [`Self::bind_optional`], for an operator port, which no edge on this machine dials.
     pub fn bind_optional_private(&mut self, table: &str, listen: ListenConfig) -> Option<Option<TcpAccept>> {
         self.bind_optional_by(table, listen, TcpAccept::bind_private)
     }
@@ -203,11 +207,12 @@ impl Startup {
         bound.map_err(|error| self.unbound(&key, &error)).ok()
     }
 
-    /// What the start goes on with, if nothing is in its way.
+    /// Returns what startup prepared, if there are no errors.
     ///
     /// # Errors
     ///
-    /// All that was noted; nothing, where nothing was and something lacks nevertheless, as in a check.
+    /// Returns all recorded errors. The list is empty if none was recorded and something is missing nevertheless, as in
+    /// a check.
     pub fn finish<T>(self, prepared: Option<T>) -> Result<T, StartupErrors> {
         match prepared {
             Some(prepared) if self.faults.is_empty() => Ok(prepared),
@@ -215,7 +220,7 @@ impl Startup {
         }
     }
 
-    /// All that was noted, each thing once.
+    /// Returns all recorded errors without duplicates.
     pub fn into_faults(self) -> StartupErrors {
         let mut faults: Vec<StartupError> = Vec::new();
         for fault in self.faults {
@@ -226,12 +231,12 @@ impl Startup {
         faults.into_iter().collect()
     }
 
-    /// Whether no other key has asked for that port; if one has, that is noted.
+    /// Returns true if no other key uses that port; otherwise records an error.
     fn is_free(&mut self, key: &str, at: SocketAddr) -> bool {
         let one = |of: SocketAddr| of.ip() == at.ip() || of.ip().is_unspecified() || at.ip().is_unspecified();
         let other = self.asked.iter().find(|(_, of)| at.port() != 0 && of.port() == at.port() && one(*of));
         if let Some(other) = other.map(|(other, _)| other.clone()) {
-            let text = format!("{at}: {other} asks for that port, too: give each a port of its own");
+            let text = format!("{at}: {other} uses the same port; set a different port for each");
             self.error(StartupErrorKind::Config, key, text);
             return false;
         }
@@ -254,7 +259,7 @@ impl Startup {
 }
 
 impl StartupErrors {
-    /// The gravest kind among them; none if there are none.
+    /// Returns the most severe kind of error, or `None` if there are none.
     pub fn most_severe(&self) -> Option<StartupErrorKind> {
         self.iter().map(|found| found.kind).min()
     }
@@ -266,45 +271,48 @@ impl fmt::Display for StartupError {
     }
 }
 
-// The signals that a process ends at, or reads its files again.
+// Signals that end the process or reload its files.
 
-/// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
+/// SIGTERM and SIGINT, which end the process, and SIGHUP, which reloads files.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// None where a terminal that goes away is to end the program.
+    /// `None` if a closed terminal must end the program.
     hangup: Option<Signal>,
 }
 
 impl Signals {
-    /// For a program that a terminal started.
+    /// Returns the signals for a program started from a terminal.
     ///
     /// # Errors
     ///
-    /// The system gives none.
+    /// Fails if the system cannot install the handlers.
     pub fn new() -> std::io::Result<Self> {
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         Ok(Self { terminate, interrupt, hangup: None })
     }
 
-    /// As [`Self::new`]; SIGHUP means to read the files again.
+    /// Like [`Self::new`], but SIGHUP reloads the files.
     ///
     /// # Errors
     ///
-    /// As [`Self::new`].
+    /// Like [`Self::new`].
     pub fn of_a_daemon() -> std::io::Result<Self> {
         Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
     }
 
-    /// Waits for one that ends the program; reads the files again at each SIGHUP. Cancel safe.
+    /// Waits for a signal that ends the program. Reloads the files on each SIGHUP. Cancel safe.
     pub async fn next(&mut self) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
-                    info!("SIGHUP: certificates, tokens, users and the config's policies are read again; what else it says counts at a start");
+                    info!(
+                        hint = "other config changes need a restart",
+                        "SIGHUP: reloading certificates, tokens, users and access rules"
+                    );
                     reload::reload_now();
                 }
             }
@@ -312,27 +320,27 @@ impl Signals {
     }
 }
 
-// What systemd is told of a service: that it is up, that it stops, and that it lives. Elsewhere nobody is told.
+// Reports the service's state to systemd: ready, stopping, alive. Has no effect without systemd.
 
-/// The service that this process is, if systemd has started it.
+/// A notifier for the systemd service that this process is, if it is one.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemdNotifier;
 
 impl SystemdNotifier {
-    /// It is up: what waits for the service may start.
+    /// Reports that the service is ready, so that dependent units may start.
     pub fn is_up(self) {
         tell(&[NotifyState::Ready]);
     }
 
-    /// It has begun to stop, which may take as long as its sessions may.
+    /// Reports that the service is stopping, which may take as long as the drain timeout.
     pub fn stops(self) {
         tell(&[NotifyState::Stopping]);
     }
 
-    /// Tells again and again that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
+    /// Reports regularly that the runtime still runs tasks, if systemd watches that; never completes. Cancel safe.
     pub async fn run_watchdog(self) {
         let Some(within) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
-        // Twice in the time, so that one that is late kills nothing.
+        // Twice within the timeout, so that a delayed notification does not kill the service.
         let mut beat = tokio::time::interval((within / 2).max(SHORTEST));
         loop {
             beat.tick().await;
@@ -341,12 +349,12 @@ impl SystemdNotifier {
     }
 }
 
-/// If systemd cannot be told it will act by itself; nothing else depends on it.
+/// Errors are ignored: systemd then acts on its own, and nothing else depends on it.
 fn tell(what: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(what);
 }
 
-/// Between two signs of life.
+/// Minimum interval between watchdog notifications.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -411,7 +419,7 @@ mod tests {
             startup.bind(key, at.parse().unwrap());
         }
         let faults = startup.into_faults();
-        let told = "two: 0.0.0.0:7000: one asks for that port, too: give each a port of its own";
+        let told = "two: 0.0.0.0:7000: one uses the same port; set a different port for each";
         assert_eq!(
             (faults.to_string().as_str(), faults.most_severe()),
             (told, Some(StartupErrorKind::Config))

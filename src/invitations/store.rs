@@ -1,4 +1,4 @@
-//! Nodes that have joined by invitation, as a text that all pods share: in a file, in etcd, or in a Secret.
+//! Nodes that have joined by invitation, as a text shared by all servers: in a file, in etcd, or in a Secret.
 
 #[cfg(feature = "kubernetes")]
 pub mod secret;
@@ -22,58 +22,60 @@ use crate::publish::{self, SharedFileError};
 use tunnel_base::names::NodeName;
 use tunnel_net::resolver::Resolver;
 
-/// Invitations, and the tokens of those who have used one. Times are seconds since 1970.
+/// Invitations, and the tokens of nodes that have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EnrolmentState {
-    /// By the hash of their secret.
+    /// Invitations by the hash of their secret.
     invitations: BTreeMap<SecretHash, Invitation>,
-    /// By the node's name in small letters.
+    /// Tokens by the node's name in lower case.
     tokens: BTreeMap<String, SecretHash>,
 }
 
-/// A hash of a secret that nobody can guess. Two that are equal are of the same secret.
+/// A hash of a secret that cannot be guessed. Equal hashes mean equal secrets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SecretHash(String);
 
-/// One invitation.
+/// An invitation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Invitation {
-    /// In small letters.
+    /// Name of the node in lower case.
     node: String,
     until: u64,
-    /// The token of the one who has used it.
+    /// Token of the machine that used the invitation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     used_for: Option<SecretHash>,
 }
 
-/// Why an invitation does not count; a sentence for who wants to join.
+/// Why an invitation is not valid; sent to the joining machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvitationError {
-    /// Nobody has made such a one, or not any more.
-    #[error("there is no such invitation, or not any more: ask for a new one")]
+    /// The invitation never existed or was forgotten.
+    #[error("there is no such invitation; it may be too old; ask for a new one")]
     Unknown,
-    /// It was made for another node.
-    #[error("the invitation is for another node: use that one's name, or ask for one for this node")]
-    OtherNode,
-    /// Somebody has joined with it.
+    /// The invitation is for another node.
     #[error(
-        "the invitation has been used already: ask for a new one; if it was not you, tell those who run the cloud"
+        "the invitation is for another node; use that node's name, or ask for an invitation for this node"
+    )]
+    OtherNode,
+    /// The invitation has already been used.
+    #[error(
+        "the invitation has been used already; ask for a new one, and inform the operator if you did not use it"
     )]
     Used,
-    /// Its time is over.
-    #[error("the invitation has expired: ask for a new one")]
+    /// The invitation has expired.
+    #[error("the invitation has expired; ask for a new one")]
     Expired,
 }
 
-/// There are as many open invitations as there may be.
+/// The maximum number of open invitations is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_OPEN} invitations are open: wait until some have been used or have expired")]
+#[error("limit of {MAX_OPEN} open invitations reached; wait until some are used or expire")]
 pub struct TooManyInvitations;
 
 impl SecretHash {
-    /// Of this secret.
+    /// Returns the hash of a secret.
     pub fn of(secret: &str) -> Self {
         Self(URL_SAFE_NO_PAD.encode(digest(&SHA256, secret.as_bytes())))
     }
@@ -84,30 +86,31 @@ impl SecretHash {
 }
 
 impl EnrolmentState {
-    /// Reads what [`Self::to_text`] has written; an empty text is one without nodes.
+    /// Parses the output of [`Self::to_text`]; an empty text has no nodes.
     ///
     /// # Errors
     ///
-    /// It is something else.
+    /// Fails for any other text.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         if text.trim_ascii().is_empty() {
             return Ok(Self::default());
         }
         serde_json::from_slice(text)
-            .map_err(|cause| format!("it does not hold what pods have written: {cause}"))
+            .map_err(|cause| format!("the content was not written by a server: {cause}"))
     }
 
-    /// As JSON.
+    /// Returns the state as JSON.
     pub fn to_text(&self) -> Vec<u8> {
-        // Fails for maps whose keys are no texts.
+        // Only fails for maps with keys that are not strings.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Makes an invitation; an open one for the same node is void from now on. What nobody asks for any more is forgotten.
+    /// Adds an invitation, which replaces an open one for the same node. Also removes invitations that expired over a
+    /// day ago.
     ///
     /// # Errors
     ///
-    /// There are too many.
+    /// Fails if there are too many open invitations.
     pub fn invite(
         &mut self,
         secret: SecretHash,
@@ -127,12 +130,12 @@ impl EnrolmentState {
         Ok(())
     }
 
-    /// Uses an invitation: from now on the node proves itself with that token, and with no earlier one. To ask again with
-    /// the same token is no second use. Whether it was the first.
+    /// Uses an invitation: from now on only this token authenticates the node. Repeating the request with the same
+    /// token has no effect. Returns true on the first use.
     ///
     /// # Errors
     ///
-    /// The invitation does not count.
+    /// Fails if the invitation is not valid.
     pub fn join(
         &mut self,
         secret: &SecretHash,
@@ -156,19 +159,19 @@ impl EnrolmentState {
         Ok(true)
     }
 
-    /// Takes a node's token and its open invitations away. Whether there was any.
+    /// Revokes a node's token and its open invitations. Returns true if there were any.
     pub fn revoke(&mut self, node: &NodeName) -> bool {
         let (node, before) = (small(node), self.invitations.len());
         self.invitations.retain(|_, one| one.used_for.is_some() || one.node != node);
         self.tokens.remove(&node).is_some() || self.invitations.len() < before
     }
 
-    /// Whether `token` is the one with which the node has joined; `None`: it has not.
+    /// Returns whether `token` is the one with which the node joined, or `None` if the node has not joined.
     pub fn proves(&self, node: &NodeName, token: &str) -> Option<bool> {
         self.tokens.get(&small(node)).map(|known| known.is(&SecretHash::of(token)))
     }
 
-    /// Whether the node has joined.
+    /// Returns true if the node has joined.
     pub fn names(&self, node: &NodeName) -> bool {
         self.tokens.contains_key(&small(node))
     }
@@ -178,18 +181,18 @@ fn small(node: &NodeName) -> String {
     node.as_str().to_ascii_lowercase()
 }
 
-/// For how long an invitation that is over is remembered, so that whoever is late is told why.
+/// Time in seconds after which expired invitations are removed. Until then a late machine learns the reason.
 const REMEMBERED: u64 = 24 * 3600;
 
-/// Open invitations: an operator makes one for each machine that is being set up.
+/// Maximum number of open invitations: operators create one for each machine being set up.
 const MAX_OPEN: usize = 1000;
 
-// A text that all pods of a cloud share, and that each may change: in a file, in etcd, or in a Secret of Kubernetes.
+// A text that all servers of a cloud share and may change: in a file, in etcd, or in a Secret of Kubernetes.
 
-/// Where the text stands.
+/// The store of the shared text.
 #[derive(Debug)]
 pub enum SharedState {
-    /// In a file, on a disk that the pods share.
+    /// In a file, on a disk that the servers share.
     File(FileSharedState),
     /// In etcd.
     Etcd(Box<EtcdSharedState>),
@@ -198,51 +201,51 @@ pub enum SharedState {
     Secret(Box<SecretSharedState>),
 }
 
-/// The text at some time.
+/// A version of the shared text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Revision {
-    /// Empty if nobody has written any.
+    /// The text; empty if none was written yet.
     pub text: Vec<u8>,
-    /// By which the store knows it again; empty if it is not there, or is known by itself.
+    /// Version number in the store; empty if the text does not exist, or if the store compares the text itself.
     version: String,
 }
 
-/// Why the text was neither read nor written.
+/// Error reading or writing the text.
 #[derive(Debug, thiserror::Error)]
 pub enum CellError {
-    /// The file.
+    /// The file failed.
     #[error(transparent)]
     File(#[from] SharedFileError),
-    /// etcd.
+    /// etcd failed.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// The Secret, or its cluster.
+    /// The Secret or its cluster failed.
     #[cfg(feature = "kubernetes")]
     #[error("Secret {name}: {cause}")]
     Secret {
-        /// Its name.
+        /// Name of the Secret.
         name: String,
-        /// What went wrong.
+        /// Error of the cluster.
         cause: ClusterError,
     },
-    /// It is longer than its store takes.
+    /// The text is longer than its store allows.
     #[error(
-        "{bytes} bytes are too many for a Secret, which takes {most}: keep it in etcd, or revoke nodes that are gone"
+        "{bytes} bytes exceed the limit of {most} for a Secret; use etcd, or revoke nodes that no longer exist"
     )]
     Full {
-        /// What it would hold.
+        /// Bytes of the text.
         bytes: usize,
-        /// What it may hold.
+        /// Maximum number of bytes.
         most: usize,
     },
 }
 
 impl SharedState {
-    /// Reads it.
+    /// Reads the text.
     ///
     /// # Errors
     ///
-    /// The store does not answer, or does not let us.
+    /// Fails if the store does not respond or denies access.
     pub async fn read(&mut self) -> Result<Revision, CellError> {
         match self {
             Self::File(file) => file.read().await,
@@ -252,12 +255,12 @@ impl SharedState {
         }
     }
 
-    /// Writes it, if it is still what was seen; `false`: somebody else was quicker, and nothing is written. Not cancel
-    /// safe: who does not wait for the answer does not know whether it is written.
+    /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
+    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
     ///
     /// # Errors
     ///
-    /// As for [`Self::read`]; then, too, it may or may not be written.
+    /// Like [`Self::read`]; after an error the text may or may not be written.
     pub async fn write(&mut self, seen: &Revision, text: Vec<u8>) -> Result<bool, CellError> {
         match self {
             Self::File(file) => file.write(seen.clone(), text).await,
@@ -268,14 +271,14 @@ impl SharedState {
     }
 }
 
-// A shared text in a file, on a disk that the pods share.
+// A shared text in a file, on a disk that the servers share.
 
-/// One file.
+/// A shared file.
 #[derive(Debug, Clone)]
 pub struct FileSharedState(PathBuf);
 
 impl FileSharedState {
-    /// Nothing is read yet. A lock file and a file being written stand beside it.
+    /// Creates the store without reading. A lock file and a temporary file are created next to the file.
     pub fn new(file: PathBuf) -> Self {
         Self(file)
     }
@@ -300,12 +303,12 @@ impl FileSharedState {
     }
 }
 
-/// The mode of a new file.
+/// Mode of a new file.
 const OWNER_ONLY: u32 = 0o600;
 
 // A shared text in one key of etcd.
 
-/// One key of an etcd.
+/// A key in etcd.
 #[derive(Debug)]
 pub struct EtcdSharedState {
     members: EtcdEndpoints,
@@ -313,7 +316,7 @@ pub struct EtcdSharedState {
 }
 
 impl EtcdSharedState {
-    /// Nothing is asked yet.
+    /// Creates the store without connecting.
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
         let dialer = GrpcDialer::new(access, resolver);
         Self { members: EtcdEndpoints::new(dialer), key: key.as_bytes().to_vec() }
@@ -343,16 +346,16 @@ impl EtcdSharedState {
                 Err(cause) => Err(cause),
             };
             match swapped {
-                // After a try whose answer was lost this may be false although we have written.
+                // After a retry whose response was lost, this may be false although this process wrote the text.
                 Ok(swapped) => return Ok(swapped),
                 Err(cause) => self.failed(cause, &mut left)?,
             }
         }
     }
 
-    /// Goes on to the next of the members that are `left`; where the login is over, to the same one with a new login.
+    /// Selects the next of the remaining members, or logs in again at the same member if the login has expired.
     fn failed(&mut self, cause: EtcdError, left: &mut usize) -> Result<(), EtcdError> {
-        debug!(%cause, "an etcd member failed");
+        debug!(error = %cause, "etcd member failed");
         if cause.kind() == ErrorKind::LoggedOut {
             self.members.forget();
         } else {
@@ -390,7 +393,7 @@ mod tests {
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 1000), Err(InvitationError::Expired));
         assert_eq!(enrolled.proves(&edge, "t"), None);
         assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 999), Ok(true));
-        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 2000), Ok(false), "its answer was lost");
+        assert_eq!(enrolled.join(&of("secret"), &edge, of("t"), 2000), Ok(false), "its response was lost");
         assert_eq!(enrolled.join(&of("secret"), &edge, of("u"), 999), Err(InvitationError::Used));
         assert_eq!(
             enrolled.join(&of("secret"), &node("edge8"), of("t"), 999),
@@ -448,7 +451,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         assert!(!text.contains("\"secret\"") && !text.contains("\"token\""), "{text}");
         assert_eq!(EnrolmentState::parse(b" \n"), Ok(EnrolmentState::default()));
-        assert!(EnrolmentState::parse(b"{\"nodes\":[]}").unwrap_err().contains("what pods have written"));
+        assert!(EnrolmentState::parse(b"{\"nodes\":[]}").unwrap_err().contains("not written by a server"));
     }
 }
 

@@ -3,7 +3,7 @@ use tunnel_net::pki::CertificateAuthority;
 
 use super::*;
 
-/// Pods that share a file.
+/// Servers that share a file.
 fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
     let authority = CertificateAuthority::new("ours", Duration::from_secs(3600)).unwrap();
     let (ca, cert, key) = (place.join("ca.crt"), place.join("cloud.crt"), place.join("cloud.key"));
@@ -47,7 +47,7 @@ async fn of_ten_that_join_at_three_servers_with_one_invitation_exactly_one_does(
     for server in &servers {
         server.look().await.unwrap();
         assert_eq!(server.known().proves(&node(), &token(winners[0])), Some(true));
-        // Whose answer was lost asks again, at whichever pod.
+        // A node that lost the response repeats its request at any server.
         server.join(FROM, &secret, "edge7", &token(winners[0])).await.unwrap();
     }
 }
@@ -106,7 +106,7 @@ async fn a_store_that_has_lost_all_revokes_nobody_and_takes_nothing_new() {
     let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();
     servers[0].join(FROM, &invited.code.secret(), "edge7", &token(1)).await.unwrap();
     std::fs::remove_file(place.path().join("enrolled")).unwrap();
-    assert!(servers[0].look().await.unwrap_err().to_string().contains("they are gone"));
+    assert!(servers[0].look().await.unwrap_err().to_string().contains("the store is empty"));
     assert!(servers[0].invite(&node(), HOUR, "test").await.is_err());
     assert_eq!(servers[0].known().proves(&node(), &token(1)), Some(true));
 }

@@ -1,4 +1,4 @@
-//! Who may come in at the ports for clients: makes the gates of front ends from the settings.
+//! Access to client ports: builds the access policies of listeners from the settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,19 +19,19 @@ use tunnel_base::policy::Networks;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::reload::Reload;
 
-/// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
-/// together.
+/// The user files of all access policies. A file named by several tables is read once, and failed logins at any of
+/// their ports count together.
 #[derive(Debug, Default)]
 pub struct AccessPolicies {
     files: BTreeMap<PathBuf, Option<UserFile>>,
     doors: ListenerPolicies,
 }
 
-/// The gates of all ports for clients, each by the key of its table. Cheap to clone.
+/// The access policies of all client ports, each with the key of its table. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct ListenerPolicies(Vec<(String, Arc<ArcSwap<AccessPolicy>>)>);
 
-/// Who may come in at one port, with the lists and files that decide it.
+/// Access to one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
 pub struct ListenerAccess {
     proxies: Networks,
@@ -45,7 +45,7 @@ struct UserFile {
 }
 
 impl AccessPolicies {
-    /// Reads what a port needs, whose table has this key; `None`: a file will not do, which is noted.
+    /// Reads what the port of the table with this key needs. Returns `None` if a file is invalid, which is recorded.
     pub fn prepare(
         &mut self,
         door: &str,
@@ -67,7 +67,8 @@ impl AccessPolicies {
         Some(ListenerAccess { proxies: proxy_protocol, gate })
     }
 
-    /// Who may look at the admin ports from other machines; `None`: a file will not do, which is noted.
+    /// Returns the users that may read the admin ports from other machines. Returns `None` if a file is invalid, which
+    /// is recorded.
     pub fn viewers(&mut self, admin: &AdminConfig, startup: &mut Startup) -> Option<AdminUsers> {
         if admin.access.auth == AuthConfig::None {
             return Some(AdminUsers::default());
@@ -75,14 +76,14 @@ impl AccessPolicies {
         let gate = self.prepare("admin", &admin.access, startup)?.gate(None);
         Some(AdminUsers::new(move |head, from| {
             let gate = gate.load_full();
-            // The gate reads what clients say to a proxy; a browser says the same to a server.
+            // The policy reads the credentials for proxies; a browser sends the same ones to a server.
             let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
             let said = HeaderMap::from_iter(said);
             Box::pin(async move { gate.authenticate(&said, from).await.is_ok() })
         }))
     }
 
-    /// Follows the files.
+    /// Watches the files.
     pub fn watch(self, drain: &Drain) -> ListenerPolicies {
         for file in self.files.into_values().flatten() {
             drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
@@ -92,8 +93,8 @@ impl AccessPolicies {
 }
 
 impl ListenerPolicies {
-    /// Has each gate admit whom the settings of its table say: `allow_from`, `names` and `rules`. Where the table is gone
-    /// the gate stays as it is.
+    /// Updates each access policy from the settings of its table: `allow_from`, `names` and `rules`. If the table was
+    /// removed the policy stays unchanged.
     pub fn apply(&self, settings: &[(&str, &AccessConfig)]) {
         for (door, gate) in &self.0 {
             let Some((_, access)) = settings.iter().find(|(key, _)| key == door) else { continue };
@@ -101,19 +102,20 @@ impl ListenerPolicies {
             if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
                 let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
                 gate.store(Arc::new(AccessPolicy { allow_from, names, rules, ..AccessPolicy::clone(&old) }));
-                info!(door, "this door admits others than before");
+                info!(listener = door, "access policy reloaded");
             }
         }
     }
 }
 
 impl ListenerAccess {
-    /// Networks of balancers before the port.
+    /// Returns the networks of load balancers in front of the port.
     pub fn proxies(&self) -> Networks {
         self.proxies.clone()
     }
 
-    /// The gate of a front end, which follows the settings. `zone` is where nodes have a second name.
+    /// Returns the access policy of a listener, which follows the settings. `zone` is the zone in which nodes have a
+    /// second name.
     pub fn gate(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<AccessPolicy>> {
         let gate = AccessPolicy { zone, ..AccessPolicy::clone(&self.gate.load()) };
         self.gate.store(Arc::new(gate));

@@ -1,4 +1,4 @@
-//! Where the programs of a machine have their admin sockets if no key names another place.
+//! Default locations of the admin sockets of a machine's programs.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -10,19 +10,20 @@ use tunnel_net::listen::{LocalBindError, UnixAccept};
 /// Directories for admin sockets, the preferred one first.
 #[derive(Debug)]
 pub struct SocketDirs {
-    /// For the programs of root, and of the user that the directory is given to.
+    /// For programs of root, and of the user that owns the directory.
     shared: PathBuf,
-    /// For the programs of this user alone.
+    /// For programs of this user only.
     own: Vec<PathBuf>,
     user: u32,
 }
 
-/// Why there is no socket in any directory.
+/// The reasons why no directory could be used.
 #[derive(Debug, Default)]
 pub struct NoSocket(Vec<String>);
 
 impl SocketDirs {
-    /// The directories of this process's user. `runtime` is `XDG_RUNTIME_DIR`, which is ignored if another user owns it.
+    /// Returns the directories of this process's user. `runtime` is `XDG_RUNTIME_DIR`, which is ignored if another user
+    /// owns it.
     pub fn of_user(runtime: Option<&Path>) -> Self {
         let user = rustix::process::geteuid().as_raw();
         let runtime = runtime.filter(|dir| dir.is_absolute() && is_private(dir, user).is_ok());
@@ -31,12 +32,12 @@ impl SocketDirs {
         Self { shared: RUN_DIR.into(), own, user }
     }
 
-    /// Listens at `name.sock`, in the first directory that lets it. If another process listens there, the file is
+    /// Listens at `name.sock`, in the first usable directory. If another process listens there, the file is
     /// `name-2.sock`, and so on.
     ///
     /// # Errors
     ///
-    /// Why each directory was of no use.
+    /// Returns the reason for each directory.
     pub fn bind(&self, name: &str) -> Result<UnixAccept, NoSocket> {
         let mut reasons = NoSocket::default();
         for dir in std::iter::once(&self.shared).chain(&self.own) {
@@ -53,17 +54,17 @@ impl SocketDirs {
         Err(reasons)
     }
 
-    /// The sockets of programs with one of these names that this user can trust; programs may have ended.
+    /// Returns the sockets of programs with these names that this user can trust. Some programs may have ended.
     pub fn sockets(&self, names: &[&str]) -> Vec<PathBuf> {
         let own = self.own.iter().filter(|dir| is_private(dir, self.user).is_ok());
         let dirs = std::iter::once(&self.shared).chain(own);
         let mut found: Vec<_> = dirs.flat_map(|dir| sockets_in(dir, names)).collect();
-        // Servers before edges, whatever their directories.
+        // Servers before edges, in any directory.
         found.sort_by_key(|(name, _)| *name);
         found.into_iter().map(|(_, path)| path).collect()
     }
 
-    /// root makes it; for others it has to be there.
+    /// Creates the shared directory if this user is root; for other users it must exist.
     fn make_shared(&self) -> io::Result<()> {
         if self.user != 0 {
             return Ok(());
@@ -71,7 +72,8 @@ impl SocketDirs {
         make(&self.shared, 0o755)
     }
 
-    /// In `/tmp` another user may have made a directory of this name, and would own the sockets in it.
+    /// Creates this user's directory. In `/tmp` another user may have created one of this name, and would own the
+    /// sockets in it.
     fn make_own(&self, dir: &Path) -> io::Result<()> {
         make(dir, 0o700)?;
         is_private(dir, self.user)
@@ -98,7 +100,7 @@ fn is_private(dir: &Path, user: u32) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(
-        "want a directory of this user that no other user may enter; remove it or change its mode to 0700",
+        "expected a directory of this user that no other user may enter; remove it or set its mode to 0700",
     ))
 }
 
@@ -113,11 +115,11 @@ fn bind_free(dir: &Path, name: &str) -> Result<UnixAccept, LocalBindError> {
     bound
 }
 
-/// The sockets of a directory, each with the place of its name among `names`.
+/// Returns the sockets in a directory, each with the index of its name in `names` and its number.
 fn sockets_in(dir: &Path, names: &[&str]) -> Vec<((usize, u32), PathBuf)> {
     let files: Vec<_> = match fs::read_dir(dir) {
         Ok(entries) => entries.flatten().map(|entry| entry.file_name()).collect(),
-        // The sockets exist, and who asks one of them gets the system's answer.
+        // The sockets exist. A caller that connects to one gets the system's error.
         Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
             names.iter().map(|name| format!("{name}.sock").into()).collect()
         }
@@ -137,11 +139,11 @@ fn sockets_in(dir: &Path, names: &[&str]) -> Vec<((usize, u32), PathBuf)> {
     found
 }
 
-/// systemd makes it for the packaged units.
+/// The directory that systemd creates for the packaged units.
 const RUN_DIR: &str = "/run/tunnel";
-/// Every user may make a directory here. Not `TMPDIR`, which a command may have set to another place than a service.
+/// Every user may create a directory here. Not `TMPDIR`, which may differ between a command and a service.
 const TEMPORARY: &str = "/tmp";
-/// Sockets of one name in a directory: each program tries them in turn.
+/// Maximum number of sockets with one name in a directory: each program tries them in turn.
 const MAX_SOCKETS: u32 = 32;
 
 #[cfg(test)]
@@ -186,7 +188,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let user = rustix::process::geteuid().as_raw();
         let own = place.path().join("own");
-        // Nobody makes the shared one.
+        // The shared directory is never created.
         let dirs = SocketDirs { shared: place.path().join("no/run"), ..dirs(place.path()) };
         let (listener, at) = bound(&dirs, "edge");
         assert_eq!(at, own.join("edge.sock").display().to_string());
@@ -211,7 +213,7 @@ mod tests {
         let elsewhere = place.path().join("elsewhere");
         make(&elsewhere, 0o700).unwrap();
         symlink(&elsewhere, &own).unwrap();
-        assert!(dirs.bind("edge").is_err(), "a link leads elsewhere");
+        assert!(dirs.bind("edge").is_err(), "a symbolic link points elsewhere");
         assert!(fs::read_dir(&elsewhere).unwrap().next().is_none());
     }
 }

@@ -30,7 +30,7 @@ async fn bad_requests_are_told_what_is_wrong_with_them() {
         let answer = server.ask(target).await;
         assert_eq!(answer.status, 400, "{target}: {answer:?}");
     }
-    says(&server.ask("node1:99999").await, 400, "bad target: \"99999\" is not a port: want 1 to 65535");
+    says(&server.ask("node1:99999").await, 400, "bad target: \"99999\" is not a port; expected 1 to 65535");
     says(&server.ask("10.1.2.3:22").await, 421, "the node of 10.1.2.3:22 cannot be told");
     let itself = "[::1]:22 is no target: the cloud never dials itself, its links or its metadata for clients";
     says(&server.ask("[::1]:22").await, 403, itself);

@@ -34,12 +34,13 @@ impl Lines {
         self.text().lines().filter(|line| line.contains(part)).count()
     }
 
-    /// How many refusals were told with this in their line, or summed up for that cause.
+    /// Returns the number of refusals logged with `part`, including those summed up for that reason.
     fn told(&self, part: &str, cause: &str) -> usize {
         let text = self.text();
-        let sums = text.lines().filter(|line| line.contains("more like it") && line.contains(cause));
+        let sums =
+            text.lines().filter(|line| line.contains("similar refusals not logged") && line.contains(cause));
         let more = sums.map(|line| {
-            let (_, behind) = line.split_once("and ").unwrap();
+            let (_, behind) = line.split_once("suppressed=").unwrap();
             behind.split(' ').next().unwrap().parse::<usize>().unwrap()
         });
         more.sum::<usize>() + self.count(part)

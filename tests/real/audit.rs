@@ -54,15 +54,15 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     let invited = says(&["invite", "--node", "edge7", "--for", "90s", &socket]);
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
     let code = line.split_whitespace().nth(4).unwrap();
-    let made = [("who", user.as_str()), ("node", "edge7")];
-    one_more(&cloud.process, &mut seen, "an invitation was made", &made);
+    let made = [("actor", user.as_str()), ("node", "edge7")];
+    one_more(&cloud.process, &mut seen, "invitation created", &made);
 
     let to = place.path().join("etc").display().to_string();
     let join = |node: &str| says(&["join", &at, "--invite", code, "--node", node, "--to", &to]);
     assert_eq!(join("edge8").status.code(), Some(77));
     assert!(join("edge7").status.success());
-    let used = [("who", "edge7"), ("from", "127.0.0.1")];
-    one_more(&cloud.process, &mut seen, "a node has joined by its invitation", &used);
+    let used = [("actor", "edge7"), ("remote_addr", "127.0.0.1")];
+    one_more(&cloud.process, &mut seen, "node joined by invitation", &used);
 
     // A link ends by it, which is no second act.
     let text = std::fs::read_to_string(place.path().join("etc/edge.toml")).unwrap();
@@ -71,8 +71,8 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     cloud.has("edge7");
     assert!(says(&["revoke", "--node", "edge7", &socket]).status.success());
     cloud.process.says("links ended: token revoked");
-    let revoked = [("who", user.as_str()), ("node", "edge7")];
-    one_more(&cloud.process, &mut seen, "were revoked", &revoked);
+    let revoked = [("actor", user.as_str()), ("node", "edge7")];
+    one_more(&cloud.process, &mut seen, "token and open invitations revoked", &revoked);
     assert!(!says(&["revoke", "--node", "edge7", &socket]).status.success());
     joined.terminate();
 

@@ -16,7 +16,7 @@ fn a_wrong_line_is_told_with_what_is_wanted() {
     let code = format!("i{}", "A".repeat(43));
     for (line, exit, told) in [
         ("invite", 64, "--node <NAME>"),
-        ("invite --node x/y", 64, "is not a name: want 1 to 253 letters"),
+        ("invite --node x/y", 64, "is not a name; expected 1 to 253 letters"),
         ("invite --node edge7 --for 1s", 64, "from 1m to 168h"),
         ("invite --node edge7 --socket=/nowhere/s", 69, "start its program, or name another with --socket"),
         ("revoke", 64, "--node <NAME>"),
@@ -25,13 +25,13 @@ fn a_wrong_line_is_told_with_what_is_wanted() {
         ("status more", 64, "unexpected argument"),
         ("doctor --m=none", 64, "[possible values: cloud, edge]"),
         ("connect", 64, "<NODE:PORT>"),
-        ("connect node1", 64, "has no port: want host:port"),
-        ("connect node1:99999", 64, "is not a port: want 1 to 65535"),
+        ("connect node1", 64, "has no port; expected host:port"),
+        ("connect node1:99999", 64, "is not a port; expected 1 to 65535"),
         ("connect node1:22 --through=ftp://x", 64, "want http://[USER@]HOST:PORT"),
         ("connect node1:22 --through=http://127.0.0.1:1", 69, "refused the connection"),
         ("join", 64, "<CLOUD:PORT>"),
-        ("join nowhere --invite CODE --node edge7", 64, "has no port: want host:port"),
-        ("join localhost:1 --invite short --node edge7", 64, "want the 44 letters, digits, - and _"),
+        ("join nowhere --invite CODE --node edge7", 64, "has no port; expected host:port"),
+        ("join localhost:1 --invite short --node edge7", 64, "expected the 44 letters, digits, - and _"),
         ("join localhost:1 --invite CODE --node x/y", 64, "is not a name"),
         ("join localhost:1 --invite CODE --node edge7 --to relative", 64, "--to"),
     ] {
@@ -267,14 +267,14 @@ fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
         level("0");
         lost(&stage.page(log, "/metrics")) > 0
     });
-    server.says("log lines are lost until that is mended");
+    server.says("log lines are dropped until this is fixed");
     let told = stage.page(log, "/readyz");
     assert!(told.starts_with("ok") && told.contains("log: ") && told.contains("No space left"), "{told}");
     stage.does("rm disk/fill");
     wait_until("lines are written again", TIMEOUT, || {
         level("0");
         let written = stage.machine.sh(&format!("cat {}/*.log", stage.path("disk").display()));
-        written.contains("log lines are written again, and some are lost")
+        written.contains("log files are writable again, lines were dropped")
     });
     assert_eq!(stage.page(log, "/readyz"), "ok\n");
 }

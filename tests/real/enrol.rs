@@ -64,11 +64,11 @@ fn a_node_is_invited_joins_is_linked_and_is_revoked_each_by_one_line() {
     let none = says(&["revoke", "--node", "edge7", &socket]);
     assert!(none.stderr.contains("has not joined by an invitation"), "{none:?}");
     let uid = String::from_utf8(Command::new("id").arg("-u").output().unwrap().stdout).unwrap();
-    for act in ["an invitation was made", "a node has joined", "were revoked"] {
+    for act in ["invitation created", "node joined", "invitations revoked"] {
         let told = cloud.process.says_of("audit", act);
         assert!(
             told.contains("edge7")
-                && (act == "a node has joined" || told.contains(&format!("who=\"uid={}", uid.trim()))),
+                && (act == "node joined" || told.contains(&format!("actor=\"uid={}", uid.trim()))),
             "{told}"
         );
     }

@@ -59,7 +59,7 @@ fn what_a_killed_server_has_intercepted_is_direct_again_and_the_next_server_take
     // Another pod cannot have the same table while its owner lives.
     let mut second = world.launch("second", &world.config(1, &tables), &[], &[]);
     assert!(!second.ends(TIMEOUT).success());
-    second.said("the table inet tunnel belongs to another process, which is alive");
+    second.said("table inet tunnel belongs to another running process");
     server.kill();
     // From now on the node can be dialled: whoever is not caught reaches it.
     world.nodes[0].sh("nft delete table inet shut");
@@ -71,7 +71,7 @@ fn what_a_killed_server_has_intercepted_is_direct_again_and_the_next_server_take
     }
     drop(edge);
     let server = world.server(&tables);
-    server.said("a table is taken over whose owner has died");
+    server.said("taking over the table of a dead owner");
     let _edge = world.edge(1, "");
     for ip in addresses(1) {
         world.is_intercepted(&ip, true);
@@ -90,7 +90,7 @@ fn a_table_that_somebody_else_has_made_is_left_alone() {
     world.host.sh("nft add table inet tunnel; nft add chain inet tunnel theirs");
     let mut server = world.launch("pod", &world.config(0, ""), &[], &[]);
     assert!(!server.ends(TIMEOUT).success());
-    server.said("the table inet tunnel is there, and not made by this program");
+    server.said("table inet tunnel exists and was not made by this program");
     assert!(world.host.sh("nft list table inet tunnel").contains("theirs"));
 }
 
@@ -106,10 +106,10 @@ fn a_server_that_cannot_intercept_says_what_it_lacks_and_does_not_start() {
         "unable",
         &["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"],
         &[],
-        "it lacks CAP_NET_ADMIN",
+        "CAP_NET_ADMIN is missing",
     );
     lacks("elsewhere", &[], &[("HOST_IP", "192.0.2.1")], "set hostNetwork: true");
-    lacks("bare", &["env", "PATH=/nowhere"], &[], "the program nft cannot be run");
+    lacks("bare", &["env", "PATH=/nowhere"], &[], "cannot run nft");
 }
 
 #[test]
@@ -515,7 +515,7 @@ const ANSWER: &str = r#"end=$(printf '\r'); while read -r line && [ "$line" != "
 printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
 "#;
 /// How a line of the access log tells that its client was caught.
-pub(crate) const FRONT: &str = "front=\"intercept\"";
+pub(crate) const FRONT: &str = "listener=\"intercept\"";
 /// What has addresses of nodes that have left given up soon.
 const SHORT: &str = "[mode.cloud.session]\ngrace = \"1s\"\n";
 /// A machine that is no node.

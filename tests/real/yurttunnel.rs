@@ -57,7 +57,7 @@ fn ports_of_the_map_lead_to_the_servers_and_no_change_of_it_cuts_a_session() {
     );
     wait_until("its port is led here", TIMEOUT, || led() == [(at_node.port(), front)].into());
     let _ = writeln!(std::io::stderr(), "led here after {:?}", started.elapsed().unwrap_or_default());
-    cloud.is_troubled("http-proxy-ports: \"x\": want a port from 1 to 65535");
+    cloud.is_troubled("http-proxy-ports: \"x\": expected ports from 1 to 65535");
     cloud.is_troubled("https-proxy-ports: they lead nowhere");
     for host in [name(at_node), at_node.to_string()] {
         assert_eq!(reads(&mut asks(front, &host, "/"), 2), "ok", "{host}");
@@ -78,10 +78,7 @@ fn ports_of_the_map_lead_to_the_servers_and_no_change_of_it_cuts_a_session() {
 
     map(&kubernetes, &json!({"http-proxy-ports": format!("{},9053", cloud.grpc)}));
     wait_until("the pod's own port is not", TIMEOUT, || led() == [(9053, front)].into());
-    cloud.is_troubled(&format!(
-        "http-proxy-ports: \"{}\": the pods themselves listen at that port",
-        cloud.grpc
-    ));
+    cloud.is_troubled(&format!("http-proxy-ports: \"{}\": the servers listen on that port", cloud.grpc));
 
     service(&kubernetes, false);
     map(&kubernetes, &json!({"http-proxy-ports": "9054"}));

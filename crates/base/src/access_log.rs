@@ -1,4 +1,4 @@
-//! The access log: one line for each session, also for one that failed; refusals are limited.
+//! The access log: one line for each session, including failed ones. Lines about refusals are limited.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -13,37 +13,38 @@ use tracing::{info, warn};
 use crate::logging::ACCESS;
 use crate::names::{NodeName, SessionId, Target};
 
-/// The line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result `cut`.
+/// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
+/// `cut`.
 #[derive(Debug)]
 pub struct AccessLogEntry {
-    /// The name of the front end (`ssh`, ...), or `backend` at the edge.
+    /// Name of the listener (`ssh`, ...), or `backend` at the edge.
     pub front: &'static str,
-    /// The session's id, once it has one; the line shows 8 digits.
+    /// ID of the session, once it has one; the line shows 8 digits.
     pub id: Option<SessionId>,
-    /// The client's trace, its own or the one that it was sent.
+    /// Trace ID of the client's request: received from the client, or generated.
     pub trace: String,
-    /// The node, if the request names one.
+    /// Node, if the request names one.
     pub node: Option<NodeName>,
-    /// The target, if it could be parsed.
+    /// Target, if it could be parsed.
     pub target: Option<Target>,
-    /// The client: its address; at the edge the text of the Open frame.
+    /// Address of the client; at the edge, the text of the Open frame.
     pub client: String,
-    /// The user that the client has proved to be.
+    /// Authenticated user.
     pub user: Option<String>,
-    /// Bytes from the client towards the target.
+    /// Bytes from the client to the target.
     pub up: u64,
-    /// Bytes from the target towards the client.
+    /// Bytes from the target to the client.
     pub down: u64,
-    /// How often the session was resumed over another path.
+    /// Number of times the session was resumed over another path.
     pub resumed: u32,
-    /// The HTTP status of the answer; `None` at the edge, which answers no client.
+    /// HTTP status of the response; `None` at the edge, which sends no response to clients.
     pub status: Option<u16>,
     started: Instant,
     written: bool,
 }
 
 impl AccessLogEntry {
-    /// A line for a session that begins now.
+    /// Creates the line of a session that starts now.
     pub fn start(front: &'static str, client: String) -> Self {
         Self {
             front,
@@ -62,17 +63,17 @@ impl AccessLogEntry {
         }
     }
 
-    /// How long ago the session began.
+    /// Returns the time since the session started.
     pub fn age(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Writes the line: `result` is a fixed word, `why` a sentence that names the side that ended the session.
+    /// Writes the line. `result` is a fixed word, `why` a sentence that names the side that ended the session.
     pub fn end(mut self, result: &str, why: &str) {
         self.write(result, why);
     }
 
-    /// As [`Self::end`], for a client at `from` that was refused: no line if there are too many alike.
+    /// Like [`Self::end`], for a refused client at `from`. Writes no line if there are too many similar ones.
     pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &RefusalLogLimiter) {
         self.written = true;
         if refusals.may_log(result, from) {
@@ -80,7 +81,7 @@ impl AccessLogEntry {
         }
     }
 
-    /// Writes no line.
+    /// Drops the entry without writing a line.
     pub fn discard(mut self) {
         self.written = true;
     }
@@ -90,20 +91,20 @@ impl AccessLogEntry {
         let seconds = self.age().as_secs_f64();
         info!(
             target: ACCESS,
-            front = self.front,
+            listener = self.front,
             session = self.id.map(tracing::field::display),
             trace = (!self.trace.is_empty()).then_some(self.trace.as_str()),
             node = self.node.as_ref().map(tracing::field::display),
             target = self.target.as_ref().map(tracing::field::display),
             client = self.client,
             user = self.user,
-            up_bytes = self.up,
-            down_bytes = self.down,
-            seconds,
-            resumed = self.resumed,
+            bytes_to_target = self.up,
+            bytes_to_client = self.down,
+            duration_seconds = seconds,
+            resume_count = self.resumed,
             status = self.status,
             result,
-            why,
+            reason = why,
         );
     }
 }
@@ -111,24 +112,27 @@ impl AccessLogEntry {
 impl Drop for AccessLogEntry {
     fn drop(&mut self) {
         if !self.written {
-            self.write("cut", "the process stopped, or the client went away while the session was opened");
+            self.write(
+                "cut",
+                "the process stopped, or the client disconnected while the session was being opened",
+            );
         }
     }
 }
 
-// Limits the log lines about refusals, so that no client can fill the log.
+// Limits log lines about refusals, so that no client can fill the log.
 
-/// Lets through `EACH` refusals a second for each cause and source, and sums up the rest. Cheap to clone.
+/// A limiter that allows `EACH` refusals a second for each reason and source, and sums up the rest. Cheap to clone.
 ///
-/// Sources beyond `MOST` in a second share one count for each cause.
+/// Sources beyond `MAX_SOURCES_PER_SECOND` share one count for each reason.
 #[derive(Debug, Clone, Default)]
 pub struct RefusalLogLimiter(Arc<Mutex<Second>>);
 
-/// Refusals in this second, by cause and source; a source of `None` stands for all others.
+/// Refusals in this second, by reason and source. The source `None` stands for all others.
 type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
 impl RefusalLogLimiter {
-    /// Counts a refusal, and returns whether it may be logged. `cause` is a fixed word.
+    /// Counts a refusal and returns true if it may be logged. `cause` is a fixed word.
     pub fn may_log(&self, cause: &'static str, from: IpAddr) -> bool {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let one = (cause, Some(source(from)));
@@ -138,7 +142,7 @@ impl RefusalLogLimiter {
         *count <= EACH
     }
 
-    /// Once a second logs how many lines were withheld and starts to count anew, until `end` completes. Cancel safe.
+    /// Logs the number of suppressed lines once a second and resets the counts, until `end` completes. Cancel safe.
     pub async fn sum_up(self, end: impl Future<Output = ()>) {
         let mut end = pin!(end);
         loop {
@@ -155,12 +159,12 @@ impl RefusalLogLimiter {
         for ((cause, source), count) in second {
             let Some(more) = count.checked_sub(EACH).filter(|more| *more > 0) else { continue };
             let source = source.map(tracing::field::display);
-            warn!(cause, source, "refused within a second, and {more} more like it");
+            warn!(reason = cause, source, suppressed = more, "similar refusals not logged");
         }
     }
 }
 
-/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, by its first address.
+/// Returns the source of an address: an IPv4 address, or the first address of an IPv6 address's /64.
 fn source(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -168,9 +172,9 @@ fn source(from: IpAddr) -> IpAddr {
     }
 }
 
-/// Lines per second for each cause and source.
+/// Lines per second for each reason and source.
 const EACH: u64 = 20;
-/// Pairs of cause and source that are counted apart within a second.
+/// Maximum number of (reason, source) pairs counted separately within a second.
 const MAX_SOURCES_PER_SECOND: usize = 100;
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -198,7 +202,7 @@ mod tests {
         });
         let [line] = lines.try_into().unwrap();
         assert_eq!(
-            (&line["session"], &line["up_bytes"], &line["status"], &line["result"]),
+            (&line["session"], &line["bytes_to_target"], &line["status"], &line["result"]),
             (&id.to_string().into(), &7.into(), &200.into(), &"over".into())
         );
         assert_eq!(line["target"], "node1:22");
@@ -231,12 +235,12 @@ mod refusals_tests {
                 (20, 20, 20)
             );
             refusals.next();
-            assert!(refusals.may_log("token", ip("192.0.2.1")), "a second later it may be told again");
+            assert!(refusals.may_log("token", ip("192.0.2.1")), "a second later it may be logged again");
             refusals.next();
         });
         assert_eq!(lines.lines().count(), 3, "{lines}");
-        assert!(lines.lines().all(|line| line.contains("and 20980 more like it")), "{lines}");
-        assert!(lines.contains(r#""cause":"busy","source":"192.0.2.1""#), "{lines}");
+        assert!(lines.lines().all(|line| line.contains("\"suppressed\":20980")), "{lines}");
+        assert!(lines.contains(r#""reason":"busy","source":"192.0.2.1""#), "{lines}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Whose an address is: from what a client names (a node, its address, a pod's, a Service) to a node and the target as
+//! The address book: resolves what a client names (a node, its address, a pod's, a Service) to a node and the target as
 //! that node's edge knows it.
 //!
-//! A fixed table of networks counts first, then what Kubernetes knows. Whether the node has an edge plays no part here:
-//! a [`Location`] holds what is dialled where it has none.
+//! A fixed table of networks takes precedence over Kubernetes. Whether the node has an edge does not matter here: a
+//! [`Location`] also holds what is dialled if it has none.
 
 pub mod cluster_state;
 
@@ -18,90 +18,90 @@ use crate::addresses::cluster_state::{ClusterState, ScopedAddress, ServiceBacken
 use crate::names::{Host, NodeName, Target};
 use crate::policy::plain;
 
-/// Which networks are behind which node, and what Kubernetes knows of nodes, pods and Services.
+/// The networks of each node, and the nodes, pods and Services of Kubernetes.
 ///
-/// One lock holds the facts; it is taken for one look or one change, and no other one under it.
+/// One lock protects the facts. It is held for one lookup or one change, and no other lock is taken under it.
 #[derive(Debug, Default)]
 pub struct AddressBook {
-    /// The longest prefix first.
+    /// Fixed table, the longest prefix first.
     fixed: Vec<(IpNet, NodeName)>,
-    /// Whether a cluster is to tell the facts.
+    /// Whether a cluster provides the facts.
     has_cluster: bool,
     facts: Mutex<ClusterState>,
 }
 
-/// Where a target is.
+/// The location of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// At a node, if an edge runs there.
     Node {
-        /// The node.
+        /// Name of the node.
         node: NodeName,
-        /// The target as its edge knows it.
+        /// Target as its edge knows it.
         target: Target,
-        /// What is dialled if the node has no edge and the client may have it dialled; `None`: only an edge can reach
-        /// it.
+        /// Address dialled if the node has no edge and the client may use it; `None` if only an edge can reach the
+        /// target.
         direct: Option<Target>,
     },
-    /// At no node that is known.
+    /// At no known node.
     Direct(Target),
 }
 
-/// Why a target is nowhere, although it is known what is meant.
+/// Why a target that is known has no location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LocateError {
     /// Several objects claim an address, so none is reached by it. Usual cause: two sites use the same private network.
     #[error("{ip} is claimed by both {one} and {other}")]
     Ambiguous {
-        /// The address.
+        /// Address.
         ip: IpAddr,
         /// One of the objects, with its kind.
         one: String,
-        /// Another one.
+        /// Another one of the objects.
         other: String,
     },
-    /// A port of the node itself is asked for by the node's name, and Kubernetes does not tell its address.
+    /// A port of the node itself is requested by the node's name, and the node's address is not known.
     #[error(
-        "no address of node {0} is known, and of its loopback only the kubelet's ports are reached and those of \
+        "no address of node {0} is known; its loopback is reached only at the kubelet's ports and those of \
          localhost-proxy-ports"
     )]
     NoAddress(NodeName),
-    /// A name of a Service's form, and there is none. Usual cause: a slip of the pen.
+    /// A name in the form of a Service's, but there is no such Service. Usual cause: a typo.
     #[error("there is no Service {0}")]
     NoService(String),
     /// The Service has other ports.
     #[error("Service {service} has no TCP port {port}")]
     NoPort {
-        /// As `namespace/name`.
+        /// Service, as `namespace/name`.
         service: String,
-        /// The port that was asked for.
+        /// Requested port.
         port: u16,
     },
-    /// Usual cause: its pods are not ready, or its selector matches none.
+    /// No endpoint is ready. Usual cause: its pods are not ready, or its selector matches none.
     #[error("Service {0} has no ready endpoint{at_edges}", at_edges = if *.1 { " at an edge" } else { "" })]
     NoEndpoint(
-        /// As `namespace/name`.
+        /// Service, as `namespace/name`.
         String,
-        /// Whether endpoints without a node are left out: `user_services` names the Service.
+        /// Whether endpoints without a node are left out, because `user_services` names the Service.
         bool,
     ),
 }
 
 impl AddressBook {
-    /// An address in one of these networks is behind that node, whatever Kubernetes knows; of several networks that
-    /// hold an address the narrowest counts. `has_cluster`: somebody takes in what a cluster knows.
+    /// Creates an address book. `fixed` assigns networks to nodes, whatever Kubernetes reports; the narrowest network
+    /// of an address applies. `has_cluster` is true if a cluster provides facts.
     pub fn new(mut fixed: Vec<(IpNet, NodeName)>, has_cluster: bool) -> Self {
         fixed.sort_by_key(|(net, _)| std::cmp::Reverse(net.prefix_len()));
         Self { fixed, has_cluster, facts: Mutex::default() }
     }
 
-    /// Where a target is. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
+    /// Locates a target. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
     ///
-    /// Any name but a Service's is taken for a node's, known or not.
+    /// Any name except a Service's is taken as a node's name, known or not.
     ///
     /// # Errors
     ///
-    /// The target is known, and it is nowhere, or in two places.
+    /// Fails if the target is known but has no location, or two.
     pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
         let (facts, port) = (self.facts(), target.port);
         let target = match &target.host {
@@ -125,7 +125,7 @@ impl AddressBook {
         }
         match &target.host {
             Host::Ip(ip) => at_address(&facts, *ip, target.clone()),
-            // Services are not listed yet: such a name is no node's, and DNS may know it.
+            // While Services are not listed yet, such a name is not a node's, and DNS may know it.
             Host::Name(name)
                 if self.has_cluster && service_name(name).is_some_and(|(_, is_whole)| is_whole) =>
             {
@@ -135,23 +135,22 @@ impl AddressBook {
         }
     }
 
-    /// The node of a pod, also of one that has finished, whose logs its kubelet may still have.
+    /// Returns the node of a pod, including finished pods: the kubelet may still have their logs.
     pub fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
         self.facts().node_of_pod(namespace, name)
     }
 
-    /// The address at which a node itself is reached: a single address of it in the fixed table, otherwise the first of its
-    /// InternalIPs.
+    /// Returns the address of a node itself: its single address in the fixed table, otherwise its first InternalIP.
     pub fn address_of(&self, node: &NodeName) -> Option<IpAddr> {
         self.fixed_address(node).or_else(|| self.facts().address_of(&node.as_str().to_ascii_lowercase()))
     }
 
-    /// The node that has this address itself, or behind which it is: a pod's, or one in a network of the fixed table;
-    /// and whether it is the node's own.
+    /// Returns the node of an address, and whether the address is the node's own. Other addresses are a pod's, or in a
+    /// network of the fixed table.
     ///
     /// # Errors
     ///
-    /// Several nodes have it.
+    /// Fails if several nodes have the address.
     pub fn node_at(&self, ip: IpAddr) -> Result<Option<(NodeName, bool)>, LocateError> {
         let ip = plain(ip);
         if let Some((net, node)) = self.fixed.iter().find(|(net, _)| net.contains(&ip)) {
@@ -164,18 +163,19 @@ impl AddressBook {
         Ok(facts.node_at(ip)?.map(|node| (node.clone(), is_own(&node))))
     }
 
-    /// The network of a node's pods that holds this address; the address alone if Kubernetes names none.
+    /// Returns the pod network of a node that contains this address, or the address alone if Kubernetes reports none.
     pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
         let ip = plain(ip);
         self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
     }
 
-    /// Whose an address itself is: single addresses of the fixed table, those of Nodes, and what `more` say. No node has an
-    /// address of a Service, nor one that `refuses` gives a reason for, and none has a pod's because Kubernetes or an edge
-    /// says so: a pod's addresses are its node's word, which takes nothing from the fixed table or a token line.
+    /// Determines the owners of addresses, from single addresses of the fixed table, addresses of Nodes, and the claims
+    /// in `more`. No node owns an address of a Service, or one for which `refuses` returns a reason. Claims by
+    /// Kubernetes or an edge never win a pod's address. A pod's addresses are only as trusted as its node, and override
+    /// neither the fixed table nor a token line.
     ///
-    /// Kubernetes and edges are heard once all Nodes, pods and Services are listed, so that whoever is believed more has
-    /// spoken. Where no cluster is asked nobody can contradict an edge, which is heard if `trust_edges` says so.
+    /// Claims by Kubernetes and edges apply once all Nodes, pods and Services are listed, so that more trusted sources
+    /// come first. Without a cluster nothing can contradict an edge, whose claims apply if `trust_edges` is set.
     pub fn holders(
         &self,
         more: impl IntoIterator<Item = AddressClaim>,
@@ -203,13 +203,13 @@ impl AddressBook {
         AddressOwners::of(claims, |claim| refuses(claim.ip).or_else(|| self.refused(&facts, claim)))
     }
 
-    /// Why a node may not have the address that is claimed for it: it is a Service's, or a pod's that a strong claim does
-    /// not come before, or in a network that the fixed table puts behind another node.
+    /// Returns why a node may not have the claimed address, if so. The address is a Service's, or a pod's and the claim
+    /// is weak, or the fixed table assigns its network to another node.
     pub fn refusal(&self, claim: &AddressClaim) -> Option<&'static str> {
         self.refused(&self.facts(), claim)
     }
 
-    /// Takes in what has changed.
+    /// Changes the facts.
     pub fn change<T>(&self, change: impl FnOnce(&mut ClusterState) -> T) -> T {
         change(&mut self.facts())
     }
@@ -240,7 +240,7 @@ impl AddressBook {
         (is_weak && elsewhere).then_some(ELSEWHERE).or_else(|| facts.refusal(claim))
     }
 
-    /// A node's own target has the node's name, so that its edge dials the machine itself, loopback first.
+    /// A target at the node itself keeps the node's name, so that its edge dials the machine itself, loopback first.
     fn at_name(&self, facts: &ClusterState, name: &str, target: &Target) -> Location {
         let Ok(node) = name.parse() else { return Location::Direct(target.clone()) };
         let host = self.direct_address(facts, &node).map_or_else(|| target.host.clone(), Host::Ip);
@@ -248,8 +248,8 @@ impl AddressBook {
         Location::Node { node, target: target.clone(), direct }
     }
 
-    /// What is dialled for a node that has no edge: its first InternalIP, unless the fixed table has another word or another
-    /// object claims it.
+    /// Returns the address dialled for a node without an edge: its first InternalIP, unless the fixed table says
+    /// otherwise or another object claims it.
     fn direct_address(&self, facts: &ClusterState, node: &NodeName) -> Option<IpAddr> {
         let ip = facts.address_of(node.as_str())?;
         let is_its = match self.fixed_node(ip) {
@@ -262,7 +262,7 @@ impl AddressBook {
         is_its.then_some(ip)
     }
 
-    /// The address that the fixed table has alone for a node, without a network.
+    /// Returns the node's single address in the fixed table.
     fn fixed_address(&self, node: &NodeName) -> Option<IpAddr> {
         self.fixed.iter().find(|(net, of)| of == node && is_single(net)).map(|(net, _)| net.addr())
     }
@@ -283,7 +283,7 @@ impl AddressBook {
 }
 
 impl Location {
-    /// At a node that Kubernetes names, where the target is dialled as it stands.
+    /// A location at a node that Kubernetes reports, where the target is dialled unchanged.
     fn known(node: NodeName, target: Target) -> Self {
         Self::Node { node, target: target.clone(), direct: Some(target) }
     }
@@ -306,23 +306,23 @@ impl fmt::Display for Location {
     }
 }
 
-/// Why no claim of Kubernetes or of an edge takes an address.
-const ELSEWHERE: &str = "behind another node by [mode.cloud.addresses]";
+/// Why a claim by Kubernetes or an edge does not apply to an address.
+const ELSEWHERE: &str = "assigned to another node by [mode.cloud.addresses]";
 
-// Which node an address itself belongs to, as far as several say so of whom some are believed more. Pure.
+// Owners of addresses, given claims from sources with different trust. Pure.
 
-/// Somebody says that an address is a node's.
+/// A claim that an address belongs to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressClaim {
-    /// The address.
+    /// Claimed address.
     pub ip: IpAddr,
-    /// The node.
+    /// Node that would own the address.
     pub node: NodeName,
-    /// Who says it.
+    /// Source of the claim.
     pub by: ClaimSource,
 }
 
-/// Who says whose an address is; who is believed most comes first.
+/// The source of a claim; the most trusted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClaimSource {
     /// The fixed table.
@@ -331,44 +331,45 @@ pub enum ClaimSource {
     TokenLine,
     /// The Node in Kubernetes, whose addresses its own kubelet writes.
     Kubernetes,
-    /// The node's edge itself.
+    /// The node's edge.
     Edge,
 }
 
-/// The addresses that have exactly one node, and what stands in the way of the others.
+/// The addresses with exactly one owner, and the rejected claims to others.
 #[derive(Debug, Default)]
 pub struct AddressOwners {
-    /// The node of each address.
+    /// Owner of each address.
     pub nodes: HashMap<IpAddr, NodeName>,
-    /// Claims that count for nothing.
+    /// Rejected claims.
     pub void: Vec<RejectedClaim>,
 }
 
-/// A claim that counts for nothing.
+/// A rejected claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RejectedClaim {
-    /// The address.
+    /// Claimed address.
     pub ip: IpAddr,
-    /// The node that should have it.
+    /// Node that would own the address.
     pub node: NodeName,
-    /// Who says so.
+    /// Source of the claim.
     pub by: ClaimSource,
-    /// Why it counts for nothing.
+    /// Reason for the rejection.
     pub why: RejectReason,
 }
 
-/// Why a claim counts for nothing.
+/// Why a claim is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RejectReason {
-    /// The address is none that a node may have: a sentence's end.
+    /// A node may not have the address: the end of a sentence.
     NotANodeAddress(&'static str),
-    /// Somebody who is believed as much says the same of another node.
+    /// A source of the same trust claims the address for another node.
     Disputed(NodeName),
 }
 
 impl AddressOwners {
-    /// Of several claims to an address the strongest counts, and of two of the same strength none, whatever the weaker ones
-    /// say. `refuses` says of a claim why the node may not have the address.
+    /// Determines the owner of each address: the most trusted claim wins. If its source claims an address for several
+    /// nodes, no claim applies, not even less trusted ones. `refuses` returns why a node may not have a claimed
+    /// address.
     pub fn of(
         claims: impl IntoIterator<Item = AddressClaim>,
         refuses: impl Fn(&AddressClaim) -> Option<&'static str>,
@@ -404,7 +405,7 @@ impl AddressOwners {
                 continue;
             }
             nodes.sort_by(|a, b| a.as_str().cmp(b.as_str()));
-            // A ring, so that each has another one.
+            // Pairs each node with the next one, and the last with the first.
             let others = nodes.iter().cycle().skip(1).cloned();
             let voids = nodes.iter().zip(others);
             holders.void.extend(voids.map(|(node, other)| RejectedClaim {
@@ -433,7 +434,7 @@ impl std::fmt::Display for RejectReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotANodeAddress(why) => write!(f, "it is {why}"),
-            Self::Disputed(other) => write!(f, "the same is said of {other}"),
+            Self::Disputed(other) => write!(f, "also claimed for {other}"),
         }
     }
 }
@@ -474,12 +475,12 @@ mod holders_tests {
     fn equal_claims_cancel_each_other_and_each_is_told_of_the_other() {
         for by in RANKS {
             let mut claims = vec![claim(7, "a", by), claim(7, "b", by), claim(7, "A", by)];
-            // Nor does a weaker one win by their dispute.
+            // A less trusted claim does not win because of their dispute.
             claims.extend((by != ClaimSource::Edge).then(|| claim(7, "third", ClaimSource::Edge)));
             assert_eq!(holder(&claims), None);
             let void = AddressOwners::of(claims, |_| None).void;
             let told: Vec<_> = void.iter().map(|void| format!("{}: {}", void.node, void.why)).collect();
-            assert_eq!(told, ["a: the same is said of b", "b: the same is said of a"]);
+            assert_eq!(told, ["a: also claimed for b", "b: also claimed for a"]);
         }
     }
 

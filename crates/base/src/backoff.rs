@@ -1,53 +1,53 @@
-//! How long to wait before trying again. Pure: random numbers and times are arguments.
+//! Delays between retries. Pure: random numbers and times are arguments.
 
 use std::time::Duration;
 
-/// The pauses between tries of one thing: short at first, then longer and longer, each with jitter so that thousands
-/// of edges that lost the same pod do not come back in step.
+/// Growing delays between attempts, with jitter so that thousands of edges that lost the same server do not reconnect
+/// at the same moment.
 ///
-/// The first pause is wholly random, of the others one half is. If all were wholly random, then of some thousands of
-/// edges that lost a pod for two seconds a few would draw so many short pauses that their next one is 13 s. With this
-/// rule every one is back within twice the time that the pod was away.
+/// The first delay is fully random, half of each later delay is. If all were fully random, a few of some thousand edges
+/// that lost a server for two seconds would draw many short delays. Their next delay could then be 13 s. With this rule
+/// every edge is back within twice the server's downtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backoff {
-    /// Tries since the last success.
+    /// Attempts since the last success.
     tries: u32,
 }
 
 impl Backoff {
-    /// Before the first try.
+    /// Returns a backoff before its first attempt.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// After `tries` failures.
+    /// Returns a backoff after `tries` failed attempts.
     pub fn after(tries: u32) -> Self {
         Self { tries }
     }
 
-    /// The pause before the next try; `chance` is a random number from 0 to 1.
+    /// Returns the delay before the next attempt. `chance` is a random number from 0 to 1.
     pub fn pause(&mut self, chance: f64) -> Duration {
         let ceiling = self.ceiling();
         self.tries = self.tries.saturating_add(1);
-        // A chance that is not a number from 0 to 1 is a bug of the caller: the middle is used.
+        // A chance outside of 0 to 1 is a bug of the caller: the middle is used.
         let chance = if (0.0..=1.0).contains(&chance) { chance } else { 0.5 };
         if ceiling == INITIAL_CEILING { ceiling.mul_f64(chance) } else { ceiling.mul_f64(0.5 + chance / 2.0) }
     }
 
-    /// Records how the last try ended. A link that lived, or carried a session, is a success and starts over. One that
-    /// was dropped at once (by a proxy, or a pod that refuses) is not, and the pauses go on growing.
+    /// Records how the last attempt ended. A link that stayed up or carried a session is a success and resets the
+    /// delays. A link dropped at once (by a proxy, or a server that refuses) is a failure, and the delays keep growing.
     pub fn on_attempt_end(&mut self, lived: Duration, carried_a_session: bool) {
         if carried_a_session || lived >= SUCCESS_AFTER {
             self.tries = 0;
         }
     }
 
-    /// Leaves out the short pauses: whoever was asked is there, and its answer will be the same in a moment.
+    /// Skips the short delays: the server is reachable, and an immediate retry would get the same refusal.
     pub fn refused(&mut self) {
         self.tries = self.tries.max(FAST_RETRIES + 1);
     }
 
-    /// The longest that the next pause can be.
+    /// Returns the upper bound of the next delay.
     fn ceiling(&self) -> Duration {
         match self.tries {
             0 => INITIAL_CEILING,
@@ -61,23 +61,24 @@ fn doubled(pause: Duration, times: u32) -> Duration {
     pause.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX))
 }
 
-/// Ceiling of the first pause: short for a person, long enough to spread 5,000 edges that come back to one pod.
+/// Upper bound of the first delay: short for a person, long enough to spread 5,000 edges that reconnect to one server.
 const INITIAL_CEILING: Duration = Duration::from_millis(50);
 
-/// Ceiling of the second pause, doubled with each further one up to [`BRISK_PAUSE`].
+/// Upper bound of the second delay, doubled for each further one up to [`BRISK_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
-/// Ceiling of the first [`FAST_RETRIES`] pauses behind it, some three seconds in all: a pod that is restarted is back by then.
+/// Upper bound of the next [`FAST_RETRIES`] delays, some three seconds in total: a restarted server is back by then.
 const BRISK_PAUSE: Duration = Duration::from_millis(450);
 
-/// How many pauses stay that short.
+/// Number of delays bounded by [`BRISK_PAUSE`].
 const FAST_RETRIES: u32 = 9;
 
-/// Ceiling of all pauses: a pod that is back is found within half a minute, and tries at a dead one cost little.
+/// Upper bound of all delays. Edges find a restarted server within half a minute, and attempts at a dead one cost
+/// little.
 pub const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// A link that lived this long counts as a success: dialling once in this time costs no more than [`BRISK_PAUSE`] does,
-/// and a session may wait for a link that has carried none so far.
+/// Lifetime after which a link is a success. Dialling once in this time costs no more than [`BRISK_PAUSE`] does, and a
+/// session may wait for a link that has carried none so far.
 const SUCCESS_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

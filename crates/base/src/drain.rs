@@ -1,4 +1,4 @@
-//! Stopping well: take no new work, let old work finish until a deadline, then cut.
+//! Graceful shutdown: takes no new work, lets running tasks finish until a deadline, then aborts them.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span};
 
-/// Handle to the stopping of this process: every task is spawned through it, so none is lost.
+/// A handle for shutting down this process. Every task is spawned through it, so none is lost.
 ///
-/// Three states, in order: running, draining (take no new work), cut (end now). Cheap to clone.
+/// Has three states, in order: running, draining (no new work) and cut (tasks are aborted). Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Drain {
     draining: CancellationToken,
@@ -21,32 +21,32 @@ pub struct Drain {
     running: Arc<Mutex<Running>>,
 }
 
-/// The tasks that can be cut. They are kept aside, so that a task at work never looks whether it is to be cut.
+/// The tasks that can be aborted. Their handles are kept here, so that a running task never has to check for the abort.
 ///
-/// A task may be spawned while [`Drain::finish`] cuts on another thread, and it may end before its handle is known. The
-/// lock orders the three: a task is entered without a handle before it is spawned; it removes its entry when it ends;
-/// the spawner adds the handle only if the entry is still there, and then looks whether the cut has come. Either the
-/// cutter finds the handle in the table, or the spawner finds `cut` set and aborts the task itself. Both may happen,
-/// and a task may be aborted twice.
+/// A task may be spawned while [`Drain::finish`] aborts tasks on another thread, and it may end before its handle is
+/// known. The lock orders the three steps. A task is entered without a handle before it is spawned, and removes its
+/// entry when it ends. The spawner adds the handle only if the entry still exists, and then checks `cut`. Either
+/// [`Drain::finish`] finds the handle in the table, or the spawner finds `cut` set and aborts the task itself. Both may
+/// happen, so a task may be aborted twice.
 #[derive(Debug, Default)]
 struct Running {
     next: u64,
-    /// The handle is missing while the task is being spawned.
+    /// `None` while the task is being spawned.
     tasks: HashMap<u64, Option<AbortHandle>>,
-    /// All tasks were cut: a task that is being spawned just now is aborted by its spawner.
+    /// Whether all tasks were aborted. A task that is being spawned meanwhile is aborted by its spawner.
     cut: bool,
 }
 
-/// How a drain ended.
+/// Result of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
-    /// All work was finished.
+    /// All tasks finished.
     Finished,
-    /// This many tasks were still at work at the deadline, or at the second signal, and were cut.
+    /// Number of tasks that were still running at the deadline or at the second signal, and were aborted.
     Cut(usize),
 }
 
-/// hyper's tasks, spawned where they are waited for.
+/// Spawns hyper's tasks, so that the drain waits for them.
 impl<F> hyper::rt::Executor<F> for Drain
 where
     F: Future<Output: Send> + Send + 'static,
@@ -57,29 +57,29 @@ where
 }
 
 impl Drain {
-    /// A handle in the state running.
+    /// Returns a handle in the running state.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Runs a task that [`Self::finish`] waits for. It is dropped where it stands once work is cut.
+    /// Spawns a task that [`Self::finish`] waits for. The task is dropped at its current await point if it is aborted.
     pub fn spawn<F>(&self, span: Span, task: F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let done = self.enter();
         let id = done.id;
-        // Not an async block around the task: that would hold it twice, and thousands of links have three tasks each.
+        // An async block around the task would hold it twice, and each of thousands of links has three tasks.
         let tracked = self.tasks.track_future(task.map(move |()| drop(done)).instrument(span));
         #[expect(
             clippy::disallowed_methods,
-            reason = "the one place that spawns: tracked, with a span, cut at the end"
+            reason = "the one place that spawns: tracked, with a span, aborted at the end"
         )]
         let handle = tokio::spawn(tracked);
         self.spawned(id, &handle.abort_handle());
     }
 
-    /// Notes a task that is about to be spawned.
+    /// Registers a task that is about to be spawned.
     fn enter(&self) -> Done {
         let mut running = self.running();
         running.next += 1;
@@ -88,11 +88,11 @@ impl Drain {
         Done { drain: self.clone(), id }
     }
 
-    /// Notes how a task that is spawned can be cut; it may have ended since.
+    /// Registers the abort handle of a spawned task, which may have ended since.
     fn spawned(&self, id: u64, handle: &AbortHandle) {
         let cut = {
             let mut running = self.running();
-            // A task that has ended already has removed its entry, and needs no handle.
+            // A task that has already ended has removed its entry and needs no handle.
             if let Some(task) = running.tasks.get_mut(&id) {
                 *task = Some(handle.clone());
             }
@@ -103,22 +103,22 @@ impl Drain {
         }
     }
 
-    /// Begins draining. Calling it again changes nothing.
+    /// Starts draining. Further calls have no effect.
     pub fn start(&self) {
         self.draining.cancel();
     }
 
-    /// Whether new work is refused.
+    /// Returns true if new work is refused.
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
 
-    /// Waits until draining begins. Cancel safe.
+    /// Waits until draining starts. Cancel safe.
     pub async fn draining(&self) {
         self.draining.cancelled().await;
     }
 
-    /// As [`Self::draining`], as a future of its own for code that takes no [`Drain`].
+    /// Like [`Self::draining`], but returns an owned future for code that takes no [`Drain`].
     pub fn started(self) -> impl Future<Output = ()> + Send {
         self.draining.cancelled_owned()
     }
@@ -127,18 +127,18 @@ impl Drain {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of tasks at work.
+    /// Returns the number of running tasks.
     pub fn tasks(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Begins draining, waits for all tasks, and cuts those that are left after `deadline` or once `at_once` completes.
+    /// Starts draining, waits for all tasks, and aborts those left after `deadline` or once `at_once` completes.
     pub async fn finish(&self, deadline: Duration, at_once: impl Future<Output = ()>) -> Drained {
         self.finish_after(deadline, at_once, std::future::ready(())).await
     }
 
-    /// As [`Self::finish`], but runs `before_cut` first: it gives the tasks the cause, so that they may end by
-    /// themselves until it completes.
+    /// Like [`Self::finish`], but runs `before_cut` before aborting. It passes the reason to the tasks, which may end
+    /// on their own until it completes.
     pub async fn finish_after(
         &self,
         deadline: Duration,
@@ -178,7 +178,7 @@ impl Drain {
     }
 }
 
-/// Strikes a task off the list, however it ends.
+/// A guard that removes a task's entry when the task ends or is dropped.
 #[derive(Debug)]
 struct Done {
     drain: Drain,

@@ -1,4 +1,4 @@
-//! What every other module may use: names, rules, the address book, logs, metrics.
+//! Basic types that every other module may use: names, policies, the address book, logs and metrics.
 
 pub mod access_log;
 pub mod addresses;

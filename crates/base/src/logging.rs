@@ -1,4 +1,4 @@
-//! Log lines: their destination, form and level, and what keeps a stranger's text from doing harm in them.
+//! Log output: destination, format and level, and escaping of untrusted text.
 
 pub mod files;
 
@@ -24,37 +24,38 @@ use crate::logging::files::LogFiles;
 
 // Log lines: destination, format and level.
 
-/// Destination, format and first level of log lines.
+/// Destination, format and initial level of the logs.
 #[derive(Debug, Clone, Default)]
 pub struct LogSettings {
-    /// One JSON object for each line instead of text.
+    /// Whether lines are JSON objects instead of text.
     pub json: bool,
-    /// Daily files in this directory, 7 days and 100 MiB of them kept; it is made if need be. None: stderr only.
+    /// Directory for daily files, of which 7 days and 100 MiB are kept. It is created if missing. `None` logs to stderr
+    /// only.
     pub dir: Option<PathBuf>,
-    /// First part of the files' names, `tunnel-cloud` or `tunnel-edge`, so that both can share a directory.
+    /// First part of the file names, `tunnel-cloud` or `tunnel-edge`, so that both can share a directory.
     pub name: &'static str,
-    /// To stderr as well when there is a directory. Without one, lines go to stderr anyway.
+    /// Whether lines also go to stderr if there is a directory. Without a directory they always go to stderr.
     pub also_stderr: bool,
-    /// As `--v`; see [`LogLevel::set`].
+    /// Verbosity, as in `--v`; see [`LogLevel::set`].
     pub verbosity: i32,
 }
 
-/// Running logs. Keep it until the very end of the process: dropping it writes the lines that wait.
-#[must_use = "dropping it stops the writers"]
+/// The running loggers. Keep this until the process ends: dropping it flushes the queued lines.
+#[must_use = "dropping it stops the log writers"]
 pub struct Logs {
     level: LogLevel,
     in_files_only: bool,
     _writers: Vec<WorkerGuard>,
 }
 
-/// Sets the level of the log while the program runs. Cheap to clone.
+/// A handle that changes the log level at runtime. Cheap to clone.
 #[derive(Clone)]
 pub struct LogLevel(reload::Handle<Targets, Registry>);
 
-/// Why logs could not be started.
+/// Error starting the logs.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The directory cannot be made or written to; give the process the right, or another `--log-dir`.
+    /// The directory cannot be created or written to. Grant the permission, or set another `--log-dir`.
     #[error("cannot write log files in {}: {cause}", .dir.display())]
     Dir {
         /// The directory.
@@ -63,14 +64,14 @@ pub enum LogError {
         #[source]
         cause: io::Error,
     },
-    /// Logging was started before in this process.
-    #[error("logs were started twice in one process")]
+    /// Logging was already started in this process.
+    #[error("cannot start logging: already started in this process")]
     Twice,
 }
 
-/// Logging has ended, so the level cannot be set.
+/// Error changing the level after logging has ended.
 #[derive(Debug, thiserror::Error)]
-#[error("logs have ended")]
+#[error("cannot set the log level: logging has ended")]
 pub struct LogEnded;
 
 impl Logs {
@@ -78,7 +79,7 @@ impl Logs {
     ///
     /// # Errors
     ///
-    /// The directory cannot be used, or logging was started before.
+    /// Fails if the directory cannot be used, or if logging was already started.
     pub fn start(settings: LogSettings) -> Result<Self, LogError> {
         let mut writers = Vec::new();
         let mut outputs = Vec::new();
@@ -101,17 +102,17 @@ impl Logs {
         Ok(Self { level, in_files_only, _writers: writers })
     }
 
-    /// A handle that sets the level.
+    /// Returns a handle that changes the level.
     pub fn level(&self) -> LogLevel {
         self.level.clone()
     }
 
-    /// Whether nothing goes to stderr.
+    /// Returns true if nothing is logged to stderr.
     pub fn are_in_files_only(&self) -> bool {
         self.in_files_only
     }
 
-    /// Runs `work`; its log lines go to stderr, at once and nowhere else.
+    /// Runs `work` and writes its log lines directly to stderr, and nowhere else.
     pub fn on_stderr(json: bool, work: impl FnOnce()) {
         let (filter, _level) = LogLevel::new(0);
         let lines = tracing_subscriber::registry().with(filter).with(output(io::stderr, json));
@@ -120,15 +121,15 @@ impl Logs {
 }
 
 impl LogLevel {
-    /// A filter layer for the registry, and the handle that sets its level.
+    /// Returns a filter layer for the registry and the handle that changes its level.
     pub fn new(verbosity: i32) -> (reload::Layer<Targets, Registry>, Self) {
         let (layer, handle) = reload::Layer::new(targets(verbosity));
         (layer, Self(handle))
     }
 
-    /// Sets how much is logged, in klog's numbers:
+    /// Sets the level by klog's verbosity numbers:
     ///
-    /// | `-v` | our own lines | the libraries' |
+    /// | `-v` | own lines | lines of libraries |
     /// | --- | --- | --- |
     /// | below 0 | warn | error |
     /// | 0, 1 | info | warn |
@@ -136,11 +137,11 @@ impl LogLevel {
     /// | 4, 5 | debug | debug |
     /// | from 6 | trace | trace |
     ///
-    /// From 8 on each frame of a link has a line, too ([`FRAMES`]).
+    /// From 8, every frame of a link is logged too ([`FRAMES`]).
     ///
     /// # Errors
     ///
-    /// If logging has ended.
+    /// Fails if logging has ended.
     pub fn set(&self, verbosity: i32) -> Result<(), LogEnded> {
         self.0.reload(targets(verbosity)).map_err(|_| LogEnded)
     }
@@ -166,7 +167,7 @@ fn targets(verbosity: i32) -> Targets {
         4 | 5 => (LevelFilter::DEBUG, LevelFilter::DEBUG),
         6.. => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    // These libraries log each failed try. This program logs the failure once, with the remedy.
+    // These libraries log every failed attempt. This program logs the failure once, with a hint.
     let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
     let frames = if verbosity < 8 { LevelFilter::OFF } else { LevelFilter::TRACE };
@@ -174,7 +175,7 @@ fn targets(verbosity: i32) -> Targets {
     targets.with_target(ACCESS, ours).with_target(AUDIT, LevelFilter::INFO)
 }
 
-/// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
+/// Returns a writer with its own thread, so that a full disk or a blocked pipe does not block the tunnel.
 fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
     let builder = NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("log");
     let (writer, guard) = builder.finish(to);
@@ -197,23 +198,23 @@ where
     }
 }
 
-/// The target of the access lines.
+/// Target of access lines.
 pub(crate) const ACCESS: &str = "access";
-/// The target of the audit lines: who has changed from where what others may do.
+/// Target of audit lines: who changed permissions, and from where.
 pub const AUDIT: &str = "audit";
-/// The target of the lines about single frames.
+/// Target of lines about single frames.
 pub const FRAMES: &str = "frames";
 
-/// Lines that may wait for a slow disk before new ones are lost; the room for them is taken at the start.
+/// Maximum number of lines queued for a slow disk before new lines are dropped. The queue is allocated at startup.
 const WAITING_LINES: usize = 2048;
 
-// Escapes what is not printable in each log line: a line stays one line, and cannot control a terminal.
+// Escapes unprintable characters: a log line stays one line and cannot control a terminal.
 
-/// Wraps another format, and escapes what is not printable in its messages, fields and spans.
+/// A wrapper around another format that escapes unprintable characters in messages, fields and spans.
 #[derive(Debug)]
 pub(crate) struct Clean<F> {
     pub(crate) form: F,
-    /// Whether escapes are JSON's; else they are Rust's.
+    /// Whether escapes are JSON's; otherwise they are Rust's.
     pub(crate) json: bool,
 }
 
@@ -242,77 +243,78 @@ where
     }
 }
 
-// Log lines that never came into a file: how many, and why.
+// Log lines that were not written to a file: how many, and why.
 
-/// What is lost of one set of log files, or of all logs of the process. Cheap to clone.
+/// Dropped lines of one set of log files, or of all logs of the process. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DroppedLines(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Lines that the disk did not take.
+    /// Number of lines that could not be written.
     unwritten: AtomicU64,
-    /// Why the last line was not written; `None`: it was.
+    /// Reason why the last line was not written; `None` if it was written.
     trouble: Mutex<Option<String>>,
-    /// Count the lines for which the writers' queues had no room.
+    /// Counters of lines dropped because a writer's queue was full.
     queues: Mutex<Vec<ErrorCounter>>,
 }
 
 impl DroppedLines {
-    /// Counts the lines as well that this queue has no room for.
+    /// Includes the lines that this queue drops.
     pub(crate) fn count_queue(&self, queue: ErrorCounter) {
         self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
     }
 
-    /// A line could not be written. The first one of a row is told on stderr, as no log can tell it.
+    /// Records a line that could not be written. The first of several in a row is reported to stderr, as no log can
+    /// hold it.
     pub(crate) fn lose(&self, dir: &Path, cause: &io::Error) {
         self.0.unwritten.fetch_add(1, Relaxed);
         let mut trouble = self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         if trouble.is_none() {
-            let why = format!("log files in {} cannot be written: {cause}", dir.display());
-            // If stderr is gone as well, the metric and /readyz remain.
-            let _ = writeln!(io::stderr(), "tunnel: {why}; log lines are lost until that is mended");
+            let why = format!("cannot write log files in {}: {cause}", dir.display());
+            // If stderr is closed too, the metric and /readyz still report it.
+            let _ = writeln!(io::stderr(), "tunnel: {why}; log lines are dropped until this is fixed");
             *trouble = Some(why);
         }
     }
 
-    /// A line was written. Why those before it were not, if so.
+    /// Records a written line. Returns why the lines before it were not written, if any were lost.
     pub(crate) fn written(&self) -> Option<String> {
         self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// All lines that were lost.
+    /// Returns the number of all dropped lines.
     pub(crate) fn count(&self) -> u64 {
         let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let dropped: usize = queues.iter().map(ErrorCounter::dropped_lines).sum();
         self.0.unwritten.load(Relaxed) + dropped as u64
     }
 
-    /// Why lines are being lost now; `None`: none is.
+    /// Returns why lines are being dropped now, or `None` if they are not.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Those of the process, whose logs are started once.
+/// The dropped lines of the process, where logging is started once.
 pub(crate) static OF_PROCESS: LazyLock<DroppedLines> = LazyLock::new(DroppedLines::default);
 
-/// Lines of this process's logs that were lost: the disk did not take them, or too many waited for it.
+/// Returns the number of log lines that this process dropped because a write failed or a queue was full.
 pub fn lost_lines() -> u64 {
     OF_PROCESS.count()
 }
 
-/// Why lines of this process's logs are being lost now, as a line for `/readyz`; empty: none is.
+/// Returns a line for `/readyz` about why log lines are being dropped now; empty if they are not.
 pub fn log_trouble() -> String {
     OF_PROCESS.trouble().map(|why| format!("log: {why}\n")).unwrap_or_default()
 }
 
-// Makes text of peers and clients safe to show in a log, a status line or a page.
+// Makes text of remotes and clients safe to show in a log, a status line or a page.
 
-/// A peer's text as one printable line of at most `MOST` bytes. A character that could end a line, move a cursor or
-/// change the direction of writing becomes a space.
+/// Returns a remote's text as one printable line of at most `MAX_PRINTED_BYTES` bytes. Replaces each character that
+/// could end a line, move a cursor or change the direction of writing with a space.
 ///
-/// Each text of a peer passes through here where it is read, so that later code may use it freely.
+/// Every text of a remote passes through here when it is read, so that later code can use it safely.
 pub fn printable(text: &str) -> String {
     let mut printed = String::with_capacity(text.len().min(MAX_PRINTED_BYTES));
     for c in text.chars().map(|c| if is_printable(c) { c } else { ' ' }) {
@@ -324,7 +326,7 @@ pub fn printable(text: &str) -> String {
     printed
 }
 
-/// Whether a character has no effect but its own glyph.
+/// Returns true if a character has no effect but its own glyph.
 pub(crate) fn is_printable(c: char) -> bool {
     let separates = matches!(c, '\u{2028}' | '\u{2029}');
     let directs =
@@ -332,7 +334,7 @@ pub(crate) fn is_printable(c: char) -> bool {
     !(c.is_control() || separates || directs)
 }
 
-/// Longest text of a peer in bytes.
+/// Maximum length of a remote's text in bytes.
 pub(crate) const MAX_PRINTED_BYTES: usize = 200;
 
 #[cfg(test)]
@@ -356,7 +358,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What stands in the log after some work.
+    /// Returns the log lines written by `work`.
     pub(crate) fn lines_of(json: bool, work: impl FnOnce()) -> String {
         let lines = Lines::default();
         let to = lines.clone();
@@ -424,7 +426,7 @@ pub(crate) mod tests {
             level.set(2).unwrap();
             assert!(tracing::enabled!(target: "tunnel::x", At::DEBUG));
         });
-        assert!(level.set(4).is_err(), "nobody listens any more");
+        assert!(level.set(4).is_err(), "the subscriber was dropped");
     }
 }
 

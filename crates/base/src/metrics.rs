@@ -1,4 +1,4 @@
-//! All metrics: names, help texts, labels, and the two forms in which they are read.
+//! All metrics: names, help texts, labels, and the two exposition formats.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,86 +15,86 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::access_log::RefusalLogLimiter;
 use crate::process::ProcessCollector;
 
-/// The metrics of this process: made once by the wiring, passed to every part that counts. Cheap to clone.
+/// The metrics of this process, created once at startup and passed to every part that counts. Cheap to clone.
 ///
-/// Labels are fixed words (front end, cause, result), never text from a peer, so that no peer can make the list of
-/// series grow. Counters that a session changes often are plain fields.
+/// Label values are fixed words (listener, reason, result), never text from a remote, so that no remote can create
+/// series. Counters that sessions change often are plain fields.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Nodes that are linked to this pod. SuperEdge's only metric, under its name.
+    /// Number of nodes linked to this server. SuperEdge's only metric, under its name.
     pub nodes: Gauge,
-    /// Links that are alive.
+    /// Number of open links.
     pub links: Gauge,
-    /// Links that ended, by cause.
+    /// Closed links, by reason.
     pub links_ended: CauseCounter,
-    /// Calls that were refused a link, by cause.
+    /// Rejected links, by reason.
     pub calls_refused: CauseCounter,
-    /// How often two living processes had the same name while one of them was linked here.
+    /// Number of times two running processes used the same node name while one of them was linked here.
     pub name_conflicts: Counter,
-    /// How often an edge began to dial its cloud again.
+    /// Number of times an edge started to dial its server again.
     pub reconnects: Counter,
-    /// Second links beside one that had fallen silent: `dialled`, and of these `won`, `lost` or `failed`.
+    /// Backup links next to an unresponsive link: `dialled`, then one of `won`, `lost` or `failed`.
     pub second_links: CauseCounter,
-    /// Edges that were asked to link to a pod that has fewer.
+    /// Number of edges asked to link to a peer with fewer nodes.
     pub edges_rebalanced: Counter,
-    /// Seconds from a ping to its answer, on every link.
+    /// Round-trip times of pings in seconds, on every link.
     pub rtt: LatencyHistogram,
-    /// How often a plain link was left unread because a session's queue was full.
+    /// Number of times reading a plain link paused because a session's queue was full.
     pub stalls: Counter,
-    /// Sessions of each front end or of the back end.
+    /// Sessions of each listener or of the acceptor.
     pub sessions: Sessions,
-    /// Seconds from a session's request to its answer, good or bad.
+    /// Seconds from a session's request to its response, successful or not.
     pub opening: LatencyHistogram,
-    /// Requests of HTTP that are under way.
+    /// HTTP requests in flight.
     pub requests: InFlightRequests,
-    /// Bytes from clients towards targets.
+    /// Bytes from clients to targets.
     pub bytes_up: Counter,
-    /// Bytes from targets towards clients.
+    /// Bytes from targets to clients.
     pub bytes_down: Counter,
-    /// Sessions that were reset before their end, by cause.
+    /// Sessions reset before their end, by reason.
     pub resets: CauseCounter,
-    /// Sessions whose last bytes were dropped before they were delivered, by cause.
+    /// Sessions whose last bytes were dropped before delivery, by reason.
     pub undelivered: CauseCounter,
-    /// How often a session with an end here was resumed over another path.
+    /// Number of times a session with an end here was resumed over another path.
     pub resumed: Counter,
-    /// Sessions that are relayed by this pod; set every few seconds.
+    /// Number of sessions relayed by this server; updated every few seconds.
     pub sessions_relayed: Gauge,
-    /// Bytes that sessions hold in memory, by budget; set every few seconds.
+    /// Bytes that sessions hold in memory, by budget; updated every few seconds.
     pub memory: Memory,
-    /// Frames that were dropped (wrong link, role or attempt, or unknown), by cause.
+    /// Dropped frames (wrong link, role or attempt, or unknown), by reason.
     pub frames_dropped: CauseCounter,
-    /// Client connections closed without a session, by cause (head too slow, not HTTP, too many, ...).
+    /// Client connections closed without a session, by reason (header timeout, not HTTP, limit reached, ...).
     pub connections_refused: CauseCounter,
-    /// Records that are published for DNS.
+    /// Number of records published for DNS.
     pub published: Gauge,
-    /// How often records could not be written.
+    /// Number of failed attempts to write records.
     pub publish_failures: Counter,
-    /// When certificates end.
+    /// Expiration times of certificates.
     pub certificates: Certificates,
-    /// Limits the log lines about refusals that are counted here.
+    /// Limiter for log lines about refusals that are counted here.
     pub refusals: RefusalLogLimiter,
     registry: Arc<Registry>,
 }
 
-/// A counter for each cause; causes are fixed words.
+/// A counter for each reason; reasons are fixed words.
 #[derive(Debug, Clone, Default)]
 pub struct CauseCounter(Family<CauseLabels, Counter>, Counter);
 
-/// Bytes held of each budget, and its bound.
+/// Bytes used of each budget, and its limit.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
     used: Family<BudgetLabels, Gauge>,
     limit: Family<BudgetLabels, Gauge>,
 }
 
-/// Sessions that are alive, and sessions that ended by result, for each front end.
+/// Open sessions, and closed sessions by result, for each listener.
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
     now: Family<ListenerLabels, Gauge>,
     total: Family<EndedLabels, Counter>,
 }
 
-/// Counts one session as alive until dropped.
+/// A guard that counts one session as open until dropped.
 #[derive(Debug)]
 pub struct ActiveSession {
     sessions: Sessions,
@@ -103,12 +103,13 @@ pub struct ActiveSession {
     request: Option<InFlightGuard>,
 }
 
-/// A histogram of times in seconds.
+/// A histogram of durations in seconds.
 #[derive(Debug, Clone)]
 pub struct LatencyHistogram(Histogram);
 
 impl Metrics {
-    /// The metrics of a pod, whose namespace and name become the labels of `tunnel_cloud_nodes`, unless they are empty.
+    /// Returns the metrics of a server. Its namespace and name become labels of `tunnel_cloud_nodes`, unless they are
+    /// empty.
     pub fn server(namespace: &str, pod: &str) -> Self {
         let mut registry = Registry::default();
         let labels = [("kubernetes_namespace", namespace), ("kubernetes_pod_name", pod)];
@@ -125,17 +126,17 @@ impl Metrics {
         Self::with(registry, nodes.get_or_create_owned(&labels))
     }
 
-    /// The metrics of an edge; [`Self::nodes`] exists but is not shown.
+    /// Returns the metrics of an edge; [`Self::nodes`] exists but is not exposed.
     pub fn edge() -> Self {
         Self::with(Registry::default(), Gauge::default())
     }
 
-    /// All metrics as text of that form.
+    /// Returns all metrics as text in the given format.
     pub fn encode(&self, form: ExpositionFormat) -> String {
         let mut text = String::with_capacity(TEXT_BYTES);
         // Writing to a String fails only if a metric's own encoding fails; the text before it is still served.
         if encode(&mut text, &self.registry).is_err() {
-            tracing::error!("metrics could not be written in full");
+            tracing::error!("cannot encode all metrics");
         }
         match form {
             ExpositionFormat::Open => text,
@@ -178,7 +179,7 @@ impl Metrics {
         metrics.register_refused(&mut all);
         let build = Family::<BuildLabels, Gauge>::default();
         build.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION") }).set(1);
-        all.register("tunnel_build_info", "The version of this program; always 1", build);
+        all.register("tunnel_build_info", "Version of this program; always 1", build);
         all.register_collector(Box::new(ProcessCollector));
         metrics.registry = Arc::new(all);
         metrics
@@ -186,25 +187,25 @@ impl Metrics {
 }
 
 impl CauseCounter {
-    /// Counts one more for `cause`.
+    /// Increments the count for `cause`.
     pub fn count(&self, cause: &'static str) {
         self.0.get_or_create(&CauseLabels { cause }).inc();
         self.1.inc();
     }
 
-    /// The count of all causes together.
+    /// Returns the count of all reasons together.
     pub fn all(&self) -> u64 {
         self.1.get()
     }
 
-    /// The count of `cause`.
+    /// Returns the count for `cause`.
     pub fn counted(&self, cause: &'static str) -> u64 {
         self.0.get_or_create(&CauseLabels { cause }).get()
     }
 }
 
 impl Memory {
-    /// Sets the bytes that are held of `budget` (a fixed word), and its bound.
+    /// Sets the used bytes of `budget` (a fixed word), and its limit.
     pub fn set(&self, budget: &'static str, used: usize, limit: usize) {
         for (family, bytes) in [(&self.used, used), (&self.limit, limit)] {
             family.get_or_create(&BudgetLabels { budget }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -213,7 +214,7 @@ impl Memory {
 }
 
 impl Sessions {
-    /// Counts a session of `front` as alive until the result is dropped.
+    /// Counts a session of `front` as open until the result is dropped.
     pub fn start(&self, front: &'static str) -> ActiveSession {
         self.now.get_or_create(&ListenerLabels { front }).inc();
         ActiveSession { sessions: self.clone(), front, result: "cut", request: None }
@@ -224,24 +225,24 @@ impl Sessions {
         self.total.get_or_create(&EndedLabels { front, result }).inc();
     }
 
-    /// Sessions of `front` that are alive.
+    /// Returns the number of open sessions of `front`.
     pub fn now(&self, front: &'static str) -> i64 {
         self.now.get_or_create(&ListenerLabels { front }).get()
     }
 
-    /// Sessions of `front` that ended with this result.
+    /// Returns the number of closed sessions of `front` with this result.
     pub fn ended(&self, front: &'static str, result: &'static str) -> u64 {
         self.total.get_or_create(&EndedLabels { front, result }).get()
     }
 }
 
 impl ActiveSession {
-    /// The session is what a request has become, which is under way as long as it is alive.
+    /// Keeps the request in flight until the session closes.
     pub fn carries(&mut self, request: InFlightGuard) {
         self.request = Some(request);
     }
 
-    /// Counts the session's end with its result; a session dropped without one is counted as `cut`.
+    /// Records the session's result; a session dropped without one is counted as `cut`.
     pub fn end(mut self, result: &'static str) {
         self.result = result;
     }
@@ -265,43 +266,44 @@ impl LatencyHistogram {
     }
 }
 
-/// Bytes reserved for the text, so that it does not grow step by step.
+/// Initial capacity of the text in bytes, to avoid reallocations.
 const TEXT_BYTES: usize = 8 * 1024;
 
-/// Buckets in seconds, from a link on one machine to one that is given up.
+/// Buckets in seconds, from a link on one machine to a link that is given up.
 const ROUND_TRIP_SECONDS: [f64; 15] =
     [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 3.0, 5.0];
 
-/// Buckets in seconds, from a target on one machine to the longest time-out.
+/// Buckets in seconds, from a target on one machine to the longest timeout.
 const OPENING_SECONDS: [f64; 15] =
     [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 12.0];
 
-// When certificates end.
+// Expiration of certificates.
 
-/// The time at which each certificate ends, by the key that names its file.
+/// The expiration time of each certificate, by the config key of its file.
 #[derive(Debug, Clone, Default)]
 pub struct Certificates(pub(crate) Family<KeyLabels, Gauge>);
 
 impl Certificates {
-    /// Sets it, in seconds since 1970.
+    /// Sets the expiration time in seconds since 1970.
     pub fn set(&self, key: &'static str, end: u64) {
         self.0.get_or_create(&KeyLabels { key }).set(i64::try_from(end).unwrap_or(i64::MAX));
     }
 }
 
-// The two forms of the text: OpenMetrics, and the older one that every scraper reads.
+// The two exposition formats: OpenMetrics, and the older one that every scraper can read.
 
-/// A form of the metrics' text.
+/// An exposition format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpositionFormat {
     /// OpenMetrics 1.0.
     Open,
-    /// Prometheus' own, version 0.0.4.
+    /// Prometheus text format, version 0.0.4.
     Plain,
 }
 
 impl ExpositionFormat {
-    /// What a scraper wants by its `Accept`: OpenMetrics if it asks for that, and not rather for the other one.
+    /// Chooses the format by a scraper's `Accept` header: OpenMetrics if it is accepted and not weighted below plain
+    /// text.
     pub fn wanted(accept: &str) -> Self {
         let weight = |kind: &str| {
             let mut weights = accept.split(',').filter_map(|part| {
@@ -318,7 +320,7 @@ impl ExpositionFormat {
         }
     }
 
-    /// Its content type.
+    /// Returns the content type.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Open => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -327,8 +329,8 @@ impl ExpositionFormat {
     }
 }
 
-/// The plain form of a text in OpenMetrics: a counter's name is that of its samples there, and units and the end are
-/// not said.
+/// Converts OpenMetrics text to the plain format: counters are named like their samples, and units and the end marker
+/// are omitted.
 pub(crate) fn plain(open: &str) -> String {
     let (mut text, mut help) = (String::with_capacity(open.len()), None);
     for line in open.lines() {
@@ -351,9 +353,9 @@ pub(crate) fn plain(open: &str) -> String {
     text
 }
 
-// The labels of metrics; their values are fixed words.
+// Labels of metrics; their values are fixed words.
 
-/// Labels of which each stands only where it is known.
+/// Labels, each present only if its value is known.
 pub(crate) type KubernetesLabels = Vec<(&'static str, String)>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -397,110 +399,122 @@ pub(crate) struct EndedLabels {
 
 impl Metrics {
     pub(crate) fn register_links(&self, to: &mut Registry) {
-        to.register("tunnel_links", "Links alive now", self.links.clone());
-        to.register("tunnel_links_ended", "Links that ended, by cause", self.links_ended.0.clone());
+        to.register("tunnel_links", "Number of open links", self.links.clone());
+        to.register(
+            "tunnel_links_ended",
+            "Total number of links closed, by reason",
+            self.links_ended.0.clone(),
+        );
         to.register(
             "tunnel_calls_refused",
-            "Calls refused before they became links",
+            "Total number of links rejected, by reason",
             self.calls_refused.0.clone(),
         );
-        let help = "Times that two live processes had one node's name";
+        let help = "Total number of times two running processes used the same node name";
         to.register("tunnel_name_conflicts", help, self.name_conflicts.clone());
-        to.register("tunnel_reconnects", "Times an edge dialled its cloud again", self.reconnects.clone());
-        let help = "Second links beside one that had fallen silent: dialled; won (it answered first), lost (the old one did), failed";
+        to.register(
+            "tunnel_reconnects",
+            "Total number of times an edge dialled its server again",
+            self.reconnects.clone(),
+        );
+        let help = "Total number of backup links next to an unresponsive link: dialled, won (answered first), lost (the old link did), failed";
         to.register("tunnel_second_links", help, self.second_links.0.clone());
-        let help = "Edges that were asked to link to a pod that has fewer";
+        let help = "Total number of edges asked to link to a server with fewer nodes";
         to.register("tunnel_edges_moved", help, self.edges_rebalanced.clone());
-        let help = "Time from a ping to its answer";
+        let help = "Round-trip time of a link";
         to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, self.rtt.0.clone());
         to.register(
             "tunnel_link_stalls",
-            "Times a plain link was left unread for a slow reader",
+            "Total number of times reading a plain link paused for a slow reader",
             self.stalls.clone(),
         );
     }
 
     pub(crate) fn register_sessions(&self, to: &mut Registry) {
-        to.register("tunnel_sessions", "Sessions alive now, by front end", self.sessions.now.clone());
+        to.register("tunnel_sessions", "Number of open sessions, by listener", self.sessions.now.clone());
         to.register(
             "tunnel_sessions_ended",
-            "Sessions, by front end and result",
+            "Total number of sessions closed, by listener and result; includes requests that never opened",
             self.sessions.total.clone(),
         );
-        let help = "Time from a request to its answer";
+        let help = "Time from a session's request to its response";
         to.register_with_unit("tunnel_session_opening", help, Unit::Seconds, self.opening.0.clone());
-        let help = "Requests of HTTP under way, by verb and kind of path";
+        let help = "Number of HTTP requests in flight, by method and kind of path";
         to.register("tunnel_requests_under_way", help, self.requests.0.clone());
-        let help = "Bytes from clients towards targets";
+        let help = "Total bytes from clients to targets";
         to.register_with_unit("tunnel_up", help, Unit::Bytes, self.bytes_up.clone());
-        let help = "Bytes from targets towards clients";
+        let help = "Total bytes from targets to clients";
         to.register_with_unit("tunnel_down", help, Unit::Bytes, self.bytes_down.clone());
         to.register(
             "tunnel_sessions_reset",
-            "Sessions reset before their end, by cause",
+            "Total number of sessions reset before their end, by reason",
             self.resets.0.clone(),
         );
-        let help = "Sessions that broke off and were not delivered in full, by cause";
+        let help = "Total number of aborted sessions that were not delivered in full, by reason";
         to.register("tunnel_sessions_undelivered", help, self.undelivered.0.clone());
         to.register(
             "tunnel_sessions_resumed",
-            "Times a session went on over another path",
+            "Total number of times a session was resumed over another path",
             self.resumed.clone(),
         );
         to.register(
             "tunnel_sessions_passing",
-            "Sessions that only pass through this pod",
+            "Number of sessions relayed by this server",
             self.sessions_relayed.clone(),
         );
-        let help = "Bytes held of each budget: promised to far ends, kept until they have received it (or a little more), \
-                    passing through to another link, unpromised (sent by plain peers, not read yet)";
+        let help = "Bytes used of each budget: promised (reserved for remotes), kept (not yet received by the remote, or a little more), \
+                    passing (relayed to another link), unpromised (sent by plain remotes, not read yet)";
         to.register_with_unit("tunnel_memory", help, Unit::Bytes, self.memory.used.clone());
-        let help = "Bytes that each budget has; see memory in the config";
+        let help = "Limit of each budget in bytes; see memory in the config";
         to.register_with_unit("tunnel_memory_limit", help, Unit::Bytes, self.memory.limit.clone());
     }
 
     /// Registers the counters of refusals and of published records.
     pub(crate) fn register_refused(&self, to: &mut Registry) {
-        to.register("tunnel_frames_dropped", "Frames dropped, by cause", self.frames_dropped.0.clone());
-        let help = "Client connections closed without a session, by cause";
+        to.register(
+            "tunnel_frames_dropped",
+            "Total number of frames dropped, by reason",
+            self.frames_dropped.0.clone(),
+        );
+        let help = "Total number of client connections closed without a session, by reason";
         to.register("tunnel_connections_refused", help, self.connections_refused.0.clone());
         to.register(
             "tunnel_published_records",
-            "Records that stand where DNS reads them",
+            "Number of records published for DNS",
             self.published.clone(),
         );
-        let help = "When the certificate in the file that a key of the config names ends, since 1970";
+        let help = "Expiration time of the certificate that a config key names, since the Unix epoch";
         to.register_with_unit(
             "tunnel_certificate_not_after",
             help,
             Unit::Seconds,
             self.certificates.0.clone(),
         );
-        let help = "Times that records could not be written";
+        let help = "Total number of failed attempts to write records";
         to.register("tunnel_publish_failures", help, self.publish_failures.clone());
     }
 }
 
-// Requests of HTTP that are under way.
+// HTTP requests in flight.
 
-/// Requests that are under way, by verb and kind of path, both of them fixed words.
+/// HTTP requests in flight, by method and kind of path, both fixed words.
 #[derive(Debug, Clone, Default)]
 pub struct InFlightRequests(pub(crate) Family<RequestLabels, Gauge>);
 
-/// Counts one request as under way until dropped.
+/// A guard that counts one request as in flight until dropped.
 #[derive(Debug)]
-#[must_use = "the request is under way as long as this is there"]
+#[must_use = "the request is in flight until this is dropped"]
 pub struct InFlightGuard(Gauge);
 
 impl InFlightRequests {
-    /// Counts a request with this method and path as under way until the result is dropped.
+    /// Counts a request with this method and path as in flight until the result is dropped.
     pub fn start(&self, method: &str, path: &str) -> InFlightGuard {
         let gauge = self.gauge(method, path);
         gauge.inc();
         InFlightGuard(gauge)
     }
 
-    /// Requests of that kind that are under way.
+    /// Returns the number of such requests in flight.
     pub fn now(&self, method: &str, path: &str) -> i64 {
         self.gauge(method, path).get()
     }
@@ -527,7 +541,7 @@ fn one_of(words: &[&'static str], word: &str) -> &'static str {
 
 const VERBS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
-/// How paths of a kubelet begin.
+/// First segments of a kubelet's paths.
 const PATHS: [&str; 6] = ["exec", "attach", "portForward", "containerLogs", "metrics", "stats"];
 
 #[cfg(test)]
@@ -567,10 +581,10 @@ mod tests {
         assert!(text.ends_with("# EOF\n"));
     }
 
-    /// Each metric with a value, so that it is shown.
+    /// Returns metrics that each have a value, so that all are exposed.
     fn all_shown() -> Metrics {
         let metrics = Metrics::server("ns", "pod");
-        // A new field does not compile here until it is given a value, if it needs one to be shown.
+        // A new field does not compile here until it is listed, and given a value if it is exposed only with one.
         let Metrics {
             links_ended,
             calls_refused,
@@ -729,6 +743,6 @@ mod requests_tests {
         let _odd =
             [("BREW", "/pot"), ("brew", "/Exec"), ("BREW", "/exec2")].map(|(v, p)| requests.start(v, p));
         assert_eq!(requests.now("BREW", "/"), 3);
-        assert_eq!(requests.now("X", "/y"), 3, "all that is unknown is one");
+        assert_eq!(requests.now("X", "/y"), 3, "all unknown ones share one series");
     }
 }

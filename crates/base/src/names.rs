@@ -1,4 +1,4 @@
-//! The names that cross our borders, parsed once and trusted inside: nodes, sessions, processes, targets.
+//! Names from outside, parsed once and trusted afterwards: nodes, sessions, processes, targets.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -6,95 +6,97 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// An edge machine, by its Kubernetes node name.
+/// A node's name, which is its Kubernetes node name if it has one.
 ///
-/// Keeps the spelling it was given (SuperEdge's edges want their own name back byte for byte); two names are equal
-/// whatever their case, as DNS names are. Cheap to clone.
+/// Keeps the spelling it was given, as SuperEdge's edges expect their own name back byte for byte. Comparison ignores
+/// case, like DNS. Cheap to clone.
 #[derive(Clone, Eq)]
 pub struct NodeName(Arc<str>);
 
-/// One session, for as long as any process remembers it: 16 random bytes, a version 4 UUID on the wire.
+/// A session's ID: 16 random bytes, a version 4 UUID on the wire.
 ///
-/// Its knowledge lets a process resume the session, so logs and pages show [`fmt::Display`]'s first 8 digits only.
+/// A process that knows the ID can resume the session, so logs and pages only show the first 8 digits
+/// ([`fmt::Display`]).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(u128);
 
-/// One running process: 16 random bytes made at its start, 32 hex digits on the wire.
+/// A running process's ID: 16 random bytes generated at its start, 32 hex digits on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Instance(u128);
 
 /// The host part of a [`Target`].
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// A literal address.
+    /// An IP address.
     Ip(IpAddr),
-    /// A name: a node's, or one for the acceptor to resolve. Lower case, 1 to 253 bytes.
+    /// A name: a node's, or one that the acceptor resolves. Lower case, 1 to 253 bytes.
     Name(Arc<str>),
 }
 
-/// Host and port that someone wants to reach, as in `CONNECT host:port`.
+/// A host and port that a client requests, as in `CONNECT host:port`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Target {
-    /// Which machine.
+    /// Host.
     pub host: Host,
-    /// Which TCP port, never 0.
+    /// TCP port, never 0.
     pub port: u16,
 }
 
-/// Why a text is not the name it should be. Shown to clients as it is.
+/// Error parsing a name. Sent to clients unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Not a DNS-like name of letters, digits, `-`, `_` and `.`.
-    #[error("{0:?} is not a name: want 1 to 253 letters, digits, '-', '_' or '.'")]
+    #[error("{0:?} is not a name; expected 1 to 253 letters, digits, '-', '_' or '.'")]
     Name(String),
-    /// No port, or not one between 1 and 65535.
-    #[error("{0:?} has no port: want host:port, for example node1:22 or [fd00::1]:22")]
+    /// No port, or not a number.
+    #[error("{0:?} has no port; expected host:port, for example node1:22 or [fd00::1]:22")]
     Port(String),
-    /// A number that no port has.
-    #[error("{0:?} is not a port: want 1 to 65535")]
+    /// A number out of range.
+    #[error("{0:?} is not a port; expected 1 to 65535")]
     NoSuchPort(String),
     /// Not a UUID.
     #[error("not a session id")]
     Session,
     /// Not 32 hex digits.
-    #[error("not an instance: want 32 hex digits")]
+    #[error("not an instance; expected 32 hex digits")]
     Instance,
 }
 
 impl NodeName {
-    /// The name as it was given.
+    /// Returns the name as it was given.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Stands for a target at no node: its receiver dials by itself.
+    /// Returns the placeholder for a target at no node: the receiver dials the target itself.
     pub fn direct() -> Self {
         Self("-".into())
     }
 
-    /// Stands where a frame between pods is about no node.
+    /// Returns the placeholder for frames between servers that concern no node.
     pub fn none() -> Self {
         Self("pod".into())
     }
 }
 
 impl SessionId {
-    /// A new id from the operating system's random source.
+    /// Returns a new ID from the operating system's random source.
     pub fn random() -> Self {
         Self::from_bits(rand::random())
     }
 
-    /// An id from 128 bits of which 6 become the UUID's version and variant. For simulations with a seed.
+    /// Returns an ID of 128 bits, 6 of which are replaced by the UUID's version and variant. For simulations with a
+    /// seed.
     pub fn from_bits(bits: u128) -> Self {
         Self(bits & !(0xf << 76) & !(0b11 << 62) | (4 << 76) | (0b10 << 62))
     }
 
-    /// Which of `shards` equal parts of a table it belongs to.
+    /// Returns the index of the shard that the ID belongs to, out of `shards`.
     pub fn shard(self, shards: usize) -> usize {
         usize::try_from(self.0 % 65_521).unwrap_or(0) % shards.max(1)
     }
 
-    /// The whole id as it stands in `topic`. A key: never for logs.
+    /// Returns the whole ID, as sent in `topic`. It is a secret: never log it.
     pub fn topic(self) -> String {
         let part = |shift: u32| self.0 >> shift & 0xffff;
         let (first, last) = (self.0 >> 96, self.0 & 0xffff_ffff_ffff);
@@ -103,29 +105,29 @@ impl SessionId {
 }
 
 impl Instance {
-    /// A new one from the operating system's random source: once for each process.
+    /// Returns a new ID from the operating system's random source. Called once in each process.
     pub fn random() -> Self {
         Self(rand::random())
     }
 
-    /// One from given bits. For simulations with a seed.
+    /// Returns an ID of the given bits. For simulations with a seed.
     pub fn from_bits(bits: u128) -> Self {
         Self(bits)
     }
 
-    /// The 16 bytes of `Control.instance`.
+    /// Returns the 16 bytes of `Control.instance`.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
 
-    /// From the 16 bytes of `Control.instance`; anything else is none.
+    /// Parses the 16 bytes of `Control.instance`; returns `None` for any other length.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Some(Self(u128::from_be_bytes(bytes.try_into().ok()?)))
     }
 }
 
 impl Target {
-    /// The host as an authority writes it: IPv6 in brackets.
+    /// Returns the host as in a URI authority: IPv6 in brackets.
     fn authority_host(&self) -> String {
         match &self.host {
             Host::Ip(IpAddr::V6(ip)) => format!("[{ip}]"),
@@ -175,7 +177,7 @@ impl FromStr for Instance {
 impl FromStr for Host {
     type Err = NameError;
 
-    /// Takes an address (IPv6 with or without brackets) or a name; a name's last dot is dropped.
+    /// Parses an address (IPv6 with or without brackets) or a name. A trailing dot of a name is dropped.
     fn from_str(text: &str) -> Result<Self, NameError> {
         let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
         if let Ok(ip) = bare.unwrap_or(text).parse() {
@@ -293,7 +295,7 @@ fn is_name(text: &str) -> bool {
     matches!(text.len(), 1..=253) && text.bytes().all(plain) && !dots
 }
 
-/// A peer's text for an error message: long enough to recognise it, too short to flood a log.
+/// Returns the start of a remote's text for an error message: long enough to recognise, too short to flood a log.
 fn excerpt(text: &str) -> String {
     text.chars().take(64).collect()
 }
@@ -332,8 +334,8 @@ mod tests {
             assert!(bad.parse::<Target>().is_err(), "{bad}");
         }
         let told = |text: &str| text.parse::<Target>().unwrap_err().to_string();
-        assert_eq!(told("node1:99999"), "\"99999\" is not a port: want 1 to 65535");
-        assert!(told("node1").starts_with("\"node1\" has no port: want host:port"), "{}", told("node1"));
+        assert_eq!(told("node1:99999"), "\"99999\" is not a port; expected 1 to 65535");
+        assert!(told("node1").starts_with("\"node1\" has no port; expected host:port"), "{}", told("node1"));
     }
 
     #[test]

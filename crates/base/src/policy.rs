@@ -1,9 +1,10 @@
-//! Who may reach what: networks a client may come from, rules about nodes and ports, targets an edge may dial.
+//! Access policies: networks of clients, rules about nodes and ports, targets that an edge may dial.
 //!
-//! Everything here checks addresses, never names: a name is resolved first, then each address it gave is checked, and
-//! the very address that passed is dialled. IPv4 addresses in IPv6 dress are unwrapped on both sides, see [`plain`].
+//! Everything here checks addresses, never names. A name is resolved first, then each of its addresses is checked, and
+//! exactly the address that passed is dialled. IPv4 addresses inside IPv6 addresses are unwrapped on both sides, see
+//! [`plain`].
 //!
-//! What cannot be read, or can never match, is an error: a slip of the pen must not open a door, nor lock one.
+//! A text that cannot be parsed, or that can never match, is an error: a typo must neither grant nor block access.
 
 pub mod ports;
 pub mod targets;
@@ -20,67 +21,67 @@ use crate::names::NodeName;
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
-/// `0.0.0.0/0` is all of IPv4 and nothing of IPv6; `::/0` the other way round.
+/// `0.0.0.0/0` contains all of IPv4 and no IPv6 address; `::/0` all of IPv6 and no IPv4 address.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Networks(Vec<IpNet>);
 
-/// Which nodes: a name in which `*` stands for any run of characters, upper and lower case being equal.
+/// A pattern for node names, in which `*` matches any run of characters. Case is ignored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Glob(String);
 
-/// Which names in a client's certificate: a text in which `*` stands for any run of characters, upper and lower case
-/// being equal.
+/// A pattern for names in a client's certificate, in which `*` matches any run of characters. Case is ignored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CertificateGlob(String);
 
-/// Lets through what matches all of its parts; an absent part matches everything.
+/// A rule that allows requests matching all of its parts; an absent part matches everything.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rule {
-    /// Users who have proved who they are. A client without a name matches only when this is absent.
+    /// Authenticated users. Unauthenticated clients match only if this is absent.
     pub users: Option<Vec<String>>,
-    /// Where clients come from.
+    /// Networks of clients.
     pub from: Option<Networks>,
-    /// Which nodes they may ask for.
+    /// Nodes that may be requested.
     pub nodes: Option<Vec<Glob>>,
-    /// Which ports of the target.
+    /// Ports of the target.
     pub ports: Option<Vec<u16>>,
 }
 
-/// Who may ask for which node and port: what one of the rules lets through, or everything when there are none.
+/// Rules about which clients may request which node and port. A request is allowed if any rule allows it, or if there
+/// are no rules.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules(Vec<Rule>);
 
-/// Why a text of a policy cannot be read, and what to write instead.
+/// Error parsing a policy's text, with a hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// Neither an address nor a network.
-    #[error("not a network: want an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8")]
+    #[error("not a network; expected an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8")]
     Network,
-    /// Bits behind the prefix are set: either the address or the length is a slip.
+    /// Bits after the prefix are set: either the address or the length is a typo.
     #[error(
-        "bits are set behind the prefix: for the whole network write {0}, for one address leave out the '/'"
+        "address has bits set after the prefix; for the whole network write {0}, for one address remove the '/' and the length"
     )]
     HostBits(IpNet),
-    /// An IPv4 network in IPv6 dress: clients are compared unwrapped, so it would never match.
-    #[error("an IPv4 network written as IPv6: write it as IPv4")]
+    /// An IPv4 network written as IPv6. Clients are compared unwrapped, so it would never match.
+    #[error("an IPv4 network written as IPv6; write it as IPv4")]
     Mapped,
-    /// Not a node's name with stars.
-    #[error("not a node name: want letters, digits, '-', '_', '.', and '*' for any run of them")]
+    /// Not a pattern for node names.
+    #[error("not a node name; expected letters, digits, '-', '_', '.', and '*' for any run of them")]
     Glob,
-    /// Not a name as certificates have it.
+    /// Not a pattern for certificate names.
     #[error(
-        "not a certificate's name: want a text without control characters, and '*' for any run of characters"
+        "not a certificate name; expected text without control characters, and '*' for any run of characters"
     )]
     CertificateGlob,
-    /// An allowed target without a port, or with a bad one.
+    /// An allowed target without a port, or with an invalid one.
     #[error(
-        "want network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or own:22"
+        "expected network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or own:22"
     )]
     Port,
 }
 
-/// The address itself, out of the two dresses IPv4 can wear in IPv6: `::ffff:10.0.0.1` (mapped) and `::10.0.0.1`
-/// (compatible). Dial what this returns: it is what was checked.
+/// Returns the IPv4 address inside an IPv6 address: `::ffff:10.0.0.1` (mapped) or `::10.0.0.1` (compatible); other
+/// addresses unchanged. Dial the result, as it is what was checked.
 pub fn plain(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(v6) if v6 != Ipv6Addr::LOCALHOST && !v6.is_unspecified() => {
@@ -91,54 +92,54 @@ pub fn plain(ip: IpAddr) -> IpAddr {
 }
 
 impl Networks {
-    /// Is this address in one of them?
+    /// Returns true if one of the networks contains the address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = plain(ip);
         self.0.iter().any(|net| net.contains(&ip))
     }
 
-    /// No network at all: nobody.
+    /// Returns true if there are no networks, so that no client matches.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Does one of them hold a whole address family, so that it shuts nobody out?
+    /// Returns true if a network contains a whole address family, so that it excludes no client of that family.
     pub fn holds_everyone(&self) -> bool {
         self.0.iter().any(|net| net.prefix_len() == 0)
     }
 }
 
 impl Glob {
-    /// Does this node match?
+    /// Returns true if the node matches.
     pub fn matches(&self, node: &NodeName) -> bool {
         matches(self.0.as_bytes(), node.as_str().as_bytes())
     }
 }
 
 impl CertificateGlob {
-    /// Does this name match?
+    /// Returns true if the name matches.
     pub fn matches(&self, name: &str) -> bool {
         matches(self.0.as_bytes(), name.as_bytes())
     }
 
-    /// Returns true if it matches every name, and so tells no client from another.
+    /// Returns true if it matches every name, and so does not distinguish clients.
     pub fn is_everyone(&self) -> bool {
         self.0.bytes().all(|byte| byte == b'*')
     }
 }
 
 impl Rules {
-    /// May this client (`user`, if it has proved who it is, calling from `from`) reach this port of this node?
+    /// Returns true if a client at `from` (with its authenticated `user`, if any) may reach this port of this node.
     pub fn allows(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> bool {
         self.0.is_empty() || self.0.iter().any(|rule| rule.allows(user, from, node, port))
     }
 
-    /// Does a rule ask for a user's name?
+    /// Returns true if a rule names users.
     pub fn name_users(&self) -> bool {
         self.0.iter().any(|rule| rule.users.is_some())
     }
 
-    /// No rules: everything is let through.
+    /// Returns true if there are no rules: everything is allowed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -209,10 +210,11 @@ impl fmt::Debug for Glob {
     }
 }
 
-/// Reads one network as people write it.
+/// Parses one network.
 ///
 /// # Errors
-/// Anything that is not exactly one network of one family.
+///
+/// Fails for anything but exactly one network of one family.
 pub fn network(text: &str) -> Result<IpNet, PolicyError> {
     let net = match text.parse::<IpAddr>() {
         Ok(ip) => IpNet::from(ip),
@@ -227,7 +229,7 @@ pub fn network(text: &str) -> Result<IpNet, PolicyError> {
     Ok(net)
 }
 
-/// Matching that remembers only the last star: linear for one star, never exponential. `glob` is lower case.
+/// Matches a lower-case `glob`. Backtracks to the last star only, so it is linear for one star and never exponential.
 fn matches(glob: &[u8], name: &[u8]) -> bool {
     let (mut g, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -275,10 +277,10 @@ mod tests {
     fn a_network_with_a_slip_in_it_is_refused_with_a_cure() {
         for (text, cure) in [
             ("10.0.0.1/8", "write 10.0.0.0/8"),
-            ("10.0.0.0/33", "want an address or a network"),
-            ("010.0.0.1", "want an address or a network"),
-            ("edge1", "want an address or a network"),
-            ("", "want an address or a network"),
+            ("10.0.0.0/33", "expected an address or a network"),
+            ("010.0.0.1", "expected an address or a network"),
+            ("edge1", "expected an address or a network"),
+            ("", "expected an address or a network"),
             ("::ffff:10.0.0.0/104", "write it as IPv4"),
             ("::10.0.0.1", "write it as IPv4"),
         ] {
@@ -311,7 +313,7 @@ mod tests {
         let rules = Rules::from_iter([rule]);
         let from: IpAddr = "::ffff:10.9.9.9".parse().unwrap();
         assert!(rules.allows(Some("ops"), from, &node("Edge-7"), 22));
-        assert!(!rules.allows(Some("Ops"), from, &node("edge-7"), 22), "users are told apart by case");
+        assert!(!rules.allows(Some("Ops"), from, &node("edge-7"), 22), "users are case-sensitive");
         assert!(!rules.allows(None, from, &node("edge-7"), 22));
         assert!(!rules.allows(Some("ops"), "192.0.2.1".parse().unwrap(), &node("edge-7"), 22));
         assert!(!rules.allows(Some("ops"), from, &node("node-7"), 22));
@@ -325,7 +327,7 @@ mod tests {
         assert!(Rules::from_iter([Rule::default()]).allows(None, from, &node("n"), 1));
     }
 
-    /// The result that [`matches`] should have, computed the slow way.
+    /// The expected result of [`matches`], computed recursively.
     fn model(glob: &[u8], name: &[u8]) -> bool {
         match (glob.split_first(), name.split_first()) {
             (None, None) => true,

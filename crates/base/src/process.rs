@@ -1,4 +1,4 @@
-//! Metrics of the process itself, read from the kernel and the runtime at each scrape.
+//! Metrics of this process, read from the kernel and the runtime at each scrape.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use prometheus_client::registry::Unit;
 
 use crate::logging;
 
-/// Memory in bytes, processor seconds, start, open files and their limit, and tasks of this process.
+/// A collector for memory, CPU time, start time, open files and their limit, and tasks of this process.
 #[derive(Debug)]
 pub(crate) struct ProcessCollector;
 
@@ -23,7 +23,7 @@ impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let stat = stat();
         if let Some(bytes) = stat.as_ref().and_then(resident_bytes) {
-            let help = "Memory of this process that is in RAM";
+            let help = "Resident memory size";
             let at = encoder.encode_descriptor(
                 "process_resident_memory",
                 help,
@@ -33,13 +33,13 @@ impl Collector for ProcessCollector {
             ConstGauge::new(bytes).encode(at)?;
         }
         if let Some(time) = stat.as_ref().map(cpu_time) {
-            let help = "Processor time used, user and system together";
+            let help = "Total user and system CPU time spent";
             let at =
                 encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
             ConstCounter::new(time.as_secs_f64()).encode(at)?;
         }
         if let Some(start) = stat.as_ref().and_then(start_time) {
-            let help = "When this process started, since 1970";
+            let help = "Start time of the process since the Unix epoch";
             let at = encoder.encode_descriptor(
                 "process_start_time",
                 help,
@@ -49,34 +49,39 @@ impl Collector for ProcessCollector {
             ConstGauge::new(start).encode(at)?;
         }
         if let Some(most) = max_files() {
-            let help = "Open file descriptors that this process may have";
+            let help = "Maximum number of open file descriptors";
             let at = encoder.encode_descriptor("process_max_fds", help, None, MetricType::Gauge)?;
             ConstGauge::new(most).encode(at)?;
         }
-        let help = "Log lines that were lost: the disk did not take them, or too many waited for it";
+        let help = "Total number of log lines dropped because a write failed or the queue was full";
         let at = encoder.encode_descriptor("tunnel_log_lines_lost", help, None, MetricType::Counter)?;
         ConstCounter::new(logging::lost_lines()).encode(at)?;
         if let Some(files) = open_files() {
-            let help = "Open file descriptors";
+            let help = "Number of open file descriptors";
             let at = encoder.encode_descriptor("process_open_fds", help, None, MetricType::Gauge)?;
             ConstGauge::new(files).encode(at)?;
         }
         if let Some(tasks) = tasks() {
-            let at = encoder.encode_descriptor("tunnel_tasks", "Tasks alive now", None, MetricType::Gauge)?;
+            let at = encoder.encode_descriptor(
+                "tunnel_tasks",
+                "Number of live tasks of the runtime",
+                None,
+                MetricType::Gauge,
+            )?;
             ConstGauge::new(tasks).encode(at)?;
         }
         Ok(())
     }
 }
 
-/// A third of the memory that this process may use, at most `most` bytes.
+/// Returns a third of this process's memory limit, at most `most` bytes; `most` if there is no limit.
 pub fn third_of_memory(most: usize) -> usize {
     let third = memory_limit().and_then(|limit| usize::try_from(limit / 3).ok());
     third.map_or(most, |third| third.min(most))
 }
 
-/// The process's memory limit in bytes: the smallest of its control groups' and their parents' (v2 and v1), if there is
-/// one.
+/// Returns the process's memory limit in bytes, if any: the smallest of its control groups and their parents (v1 and
+/// v2).
 fn memory_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = limit_files(&groups)
@@ -85,8 +90,8 @@ fn memory_limit() -> Option<u64> {
     limits.filter(|limit| *limit < NO_LIMIT).min()
 }
 
-/// The files with the limits of the groups that a process is in, by its `/proc/self/cgroup`. In a container a group's own
-/// path may not be there, but the root always is, and then stands for the group.
+/// Returns the limit files of a process's control groups, given its `/proc/self/cgroup`. In a container a group's own
+/// path may be missing, but the root always exists and then holds the group's limit.
 fn limit_files(groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -113,18 +118,18 @@ fn resident_bytes(stat: &Stat) -> Option<i64> {
     i64::try_from(stat.rss_bytes().get()).ok()
 }
 
-/// Processor seconds, user and system together.
+/// Returns the user and system CPU time.
 fn cpu_time(stat: &Stat) -> Duration {
     Duration::from_secs_f64((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// Seconds since 1970. The kernel tells it in ticks since the machine's start.
+/// Returns the start time in seconds since 1970. The kernel reports it in ticks since boot.
 fn start_time(stat: &Stat) -> Option<f64> {
     let boot = procfs::boot_time_secs().ok()?;
     Some(boot as f64 + stat.starttime as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// The limit of open files; `None` where there is none.
+/// Returns the limit of open files, or `None` if it is unlimited.
 fn max_files() -> Option<i64> {
     let limits = Procfs::myself().and_then(|process| process.limits()).ok()?;
     match limits.max_open_files.soft_limit {
@@ -133,20 +138,20 @@ fn max_files() -> Option<i64> {
     }
 }
 
-/// Counts open files. The procfs crate would count its own too, and `.` and `..` on kernels before 6.2.
+/// Counts open files. The procfs crate would also count its own descriptor, and `.` and `..` on kernels before 6.2.
 fn open_files() -> Option<i64> {
-    // The directory's own descriptor is open while it is read.
+    // The directory's own descriptor is open during the read.
     let files = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
     i64::try_from(files).ok()
 }
 
-/// The tasks of the runtime; `None` outside of one.
+/// Returns the number of the runtime's tasks, or `None` outside of a runtime.
 fn tasks() -> Option<i64> {
     let runtime = tokio::runtime::Handle::try_current().ok()?;
     i64::try_from(runtime.metrics().num_alive_tasks()).ok()
 }
 
-/// cgroup v1 writes a number near the largest for "none".
+/// cgroup v1 reports a value near the maximum if there is no limit.
 const NO_LIMIT: u64 = 1 << 60;
 
 #[cfg(test)]

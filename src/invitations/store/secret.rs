@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::invitations::store::{CellError, Revision};
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
-/// One Secret in our own namespace.
+/// A Secret in this server's namespace.
 pub struct SecretSharedState {
     cluster: Cluster,
     name: String,
@@ -17,7 +17,7 @@ pub struct SecretSharedState {
 }
 
 impl SecretSharedState {
-    /// Nothing is asked yet. The Secret is made when it is first written.
+    /// Creates the store without connecting. The Secret is created by the first write.
     pub fn new(cluster: Cluster, name: String) -> Self {
         Self { cluster, name, api: None }
     }
@@ -36,7 +36,7 @@ impl SecretSharedState {
     }
 
     async fn try_write(&mut self, before: &Revision, text: Vec<u8>) -> Result<bool, ClusterError> {
-        // Whatever others have put into it stays.
+        // Data of other programs in the Secret must stay unchanged.
         let found = self.found().await?;
         if found.as_ref().map_or_else(Revision::default, seen) != *before {
             return Ok(false);
@@ -56,7 +56,7 @@ impl SecretSharedState {
         };
         match timeout(REQUEST_TIMEOUT, write).await.map_err(|_| ClusterError::Silent)? {
             Ok(_) => Ok(true),
-            // Changed, made or deleted meanwhile: kube-apiserver compares the version that the object has.
+            // Changed, created or deleted meanwhile: kube-apiserver compares the object's resource version.
             Err(Error::Api(status)) if status.code == 409 || there && status.code == 404 => Ok(false),
             Err(cause) => Err(cause.into()),
         }
@@ -78,7 +78,7 @@ impl SecretSharedState {
 
     fn checked<T>(&mut self, done: Result<T, ClusterError>) -> Result<T, CellError> {
         done.map_err(|cause| {
-            // The next try reads the files anew: a certificate or a token may be over.
+            // The next attempt reads the files again: a certificate or token may have expired.
             self.api = None;
             CellError::Secret { name: self.name.clone(), cause }
         })
@@ -99,8 +99,8 @@ fn seen(found: &Secret) -> Revision {
     }
 }
 
-/// Its key.
+/// Key in the Secret's data.
 const KEY: &str = "enrolled";
 
-/// What Kubernetes takes, less what surrounds it.
+/// Kubernetes' limit for a Secret, minus the rest of the object.
 const MAX_BYTES: usize = 1_000_000;

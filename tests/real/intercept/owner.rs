@@ -41,7 +41,7 @@ fn servers_with_process_ids_of_their_own_know_each_other_on_one_host() {
     ready(&mut first, &world.host, ADMIN);
     let mut second = launch(1);
     assert!(!second.ends(TIMEOUT).success());
-    second.said("the table inet tunnel belongs to another process, which is alive");
+    second.said("table inet tunnel belongs to another running process");
     // Not even root deletes what shows that the owner lives, unless as the owner.
     let mut nft = world.host.command("nft");
     let denied = run_command("nft", nft.arg("delete table inet tunnel-owner"), None, TIMEOUT);
@@ -49,5 +49,5 @@ fn servers_with_process_ids_of_their_own_know_each_other_on_one_host() {
     first.kill();
     let mut third = launch(2);
     ready(&mut third, &world.host, ADMIN + 2);
-    third.said("a table is taken over whose owner has died");
+    third.said("taking over the table of a dead owner");
 }

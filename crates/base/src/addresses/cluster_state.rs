@@ -1,4 +1,4 @@
-//! The objects of Kubernetes that show where a target is, and which of them has an address that several claim.
+//! Kubernetes objects that determine where a target is, and which of them owns an address that several claim.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -11,113 +11,113 @@ use ipnet::IpNet;
 use crate::addresses::{AddressClaim, ClaimSource, LocateError};
 use crate::names::{Host, NodeName, Target};
 
-/// Objects of each kind: nodes by name, all others as `namespace/name`.
+/// The objects of each kind: nodes by name, all others as `namespace/name`.
 #[derive(Debug, Default)]
 pub struct ClusterState {
     /// All nodes.
     pub nodes: ObjectIndex<NodeInfo>,
-    /// Pods that have a node.
+    /// Pods that are assigned to a node.
     pub pods: ObjectIndex<PodInfo>,
     /// All Services.
     pub services: ObjectIndex<ServiceInfo>,
-    /// Slices of Services' endpoints.
+    /// EndpointSlices of Services.
     pub slices: ObjectIndex<EndpointSliceInfo>,
-    /// What somebody has written of Services by hand, in `user_services`.
+    /// Sides of Services, as configured in `user_services`.
     pub sides: HashMap<String, ServiceSide>,
 }
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Its InternalIPs, in its order, 8 at most: its own kubelet writes them.
+    /// InternalIPs in the Node's order, at most 8: its own kubelet writes them.
     pub ips: Box<[IpAddr]>,
-    /// Its ExternalIPs, 8 at most: it is not found by them, and nobody else may have them on an edge's word.
+    /// ExternalIPs, at most 8. The node is not found by them, but no edge of another node may claim them.
     pub outside: Box<[IpAddr]>,
-    /// The networks of its pods.
+    /// Networks of the node's pods.
     pub pods: Box<[IpNet]>,
 }
 
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInfo {
-    /// Where it runs, or ran.
+    /// Node on which it runs or ran.
     pub node: NodeName,
-    /// Its own addresses: none if it has finished, and if it has those of its node.
+    /// The pod's own addresses: none if it has finished, or if it uses the network of its node.
     pub ips: Box<[IpAddr]>,
 }
 
 /// A Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceInfo {
-    /// Its ClusterIPs, the one of its first family first; none if it is headless.
+    /// ClusterIPs, that of the first family first; none if the Service is headless.
     pub ips: Box<[IpAddr]>,
-    /// Its externalIPs and those of its load balancer: it is not found by them, and no edge may have them on its own word.
+    /// ExternalIPs and load balancer addresses. The Service is not found by them, but no edge may claim them.
     pub outside: Box<[IpAddr]>,
-    /// Its TCP ports.
+    /// TCP ports.
     pub ports: Box<[ServicePort]>,
-    /// What it is only another name for.
+    /// Target of an ExternalName Service.
     pub external: Option<Host>,
 }
 
 /// Endpoints of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSliceInfo {
-    /// The Service, as `namespace/name`.
+    /// Service, as `namespace/name`.
     pub service: Arc<str>,
-    /// The TCP ports of each endpoint.
+    /// TCP ports of each endpoint.
     pub ports: Box<[ServicePort]>,
-    /// Those that are ready.
+    /// Endpoints that are ready.
     pub ready: Box<[ReadyEndpoint]>,
 }
 
-/// A port of a Service, or of its endpoints: the same name in both.
+/// A port of a Service or of its endpoints, matched by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// May be empty.
+    /// Name, which may be empty.
     pub name: Box<str>,
-    /// Its number there.
+    /// Port number.
     pub number: u16,
 }
 
 /// A ready endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadyEndpoint {
-    /// Its address.
+    /// Address of the endpoint.
     pub ip: IpAddr,
-    /// Where it is, if at a node.
+    /// Node of the endpoint, if it has one.
     pub node: Option<NodeName>,
 }
 
-/// Where a Service is, as somebody has written.
+/// The configured side of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceSide {
-    /// At edges: endpoints at no node do not count.
+    /// At edges: endpoints without a node are ignored.
     Edge,
-    /// In the cloud: dialled as it stands.
+    /// In the cloud: dialled unchanged.
     Cloud,
 }
 
 /// An address of a Node or a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ScopedAddress {
-    /// One by which it is found.
+    /// An address by which the object is found.
     Internal(IpAddr),
-    /// One from outside of the cluster.
+    /// An address from outside of the cluster.
     External(IpAddr),
 }
 
-/// What stands behind a Service.
+/// The backend of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ServiceBackend {
     /// One of its endpoints.
     Endpoint { at: SocketAddr, node: Option<NodeName> },
-    /// No endpoint: this is dialled in its place.
+    /// A target that is dialled instead of an endpoint.
     Outside(Target),
 }
 
 impl ClusterState {
-    /// What stands behind the Service that a target means; `None`: it means none. `is_fixed` is true of addresses that
-    /// the fixed table puts behind a node.
+    /// Returns the backend of the Service that a target means, or `None` if it means no Service. `is_fixed` returns
+    /// true for addresses that the fixed table assigns to a node.
     pub(crate) fn backing(
         &self,
         target: &Target,
@@ -156,20 +156,21 @@ impl ClusterState {
         self.pods.get(&format!("{namespace}/{name}")).map(|pod| pod.node.clone())
     }
 
-    /// The network of a node's pods that holds this address.
+    /// Returns the pod network of a node that contains this address.
     pub(crate) fn pod_network(&self, node: &str, ip: IpAddr) -> Option<IpNet> {
         self.nodes.get(node)?.pods.iter().find(|net| net.contains(&ip)).copied()
     }
 
-    /// The first address of a node.
+    /// Returns the first address of a node.
     pub(crate) fn address_of(&self, node: &str) -> Option<IpAddr> {
         self.nodes.get(node)?.ips.first().copied()
     }
 
-    /// The Service that a name means.
+    /// Returns the Service that a name means.
     fn named(&self, name: &str) -> Result<Option<String>, LocateError> {
         let Some((service, is_whole)) = service_name(name) else { return Ok(None) };
-        // A Node's name may have two labels. None has a whole name of a Service, or that Node would get the Service's traffic.
+        // A Node's name may have two labels. A full Service name is never a Node's, or that Node would get the
+        // Service's traffic.
         if !is_whole && self.nodes.get(name).is_some() {
             return Ok(None);
         }
@@ -180,8 +181,8 @@ impl ClusterState {
         Ok(known.then_some(service))
     }
 
-    /// The ready endpoints for a port of a Service, of all of its slices. A headless one is only a name for them: its
-    /// ports are theirs.
+    /// Returns the ready endpoints for a port of a Service, from all of its slices. A headless Service only names its
+    /// endpoints, so its ports are theirs.
     fn endpoints<'f>(
         &'f self,
         name: &str,
@@ -205,8 +206,8 @@ impl ClusterState {
     }
 }
 
-/// `namespace/name` of the Service that has this name, `svc.ns`, or with `.svc` and a domain after it; and whether it has
-/// that, which is no other object's name.
+/// Parses `service.namespace`, optionally followed by `.svc` and a domain, and returns `namespace/name`. Also returns
+/// whether it has `.svc`, in which case no other object can have the name.
 pub(crate) fn service_name(name: &str) -> Option<(String, bool)> {
     let mut labels = name.split('.');
     let (service, namespace) = (labels.next()?, labels.next()?);
@@ -218,14 +219,14 @@ pub(crate) fn service_name(name: &str) -> Option<(String, bool)> {
     Some((format!("{namespace}/{service}"), is_whole))
 }
 
-/// One of them, each as likely as any other.
+/// Chooses one item, all with the same probability.
 fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T> {
     let count = all.clone().count();
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
-        reason = "a place among some thousands"
+        reason = "an index among some thousands"
     )]
     let place = (chance * count as f64) as usize;
     all.nth(place.min(count.checked_sub(1)?))
@@ -294,33 +295,33 @@ impl IndexKeys for EndpointSliceInfo {
     }
 }
 
-// Which object of Kubernetes has an address, and which objects only claim it.
+// Which object of Kubernetes owns an address, and which objects only claim it.
 
 /// An object that claims an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Object {
     Node(NodeName),
     Pod {
-        /// As `namespace/name`.
+        /// Pod, as `namespace/name`.
         name: String,
         node: NodeName,
     },
-    /// As `namespace/name`.
+    /// Service, as `namespace/name`.
     Service(String),
 }
 
 impl ClusterState {
-    /// The node that has this address, or whose pod has it.
+    /// Returns the node that has this address, or that runs the pod with this address.
     ///
     /// A kubelet writes the addresses of its Node and of that Node's pods. So an address that another object claims too
-    /// leads to neither of them, and a ClusterIP, which kube-apiserver allocates, is the Service's alone.
+    /// belongs to neither. A ClusterIP is allocated by kube-apiserver and belongs to the Service alone.
     pub fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, LocateError> {
         if self.services.is_claimed(ScopedAddress::Internal(ip)) {
             return Ok(None);
         }
         let Some(first) = self.by_kubelets(ip).next() else { return Ok(None) };
         let others = self.nodes_with(ScopedAddress::External(ip)).chain(self.by_kubelets(ip));
-        // A load balancer may have the address of a Node, but none of a pod.
+        // A load balancer may share the address of a Node, but not of a pod.
         let is_pod = matches!(first, Object::Pod { .. });
         let services = self.services_with(ScopedAddress::External(ip)).filter(|_| is_pod);
         match others.chain(services).find(|other| other.node() != first.node()) {
@@ -329,7 +330,7 @@ impl ClusterState {
         }
     }
 
-    /// The Service, as `namespace/name`, that has this ClusterIP.
+    /// Returns the Service with this ClusterIP, as `namespace/name`.
     pub fn service_at(&self, ip: IpAddr) -> Result<Option<String>, LocateError> {
         let mut all = self.services_with(ScopedAddress::Internal(ip));
         match (all.next(), all.next()) {
@@ -339,7 +340,7 @@ impl ClusterState {
         }
     }
 
-    /// The objects that claim an address because a kubelet has written it.
+    /// Returns the objects that claim an address written by a kubelet.
     pub(crate) fn by_kubelets(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
         let pods = self.pods.claiming(ip);
         let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
@@ -356,7 +357,7 @@ impl ClusterState {
 }
 
 impl Object {
-    /// The node to which the address would lead.
+    /// Returns the node that the address would resolve to.
     pub(crate) fn node(&self) -> Option<&NodeName> {
         match self {
             Self::Node(node) | Self::Pod { node, .. } => Some(node),
@@ -381,27 +382,26 @@ impl fmt::Display for Object {
     }
 }
 
-// Objects of one kind, by name, and by what each of them claims. A list that begins anew takes nothing away until it
-// is whole.
+// Objects of one kind, indexed by name and by claims. A list that starts again removes nothing until it is complete.
 
-/// What an object is found by beside its name. Several may claim the same.
+/// Index keys of an object besides its name. Several objects may claim the same key.
 pub trait IndexKeys {
     /// An address, or the name of another object.
     type Claim: Ord + Clone;
 
-    /// All that it claims.
+    /// Returns all claims of the object.
     fn claims(&self) -> impl Iterator<Item = Self::Claim>;
 
-    /// The address that a claim is about; `None` if it is about a name.
+    /// Returns the address of a claim, or `None` if the claim is a name.
     fn address(claim: &Self::Claim) -> Option<IpAddr>;
 }
 
-/// Objects of one kind. Names are shared between its two parts, so that many objects take little room.
+/// An index of objects of one kind. Its two maps share the names, to save memory.
 #[derive(Debug)]
 pub struct ObjectIndex<V: IndexKeys> {
     objects: HashMap<Arc<str>, Entry<V>>,
     claims: BTreeSet<(V::Claim, Arc<str>)>,
-    /// The list that has begun last.
+    /// Number of the latest list.
     list: u32,
     listed: bool,
 }
@@ -409,17 +409,17 @@ pub struct ObjectIndex<V: IndexKeys> {
 #[derive(Debug)]
 struct Entry<V> {
     object: V,
-    /// The number of the list that was under way, or of the last one, when the object was last seen.
+    /// Number of the list that was current when the object was last seen.
     list: u32,
 }
 
 impl<V: IndexKeys> ObjectIndex<V> {
-    /// A list of all objects begins.
+    /// Starts a list of all objects.
     pub fn start(&mut self) {
         self.list = self.list.wrapping_add(1);
     }
 
-    /// The list is whole: what it did not name is gone.
+    /// Completes the list, and removes all objects that were not in it.
     pub fn finish(&mut self) {
         self.listed = true;
         let list = self.list;
@@ -430,12 +430,12 @@ impl<V: IndexKeys> ObjectIndex<V> {
         }
     }
 
-    /// Whether a list has ever been whole.
+    /// Returns true if any list was completed.
     pub fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// An object is this now. Returns the addresses that it claims and did not claim before.
+    /// Inserts or replaces an object. Returns the addresses that it claims now but did not claim before.
     pub fn put(&mut self, name: &str, object: V) -> Vec<IpAddr> {
         let name = match self.objects.get_key_value(name) {
             Some((name, _)) => name.clone(),
@@ -454,14 +454,14 @@ impl<V: IndexKeys> ObjectIndex<V> {
         new
     }
 
-    /// All addresses that any object claims.
+    /// Returns all claimed addresses.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let mut all: Vec<_> = self.claims.iter().filter_map(|(claim, _)| V::address(claim)).collect();
         all.dedup();
         all
     }
 
-    /// An object is gone, or none that counts any more.
+    /// Removes an object that was deleted or is no longer relevant.
     pub fn remove(&mut self, name: &str) {
         let Some((name, old)) = self.objects.remove_entry(name) else { return };
         for claim in old.object.claims() {
@@ -473,17 +473,17 @@ impl<V: IndexKeys> ObjectIndex<V> {
         self.objects.get(name).map(|entry| &entry.object)
     }
 
-    /// All of them, in no order.
+    /// Returns all objects, in no order.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &V)> {
         self.objects.iter().map(|(name, entry)| (name.as_ref(), &entry.object))
     }
 
-    /// Whether any claims this.
+    /// Returns true if any object makes this claim.
     pub(crate) fn is_claimed(&self, claim: V::Claim) -> bool {
         self.claiming(claim).next().is_some()
     }
 
-    /// Those that claim this, in the order of their names.
+    /// Returns the objects that make this claim, ordered by name.
     pub(crate) fn claiming(&self, claim: V::Claim) -> impl Iterator<Item = (&str, &V)> + Clone {
         let first = Bound::Included((claim.clone(), Arc::default()));
         let all = self.claims.range((first, Bound::Unbounded)).take_while(move |(own, _)| *own == claim);
@@ -497,15 +497,15 @@ impl<V: IndexKeys> Default for ObjectIndex<V> {
     }
 }
 
-// Why a node may not have an address, as far as Kubernetes knows.
+// Why a node may not have an address, according to Kubernetes.
 
 impl ClusterState {
-    /// Whether all Nodes, pods and Services have been told.
+    /// Returns true if all Nodes, pods and Services are listed.
     pub(crate) fn are_listed(&self) -> bool {
         self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
     }
 
-    /// Why a node may not have the address that is claimed for it.
+    /// Returns why a node may not have the claimed address, if so.
     pub(crate) fn refusal(&self, AddressClaim { ip, node, by }: &AddressClaim) -> Option<&'static str> {
         if self.services.is_claimed(ScopedAddress::Internal(*ip)) {
             return Some("a Service's");
@@ -518,7 +518,7 @@ impl ClusterState {
         let mut nodes = names(ScopedAddress::Internal(*ip)).chain(names(ScopedAddress::External(*ip)));
         match by {
             ClaimSource::Table | ClaimSource::TokenLine => None,
-            // Its kubelet writes all of it. A load balancer may stand at the very addresses of nodes.
+            // Its kubelet writes all of it. A load balancer may share the addresses of nodes.
             ClaimSource::Kubernetes => names(ScopedAddress::External(*ip)).find(is_another).map(|_| ANOTHERS),
             ClaimSource::Edge if !nodes.clone().all(|name| is_another(&name)) => None,
             ClaimSource::Edge if self.services.is_claimed(ScopedAddress::External(*ip)) => Some(OUTSIDE),
@@ -529,5 +529,5 @@ impl ClusterState {
 
 const ANOTHERS: &str = "another Node's";
 
-/// Why no edge has what leads to a Service from outside of the cluster.
-const OUTSIDE: &str = "a Service's, from outside of the cluster";
+/// Why no edge may claim a Service's external address.
+const OUTSIDE: &str = "a Service's external address";

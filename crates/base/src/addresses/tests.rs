@@ -51,7 +51,7 @@ fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -
     }
 }
 
-/// A cluster with an edge and its camera, a pod there, one of the node's own network, and one that has finished.
+/// A cluster with an edge and its camera, a pod there, a pod in the node's own network, and a finished pod.
 fn book() -> AddressBook {
     let nets = [("10.0.7.0/24", "edge1"), ("10.0.7.9/32", "edge2")];
     let book = AddressBook::new(nets.map(|(net, at)| (net.parse().unwrap(), node(at))).into(), true);
@@ -66,7 +66,7 @@ fn book() -> AddressBook {
     book
 }
 
-/// What `text` leads to: `target at node, else what is dialled directly`, or an error.
+/// Formats the location of `text`: `target at node, else what is dialled directly`, or an error.
 fn locate(book: &AddressBook, text: &str, chance: f64) -> String {
     match book.locate(&text.parse().unwrap(), chance) {
         Ok(Location::Node { node, target, direct: Some(direct) }) if direct == target => {
@@ -126,7 +126,7 @@ fn the_node_of_a_pod_is_known_by_its_name_whatever_its_addresses() {
     let of = |namespace, name| book.node_of_pod(namespace, name).map(|node| node.to_string());
     assert_eq!(of("shop", "web").as_deref(), Some("edge1"));
     assert_eq!(of("kube-system", "proxy").as_deref(), Some("edge1"), "it has its node's addresses");
-    assert_eq!(of("shop", "job").as_deref(), Some("edge2"), "its logs are still to be had");
+    assert_eq!(of("shop", "job").as_deref(), Some("edge2"), "its logs are still available");
     assert_eq!(of("default", "web"), None);
 }
 
@@ -264,7 +264,7 @@ fn a_list_that_begins_again_takes_nothing_away_until_it_is_whole() {
     book.change(|facts| facts.pods.start());
     book.change(|facts| facts.pods.put("shop/new", pod("edge2", &["10.244.2.1"])));
     assert!(there("10.244.1.7:80") && there("10.244.2.1:80"));
-    // It broke off, and is begun again.
+    // The list broke off and starts again.
     book.change(|facts| facts.pods.start());
     book.change(|facts| facts.pods.put("shop/moved", pod("edge2", &["10.244.2.2"])));
     assert!(!book.change(|facts| facts.pods.is_listed()));
@@ -276,7 +276,7 @@ fn a_list_that_begins_again_takes_nothing_away_until_it_is_whole() {
     assert!(!there("10.244.2.2:80") && there("10.244.2.3:80"));
 }
 
-/// All that the book has heard is whole.
+/// Completes all lists of the book.
 fn list(book: &AddressBook) {
     book.change(|facts| {
         facts.nodes.finish();
@@ -289,11 +289,11 @@ fn claim(at: &str, of: &str, by: ClaimSource) -> AddressClaim {
     AddressClaim { ip: ip(at), node: node(of), by }
 }
 
-/// Who has the address, and else why a claim to it counts for nothing.
+/// Returns the owner of an address, otherwise why a claim to it was rejected.
 fn holder(holders: &AddressOwners, at: &str) -> String {
     let of = holders.nodes.get(&ip(at)).map(ToString::to_string);
     let void = || holders.void.iter().find(|void| void.ip == ip(at)).map(|void| void.why.to_string());
-    of.or_else(void).unwrap_or_else(|| "nobody says anything".to_owned())
+    of.or_else(void).unwrap_or_else(|| "no claim".to_owned())
 }
 
 #[test]
@@ -324,21 +324,21 @@ fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
     });
     list(&book);
     let of = |at, node, by| holder(&book.holders([claim(at, node, by)], false, |_| None), at);
-    let services = "it is a Service's, from outside of the cluster";
+    let services = "it is a Service's external address";
     assert_eq!(of("198.51.100.7", "edge2", ClaimSource::Edge), services);
     assert_eq!(of("198.51.100.7", "edge2", ClaimSource::TokenLine), "edge2");
     assert_eq!(of("198.51.100.5", "edge2", ClaimSource::Edge), "it is another Node's");
-    assert_eq!(of("198.51.100.5", "Edge1", ClaimSource::Edge), "Edge1", "it is its own");
-    // Nor has a Node, whose own kubelet writes what it has.
+    assert_eq!(of("198.51.100.5", "Edge1", ClaimSource::Edge), "Edge1", "the address is its own");
+    // Nor may a Node, as its own kubelet writes its addresses.
     book.change(|facts| facts.nodes.put("stolen", machine(ips(&["198.51.100.5", "198.51.100.7"]))));
     let of = |at| holder(&book.holders([], false, |_| None), at);
     assert_eq!(of("198.51.100.5"), "it is another Node's");
-    assert_eq!(of("198.51.100.7"), "stolen", "a load balancer may stand at nodes' own addresses");
+    assert_eq!(of("198.51.100.7"), "stolen", "a load balancer may share nodes' addresses");
     book.change(|facts| facts.nodes.remove("stolen"));
     let holders = book.holders([claim("192.168.1.5", "edge1", ClaimSource::Edge)], false, |_| None);
-    assert_eq!(holder(&holders, "192.168.1.5"), "edge1", "a load balancer stands there");
+    assert_eq!(holder(&holders, "192.168.1.5"), "edge1", "a load balancer shares it");
     assert!(holders.void.is_empty());
-    // Nothing is found by them.
+    // External addresses locate nothing.
     expect(
         &book,
         &[("198.51.100.5:80", "198.51.100.5:80 directly"), ("198.51.100.7:80", "198.51.100.7:80 directly")],
@@ -347,7 +347,7 @@ fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
 
 #[test]
 fn the_weaker_claims_wait_until_who_is_believed_more_has_spoken() {
-    let (book, nobody) = (book(), "nobody says anything");
+    let (book, nobody) = (book(), "no claim");
     let more = [
         claim("10.0.8.1", "edge2", ClaimSource::TokenLine),
         claim("10.0.8.2", "edge2", ClaimSource::Edge),
@@ -365,7 +365,7 @@ fn the_weaker_claims_wait_until_who_is_believed_more_has_spoken() {
         ["10.0.7.9", "10.0.8.1", "10.0.8.2", "192.168.1.5"].map(of),
         ["edge2", "edge2", "edge2", "edge1"]
     );
-    // A list that begins anew takes nothing away.
+    // A list that starts again removes nothing.
     book.change(|facts| facts.nodes.start());
     assert_eq!(of("10.0.8.2"), "edge2");
 }
@@ -375,7 +375,7 @@ fn without_a_cluster_an_edge_is_heard_if_the_settings_say_so() {
     let book = AddressBook::new(vec![("10.0.7.9/32".parse().unwrap(), node("edge2"))], false);
     let more =
         [claim("10.0.8.1", "edge1", ClaimSource::TokenLine), claim("10.0.8.2", "edge1", ClaimSource::Edge)];
-    for (trust_edges, last) in [(false, "nobody says anything"), (true, "edge1")] {
+    for (trust_edges, last) in [(false, "no claim"), (true, "edge1")] {
         let holders = book.holders(more.clone(), trust_edges, |_| None);
         let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2"].map(|at| holder(&holders, at));
         assert_eq!(found, ["edge2", "edge1", last]);
@@ -421,7 +421,7 @@ fn no_node_takes_an_address_of_another_object() {
             ServiceInfo { outside: ips(&["198.51.100.7", "192.168.1.5"]), ..service(&["10.96.0.8"], &[]) },
         );
         facts.services.put("shop/idle", service(&["10.96.0.9"], &[port("", 80)]));
-        // What the kubelet of one stolen node can write.
+        // What the kubelet of one compromised node can write.
         facts.nodes.put("evil", machine(ips(&["10.96.0.9", "172.16.0.1", "198.51.100.1", "10.0.7.1"])));
         facts.pods.put("evil/pod", pod("evil", &["10.96.0.7", "198.51.100.7", "198.51.100.1", "10.0.7.9"]));
     });
@@ -431,7 +431,7 @@ fn no_node_takes_an_address_of_another_object() {
             // A ClusterIP stays the Service's.
             ("10.96.0.9:80", "Service shop/idle has no ready endpoint"),
             ("10.96.0.7:80", "10.244.1.7:8080 at edge1, else so"),
-            // No object gets what two claim.
+            // An address claimed by two objects belongs to neither.
             ("172.16.0.1:22", "172.16.0.1 is claimed by both node evil and node master"),
             ("198.51.100.1:22", "198.51.100.1 is claimed by both node evil and node master"),
             (
@@ -441,7 +441,7 @@ fn no_node_takes_an_address_of_another_object() {
             // The fixed table wins.
             ("10.0.7.1:22", "10.0.7.1:22 at edge1"),
             ("10.0.7.9:22", "10.0.7.9:22 at edge2"),
-            // A load balancer may have the address of a node.
+            // A load balancer may share the address of a node.
             ("192.168.1.5:22", "192.168.1.5:22 at edge1, else so"),
             // A server dials none of these for a node without an edge.
             ("evil:22", "evil:22 at evil, else so"),
@@ -472,7 +472,7 @@ fn the_fixed_table_wins_over_what_a_node_claims() {
     });
     let address_of = |name| book.address_of(&node(name)).map(|ip| ip.to_string());
     assert_eq!(address_of("edge2").as_deref(), Some("10.0.7.9"));
-    assert_eq!(address_of("edge1").as_deref(), Some("192.168.1.5"), "the table has only a network of it");
+    assert_eq!(address_of("edge1").as_deref(), Some("192.168.1.5"), "the table has only a network for it");
     expect(
         &book,
         &[
@@ -491,11 +491,11 @@ fn the_fixed_table_wins_over_what_a_node_claims() {
     let holders = book.holders(claims, false, |_| None);
     let found =
         ["10.0.7.20", "10.0.7.30", "10.0.7.40", "10.0.7.50", "10.0.8.1"].map(|at| holder(&holders, at));
-    let behind = "it is behind another node by [mode.cloud.addresses]";
+    let behind = "it is assigned to another node by [mode.cloud.addresses]";
     assert_eq!(found, [behind, behind, "evil", "edge1", "evil"]);
 }
 
-/// One event about pods.
+/// An event about pods.
 #[derive(Debug, Clone)]
 enum Heard {
     Begin,
@@ -513,7 +513,7 @@ fn heard() -> impl Strategy<Value = Heard> {
     ]
 }
 
-/// Pods the slow way: a list of what is known, and of what the list under way has named.
+/// A slow model of the pods: the known ones, and those in the current list.
 #[derive(Debug, Default)]
 struct Model {
     pods: BTreeMap<u8, (u8, Vec<u8>)>,

@@ -1,4 +1,4 @@
-//! Daily log files within a bound of days and bytes.
+//! Daily log files, limited in days and bytes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,16 +11,16 @@ use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
 use crate::logging::DroppedLines;
 
-/// How many files are kept.
+/// Limits for the log files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
-    /// Days, today included.
+    /// Number of days, including today.
     pub days: usize,
-    /// Bytes of all files together.
+    /// Total bytes of all files.
     pub bytes: u64,
 }
 
-/// Writes `name.<date>.log`; within a day, a file that grows too long is set aside as `name.<date>.log.1` and so on.
+/// A writer of `name.<date>.log`. Within a day, a file that grows too long is renamed to `name.<date>.log.1` and so on.
 #[derive(Debug)]
 pub(crate) struct LogFiles {
     dir: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct LogFiles {
     current: RollingFileAppender,
     /// Bytes in the current file.
     written: u64,
-    /// The current file's day, in days since 1970, UTC.
+    /// Day of the current file, in days since 1970, UTC.
     day: u64,
     /// Whether the current file ends in the middle of a line.
     torn: bool,
@@ -37,7 +37,7 @@ pub(crate) struct LogFiles {
 }
 
 impl LogFiles {
-    /// Opens today's file to append to it.
+    /// Opens today's file for appending.
     pub(crate) fn open(dir: &Path, name: &'static str, kept: Kept, lost: DroppedLines) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let current = appender(dir, name)?;
@@ -49,7 +49,7 @@ impl LogFiles {
         Ok(files)
     }
 
-    /// Begins a new file if this one is full or of an earlier day, and removes files beyond the bounds.
+    /// Starts a new file if the current one is full or of an earlier day, and removes files beyond the limits.
     fn turn(&mut self) -> io::Result<()> {
         let day = today();
         if day != self.day {
@@ -65,7 +65,7 @@ impl LogFiles {
         self.forget()
     }
 
-    /// Writes a whole line, behind what is left of one that was cut.
+    /// Writes a whole line, after ending a partially written one.
     fn put(&mut self, line: &[u8]) -> io::Result<()> {
         let end = if self.torn { &b"\n"[..] } else { b"" };
         for piece in [end, line] {
@@ -100,7 +100,7 @@ impl LogFiles {
         fs::rename(&current.path, part(used.saturating_add(1)))
     }
 
-    /// Removes the oldest files until the rest, with the full length of the current one, is within the bounds.
+    /// Removes the oldest files until the rest, counting the current file at its full length, is within the limits.
     fn forget(&self) -> io::Result<()> {
         let mut room = self.kept.bytes - self.kept.bytes / PARTS;
         let mut dates = Vec::new();
@@ -110,7 +110,7 @@ impl LogFiles {
             }
             let current = file.part == 0 && dates.len() == 1;
             if !current && (dates.len() > self.kept.days || file.bytes > room) {
-                // All older files go too, as a gap in the middle would mislead the reader.
+                // Remove all older files too: a gap in the middle would mislead the reader.
                 room = 0;
                 fs::remove_file(&file.path)?;
             } else if !current {
@@ -120,7 +120,7 @@ impl LogFiles {
         Ok(())
     }
 
-    /// The log files, oldest first: by date, then parts in their order, then the current one.
+    /// Returns the log files, oldest first: by date, then parts in their order, then the current file.
     fn list(&self) -> io::Result<Vec<LogFile>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -137,20 +137,24 @@ impl LogFiles {
 
 impl Write for LogFiles {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // A file that cannot be removed must not cost log lines, so the error is ignored.
+        // A file that cannot be removed must not cost log lines.
         let tidied = self.turn();
-        // An error would end nothing here, and tell nobody.
+        // Returning an error here would have no effect: nothing reads it.
         match self.put(line) {
             Err(cause) => self.lost.lose(&self.dir, &cause),
             Ok(()) => {
                 if let Some(why) = self.lost.written() {
-                    warn!(lost = self.lost.count(), "log lines are written again, and some are lost: {why}");
+                    warn!(
+                        dropped = self.lost.count(),
+                        error = why,
+                        "log files are writable again, lines were dropped"
+                    );
                 }
             }
         }
         if let Err(cause) = tidied {
-            // As above.
-            let _ = self.put(format!("cannot tidy up log files: {cause}\n").as_bytes());
+            // As above: an error has no reader.
+            let _ = self.put(format!("cannot rotate log files: {cause}\n").as_bytes());
         }
         Ok(line.len())
     }
@@ -164,12 +168,12 @@ impl Write for LogFiles {
 struct LogFile {
     path: PathBuf,
     date: String,
-    /// 0 is the file itself, 1 the part that was set aside first.
+    /// Number of the part: 0 for the file itself, 1 for the part renamed first.
     part: u32,
     bytes: u64,
 }
 
-/// Date and part of one of our files' names, `name.2026-11-21.log` or `name.2026-11-21.log.3`.
+/// Parses date and part of a log file's name, `name.2026-11-21.log` or `name.2026-11-21.log.3`.
 fn parse<'a>(file: &'a str, name: &str) -> Option<(&'a str, u32)> {
     let rest = file.strip_prefix(name)?.strip_prefix('.')?;
     let (date, part) = rest.split_once(".log")?;
@@ -187,10 +191,10 @@ fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 86_400
 }
 
-/// A week, and an eighth of the smallest disk that a node comes with.
+/// A week, and an eighth of the smallest disk that nodes come with.
 pub(crate) const RETENTION: Kept = Kept { days: 7, bytes: 100 * 1024 * 1024 };
 
-/// The share of all bytes that one file may take: small enough that removing the oldest leaves most of the past.
+/// Divisor for the maximum size of one file: small files, so that removing the oldest leaves most of the history.
 const PARTS: u64 = 8;
 
 #[cfg(test)]
@@ -263,7 +267,7 @@ mod tests {
         files.torn = true;
         files.write_all(b"three\n").unwrap();
         assert_eq!((lost.trouble(), lost.count()), (None, 2));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "\nthree\n", "a torn line is ended first");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "\nthree\n", "a partial line is ended first");
     }
 
     #[test]

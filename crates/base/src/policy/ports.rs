@@ -1,4 +1,4 @@
-//! Ports of nodes that clients name: which of them speak HTTP, which TLS, and which are those of a node's loopback.
+//! Ports of nodes that clients may name: ports with HTTP, ports with TLS, and ports on a node's loopback.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,41 +6,41 @@ use std::str::FromStr;
 
 use crate::names::{NameError, Target};
 
-/// What a port of a pod stands for at each node.
+/// The target of a server's port, at each node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortTarget {
-    /// That.
+    /// A fixed target.
     Target(Target),
-    /// The port that each request's Host names, of the node itself.
+    /// The port in each request's Host header, at the node itself.
     Host,
 }
 
-/// Ports of nodes beside a kubelet's, as a ConfigMap names them.
+/// Ports of nodes other than the kubelet's, as listed in a ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxyPorts {
-    /// Those that speak HTTP.
+    /// HTTP ports.
     pub http: BTreeSet<u16>,
-    /// Those that speak HTTP over TLS; none of them is in [`Self::http`].
+    /// HTTPS ports; disjoint from [`Self::http`].
     pub https: BTreeSet<u16>,
-    /// Those of services that listen on a node's loopback alone.
+    /// Ports of services that listen only on a node's loopback.
     pub loopback: BTreeSet<u16>,
 }
 
-/// A part of the ConfigMap that does not count. The rest of it does.
+/// An ignored part of the ConfigMap. The rest of it applies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {found:?}: {remedy}")]
 pub struct PortError {
-    /// Its key.
+    /// Key in the ConfigMap.
     pub key: String,
-    /// What is written, shortened.
+    /// Ignored text, shortened.
     pub found: String,
-    /// What to write instead.
+    /// Hint: what to write instead.
     pub remedy: &'static str,
 }
 
 impl ProxyPorts {
-    /// Reads the ConfigMap's data. `own`: the ports at which this pod listens, which cannot stand for ports of nodes as
-    /// well. What is wrong is left out and told; of more than 20 faults the first 20.
+    /// Parses the ConfigMap's data. `own` are the ports on which this server listens, which cannot also stand for ports
+    /// of nodes. Invalid parts are left out and returned as errors, the first 20 of them.
     pub fn parse(data: &BTreeMap<String, String>, own: &BTreeSet<u16>) -> (Self, Vec<PortError>) {
         let mut reader = Reader { own, ports: Self::default(), wrong: Vec::new() };
         for (key, text) in data {
@@ -84,18 +84,18 @@ impl ProxyPorts {
         (reader.ports, reader.wrong)
     }
 
-    /// Whether a node's port is reached at its loopback, and not at its address.
+    /// Returns true if a node's port is dialled at its loopback instead of its address.
     pub fn is_on_loopback(&self, port: u16) -> bool {
         KUBELET.contains(&port) || self.loopback.contains(&port)
     }
 
-    /// Every port of nodes that clients are led to pods for: the kubelet's, those of HTTP and those of TLS.
+    /// Returns all ports of nodes that clients are redirected to servers for: the kubelet's, HTTP and HTTPS.
     pub fn all_ports(&self) -> BTreeSet<u16> {
         KUBELET.into_iter().chain(self.http.iter().copied()).chain(self.https.iter().copied()).collect()
     }
 }
 
-/// No ports but the kubelet's; the loopback's are those that the ConfigMap has where it does not name them.
+/// No HTTP or HTTPS ports. The loopback ports are the default for a ConfigMap without that key.
 impl Default for ProxyPorts {
     fn default() -> Self {
         Self { http: BTreeSet::new(), https: BTreeSet::new(), loopback: [10266, 10267].into() }
@@ -119,7 +119,7 @@ impl Reader<'_> {
     }
 
     fn put(&mut self, key: &str, item: &str, port: Option<u16>, secure: bool) {
-        // A kubelet's are led to pods whatever the map says.
+        // The kubelet's ports are always redirected to servers.
         let Some(port) = port.filter(|port| !KUBELET.contains(port)) else { return };
         let count = self.ports.http.len() + self.ports.https.len();
         let (to, other) = match secure {
@@ -145,7 +145,7 @@ impl Reader<'_> {
     }
 }
 
-/// What stands between commas.
+/// Returns the items of a comma-separated list.
 fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
@@ -167,10 +167,10 @@ impl fmt::Display for PortTarget {
     }
 }
 
-/// The word for [`PortTarget::Host`].
+/// Config value for [`PortTarget::Host`].
 const HOST: &str = "host";
 
-/// The ports of a kubelet: with TLS, and without.
+/// Ports of a kubelet: with TLS, and without.
 pub const KUBELET: [u16; 2] = [10250, 10255];
 
 const HTTP: &str = "http-proxy-ports";
@@ -178,24 +178,24 @@ const HTTPS: &str = "https-proxy-ports";
 const LOOPBACK: &str = "localhost-proxy-ports";
 const PAIRS: &str = "dnat-ports-pair";
 
-/// What pairs have behind the sign for a port that speaks HTTP, and for one that speaks TLS.
+/// Values after the `=` in `dnat-ports-pair`, for HTTP and for TLS.
 const FRONT: &str = "10264";
 const SECURE_FRONT: &str = "10263";
 
-/// Ports at most, of a node's loopback and others: each of the latter is an entry of a Service.
+/// Maximum number of loopback ports, and of other ports: each of the latter is an entry of a Service.
 const MAX_PORTS: usize = 250;
 
-/// Faults that are told at most, and characters of each that are repeated.
+/// Maximum number of reported errors, and of characters that each quotes.
 const MAX_WRONG: usize = 20;
 const EXCERPT: usize = 40;
 
-const NOT_A_KEY: &str = "not a key that is read: http-proxy-ports, https-proxy-ports, localhost-proxy-ports and dnat-ports-pair are";
-const NOT_A_PORT: &str = "want a port from 1 to 65535, several with commas between them";
-const NOT_A_PAIR: &str = "want port=10264 for HTTP or port=10263 for TLS, several with commas between them";
-const OWN: &str =
-    "the pods themselves listen at that port: take it out, or give the pods another one in their config";
-const BOTH: &str = "it is named for HTTP and for TLS: take it out of one of the two";
-const TOO_MANY: &str = "250 ports are named before it, which is all that counts: take some out";
+const NOT_A_KEY: &str =
+    "unknown key; expected http-proxy-ports, https-proxy-ports, localhost-proxy-ports or dnat-ports-pair";
+const NOT_A_PORT: &str = "expected ports from 1 to 65535, separated by commas";
+const NOT_A_PAIR: &str = "expected port=10264 for HTTP or port=10263 for TLS, separated by commas";
+const OWN: &str = "the servers listen on that port; remove it, or change the servers' port in their config";
+const BOTH: &str = "listed for both HTTP and TLS; remove it from one of the two";
+const TOO_MANY: &str = "limit of 250 ports reached; remove some";
 
 #[cfg(test)]
 mod tests {
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!((ports.http.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
         let (ports, wrong) = parse(&[(LOOPBACK, &many)]);
         assert_eq!((ports.loopback.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
-        assert!(wrong[0].contains("localhost-proxy-ports: \"251\": 250 ports"), "{wrong:?}");
+        assert!(wrong[0].contains("localhost-proxy-ports: \"251\": limit of 250 ports"), "{wrong:?}");
         assert!(parse(&[(HTTP, &"y".repeat(10_000))]).1[0].len() < 200);
     }
 

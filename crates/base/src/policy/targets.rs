@@ -1,4 +1,4 @@
-//! What an edge may dial, and what a pod dials for edges.
+//! Targets that an edge may dial, and that a server may dial for edges.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,15 +10,16 @@ use crate::policy::{PolicyError, network, plain};
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///
-/// A given list stands alone: what it does not hold is forbidden, loopback and own addresses included.
+/// A configured list replaces the default: everything else is forbidden, including loopback and the edge's own
+/// addresses.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Targets(Vec<TargetEntry>);
 
-/// One entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `own:22` for the edge's own addresses.
+/// An entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `own:22` for the edge's own addresses.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TargetEntry {
     place: AllowedNet,
-    /// `None`: any port.
+    /// `None` allows any port.
     port: Option<u16>,
 }
 
@@ -28,19 +29,19 @@ enum AllowedNet {
     Net(IpNet),
 }
 
-/// Where this process itself listens. These are never targets, even if a list has them, as connections from there count
-/// as this machine's.
+/// Addresses on which this process listens. They are never targets, even if a list contains them: such connections
+/// would appear to come from this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OwnListeners(Vec<SocketAddr>);
 
 impl OwnListeners {
-    /// Would dialling this address reach this process? `own` are the addresses of this machine, as of now.
+    /// Returns true if dialling this address would reach this process. `own` are the current addresses of this machine.
     pub fn holds(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
         let ip = plain(at.ip());
         let here = |at: IpAddr| at.is_loopback() || own.iter().any(|o| plain(*o) == at);
         self.0.iter().filter(|listener| listener.port() == at.port()).any(|listener| {
             let listener = plain(listener.ip());
-            // To dial the unspecified address is to dial loopback.
+            // Dialling the unspecified address reaches loopback.
             listener == ip || ip.is_unspecified() || listener.is_unspecified() && here(ip)
         })
     }
@@ -53,18 +54,19 @@ impl FromIterator<SocketAddr> for OwnListeners {
 }
 
 impl Targets {
-    /// All addresses, any port.
+    /// Returns a list of all addresses with any port.
     pub fn everything() -> Self {
         let nets = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
         nets.map(|net| TargetEntry { place: AllowedNet::Net(net), port: None }).into_iter().collect()
     }
 
-    /// Whether any address may be dialled at this port.
+    /// Returns true if any address may be dialled at this port.
     pub fn name_port(&self, port: u16) -> bool {
         self.0.iter().any(|entry| entry.port.is_none_or(|own| own == port))
     }
 
-    /// Does an entry hold this address, and nothing else than what is off limits? So no wide network opens that.
+    /// Returns true if an entry contains this address and only forbidden addresses. A wide network does not allow
+    /// forbidden addresses.
     pub fn name_off_limits(&self, at: SocketAddr) -> bool {
         let ip = plain(at.ip());
         self.0.iter().any(|entry| {
@@ -73,9 +75,9 @@ impl Targets {
         })
     }
 
-    /// May this address be dialled? `own` are the addresses of this machine, as of now.
+    /// Returns true if this address may be dialled. `own` are the current addresses of this machine.
     ///
-    /// Compares unwrapped addresses: dial [`plain`]`(at.ip())`, not the dressed one.
+    /// Compares unwrapped addresses: dial [`plain`]`(at.ip())`, not the original one.
     pub fn allows(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
         let ip = plain(at.ip());
         self.0.iter().any(|entry| {
@@ -155,26 +157,27 @@ impl fmt::Debug for Targets {
     }
 }
 
-/// Is every address of this network off limits? Only said of IPv4 networks within a block of 8 bits, and of single IPv6
-/// addresses.
+/// Returns true if all addresses of this network are forbidden. True only for IPv4 networks of length /8 or longer, and
+/// for single IPv6 addresses.
 fn is_all_off_limits(net: &IpNet) -> bool {
     let least = if matches!(net, IpNet::V4(_)) { 8 } else { 128 };
     net.prefix_len() >= least && is_off_limits(net.network()) && is_off_limits(net.broadcast())
 }
 
-/// The word for the edge's own addresses: no name a resolver would be asked for, and they change with its networks.
+/// Config value for the edge's own addresses, which change with its networks. No resolver is asked for this name.
 const OWN: &str = "own";
 
-/// All of 127.0.0.0/8 stays on the machine (RFC 1122), so services listen on more than its first address.
+/// All of 127.0.0.0/8 is loopback (RFC 1122), so services listen on more than its first address.
 const LOOPBACK4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
 
-/// IPv6 has one loopback address only.
+/// IPv6 has a single loopback address.
 const LOOPBACK6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128);
 
-// What no pod dials for a client, in any config: itself, its own links, and the metadata services of clouds.
+// Addresses that no server dials for a client, in any config: itself, its own links, and metadata services of cloud
+// providers.
 
-/// Is this address of that kind: loopback, link-local, unspecified, multicast, reserved, or a cloud's metadata, in
-/// whichever IPv6 dress a gateway takes off?
+/// Returns true if this address is forbidden: loopback, link-local, unspecified, multicast, reserved, or a cloud
+/// provider's metadata. Also true if such an IPv4 address is inside an IPv6 address that a gateway translates.
 pub fn is_off_limits(ip: IpAddr) -> bool {
     match plain(ip) {
         IpAddr::V4(ip) => is_off_limits_v4(ip),
@@ -189,7 +192,7 @@ pub fn is_off_limits(ip: IpAddr) -> bool {
     }
 }
 
-/// Is this no name but a number, as some programs read addresses: `2130706433`, `0x7f.1`, `0177.0.0.1`?
+/// Returns true if some programs would parse this name as an address: `2130706433`, `0x7f.1`, `0177.0.0.1`.
 pub fn is_number(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or_default();
     let hex = last.strip_prefix("0x").or(last.strip_prefix("0X"));
@@ -208,8 +211,8 @@ fn is_off_limits_v4(ip: Ipv4Addr) -> bool {
         || METADATA4.contains(&ip)
 }
 
-/// Whether a gateway makes of this address an IPv4 one that is off limits: NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056),
-/// Teredo (RFC 4380), ISATAP (RFC 5214), SIIT (RFC 2765).
+/// Returns true if a gateway translates this address to a forbidden IPv4 address. Covers NAT64 (RFC 6052, RFC 8215),
+/// 6to4 (RFC 3056), Teredo (RFC 4380), ISATAP (RFC 5214) and SIIT (RFC 2765).
 fn leads_off_limits(ip: Ipv6Addr) -> bool {
     let [.., o2, o3, o4, o5, o6, o7, _, o9, o10, o11, o12, o13, o14, o15] = ip.octets();
     let is = |octets: [u8; 4]| is_off_limits_v4(octets.into());
@@ -217,21 +220,21 @@ fn leads_off_limits(ip: Ipv6Addr) -> bool {
     let [a, b, c, d, e, f, ..] = ip.segments();
     match [a, b, c, d, e, f] {
         [0x64, 0xff9b, 0, 0, 0, 0] | [0, 0, 0, 0, 0xffff, 0] | [.., 0 | 0x200, 0x5efe] => is(last),
-        // Which of its layouts the network uses is not known here. Read by another one than its own, an address mostly
-        // begins with a zero, and no gateway passes on what really does.
+        // The layout that the network uses is not known here. Read by a wrong layout, an address mostly begins with a
+        // zero, and no gateway forwards addresses that really do.
         [0x64, 0xff9b, 1, ..] => {
             let layouts = [[o6, o7, o9, o10], [o7, o9, o10, o11], [o9, o10, o11, o12], last];
             let mut real = layouts.into_iter().filter(|octets| octets[0] != 0).peekable();
             real.peek().is_none() || real.any(is)
         }
         [0x2002, ..] => is([o2, o3, o4, o5]),
-        // The server, and the client in disguise.
+        // The server, and the obfuscated client.
         [0x2001, 0, ..] => is([o4, o5, o6, o7]) || is(last.map(|octet| !octet)),
         _ => false,
     }
 }
 
-/// Metadata of Azure and of Alibaba; that of most others is link-local.
+/// Metadata of Azure and of Alibaba Cloud; most other providers use link-local addresses.
 const METADATA4: [Ipv4Addr; 2] = [Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(100, 100, 100, 200)];
 
 /// Metadata of AWS.
@@ -444,7 +447,7 @@ mod off_limits_tests {
             }
         }
 
-        /// RFC 6052 2.2: the octet behind the first 64 bits, and what stands behind the address, are ignored.
+        /// RFC 6052 2.2: the octet after the first 64 bits and everything after the address are ignored.
         #[test]
         fn no_layout_of_a_network_of_its_own_makes_anything_allowed(
             last in prop_oneof![Just([127, 0, 0, 1]), Just([169, 254, 169, 254]), Just([168, 63, 129, 16])],

@@ -1,4 +1,4 @@
-//! The token file: which secret proves which node.
+//! The token file: maps nodes to the tokens that authenticate them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -7,61 +7,61 @@ use subtle::ConstantTimeEq;
 
 use crate::names::NodeName;
 
-/// The contents of a token file: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without
-/// a line of their own (docs/superedge.md#token-file). A node whose line has no token is shut out. Behind a node's token may stand which addresses the node has:
-/// `node:token ip=10.0.0.7,fd00::7`. Never shown.
+/// The contents of a token file (docs/superedge.md#token-file). Each line is `node:token`; spaces are dropped, and
+/// later lines win. `default` applies to nodes without their own line. A node whose line has no token is blocked. The
+/// node's addresses may follow the token: `node:token ip=10.0.0.7,fd00::7`. Never logged or displayed.
 pub struct Tokens {
     lines: HashMap<String, String>,
-    /// Each address with the node whose line has it.
+    /// Each address, with the node whose line contains it.
     ips: Vec<(IpAddr, NodeName)>,
     faults: Vec<(usize, &'static str)>,
 }
 
-/// Why a token does not prove a node.
+/// Why a token does not authenticate a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Nothing could prove it.
+    /// No line applies to the node.
     #[error(
-        "the token file has no line for {0}, and no default: add one to the file that mode.cloud.stream.server.tokenfile \
+        "the token file has no line for {0}, and no default; add one to the file that mode.cloud.stream.server.tokenfile \
          names"
     )]
     NoLine(NodeName),
-    /// It is another one than that of the line that counts.
+    /// The token differs from that of the line that applies.
     #[error(
-        "the token differs from that of {0} in the file that mode.cloud.stream.server.tokenfile names: give that one to \
-         the edge, as mode.edge.stream.client.token or in its token_file, or change the line"
+        "the token differs from that of {0} in the file that mode.cloud.stream.server.tokenfile names; set the same \
+         token at the edge, as mode.edge.stream.client.token or in its token_file, or change the line"
     )]
     Mismatch(&'static str),
-    /// It is another one than that with which the node has joined.
+    /// The token differs from that with which the node joined.
     #[error(
-        "the token differs from that with which the node has joined by invitation: invite it again, or give it a line of \
-         its own in the file that mode.cloud.stream.server.tokenfile names"
+        "the token differs from the one that the node joined with; invite it again, or give it \
+         its own line in the file that mode.cloud.stream.server.tokenfile names"
     )]
     Joined,
-    /// Its line has no token, which shuts it out.
+    /// The node's line has no token, which blocks the node.
     #[error(
-        "the line of {0} in the file that mode.cloud.stream.server.tokenfile names has no token, so that nothing proves it, no \
-         certificate either: give it a token, or take the line out"
+        "the line of {0} in the file that mode.cloud.stream.server.tokenfile names has no token, which blocks the node, \
+         even with a certificate; give it a token, or remove the line"
     )]
     Blocked(NodeName),
-    /// It has shown a certificate, and its Node is gone.
-    #[error("it has shown the certificate of Node {0}, and there is no such Node in the cluster")]
+    /// The client certificate is valid, but its Node does not exist.
+    #[error("the client certificate is for Node {0}, which does not exist in the cluster")]
     NoNode(NodeName),
-    /// It is a Node without an edge label. A control-plane Node has no edge: a link in its name would take its traffic.
+    /// The Node has no edge label. A control-plane Node has no edge: a link with its name would take its traffic.
     #[error(
-        "Node {0} has no edge label; if an edge belongs there: kubectl label node {name} superedge.io/node-edge=enable (with \
+        "Node {0} has no edge label; to allow an edge there: kubectl label node {name} superedge.io/node-edge=enable (with \
          OpenYurt openyurt.io/is-edge-worker=true)",
         name = .0.as_str().to_ascii_lowercase()
     )]
     NoEdge(NodeName),
-    /// It has shown a certificate, and which Nodes there are is not known yet.
-    #[error("it has shown a certificate, and kube-apiserver has not told yet which Nodes there are")]
+    /// The client certificate is valid, but the Nodes of the cluster are not known yet.
+    #[error("client certificate cannot be checked: Node list not loaded yet")]
     NodesUnknown,
 }
 
 impl Tokens {
-    /// Reads a file's text. A line without a colon is passed over, and an empty token proves nothing; [`Self::faults`]
-    /// has both. Empty lines, and those that begin with `#`, are ignored.
+    /// Parses a file's text. A line without a colon is ignored, and an empty token authenticates no node; both are in
+    /// [`Self::faults`]. Empty lines and lines that start with `#` are ignored.
     pub fn parse(text: &str) -> Self {
         let (mut lines, mut faults) = (HashMap::new(), Vec::new());
         let mut ips: HashMap<String, Vec<IpAddr>> = HashMap::new();
@@ -77,18 +77,18 @@ impl Tokens {
             ips.insert(node.to_ascii_lowercase(), addresses.unwrap_or_default());
             let before = token.and_then(|t| lines.insert(node.to_ascii_lowercase(), t.to_owned()));
             let fault = match token {
-                None => "it has no ':' and is passed over: write node:token",
+                None => "it has no ':' and is ignored; write node:token",
                 Some(_) if are_none => {
-                    "what stands behind its ip= are no addresses, so it says of none whose it is: write ip=10.0.0.7,fd00::7"
+                    "the text after its ip= is ignored: not a list of addresses; write ip=10.0.0.7,fd00::7"
                 }
                 Some(_) if node.parse::<NodeName>().is_err() => {
-                    "what stands before its ':' is no node's name"
+                    "the text before its first ':' is not a valid node name"
                 }
-                Some("") => "it has no token, so that nothing proves its node",
+                Some("") => "it has no token, so nothing authenticates its node",
                 _ if more.is_some() => {
-                    "what stands behind its second ':' is not part of the token, which cannot hold one"
+                    "the text after its second ':' is ignored: a token cannot contain a colon"
                 }
-                _ if before.is_some() => "its node has an earlier line as well, which does not count",
+                _ if before.is_some() => "it overrides an earlier line of the same node",
                 _ => continue,
             };
             if faults.len() < MAX_FAULTS {
@@ -101,16 +101,16 @@ impl Tokens {
         Self { lines, ips, faults }
     }
 
-    /// The addresses that lines give to their nodes.
+    /// Returns the addresses that lines assign to their nodes.
     pub fn ips(&self) -> &[(IpAddr, NodeName)] {
         &self.ips
     }
 
-    /// Whether `token` proves `node`. A node with a line of its own cannot use the default token.
+    /// Checks that `token` authenticates `node`. A node with its own line cannot use the default token.
     ///
     /// # Errors
     ///
-    /// The cause is for those who run the cloud: the edge may only know that it was refused.
+    /// The error is for operators: the edge must only learn that it was refused.
     pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), TokenError> {
         let own = self.lines.get(&node.as_str().to_ascii_lowercase());
         let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
@@ -124,7 +124,7 @@ impl Tokens {
         }
     }
 
-    /// Whether a node has a line of its own that has no token: nothing at all proves it then.
+    /// Returns true if the node's own line has no token, so that nothing authenticates the node.
     pub fn is_blocked(&self, node: &NodeName) -> bool {
         self.lines.get(&node.as_str().to_ascii_lowercase()).is_some_and(String::is_empty)
     }
@@ -134,23 +134,22 @@ impl Tokens {
         self.lines.get(DEFAULT).is_some_and(|token| !token.is_empty())
     }
 
-    /// Whether any node is shut out.
+    /// Returns true if any node is blocked.
     pub fn shut_some_out(&self) -> bool {
         self.lines.iter().any(|(node, token)| token.is_empty() && node != DEFAULT)
     }
 
-    /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MAX_FAULTS` of them.
+    /// Returns the faulty lines, counted from 1, with their errors; at most `MAX_FAULTS`.
     pub fn faults(&self) -> &[(usize, &'static str)] {
         &self.faults
     }
 
-    /// Whether a node has a line of its own.
+    /// Returns true if the node has its own line.
     pub fn names(&self, node: &NodeName) -> bool {
         self.lines.contains_key(&node.as_str().to_ascii_lowercase())
     }
 
-    /// The nodes whose token is another one than in an earlier file, or is there no more or not before, in order; `default`
-    /// among them.
+    /// Returns the nodes whose token was added, removed or changed since an earlier file, sorted, including `default`.
     pub fn changed_since<'a>(&'a self, earlier: &'a Self) -> Vec<&'a str> {
         let all = self
             .lines
@@ -162,18 +161,19 @@ impl Tokens {
         names.into_iter().collect()
     }
 
-    /// How many lines count.
+    /// Returns the number of lines that apply.
     pub fn len(&self) -> usize {
         self.lines.len()
     }
 
-    /// Whether no token proves anything.
+    /// Returns true if no line has a token.
     pub fn is_empty(&self) -> bool {
         self.lines.values().all(String::is_empty)
     }
 }
 
-/// A line without its last word, if that begins with `ip=`, and the addresses behind that; `None`: they are none.
+/// Splits off a line's last word if it starts with `ip=`, and parses its addresses, which are `None` if they are
+/// invalid.
 fn addresses(line: &str) -> (&str, Option<Vec<IpAddr>>) {
     match line.trim_end().rsplit_once([' ', '\t']) {
         Some((before, word)) => match word.strip_prefix("ip=") {
@@ -190,10 +190,10 @@ impl std::fmt::Debug for Tokens {
     }
 }
 
-/// How many faulty lines are named; further ones are only counted.
+/// Maximum number of faulty lines that are reported.
 const MAX_FAULTS: usize = 20;
 
-/// The line for nodes without one of their own.
+/// Name of the line for nodes without their own line.
 const DEFAULT: &str = "default";
 
 #[cfg(test)]
@@ -211,7 +211,7 @@ mod tests {
         let text = "default:abc\n# no comment\nnode 1 : x y z :ignored\r\nnode2:old\nnode2:new\n";
         assert!(prove(text, "other", "abc") && prove(text, "node1", "xyz") && prove(text, "Node1", "xyz"));
         assert!(prove(text, "node2", "new") && !prove(text, "node2", "old"));
-        assert!(!prove(text, "node1", "abc"), "one with its own line cannot use the default");
+        assert!(!prove(text, "node1", "abc"), "a node with its own line cannot use the default");
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let shut_out = |text, node: &str| Tokens::parse(text).is_blocked(&node.parse().unwrap());
         assert!(shut_out("Node1:\nnode2:a", "nODE1") && shut_out("node1: ip=10.0.0.7", "node1"));
         assert!(!shut_out("node1:\nnode2:a", "node2") && !shut_out("default:", "node1"));
-        assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line counts");
+        assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line applies");
         assert!(Tokens::parse("node1:").shut_some_out());
         assert!(!Tokens::parse("default:\nnode1\nnode2:a").shut_some_out());
     }
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn an_empty_token_proves_nothing() {
         assert!(!prove("", "n", "") && !prove("default:", "n", "") && !prove("n:\ndefault:a", "n", ""));
-        assert!(!prove("n:\ndefault:a", "n", "a"), "its own line counts, even an empty one");
+        assert!(!prove("n:\ndefault:a", "n", "a"), "its own line applies, even an empty one");
     }
 
     #[test]
@@ -242,8 +242,8 @@ mod tests {
             Tokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
         };
         for (text, says) in [
-            ("node1:t", "the token file has no line for node7, and no default: add one"),
-            ("default:", "the token file has no line for node7, and no default: add one"),
+            ("node1:t", "the token file has no line for node7, and no default; add one"),
+            ("default:", "the token file has no line for node7, and no default; add one"),
             ("default:t\nnode7:", "the line of node7 in the file that"),
             ("node7:a\ndefault:t", "the token differs from that of the node's own line in the file"),
             ("default:a", "the token differs from that of the default line in the file"),
@@ -279,11 +279,11 @@ mod tests {
         assert_eq!(
             ips,
             ["10.0.0.7 edge7", "10.0.0.8 edge8", "fd00::7 edge7"],
-            "the later line counts, and no default"
+            "the later line applies, and the default has no address"
         );
         let wrong = Tokens::parse("edge7:secret ip=10.0.0.300\n");
         assert_eq!((wrong.ips().len(), wrong.faults()[0].0), (0, 1));
-        assert!(wrong.prove(&"edge7".parse().unwrap(), "secret").is_ok(), "its token counts all the same");
+        assert!(wrong.prove(&"edge7".parse().unwrap(), "secret").is_ok(), "its token is valid nevertheless");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which nodes have a name in DNS: the one rule for publishing a node, and for asking DNS for it.
+//! Which nodes have a name in DNS: one rule for publishing nodes and for looking them up.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,38 +7,39 @@ use std::net::IpAddr;
 use crate::names::NodeName;
 use crate::policy::Glob;
 
-/// Under which name a node stands in DNS, if it may stand there at all.
+/// The DNS name of a node, if it may have one.
 ///
-/// In a zone of our own every node may. Without one, names are those of the whole network that asks this DNS: then a
-/// node has a name of one label, or a longer one that somebody vouches for or that a pattern holds, and never one that
-/// machines look up by themselves.
+/// In a configured zone every node may have a name. Without a zone, names belong to the whole network that uses this
+/// DNS server. Then a node may have a name of one label, or a longer name that is known to be a node's or matches a
+/// pattern. It never has a name that programs look up on their own.
 pub struct Zone {
-    /// Appended to node names, lower case, without dots at its ends; may be empty.
+    /// Suffix for node names: lower case, without leading or trailing dots; may be empty.
     suffix: String,
     patterns: Vec<Glob>,
     vouched: Box<dyn Fn(&NodeName) -> bool + Send + Sync>,
 }
 
-/// Why a node has no name in DNS. Goes on where a sentence on the node has ended.
+/// Why a node has no name in DNS. Displayed after a phrase about the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DnsNameError {
-    /// A label that is too long, too long in all, or an address.
-    #[error("DNS cannot carry it as a name: want labels of 1 to 63 letters, 253 in all, and no address")]
+    /// A label is too long, the name is too long, or it is an address.
+    #[error("not a valid DNS name; expected labels of 1 to 63 letters, 253 in total, and no address")]
     Invalid,
-    /// A name that machines look up by themselves.
-    #[error("programs trust that name: set mode.cloud.registry.zone, or rename the node")]
+    /// A name that programs look up on their own.
+    #[error("programs trust that name; set mode.cloud.registry.zone, or rename the node")]
     Reserved,
-    /// It has several labels, and nobody vouches for it.
+    /// The name has several labels, and it is not known to be a node's.
     #[error(
-        "it has dots: give it a line of its own in the token file, add it to mode.cloud.registry.publish_names, or set \
+        "name with dots; give it its own line in the token file, add it to mode.cloud.registry.publish_names, or set \
          mode.cloud.registry.zone"
     )]
     Foreign,
 }
 
 impl Zone {
-    /// `suffix` is lower case, without dots at its ends, and may be empty; then `vouched` is true of names of several
-    /// labels that are known to be nodes', beside those that `patterns` hold. It must be quick.
+    /// Creates a zone. `suffix` is lower case, without leading or trailing dots, and may be empty. Then `vouched`
+    /// returns true for names of several labels that are known to be nodes', in addition to names that match
+    /// `patterns`. It must be fast.
     pub fn new(
         suffix: String,
         patterns: Vec<Glob>,
@@ -47,12 +48,13 @@ impl Zone {
         Self { suffix, patterns, vouched: Box::new(vouched) }
     }
 
-    /// Whether names are those of the whole network, so that a node's may be somebody else's as well.
+    /// Returns true if there is no zone: a node's name may then also belong to another host of the network.
     pub fn is_open(&self) -> bool {
         self.suffix.is_empty()
     }
 
-    /// The node that a client means by a name: the one whose name in this zone it is, else the one of that very name.
+    /// Returns the node that a client's name means: the node with this name in the zone, otherwise the node of this
+    /// name.
     pub fn node(&self, name: NodeName) -> NodeName {
         let text = name.as_str();
         let bare = text.len().checked_sub(self.suffix.len() + 1).filter(|_| !self.is_open());
@@ -61,18 +63,18 @@ impl Zone {
         bare.and_then(|(bare, _)| bare.parse().ok()).unwrap_or(name)
     }
 
-    /// The node's name in DNS: lower case, without a dot at its end.
+    /// Returns the node's name in DNS: lower case, without a trailing dot.
     ///
     /// # Errors
     ///
-    /// It must have none; why.
+    /// Returns the reason if the node must not have a name.
     pub fn name(&self, node: &NodeName) -> Result<String, DnsNameError> {
         let mut name = node.as_str().to_ascii_lowercase();
         if !self.is_open() {
             name = format!("{name}.{}", self.suffix);
         }
         let sound = name.len() <= 253 && name.split('.').all(|label| (1..=63).contains(&label.len()));
-        // A node that calls itself by an address would be a line of its own meaning in a hosts file.
+        // An address as a node name would form an unrelated line in a hosts file.
         if !sound || name.parse::<IpAddr>().is_ok() {
             return Err(DnsNameError::Invalid);
         }
@@ -97,8 +99,8 @@ impl fmt::Debug for Zone {
     }
 }
 
-/// Names that resolvers, browsers and the programs of a cluster look up by themselves, for every user.
-/// `name` is lower case, without a dot at its end.
+/// Returns true for names that resolvers, browsers and a cluster's programs look up on their own. `name` is lower case,
+/// without a trailing dot.
 pub fn is_reserved(name: &str) -> bool {
     let of_services = name.split('.').skip(1).any(|label| label.starts_with("svc"));
     let of_cluster =
@@ -106,13 +108,13 @@ pub fn is_reserved(name: &str) -> bool {
     of_services || of_cluster || name.split('.').any(|label| matches!(label, "localhost" | "wpad"))
 }
 
-/// The domain of nearly every cluster, which its programs append to the names that they look up.
+/// The default cluster domain, which a cluster's programs append to the names that they look up.
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
-// The lines of pods in the text of a hosts file: `<address>    <name>`. Every other byte of it is somebody else's.
+// Lines of servers in a hosts file: `<address>    <name>`. All other bytes belong to other programs and stay unchanged.
 
-/// The text with these as the only lines of a pod. They stand at the top, so that nothing of others need be touched,
-/// not even an end without a line break; where nothing is to be changed, nothing is.
+/// Returns the text with these records as the only lines of a server. They are placed first, so that no other byte
+/// changes, not even a missing final line break. Returns the text unchanged if it is up to date.
 pub fn merged(text: &[u8], server: IpAddr, records: &BTreeSet<String>) -> Vec<u8> {
     let wanted: BTreeSet<String> = records.iter().map(|name| format!("{server}    {name}\n")).collect();
     let (mut foreign, mut ours) = (Vec::with_capacity(text.len()), Vec::new());
@@ -122,7 +124,7 @@ pub fn merged(text: &[u8], server: IpAddr, records: &BTreeSet<String>) -> Vec<u8
             _ => foreign.extend_from_slice(line),
         }
     }
-    // Each of them once: what somebody has doubled is written anew.
+    // Each record must occur once: duplicated lines are rewritten.
     let stand: BTreeSet<&[u8]> = ours.iter().copied().collect();
     if ours.len() == wanted.len() && wanted.iter().all(|line| stand.contains(line.as_bytes())) {
         return text.to_vec();
@@ -132,18 +134,18 @@ pub fn merged(text: &[u8], server: IpAddr, records: &BTreeSet<String>) -> Vec<u8
     new
 }
 
-/// The addresses that have lines as pods write them.
+/// Returns the addresses of all lines in the form that servers write.
 pub fn servers(text: &[u8]) -> BTreeSet<IpAddr> {
     lines(text).filter_map(|(_, of)| of).collect()
 }
 
-/// The text without the lines of these pods.
+/// Returns the text without the lines of these servers.
 pub fn without(text: &[u8], gone: &BTreeSet<IpAddr>) -> Vec<u8> {
     let kept = lines(text).filter(|(_, of)| of.is_none_or(|of| !gone.contains(&of)));
     kept.flat_map(|(line, _)| line).copied().collect()
 }
 
-/// Each line with its end, and whose it is if a pod has written it.
+/// Returns each line with its line break, and the address of the server that wrote it, if any.
 fn lines(text: &[u8]) -> impl Iterator<Item = (&[u8], Option<IpAddr>)> {
     let mut fenced = false;
     text.split_inclusive(|b| *b == b'\n').map(move |line| {
@@ -153,7 +155,8 @@ fn lines(text: &[u8]) -> impl Iterator<Item = (&[u8], Option<IpAddr>)> {
     })
 }
 
-/// Whose line this is: one address in the form we write it, four spaces, one word. A line with more is somebody else's.
+/// Returns the server that wrote a line: an address in its canonical form, four spaces, one word. Other lines are
+/// foreign.
 fn server(line: &[u8]) -> Option<IpAddr> {
     let (address, name) = str::from_utf8(line).ok()?.strip_suffix('\n')?.split_once(GAP)?;
     let one_word = !name.is_empty()
@@ -162,13 +165,13 @@ fn server(line: &[u8]) -> Option<IpAddr> {
     (one_word && server.to_string() == address).then_some(server)
 }
 
-/// Between address and name, as SuperEdge writes it.
+/// Separator of address and name, as SuperEdge writes it.
 const GAP: &str = "    ";
 
-/// Where people's own lines begin, as SuperEdge marks them.
+/// Start of the section for manual entries, as SuperEdge marks it.
 const USER_SECTION_BEGIN: &[u8] = b"#CustomStart";
 
-/// Where they end.
+/// End of that section.
 const FENCE_END: &[u8] = b"#CustomEnd";
 
 #[cfg(test)]
@@ -333,14 +336,14 @@ mod lines_tests {
                 bare.strip_prefix(format!("10.0.0.{server}    never-there\n").as_bytes()).unwrap().to_vec()
             };
             let new = merged(text, ip(1), &wanted);
-            prop_assert_eq!(without(&new, 1), without(text, 1), "the rest is the same");
-            prop_assert_eq!(&merged(&new, ip(1), &wanted), &new, "once is enough");
+            prop_assert_eq!(without(&new, 1), without(text, 1), "the rest is unchanged");
+            prop_assert_eq!(&merged(&new, ip(1), &wanted), &new, "a second merge changes nothing");
             for name in &wanted {
                 let line = format!("10.0.0.1    {name}");
                 prop_assert!(String::from_utf8_lossy(&new).lines().any(|l| l == line));
             }
             let back = merged(&merged(&new, ip(2), &wanted), ip(2), &BTreeSet::new());
-            prop_assert_eq!(without(&back, 2), without(&new, 2), "two pods do not touch each other");
+            prop_assert_eq!(without(&back, 2), without(&new, 2), "two servers do not change each other's lines");
         }
     }
 }
