@@ -259,6 +259,15 @@ impl TargetDialer {
         if is_private { Err(self.is_own_address(target).into()) } else { Ok(socket) }
     }
 
+    /// Returns true if an address is off limits for this dialler, whatever name leads to it.
+    fn never_dials(&self, at: SocketAddr, targets: &Targets) -> bool {
+        match self.place {
+            DialerRole::Node(_) => false,
+            DialerRole::ForEdges => is_off_limits(at.ip()) && !targets.name_off_limits(at),
+            DialerRole::ForClients => is_off_limits(at.ip()),
+        }
+    }
+
     /// Returns the addresses to try, in order. All of them are allowed.
     async fn addresses<L>(
         &self,
@@ -290,12 +299,7 @@ impl TargetDialer {
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
-            let off_limits = match self.place {
-                DialerRole::Node(_) => false,
-                DialerRole::ForEdges => is_off_limits(ip) && !targets.name_off_limits(at),
-                DialerRole::ForClients => is_off_limits(ip),
-            };
-            if off_limits {
+            if self.never_dials(at, &targets) {
                 continue;
             }
             if targets.allows(at, &here.own) && !found.contains(&at) {

@@ -317,7 +317,7 @@ impl Admin {
         });
         match set {
             Ok(v) => {
-                info!(target: AUDIT, who = %asker, verbosity = v, "log level set");
+                info!(target: AUDIT, actor = %asker, verbosity = v, "log level set");
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {

@@ -47,7 +47,7 @@ use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::intercept::PreparedIntercept;
 use crate::server::kubernetes::ServerPods;
-use crate::server::peers::{FinderDeps, FinderParts};
+use crate::server::peers::FinderDeps;
 use crate::startup::access::{AccessPolicies, ListenerAccess, ListenerPolicies};
 use crate::startup::{Startup, StartupErrors};
 use tunnel_base::addresses::AddressBook;
@@ -338,12 +338,9 @@ impl ServerCore {
             port,
         };
         let cluster = servers.peers.clone();
-        let FinderParts { finder, several } = peers::finder(&settings.registry.peers, joined, cluster);
+        let (finder, several) = peers::finder(&settings.registry.peers, joined, cluster, &readiness);
         stopping.has_peers = several.is_some();
-        let (peers, made) = several.map(|several| (several.peers, several.made)).unzip();
-        if let Some(peers) = &peers {
-            peers::report(peers.clone(), readiness.clone(), &links);
-        }
+        let (peers, made) = several.unzip();
         let policies = LivePolicies::new(settings);
         let ports = kubernetes::watch_ports(settings, &own, &readiness, &links);
         let dialer = dialer(settings, &policies, files, own);
@@ -366,21 +363,18 @@ impl ServerCore {
             search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
             move_permits: Arc::new(Semaphore::new(link_events::MAX_CONCURRENT_MOVES)),
         };
-        let client_sessions = admission::sessions(session.max, session.max_for_client);
-        let resolver = files.resolver.clone();
-        let core = Self {
+        Self {
             context,
-            session_limiter: client_sessions,
+            session_limiter: admission::sessions(session.max, session.max_for_client),
             zone,
-            resolver,
+            resolver: files.resolver.clone(),
             readiness,
             shutdown: stopping,
             servers,
             service_addresses: no_servers,
             dialled_links: made,
-        };
-        core.spawn_upkeep(files);
-        core
+        }
+        .with_upkeep(files)
     }
 
     /// Returns the context of a listener with this access policy.
@@ -400,7 +394,7 @@ impl ServerCore {
     }
 
     /// Spawns the tasks that watch files and remove expired state.
-    fn spawn_upkeep(&self, files: &ServerFiles) {
+    fn with_upkeep(self, files: &ServerFiles) -> Self {
         let (drain, LinkContext { table, metrics, .. }) = (&self.shutdown.links, &self.context.link_context);
         drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
         drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
@@ -409,6 +403,7 @@ impl ServerCore {
         let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone(), give_back);
         drain.spawn(info_span!("upkeep"), upkeep);
         drain.spawn(info_span!("given up"), self.context.route.clone().resume_cancelled(drain.clone()));
+        self
     }
 }
 
@@ -627,15 +622,8 @@ impl Server {
         if let Drained::Cut(left) = drained {
             warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
-        let passing = async {
-            // The last bytes of clients may still be in flight. Sessions of peers with plain nodes end here.
-            self.table.wait_delivered().await;
-            while self.table.relayed().0 > 0 {
-                sleep(POLL_INTERVAL).await;
-            }
-        };
         tokio::select! {
-            () = passing => {}
+            () = wait_relayed(&self.table) => {}
             () = sleep_until(until) => warn!("drain timeout, relayed sessions must find another path"),
             () = at_once => {}
         }
@@ -649,6 +637,14 @@ impl Server {
         links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained
+    }
+}
+
+/// Waits until the last bytes of clients are delivered, and peers' sessions with plain nodes have ended.
+async fn wait_relayed(table: &SessionTable) {
+    table.wait_delivered().await;
+    while table.relayed().0 > 0 {
+        sleep(POLL_INTERVAL).await;
     }
 }
 

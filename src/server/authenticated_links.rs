@@ -292,7 +292,7 @@ fn log_token_changes(read: &Tokens, before: &Tokens) {
     if !nodes.is_empty() {
         info!(
             target: AUDIT,
-            who = "the token file",
+            actor = "the token file",
             key = "mode.cloud.stream.server.tokenfile",
             count = nodes.len(),
             nodes = nodes[..nodes.len().min(MAX_NODES_LOGGED)].join(" "),

@@ -25,20 +25,8 @@ use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{self, Identity, PeerTls, PeerTlsConfig};
 
-/// The finder of nodes, and the state that a server with peers needs in addition.
-#[derive(Debug)]
-pub(crate) struct FinderParts {
-    pub(crate) finder: Arc<Finder>,
-    pub(crate) several: Option<PeerParts>,
-}
-
-/// The state of a server with peers.
-#[derive(Debug)]
-pub(crate) struct PeerParts {
-    pub(crate) peers: Arc<Peers>,
-    /// Links that were made to peers, to be driven by the caller.
-    pub(crate) made: mpsc::Receiver<Link>,
-}
+/// The peers of a server that has some, and the links made to them, to be driven by the caller.
+pub(crate) type PeerParts = (Arc<Peers>, mpsc::Receiver<Link>);
 
 /// The parts of the core that the finder needs.
 #[derive(Debug)]
@@ -87,17 +75,18 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
     None
 }
 
-/// Sets up the finder as configured. Without TLS for peers, it only searches the nodes linked here. `cluster` has peers
-/// in addition to the configured ones.
+/// Sets up the finder as configured, and the report of peers that do not answer. Without TLS for peers, it only searches
+/// the nodes linked here. `cluster` has peers in addition to the configured ones.
 pub(crate) fn finder(
     asked: &PeerConfig,
     joined: FinderDeps<'_>,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
-) -> FinderParts {
+    readiness: &Readiness,
+) -> (Arc<Finder>, Option<PeerParts>) {
     let FinderDeps { link_context, pool, zone, tls, resolver, dns, no_servers, registry, port } = joined;
     let (own, drain) = (link_context.table.instance(), &link_context.drain);
     let Some(tls) = tls else {
-        return FinderParts { finder: Finder::without_peers(registry, own), several: None };
+        return (Finder::without_peers(registry, own), None);
     };
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
     let service = asked.service.as_ref().and_then(|service| match &service.host {
@@ -110,11 +99,12 @@ pub(crate) fn finder(
     let peers = Peers::new(addresses, registry.clone(), dialer, own, drain.clone());
     let dns = Dns::new(Arc::new(dns.clone()), zone.clone()).excluding(no_servers.clone());
     let finder = Finder::new(registry, own, peers.clone(), dns, port);
-    FinderParts { finder, several: Some(PeerParts { peers, made }) }
+    report(peers.clone(), readiness.clone(), drain);
+    (finder, Some((peers, made)))
 }
 
 /// Reports in `/readyz` which listed peers do not answer, and why. This does not make the server unready.
-pub(crate) fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
+fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
         let mut changes = peers.changes();

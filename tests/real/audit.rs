@@ -49,7 +49,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
 
     assert!(ask(log, "PUT", "/debug/flags/v", "much").unwrap().contains("400 "));
     assert!(ask(log, "PUT", "/debug/flags/v", "1").unwrap().contains("200 OK"));
-    one_more(&cloud.process, &mut seen, "log level set", &[("who", "127.0.0.1")]);
+    one_more(&cloud.process, &mut seen, "log level set", &[("actor", "127.0.0.1")]);
 
     let invited = says(&["invite", "--node", "edge7", "--for", "90s", &socket]);
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
@@ -79,7 +79,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.has("node1");
     std::fs::write(&tokens, format!("node2:{TOKEN}\n")).unwrap();
-    let by_file = [("who", "the token file"), ("nodes", "default node2")];
+    let by_file = [("actor", "the token file"), ("nodes", "default node2")];
     one_more(&cloud.process, &mut seen, "node tokens changed", &by_file);
 
     let config = place.path().join("cloud.toml");
@@ -89,7 +89,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     assert_ne!(changed, text);
     std::fs::write(&config, changed).unwrap();
     cloud.process.hang_up();
-    let by_config = [("who", "the config"), ("keys", "mode.cloud.ssh.allow_from")];
+    let by_config = [("actor", "the config"), ("keys", "mode.cloud.ssh.allow_from")];
     one_more(&cloud.process, &mut seen, "the config says anew who may reach what", &by_config);
 }
 
@@ -102,9 +102,9 @@ fn each_privileged_act_at_an_edge_leaves_one_line_too() {
     edge.answers(log, "/livez", "");
     let mut seen = 0;
     assert!(ask(log, "PUT", "/debug/flags/v", "2").unwrap().contains("200 OK"));
-    one_more(&edge, &mut seen, "log level set", &[("who", "127.0.0.1")]);
+    one_more(&edge, &mut seen, "log level set", &[("actor", "127.0.0.1")]);
     std::fs::write(place.path().join("edge.toml"), config.replace(":22\"", ":23\"")).unwrap();
     edge.hang_up();
-    let by_config = [("who", "the config"), ("keys", "mode.edge.allow.targets")];
+    let by_config = [("actor", "the config"), ("keys", "mode.edge.allow.targets")];
     one_more(&edge, &mut seen, "the config says anew who may reach what", &by_config);
 }
