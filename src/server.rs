@@ -319,11 +319,9 @@ impl ServerCore {
         let link_context = link_context(settings, &metrics, &links);
         let (table, enrolment) =
             (link_context.table.clone(), registry::start(settings, files, &readiness, &links));
-        let nodes = (kubernetes::follow_nodes(settings, &links), kubernetes::edge_cas(settings).is_some());
-        let proven =
-            AuthenticatedLinks::start(files.tokens.clone(), enrolment.clone(), nodes, table.clone(), &links);
+        let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
-        let zone = zone(settings, proven.clone());
+        let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
         let servers = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
         let no_servers = kubernetes::run_node_names(settings, &readiness, &links);
         let joined = FinderDeps {
@@ -337,13 +335,11 @@ impl ServerCore {
             registry: registry.clone(),
             port,
         };
-        let cluster = servers.peers.clone();
-        let (finder, several) = peers::finder(&settings.registry.peers, joined, cluster, &readiness);
+        let (finder, several) =
+            peers::finder(&settings.registry.peers, joined, servers.peers.clone(), &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
-        let policies = LivePolicies::new(settings);
-        let ports = kubernetes::watch_ports(settings, &own, &readiness, &links);
-        let dialer = dialer(settings, &policies, files, own);
+        let dialer = dialer(settings, &policies, files, own.clone());
         let session = &settings.session;
         let context = ServerContext {
             proven,
@@ -352,7 +348,7 @@ impl ServerCore {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             peers,
-            ports,
+            ports: kubernetes::watch_ports(settings, &own, &readiness, &links),
             addresses: kubernetes::watch_addresses(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
@@ -405,6 +401,17 @@ impl ServerCore {
         drain.spawn(info_span!("given up"), self.context.route.clone().resume_cancelled(drain.clone()));
         self
     }
+}
+
+fn authenticated_links(
+    settings: &ServerConfig,
+    files: &ServerFiles,
+    enrolment: Option<Arc<Enrolment>>,
+    table: Arc<SessionTable>,
+    links: &Drain,
+) -> Arc<AuthenticatedLinks> {
+    let nodes = (kubernetes::follow_nodes(settings, links), kubernetes::edge_cas(settings).is_some());
+    AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, table, links)
 }
 
 fn new_shutdown(settings: &ServerConfig) -> Shutdown {
