@@ -305,7 +305,7 @@ impl Denial {
         use StatusCode as S;
         match self {
             Self::BadTarget(_) => {
-                (S::BAD_REQUEST, "bad_target", "use <node>:<port>, for example node1:22")
+                (S::BAD_REQUEST, "bad_target", "use <node>:<port> as the target, for example node1:22")
             }
             Self::Forbidden(_) => (
                 S::FORBIDDEN,
@@ -315,7 +315,7 @@ impl Denial {
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
                 "method",
-                "use this port as a CONNECT proxy, as ssh and curl -p do",
+                "use this port as a proxy for CONNECT, as ssh and curl -p do",
             ),
             Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
             Self::Request(_) => {
@@ -323,7 +323,7 @@ impl Denial {
             }
             Self::NoNodeInHost => (S::MISDIRECTED_REQUEST, "no_node", NO_NODE),
             Self::NoHost => {
-                (S::MISDIRECTED_REQUEST, "no_node", "use the node's name: http://<node>:<port>/")
+                (S::MISDIRECTED_REQUEST, "no_node", "use the node's name in the URL: http://<node>:<port>/")
             }
             Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
@@ -338,7 +338,7 @@ impl Denial {
             Self::OffLimits(_) => (
                 S::FORBIDDEN,
                 "off_limits",
-                "use a node's name; for the node's loopback use <node>:<port>",
+                "use a node's name; for a port on the node's loopback use <node>:<port>",
             ),
             Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
             Self::DirectDenied(refusal) => not_dialled(refusal, ALLOW_EDGES),
@@ -485,7 +485,8 @@ const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy",
 const GIVE_PASSWORD: &str = "give the proxy a user name and a password: curl -x http://user:password@..., ssh with \
                              ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user prompts for the password, \
                              but only at a terminal";
-const CHECK_PASSWORD: &str = "check the user and the password; the operator of this port finds the users in the file set as users";
+const CHECK_PASSWORD: &str =
+    "check the user and the password; the operator of this port finds the users in the file set as users";
 /// Hint at a port for kubelets if the node is unknown.
 const NO_NODE: &str = "use the node's name; kube-apiserver always does with --kubelet-certificate-authority; without it, a \
                        server with access to Kubernetes finds the node by the pod";

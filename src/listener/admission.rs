@@ -94,8 +94,8 @@ pub struct ListenerContext {
 }
 
 impl ListenerContext {
-    /// Returns the dialer for a target at this port that is at no node, or `None` if dialling it is not allowed. `all` is
-    /// true for clients that may reach every target that is not off limits.
+    /// Returns the dialer for a target at this port that is at no node, or `None` if dialling it is not allowed. `all`
+    /// is true for clients that may reach every target that is not off limits.
     fn direct_dialer(&self, port: u16, all: bool) -> Option<&DirectDialer> {
         self.direct.as_ref().filter(|direct| direct.may_dial(port, all))
     }

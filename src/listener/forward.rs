@@ -137,7 +137,10 @@ async fn finish<C: Connection>(
         }
         (ended, switched) => {
             if let Some(opened) = switched {
-                opened.break_off("client_failed", "the client's connection failed: it did not read the response");
+                opened.break_off(
+                    "client_failed",
+                    "the client's connection failed: it did not read the response",
+                );
             }
             match ended {
                 ServeEnd::Hyper(ended) => ended.err(),
@@ -332,7 +335,7 @@ impl<R: Router> Exchange<R> {
                     None => Denial::UpstreamFailed(why),
                 },
                 Err(UpstreamError::Body) => {
-                    Denial::Request("the body ends early or has invalid chunks")
+                    Denial::Request("the body ends early, or its chunked coding is invalid")
                 }
                 Err(UpstreamError::Target(why)) => Denial::UpstreamFailed(why),
             };

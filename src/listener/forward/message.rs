@@ -24,8 +24,8 @@ use crate::listener::forward::IdleTimer;
 
 /// A request's body that is forwarded to the target.
 ///
-/// hyper sends 100 (Continue) to the client when the body is first polled. If the client waits for that, the body is not
-/// polled until the target has sent a 100, or nothing for [`CONTINUE_TIME`].
+/// hyper sends 100 (Continue) to the client when the body is first polled. If the client waits for that, the body is
+/// not polled until the target has sent a 100, or nothing for [`CONTINUE_TIME`].
 pub(crate) struct RequestBody {
     /// The client's body. `None` means empty.
     body: Option<Incoming>,
@@ -139,8 +139,8 @@ impl ContinueGate {
         self.become_so(ContinueState::Yes);
     }
 
-    /// Records the target's response. Returns true if the body is not forwarded, because the target had not requested it
-    /// before; the response is then the last one on its connection.
+    /// Records the target's response. Returns true if the body is not forwarded, because the target had not requested
+    /// it before; the response is then the last one on its connection.
     pub(crate) fn answered(&self, success: bool) -> bool {
         self.become_so(if success { ContinueState::Yes } else { ContinueState::Held });
         self.lock().0 == ContinueState::Held
@@ -174,14 +174,14 @@ impl ContinueGate {
 }
 
 impl ResponseBody {
-    /// Creates the body of a response. When it is dropped, the client's idle time starts, and a body that the target has
-    /// not requested is discarded.
+    /// Creates the body of a response. When it is dropped, the client's idle time starts, and a body that the target
+    /// has not requested is discarded.
     pub(crate) fn new(body: ResponseSource, clock: Arc<IdleTimer>) -> Self {
         Self { body, clock, wanted: None, _request: None }
     }
 
-    /// Creates the body of a target's response. `wanted` is the gate of the request's body; `request` is in flight until
-    /// the response is dropped.
+    /// Creates the body of a target's response. `wanted` is the gate of the request's body; `request` is in flight
+    /// until the response is dropped.
     pub(crate) fn of_target(
         body: Incoming,
         clock: Arc<IdleTimer>,
@@ -262,7 +262,7 @@ pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
             let bare = HeaderValue::try_from(bare).map_err(|_| Denial::Request(BAD_HOST))?;
             head.headers.insert(HOST, bare);
         }
-        (None, Some(_), _) => return Err(Denial::Request("the request target is neither a path nor an absolute URL")),
+        (None, Some(_), _) => return Err(Denial::Request("its target is neither a path nor a full URL")),
         (_, None, None) if head.version == Version::HTTP_11 => {
             return Err(Denial::Request("no Host header"));
         }

@@ -368,7 +368,8 @@ impl Read for HyperSession {
     }
 }
 
-/// Discards bytes that the target no longer accepts: it may have responded already, and the next read returns the error.
+/// Discards bytes that the target no longer accepts: it may have responded already, and the next read returns the
+/// error.
 impl Write for HyperSession {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])

@@ -233,8 +233,7 @@ const UNTRUSTED: &str =
 
 const FIXED: &str = "X-Tunnel-Proxy-Dest is allowed only at a port with the entry \"host\" in addr";
 
-const KEPT: &str =
-    "addresses local to a node are not reachable, except kubelet ports and localhost-proxy-ports on its loopback";
+const KEPT: &str = "addresses local to a node are not reachable, except kubelet ports and localhost-proxy-ports on its loopback";
 
 const OTHER_NAME: &str = "X-Tunnel-Proxy-Dest names another machine; expected the node's name or an address";
 
