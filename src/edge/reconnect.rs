@@ -244,7 +244,7 @@ impl Reconnector {
         for parked in link.end(why) {
             self.route.spawn_resume(parked, &self.link_context.drain);
         }
-        info!(link = %link.sender.id, reason = %why, "link closed");
+        info!(link = %link.sender.id, reason = %why, "link has ended");
     }
 }
 

@@ -73,8 +73,14 @@ pub(crate) fn read(
             warn!(file = %path.display(), line, "in the token file: {fault}");
         }
         if egress && tokens.has_default() {
-            let risk = "any edge can take any name for which kube-apiserver asks here (mode.cloud.egress)";
-            warn!(file = %path.display(), "OPEN DOOR: the token file has a default line: {risk}; give each node its own line");
+            let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests (mode.cloud.egress)";
+            warn!(
+                key = "mode.cloud.stream.server.tokenfile",
+                risk,
+                file = %path.display(),
+                hint = "give each node its own line",
+                "insecure configuration"
+            );
         }
         if !tokens.is_empty() {
             first.store(false, Relaxed);
