@@ -44,7 +44,7 @@ impl Tcp {
             warn!(
                 %node,
                 target = %self.target,
-                hint = format_args!("set the node in [mode.cloud.tcp], as in \"{node}/{}\"", self.target),
+                hint = %format_args!("set the node in [mode.cloud.tcp], as in \"{node}/{}\"", self.target),
                 "several nodes connected, port uses the longest connected one"
             );
         }

@@ -73,7 +73,8 @@ pub(crate) fn read(
             warn!(file = %path.display(), line, "in the token file: {fault}");
         }
         if egress && tokens.has_default() {
-            let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests (mode.cloud.egress)";
+            let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests \
+                        (mode.cloud.egress)";
             warn!(
                 key = "mode.cloud.stream.server.tokenfile",
                 risk,
