@@ -1,4 +1,4 @@
-//! Builds and runs an edge: its files, its ports, its tasks.
+//! Builds and runs an edge: its files, ports and tasks.
 
 pub mod http_proxy;
 pub mod link_dialer;
@@ -51,29 +51,29 @@ use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::halves::WindowLimits;
 
-/// Where an edge listens.
+/// The addresses on which an edge listens.
 #[derive(Debug, Clone)]
 pub struct EdgeAddresses {
-    /// Health, log level, metrics; none if the implicit port could not be had.
+    /// Health, log level and metrics. `None` if the default port could not be bound.
     pub log: Option<SocketAddr>,
-    /// Metrics alone.
+    /// Metrics only.
     pub metrics: Option<SocketAddr>,
-    /// gRPC's debugging port.
+    /// channelz, gRPC's debugging service.
     pub channelz: Option<SocketAddr>,
-    /// The HTTP proxy.
+    /// HTTP proxy.
     pub proxy: Option<SocketAddr>,
 }
 
 /// A running edge.
 #[derive(Debug)]
 pub struct Edge {
-    /// Where it listens.
+    /// Addresses on which the edge listens.
     pub bound: EdgeAddresses,
-    /// The numbers.
+    /// Metrics of the process.
     pub metrics: Metrics,
-    /// The sessions.
+    /// Table of sessions.
     pub table: Arc<SessionTable>,
-    /// The way to other nodes and to the cloud.
+    /// Router of sessions to other nodes and to the cloud.
     pub route: SessionRouter,
     targets: Arc<ArcSwap<Targets>>,
     doors: ListenerPolicies,
@@ -86,11 +86,11 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Reads the files that the settings name, binds the admin port, then keeps a link to the cloud.
+    /// Reads the files named in the config, binds the ports, then starts to keep a link to a server.
     ///
     /// # Errors
     ///
-    /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
+    /// Returns an error for each unusable file and each configured port that cannot be bound. Nothing is started then.
     pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
@@ -126,12 +126,12 @@ impl Edge {
         let shown = cert.iter().map(|cert| ("mode.edge.https.cert", cert.as_path())).collect();
         admin.follow_certificates(shown, vec![("mode.edge.stream.client.cert", ca.as_path())], &edge.admin);
         if let Some(log) = edge.bound.log {
-            info!(%log, "edge is up");
+            info!(admin_addr = %log, "edge started");
         }
         Ok(edge)
     }
 
-    /// Reads the config again when it changes: who may reach what counts for whoever comes next.
+    /// Reloads the access rules when the config changes. They apply to new requests.
     pub fn watch_config(&self, config: ConfigFile) {
         let (targets, doors) = (self.targets.clone(), self.doors.clone());
         let apply = move |settings: &Settings| {
@@ -143,12 +143,12 @@ impl Edge {
         config.follow(Settings::examine, &self.links, apply);
     }
 
-    /// Looks for all that is in the way of a start, and starts nothing.
+    /// Collects all errors that would prevent a start, without starting anything.
     pub fn validate(settings: &Settings, startup: &mut Startup) {
         prepare(settings, startup);
     }
 
-    /// The core, which nothing is joined to yet.
+    /// Creates the core, before any task is started.
     fn new(
         Settings { client, session, targets, .. }: &Settings,
         ports: &AdminListeners,
@@ -184,7 +184,7 @@ impl Edge {
         }
     }
 
-    /// What keeps the link to the cloud, and serves what comes over it.
+    /// Creates the reconnector, which keeps a link to a server and serves incoming sessions.
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Arc<Reconnector> {
         let Settings { client, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
@@ -193,7 +193,7 @@ impl Edge {
             place: DialerRole::Node(client.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
-            // Not the one for metrics: it is read-only, and so that others reach it.
+            // The port for metrics may be a target: it is read-only and meant to be reached by others.
             listening: [self.bound.log, self.bound.channelz, self.bound.proxy]
                 .into_iter()
                 .flatten()
@@ -233,7 +233,7 @@ impl Edge {
         })
     }
 
-    /// Follows files, and tidies up.
+    /// Starts the tasks that watch files and do periodic cleanup.
     fn spawn_upkeep(&self, keeper: &Reconnector, pool: Pool) {
         let links = &self.links;
         let dialer = &keeper.dialer;
@@ -242,7 +242,7 @@ impl Edge {
         links.spawn(info_span!("dns"), dialer.known.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone(), release_memory));
-        links.spawn(info_span!("given up"), self.route.clone().resume_cancelled(links.clone()));
+        links.spawn(info_span!("resume_cancelled"), self.route.clone().resume_cancelled(links.clone()));
     }
 
     fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
@@ -259,10 +259,11 @@ impl Edge {
         }
     }
 
-    /// Stops: not ready, no new sessions, those that run until the deadline or until `at_once` completes.
+    /// Shuts the edge down: reports not ready, accepts no new sessions, and waits for running sessions until the drain
+    /// timeout or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
         self.readiness.set(RUNNING, Err("stopping".into()));
-        info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
+        info!(sessions = self.table.len(), timeout = ?self.deadline, "draining");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
         let why = SessionError::new(ErrorCode::Overloaded, "the edge is stopping");
         let before_cut = async {
@@ -272,9 +273,9 @@ impl Edge {
         };
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
-            warn!(left, "deadline over: sessions are cut");
+            warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
-        // The last bytes of targets are still on their way.
+        // The last bytes of targets may still be in flight.
         tokio::select! {
             () = self.table.wait_delivered() => {}
             () = sleep_until(until) => {}
@@ -291,64 +292,63 @@ impl Edge {
     }
 }
 
-/// How long opening a session from here may take.
+/// Timeout for opening a session from this edge.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
-/// Condition of readiness: there is a link.
+/// Readiness condition: the edge has a link.
 const LINK_CONDITION: &str = "link";
-/// Shown beside readiness: another machine has our name, too.
+/// Note in the readiness report: another machine uses the same node name.
 const NAME_CONDITION: &str = "name";
-/// Condition of readiness: not stopping.
+/// Readiness condition: the edge is not stopping.
 const RUNNING: &str = "running";
-/// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes. The largest is as
-/// a pod's: 100 Mbit/s at 300 ms.
+/// Receive windows of an edge's sessions. They start large, because targets on loopback or in the same network read
+/// fast. The maximum, like a server's, allows 100 Mbit/s at 300 ms.
 const WINDOWS: WindowLimits = WindowLimits { start: 32 * 1024, max: 4 << 20 };
-/// Sessions at once; each costs a few KiB, and the cloud has its own limit.
+/// Maximum number of concurrent sessions. Each costs a few KiB, and servers have their own limit.
 const MAX_SESSIONS: usize = 20_000;
-/// For sessions to end by themselves once they know the cause, and for the last resets to leave before the link is
-/// closed.
+/// Time for sessions to end on their own after a reset, and for the last resets to be sent before the link is closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
-/// For connections to end by themselves at the very end.
+/// Time for connections to end on their own at the end of the shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-// The files and ports that an edge's settings name, had before anything runs.
+// The files and ports named in an edge's config, which are read and bound before any task is started.
 
-/// What stands in the files; what is watched follows them.
+/// The contents of the files; some are reloaded on change.
 pub(crate) struct EdgeFiles {
-    /// Whom the edge believes to be the cloud.
+    /// TLS config for servers, with the trusted CAs.
     pub(crate) tls: Reload<ClientConfig>,
-    /// Where the cloud is.
+    /// Servers to dial.
     pub(crate) servers: Vec<ServerEndpoint>,
-    /// TLS to targets.
+    /// TLS config for targets.
     pub(crate) targets: TargetTls,
-    /// What proves the node: one token, or two; none where a certificate proves it.
+    /// Tokens that prove the node's name: one or two, or none if a certificate proves it.
     pub(crate) tokens: Reload<Vec<Secret>>,
-    /// What the cloud is dialled through, if anything.
+    /// HTTP proxy for connections to servers, if any.
     pub(crate) proxy: Option<HttpProxyClient>,
-    /// The system's.
+    /// The system's resolver.
     pub(crate) resolver: Resolver,
 }
 
-/// The ports that operators come to.
+/// The bound ports for operators.
 #[derive(Debug)]
 pub(crate) struct AdminListeners {
-    /// Health, log level, metrics; none if the implicit port could not be had.
+    /// Health, log level and metrics. `None` if the default port could not be bound.
     pub(crate) log: Option<TcpAccept>,
-    /// Metrics alone.
+    /// Metrics only.
     pub(crate) metrics: Option<TcpAccept>,
-    /// For gRPC's debugging clients.
+    /// channelz, gRPC's debugging service.
     pub(crate) channelz: Option<TcpAccept>,
-    /// For commands of this machine.
+    /// Unix socket for commands on this machine.
     pub(crate) admin: Option<UnixAccept>,
 }
 
-/// What the settings name; who may look from other machines, with the files that say so.
+/// The files and ports of the config, and the users that may view the admin page from other machines.
 pub(crate) type Prepared = (EdgeFiles, AdminListeners, Option<ProxyListener>, (AdminUsers, AccessPolicies));
 
-/// What the settings name, had before anything runs; `None`: something is wrong, and noted.
+/// Reads all files and binds all ports of the config. Returns `None` on errors, which `startup` has collected.
 pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
     let files = EdgeFiles::read(settings, startup);
     let ports = AdminListeners::bind(settings, startup);
-    // Outer: whether it can be served; inner: whether it is asked for.
+    // The outer `None` is an error, the inner one means that no proxy is configured.
     let proxy = match &settings.http_proxy {
         None => Some(None),
         Some(proxy) => ProxyListener::prepare(proxy, startup).map(Some),
@@ -359,7 +359,7 @@ pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prep
 }
 
 impl EdgeFiles {
-    /// Reads all of them; `None`: something is wrong, and noted.
+    /// Reads all files. Returns `None` on errors, which `startup` has collected.
     pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Option<Self> {
         let client = &settings.client;
         let trust = Trust::Ca(client.ca.clone());
@@ -384,10 +384,10 @@ impl EdgeFiles {
 }
 
 impl AdminListeners {
-    /// Takes all of them; `None`: one cannot be had, which is noted.
+    /// Binds all ports. Returns `None` on errors, which `startup` has collected.
     pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
         let log = startup.bind_optional_private(TABLE, settings.client.log_listen);
-        // Outer: whether it is asked for; inner: whether it could be had.
+        // `at` is `None` if the port is not configured; `bound` is `None` if it could not be bound.
         let at = settings.client.metrics_listen;
         let metrics = match at.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)) {
             None => None,
@@ -403,8 +403,8 @@ impl AdminListeners {
     }
 }
 
-/// What proves the node: the token itself, or a file that holds nothing else and may change. One token, or two; none where a
-/// certificate proves it.
+/// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or
+/// none if a certificate proves the node's name.
 fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
     match token {
         None => Some(Reload::fixed(Vec::new())),
@@ -417,7 +417,7 @@ fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Sec
     }
 }
 
-/// TLS towards targets; the files are read again when they change.
+/// Loads the TLS configs for targets, which are reloaded when their files change.
 fn targets(https: &TargetTlsConfig, startup: &mut Startup) -> Option<TargetTls> {
     let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
     let client =
@@ -440,10 +440,10 @@ fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
     let tokens: Vec<Secret> = lines.map(Secret::new).collect();
     let path = path.display();
     match tokens.len() {
-        0 => Err(format!("{path}: the token file is empty: write the token into it")),
+        0 => Err(format!("{path}: the token file is empty; write the token into it")),
         1 | 2 => Ok(tokens),
         n => Err(format!(
-            "{path}: the token file holds {n} lines: write one token into it, or two, a line each"
+            "{path}: the token file has {n} lines; write one or two tokens into it, one per line"
         )),
     }
 }

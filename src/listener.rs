@@ -1,4 +1,4 @@
-//! What the front ends share: why a client gets no session, and the HTTP answer for each cause.
+//! Listeners for clients: why a client is denied a session, and the HTTP response for each reason.
 
 pub mod admission;
 pub mod auth;
@@ -25,86 +25,85 @@ use tunnel_base::names::{NameError, Target};
 use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
-/// Why a client gets no session.
+/// A reason for denying a client its session.
 #[derive(Debug, thiserror::Error)]
 pub enum Denial {
-    /// The request names no host and port; the client's command line is wrong.
+    /// The request names no valid host and port. Usual cause: an error in the client's command line.
     #[error("bad target: {0}")]
     BadTarget(#[from] NameError),
-    /// `allow_from` or `rules` in the config forbid it.
+    /// `allow_from`, `names` or `rules` in the config forbid it.
     #[error("{0}")]
     Forbidden(String),
-    /// The method is not CONNECT: the client takes this port for a web server or a plain proxy.
+    /// The method is not CONNECT: the client mistakes this port for a web server or a plain proxy.
     #[error("only CONNECT is served on this port")]
     Method,
-    /// The CONNECT announces a body.
-    #[error("a CONNECT has no body: leave out Content-Length and Transfer-Encoding")]
+    /// The CONNECT request announces a body.
+    #[error("CONNECT must not have a body; leave out Content-Length and Transfer-Encoding")]
     Body,
-    /// An HTTP request that is not passed on, as it could be read in more than one way.
+    /// The HTTP request is not forwarded, because it is malformed or ambiguous.
     #[error("bad request: {0}")]
     Request(&'static str),
-    /// Nothing in the request says for which node it is.
-    #[error("neither the Host nor a TLS server name is a node's, and the path is no known pod's")]
+    /// Nothing in the request identifies a node.
+    #[error("neither Host nor TLS server name is a node's name, and the path names no known pod")]
     NoNodeInHost,
-    /// The same of a request without TLS.
-    #[error("the Host is no node's name, and the path is no known pod's")]
+    /// Like [`Self::NoNodeInHost`], but for a request without TLS.
+    #[error("Host is not a node's name, and the path names no known pod")]
     NoHost,
-    /// The target got a request, and gave no answer that could be passed on.
-    #[error("the target gave no proper answer: {0}")]
+    /// The target received a request, but its response cannot be forwarded.
+    #[error("invalid response from the target: {0}")]
     UpstreamFailed(String),
-    /// The target was reached, and the TLS that this process speaks with it came to nothing.
+    /// The target was reached, but the TLS handshake of this process with it failed.
     #[error("TLS with the target failed: {0}")]
     TargetTls(HandshakeError),
-    /// User and password are missing.
-    #[error("this proxy needs a user and a password")]
+    /// The user name and password are missing.
+    #[error("this proxy requires a user name and a password")]
     Credentials,
-    /// There is no such user, or the password is wrong.
-    #[error("user {0:?} is not known here, or the password is wrong")]
+    /// The user does not exist, or the password is wrong.
+    #[error("unknown user {0:?} or wrong password")]
     Password(String),
-    /// This user has given too many wrong passwords from this address.
-    #[error("too many wrong passwords of this user from your address: wait a minute")]
+    /// Too many wrong passwords were tried for this user from this address.
+    #[error("too many wrong passwords for this user from your address; wait a minute")]
     WrongPasswords,
-    /// The target is an address, and no node is known to have it.
-    #[error("the node of {0} cannot be told")]
+    /// The target is an address that belongs to no known node.
+    #[error("no node is known for {0}")]
     NoNode(Target),
-    /// A TLS client that names no server, so that the node cannot be told.
+    /// The TLS client sent no server name, so the node is unknown.
     #[error(
-        "the client's TLS hello names no node (it has no SNI): for exec, attach and port-forward kube-apiserver names one \
-         only if it is started with --kubelet-certificate-authority"
+        "the client's TLS ClientHello has no server name (SNI); for exec, attach and port-forward kube-apiserver sends \
+         one only with --kubelet-certificate-authority"
     )]
     NoServerName,
-    /// The target is known, and at no node, or at two.
+    /// The target is known, but it is at no node or at more than one.
     #[error(transparent)]
     NotLocated(#[from] LocateError),
-    /// Loopback, link-local, a cloud's metadata and the like: no pod dials them for clients.
-    #[error("{0} is no target: the cloud never dials itself, its links or its metadata for clients")]
+    /// Loopback, link-local and cloud metadata addresses, which no server dials for clients.
+    #[error("{0} is not allowed as a target: servers never dial loopback, link-local or metadata addresses")]
     OffLimits(Target),
-    /// The target is at no node, and this process could not dial it.
+    /// The target is at no node, and this process failed to dial it.
     #[error("{0}")]
     Direct(SessionError),
-    /// The port leads to whichever node there is, and there is none.
-    #[error("no node is linked to this pod, and none is known to be linked to another")]
+    /// The port may use any connected node, but there is none.
+    #[error("no node is connected to this server or, as far as known, to a peer")]
     NoNodeConnected,
-    /// The target is the edge's own machine, or is called so. Usual cause: a program that sends all it asks for to its
-    /// proxy.
-    #[error("{0} is at this machine itself: ask there, not through its proxy")]
+    /// The target is the edge's own machine. Usual cause: a program that sends every request to its proxy.
+    #[error("{0} is this machine itself; connect to it directly, not through its proxy")]
     OwnNode(Target),
-    /// The edge has no link.
-    #[error("this edge is not linked to the cloud")]
+    /// The edge has no link to a server.
+    #[error("this edge is not connected to the cloud")]
     EdgeOffline,
-    /// The cloud did not dial the target for this edge.
+    /// A server did not dial the target for this edge.
     #[error("{0}")]
     DirectDenied(SessionError),
-    /// This process has reached a limit, or is stopping.
+    /// This process has reached a limit or is stopping.
     #[error("{0}")]
     Busy(&'static str),
-    /// No session could be opened.
+    /// Opening a session failed.
     #[error(transparent)]
     Route(#[from] RouteError),
 }
 
 impl Denial {
-    /// The one for a certificate with no name that this front end lets in.
+    /// Returns the denial for a certificate without a name that this listener accepts.
     fn unknown(names: &[String], front: &str) -> Self {
         let shown: String =
             names.first().into_iter().flat_map(|name| name.chars()).take(NAME_CHARS).collect();
@@ -113,22 +112,23 @@ impl Denial {
         ))
     }
 
-    /// The status of the answer.
+    /// Returns the HTTP status of the response.
     pub fn status(&self) -> StatusCode {
         self.response_row().0
     }
 
-    /// A fixed label for metrics and the access log.
+    /// Returns a fixed label for metrics and the access log.
     pub fn name(&self) -> &'static str {
         self.response_row().1
     }
 
-    /// What the operator or the user can do about it: the answer's line `next:`.
+    /// Returns the hint for the operator or user, sent as the line `next:` of the response.
     pub fn next_step(&self) -> &'static str {
         self.response_row().2
     }
 
-    /// The whole answer. The reason phrase carries the cause, since ssh behind its helpers shows nothing else.
+    /// Returns the whole response. The reason phrase contains the reason, because ssh with a proxy command displays
+    /// nothing else.
     pub fn answer(&self, trusted: bool, trace: &str) -> Response<Bytes> {
         let sentence = self.sentence(trusted);
         let mut answer = Response::new(Bytes::from(self.body(trusted, trace)));
@@ -152,7 +152,7 @@ impl Denial {
         answer
     }
 
-    /// The whole answer as text, for a client that is rejected before its head is read.
+    /// Returns the whole response as bytes, for a client that is rejected before its request is read.
     fn text(&self, trace: &str) -> Bytes {
         written(Version::HTTP_11, &self.answer(false, trace))
     }
@@ -162,7 +162,7 @@ impl Denial {
     }
 }
 
-/// Why hyper has found no head, as a fixed word for metrics.
+/// Returns a fixed metrics label for hyper's failure to read a request head.
 fn no_head(error: &hyper::Error) -> &'static str {
     if error.is_parse_too_large() {
         "long_head"
@@ -173,16 +173,17 @@ fn no_head(error: &hyper::Error) -> &'static str {
     }
 }
 
-/// Answers a client whose first bytes are those of HTTP/2, which nobody has offered it: hyper has no answer for it.
+/// Rejects a client that starts with HTTP/2, which this port does not offer. hyper itself sends no response to it.
 async fn reject_http2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
     if begin.starts_with(HTTP_2) {
-        debug!("the client speaks HTTP/2 without asking for it: only HTTP/1.1 is served here");
+        debug!("HTTP/2 client rejected, only HTTP/1.1 is served");
         let _ = socket.write_all(NO_HTTP_2.as_bytes()).await;
         let _ = socket.flush().await;
     }
 }
 
-/// Answers a client whose first bytes are those of ssh: in ssh's own words, as it shows no others. Whether it is one.
+/// Rejects a client that starts with the SSH protocol and returns true if it is one. The response is an SSH packet,
+/// because ssh displays nothing else.
 async fn reject_ssh<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) -> bool {
     let is_ssh = begin.starts_with(SSH_BEGIN);
     if is_ssh {
@@ -192,7 +193,7 @@ async fn reject_ssh<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) -> bool
     is_ssh
 }
 
-/// A server's first line, and the packet with which it breaks off: RFC 4253, 4.2, 6 and 11.1.
+/// Returns an SSH server's identification line followed by a disconnect packet (RFC 4253, sections 4.2, 6 and 11.1).
 fn ssh_disconnect(why: &str) -> Vec<u8> {
     let length = |of: usize| u32::try_from(of).unwrap_or(0).to_be_bytes();
     let mut said = vec![SSH_DISCONNECT];
@@ -200,7 +201,7 @@ fn ssh_disconnect(why: &str) -> Vec<u8> {
     said.extend_from_slice(&length(why.len()));
     said.extend_from_slice(why.as_bytes());
     said.extend_from_slice(&length(0));
-    // At least four bytes, and the whole is a multiple of eight.
+    // The padding is at least four bytes and makes the packet's length a multiple of eight.
     let padding = 4 + (8 - (4 + 1 + said.len() + 4) % 8) % 8;
     let mut packet = b"SSH-2.0-tunnel\r\n".to_vec();
     packet.extend_from_slice(&length(1 + said.len() + padding));
@@ -210,7 +211,7 @@ fn ssh_disconnect(why: &str) -> Vec<u8> {
     packet
 }
 
-/// An answer as it goes over an HTTP/1 connection.
+/// Returns a response as bytes for an HTTP/1 connection.
 fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
     let (status, body) = (answer.status(), answer.body());
     let usual = status.canonical_reason().unwrap_or_default().as_bytes();
@@ -225,44 +226,44 @@ fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
     text.into()
 }
 
-/// A sentence fit for a status line: printable ASCII, cut to its limit.
+/// Converts a sentence for a status line: printable ASCII, at most [`PHRASE_BYTES`] bytes.
 fn phrase(sentence: &str) -> Vec<u8> {
     let plain = |c: char| u8::try_from(c).ok().filter(|b| matches!(b, b' '..=b'~')).unwrap_or(b'?');
     sentence.chars().take(PHRASE_BYTES).map(plain).collect()
 }
 
-/// How much of a client's own name for itself, in a certificate or beside a password, is repeated where it is refused.
+/// Maximum number of characters of a client's user or certificate name that a denial repeats.
 const NAME_CHARS: usize = 64;
 
-/// Longest reason phrase in bytes: what fits beside the status on one line of a terminal or two.
+/// Maximum length of a reason phrase in bytes. With the status it fits on one or two lines of a terminal.
 const PHRASE_BYTES: usize = 120;
 
-/// How HTTP/2 begins.
+/// First line of an HTTP/2 connection.
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-/// How ssh begins.
+/// First bytes of an SSH connection.
 const SSH_BEGIN: &[u8] = b"SSH-";
 
-/// Why a client gets no session that has come here with ssh itself, as a fixed word.
+/// Metrics label for an ssh client that connects here without a proxy command.
 const SSH: &str = "ssh_without_proxy_command";
 
-/// What it is told.
+/// Text sent to such an ssh client.
 const NO_SSH: &str =
-    "this port takes HTTP CONNECT; ssh needs -o ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\" NODE";
+    "this port accepts HTTP CONNECT; ssh needs -o ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\" NODE";
 const SSH_DISCONNECT: u8 = 1;
 const SSH_BY_APPLICATION: u32 = 11;
-/// Short enough for any socket's empty buffer.
+/// Response to an HTTP/2 client. It is short enough for any socket's empty buffer.
 const NO_HTTP_2: &str =
     "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
-/// The value of `Proxy-Authenticate` in a 407.
+/// Value of `Proxy-Authenticate` in a 407 response.
 const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 
-// The one table from what went wrong to an answer: in HTTP status, label for metrics and logs, and next step; in TLS an
+// The single table that maps each denial to its response: HTTP status, label for metrics and logs, and hint; for TLS an
 // alert.
 
 impl Denial {
-    /// The answer where TLS comes in place of HTTP: the fatal alert that is closest, RFC 8446 6.2.
+    /// Returns the closest fatal TLS alert (RFC 8446, section 6.2), for clients that speak TLS instead of HTTP.
     pub(crate) fn alert(&self) -> Bytes {
         let description = match self {
             Self::Forbidden(_) => ACCESS_DENIED,
@@ -272,7 +273,7 @@ impl Denial {
         Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
     }
 
-    /// What went wrong. A client that is not `trusted` is shown neither addresses nor times of last contact.
+    /// Returns the error text. It contains addresses and times of last contact only for `trusted` clients.
     pub fn sentence(&self, trusted: bool) -> String {
         match self {
             Self::Route(RouteError::Offline { node, .. }) if !trusted => {
@@ -281,16 +282,16 @@ impl Denial {
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
                 format!("node {node}: {}", in_general(refusal.code))
             }
-            Self::UpstreamFailed(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::UpstreamFailed(_) if !trusted => "invalid response from the target".to_owned(),
             Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
             Self::Direct(refusal) | Self::DirectDenied(refusal) if !trusted => {
                 in_general(refusal.code).to_owned()
             }
             Self::NotLocated(LocateError::Ambiguous { ip, .. }) if !trusted => {
-                format!("{ip} is an address at several nodes")
+                format!("several nodes have the address {ip}")
             }
             Self::NotLocated(LocateError::NoService(_) | LocateError::NoPort { .. }) if !trusted => {
-                "there is no such Service, or it has no such port".to_owned()
+                "the Service or its port does not exist".to_owned()
             }
             Self::NotLocated(LocateError::NoEndpoint(..)) if !trusted => {
                 "the Service has no ready endpoint".to_owned()
@@ -299,17 +300,17 @@ impl Denial {
         }
     }
 
-    /// Status, fixed word and next step for each cause.
+    /// Returns status, label and hint for this denial.
     pub(crate) fn response_row(&self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
         match self {
             Self::BadTarget(_) => {
-                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example node1:22")
+                (S::BAD_REQUEST, "bad_target", "use <node>:<port> as the target, for example node1:22")
             }
             Self::Forbidden(_) => (
                 S::FORBIDDEN,
                 "forbidden",
-                "ask whoever runs this port to allow it there in allow_from, names or rules",
+                "ask the operator of this port to allow it in allow_from, names or rules",
             ),
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
@@ -318,11 +319,11 @@ impl Denial {
             ),
             Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
             Self::Request(_) => {
-                (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
+                (S::BAD_REQUEST, "bad_request", "check what the client, or a proxy in between, sends")
             }
             Self::NoNodeInHost => (S::MISDIRECTED_REQUEST, "no_node", NO_NODE),
             Self::NoHost => {
-                (S::MISDIRECTED_REQUEST, "no_node", "ask by the node's name: http://<node>:<port>/")
+                (S::MISDIRECTED_REQUEST, "no_node", "use the node's name in the URL: http://<node>:<port>/")
             }
             Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
@@ -331,13 +332,13 @@ impl Denial {
             Self::NoNode(_) => (
                 S::MISDIRECTED_REQUEST,
                 "no_node",
-                "ask for the node by its name, or list the address in [mode.cloud.addresses] of every pod",
+                "use the node's name, or list the address in [mode.cloud.addresses] of every server",
             ),
             Self::NotLocated(why) => not_located(why),
             Self::OffLimits(_) => (
                 S::FORBIDDEN,
                 "off_limits",
-                "ask for a node by its name; for its own loopback, as <node>:<port>",
+                "use a node's name; for a port on the node's loopback use <node>:<port>",
             ),
             Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
             Self::DirectDenied(refusal) => not_dialled(refusal, ALLOW_EDGES),
@@ -347,13 +348,13 @@ impl Denial {
                 "list this machine's names and addresses in the client's no_proxy",
             ),
             Self::EdgeOffline => {
-                (S::BAD_GATEWAY, "offline", "see /readyz of this edge, and what it logs about its link")
+                (S::BAD_GATEWAY, "offline", "check /readyz of this edge and what it logs about its link")
             }
             Self::NoServerName => {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
             Self::NoNodeConnected => {
-                (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node")
+                (S::BAD_GATEWAY, "offline", "check that `tunnel --m=edge` runs on a node")
             }
             Self::WrongPasswords => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
             Self::Busy(_) => BUSY,
@@ -362,7 +363,7 @@ impl Denial {
     }
 }
 
-/// What to do about a target with which this process could not speak TLS.
+/// Returns the hint for a failed TLS handshake of this process with a target.
 fn target_tls(fault: &HandshakeError) -> &'static str {
     match fault {
         fault if fault.is_of_the_certificate() => TARGET_CERTIFICATE,
@@ -371,14 +372,14 @@ fn target_tls(fault: &HandshakeError) -> &'static str {
     }
 }
 
-/// The same for a session that found no way.
+/// Returns status, label and hint for a session that could not be routed.
 fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
     match why {
         RouteError::Busy(_) => BUSY,
         RouteError::Offline { .. } => (
             StatusCode::BAD_GATEWAY,
             "offline",
-            "check that `tunnel --m=edge` runs on that node, and read what it logs about its link",
+            "check that `tunnel --m=edge` runs on that node and what it logs about its link",
         ),
         RouteError::Timeout { .. } => (
             StatusCode::GATEWAY_TIMEOUT,
@@ -389,7 +390,7 @@ fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
     }
 }
 
-/// The same for a refusal by the far end, docs/protocol.md#codes.
+/// Returns status, label and hint for a refusal by the remote end, see docs/protocol.md#codes.
 fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
     let (status, next) = match refusal.code {
         ErrorCode::TargetRefused => {
@@ -397,20 +398,21 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         }
         ErrorCode::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
         ErrorCode::TargetUnreachable => {
-            let next = "check that the node can resolve and reach the target; for a target's certificate, ca in \
+            let next = "check that the node can resolve and reach the target; for the target's certificate, check ca in \
                         [mode.edge.https] of that node's config";
             (StatusCode::BAD_GATEWAY, next)
         }
         ErrorCode::NotAllowed => (
             StatusCode::FORBIDDEN,
-            "add the target to [mode.edge.allow] targets in that node's config, and keep what stands there: a list stands alone",
+            "add the target to [mode.edge.allow] targets in that node's config and keep the entries that are there: a list \
+             replaces the default",
         ),
         ErrorCode::NodeNotAllowed => {
-            (StatusCode::FORBIDDEN, "add the node to [mode.cloud.allow] nodes in the config of every pod")
+            (StatusCode::FORBIDDEN, "add the node to [mode.cloud.allow] nodes in the config of every server")
         }
         ErrorCode::OwnPort => (
             StatusCode::FORBIDDEN,
-            "ask for another port: no setting opens this one; for metrics, ask for the port of that edge's metrics_listen",
+            "use another port: no setting opens this one; for metrics use the port of that edge's metrics_listen",
         ),
         ErrorCode::Overloaded => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -418,27 +420,27 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,
-            "check that `tunnel --m=edge` runs on that node; if it is only moving to another pod, try again",
+            "check that `tunnel --m=edge` runs on that node; if it is only moving to another server, try again",
         ),
         ErrorCode::NoError
         | ErrorCode::UnknownSession
         | ErrorCode::ProtocolError
         | ErrorCode::Cancelled
-        | ErrorCode::Internal => (StatusCode::BAD_GATEWAY, "search the pod's log for the trace"),
+        | ErrorCode::Internal => (StatusCode::BAD_GATEWAY, "search the server's log for the trace"),
     };
     (status, refusal.code.name(), next)
 }
 
-/// The same for a target that is nowhere.
+/// Returns status, label and hint for a target that cannot be located.
 fn not_located(why: &LocateError) -> (StatusCode, &'static str, &'static str) {
     match why {
         LocateError::Ambiguous { .. } => {
-            (StatusCode::MISDIRECTED_REQUEST, "ambiguous", "ask for the node by its name")
+            (StatusCode::MISDIRECTED_REQUEST, "ambiguous", "use the node's name")
         }
         LocateError::NoAddress(_) => (
             StatusCode::MISDIRECTED_REQUEST,
             "no_address",
-            "list the node's address in [mode.cloud.addresses] of every pod, or let the pods ask Kubernetes for it",
+            "list the node's address in [mode.cloud.addresses] of every server, or let the servers get it from Kubernetes",
         ),
         LocateError::NoEndpoint(..) => {
             (StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", "check that the pods of the Service are ready")
@@ -449,19 +451,19 @@ fn not_located(why: &LocateError) -> (StatusCode, &'static str, &'static str) {
     }
 }
 
-/// The same for a target that a pod could not dial; `allow` says how to let it.
+/// Returns status, label and hint for a target that a server did not dial; `allow` is the hint for allowing it.
 fn not_dialled(refusal: &SessionError, allow: &'static str) -> (StatusCode, &'static str, &'static str) {
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
         ErrorCode::NotAllowed => allow,
-        ErrorCode::OwnPort => "ask for another port: no setting opens this one",
+        ErrorCode::OwnPort => "use another port: no setting opens this one",
         ErrorCode::Overloaded => BUSY.2,
-        _ => "check that the pod can resolve and reach the target",
+        _ => "check that the server can resolve and reach the target",
     };
     (status, name, next)
 }
 
-/// What a code means, without the far end's own text, which may hold addresses.
+/// Returns the meaning of a code without the remote end's own text, which may contain addresses.
 fn in_general(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::TargetRefused => "the target refused the connection",
@@ -469,55 +471,58 @@ fn in_general(code: ErrorCode) -> &'static str {
         ErrorCode::TargetUnreachable => "the target cannot be reached",
         ErrorCode::NotAllowed | ErrorCode::OwnPort => "the target is not allowed",
         ErrorCode::NodeNotAllowed => "edges may not reach that node",
-        ErrorCode::NodeNotConnected => "the node is not here",
-        ErrorCode::Overloaded => "the node can take no more sessions",
-        ErrorCode::NoError | ErrorCode::UnknownSession | ErrorCode::Cancelled => "the session was given up",
-        ErrorCode::ProtocolError => "the protocol was violated",
+        ErrorCode::NodeNotConnected => "the node is not connected",
+        ErrorCode::Overloaded => "the node accepts no more sessions",
+        ErrorCode::NoError | ErrorCode::UnknownSession | ErrorCode::Cancelled => "the session was cancelled",
+        ErrorCode::ProtocolError => "protocol error",
         ErrorCode::Internal => "internal error",
     }
 }
 
-/// There is no room, or no more work is taken.
+/// Response if a limit is reached or the process is stopping.
 const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy", "try again in a moment");
-/// Whoever has no terminal cannot be asked by `nc`.
-const GIVE_PASSWORD: &str = "give the proxy a user and a password: curl -x http://user:password@..., ssh with \
-                             ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user asks for the password, and \
-                             only at a terminal";
-const CHECK_PASSWORD: &str = "check the user and the password; whoever runs this port finds the users in the file that users names there";
-/// At a port for kubelets.
-const NO_NODE: &str = "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without \
-                       it a pod that may ask Kubernetes knows where pods are";
-/// A target that was reached has said nothing of use.
-const NO_ANSWER: &str = "see what the service at that port of the node logs, whether it speaks HTTP, and, if it asks for a \
-                         client's certificate, what it was shown: target_cert of [mode.cloud.https], or else cert and key of \
+/// Hint for missing credentials. `nc` can prompt for a password only at a terminal.
+const GIVE_PASSWORD: &str = "give the proxy a user name and a password: curl -x http://user:password@..., ssh with \
+                             ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user prompts for the password, \
+                             but only at a terminal";
+const CHECK_PASSWORD: &str =
+    "check the user and the password; the operator of this port finds the users in the file set as users";
+/// Hint at a port for kubelets if the node is unknown.
+const NO_NODE: &str = "use the node's name; kube-apiserver always does with --kubelet-certificate-authority; without it, a \
+                       server with access to Kubernetes finds the node by the pod";
+/// Hint for an invalid response.
+const NO_ANSWER: &str = "check the log of the service at that port of the node and whether it speaks HTTP; if it requires a \
+                         client certificate, check target_cert of [mode.cloud.https] or, without that, cert and key of \
                          [mode.edge.https] in that node's config";
-/// A target's certificate will not do.
-const TARGET_CERTIFICATE: &str = "name the authority that signs kubelets' certificates in target_ca of [mode.cloud.https]; \
-                                  each certificate has to carry its node's name, as those have that kubelets ask the \
-                                  cluster for (serverTLSBootstrap); for those that kubelets have signed themselves, set \
+/// Hint if a target's certificate is not trusted.
+const TARGET_CERTIFICATE: &str = "set target_ca of [mode.cloud.https] to the CA that signs kubelets' certificates; each \
+                                  certificate must contain its node's name, as those issued by the cluster do \
+                                  (serverTLSBootstrap); for kubelets' self-signed certificates, set \
                                   target_insecure = true";
-/// A target does not take ours.
-const OUR_CERTIFICATE: &str = "see who has signed target_cert of [mode.cloud.https]: for a kubelet it has to be the authority of \
-                               its --client-ca-file";
-/// TLS with a target has failed before certificates counted.
-const TARGET_TLS: &str = "see what the target logs; a kubelet with serverTLSBootstrap answers so until its request for a \
-                          certificate is approved: kubectl get csr";
-/// What lets clients have a target dialled by a pod.
-const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of every pod";
-/// The same for edges.
-const ALLOW_EDGES: &str = "add the target to [mode.cloud.allow] targets of every pod";
-/// TLS's type of record for alerts.
+/// Hint if a target does not trust this process's certificate.
+const OUR_CERTIFICATE: &str = "check which CA signed target_cert of [mode.cloud.https]: for a kubelet it must be in its \
+                               --client-ca-file";
+/// Hint for other failures of a TLS handshake with a target.
+const TARGET_TLS: &str = "check the target's log; a kubelet with serverTLSBootstrap fails like this until its certificate \
+                          request is approved: kubectl get csr";
+/// Hint for a target that servers may not dial for clients.
+const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of every server";
+/// Hint for a target that servers may not dial for edges.
+const ALLOW_EDGES: &str = "add the target to [mode.cloud.allow] targets of every server";
+/// TLS record type of alerts.
 const ALERT: u8 = 21;
-/// The level of an alert after which the connection ends.
+/// Level of an alert that ends the connection.
 const FATAL: u8 = 2;
 const ACCESS_DENIED: u8 = 49;
 const INTERNAL_ERROR: u8 = 80;
 const UNRECOGNIZED_NAME: u8 = 112;
 
-// The trace of a request: by it the operator finds the request's lines, and a client's own tracing finds them, too.
+// The trace ID of a request, which operators and a client's own tracing use to find the request's log lines.
 
-/// The client's own trace, or else a new one: its `Traceid` if that is short and printable, else the trace id of its
-/// `traceparent` (W3C Trace Context) if that is well formed. It appears in logs and answers only.
+/// Returns the client's trace ID, or a new one if it sent none.
+///
+/// A short, printable `Traceid` takes precedence over the trace ID of a well-formed `traceparent` (W3C Trace Context).
+/// The trace ID appears only in logs and responses.
 pub(crate) fn of(head: &HeaderMap) -> String {
     let given = text(head, TRACE.as_str()).filter(|given| (1..=MAX_BYTES).contains(&given.len()));
     match given.filter(|given| given.bytes().all(|b| b.is_ascii_graphic())) {
@@ -530,13 +535,15 @@ fn text<'a>(head: &'a HeaderMap, name: &str) -> Option<&'a str> {
     head.get(name)?.to_str().ok()
 }
 
-/// A new trace: 8 hex digits tell apart what one log holds.
+/// Returns a new trace ID. 8 hex digits are enough to distinguish the requests in one log.
 pub(crate) fn new() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 
-/// The trace id in a `traceparent`: version, trace id, parent id and flags, of which none is all zeros but the first and
-/// the last. A later version may have more behind them.
+/// Returns the trace ID of a `traceparent`, or `None` if it is malformed.
+///
+/// Its fields are version, trace ID, parent ID and flags; the two IDs must not be all zeros. Later versions may append
+/// fields.
 fn trace_id(parent: &str) -> Option<&str> {
     let mut parts = parent.splitn(5, '-');
     let mut part = |digits: usize| {
@@ -550,12 +557,12 @@ fn trace_id(parent: &str) -> Option<&str> {
     (whole && named).then_some(id)
 }
 
-/// The header in which SuperEdge passes its trace, both ways.
+/// Header in which SuperEdge passes its trace ID, in requests and responses.
 pub(crate) const TRACE: HeaderName = HeaderName::from_static("traceid");
 
 const TRACEPARENT: &str = "traceparent";
 
-/// Longest trace in bytes that is taken from a client.
+/// Maximum length in bytes of a trace ID that is accepted from a client.
 const MAX_BYTES: usize = 64;
 
 #[cfg(test)]

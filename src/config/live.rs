@@ -168,7 +168,7 @@ impl ConfigFile {
 pub fn tell_warnings(warnings: &[Warning]) {
     for Warning { key, kind, text } in warnings {
         match kind {
-            WarningKind::Insecure => error!(%key, "OPEN DOOR: {text}"),
+            WarningKind::Insecure => warn!(%key, risk = %text, "insecure configuration"),
             WarningKind::Unsupported | WarningKind::Unexpected => warn!(%key, "{text}"),
         }
     }

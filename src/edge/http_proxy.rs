@@ -1,4 +1,4 @@
-//! The HTTP proxy for programs at this node, from `[mode.edge.http_proxy]`.
+//! The HTTP proxy for programs at this node, configured in `[mode.edge.http_proxy]`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tunnel_base::policy::Glob;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::Pool;
 
-/// The proxy, bound and not serving yet.
+/// The proxy, bound but not serving yet.
 pub(crate) struct ProxyListener {
     listener: TcpAccept,
     guard: ListenerAccess,
@@ -26,7 +26,7 @@ pub(crate) struct ProxyListener {
 }
 
 impl ProxyListener {
-    /// Reads its files and binds its port; `None`: there are faults, which `startup` has noted.
+    /// Reads the proxy's files and binds its port. Returns `None` on errors, which `startup` has collected.
     pub(crate) fn prepare(settings: &HttpProxy, startup: &mut Startup) -> Option<Self> {
         let mut gates = AccessPolicies::default();
         let guard = gates.prepare(DOOR, &settings.access, startup);
@@ -35,15 +35,16 @@ impl ProxyListener {
         Some(Self { listener: listener?, guard: guard?, gates, nodes: settings.nodes.clone() })
     }
 
-    /// Its address.
+    /// Returns the listening address.
     pub(crate) fn at(&self) -> SocketAddr {
         self.listener.at()
     }
 
-    /// Serves clients until the edge stops; its drain waits for them. Gives the gate, which may follow the settings.
+    /// Starts serving clients until the edge stops; its drain waits for them. Returns the access policy, which can be
+    /// reloaded.
     pub(crate) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) -> ListenerPolicies {
         let Self { listener, guard, gates, nodes } = self;
-        info!(at = %listener.at(), "programs may ask the HTTP proxy");
+        info!(local_addr = %listener.at(), "HTTP proxy started");
         let doors = gates.watch(&edge.links);
         let proxies = guard.proxies();
         let context = ListenerContext {
@@ -62,7 +63,7 @@ impl ProxyListener {
     }
 }
 
-/// The key of its table.
+/// Key of the config table.
 pub(crate) const DOOR: &str = "mode.edge.http_proxy";
-/// Clients that together may have all sessions.
+/// Number of clients that together may use all sessions.
 const CLIENTS: usize = 4;

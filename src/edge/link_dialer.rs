@@ -1,4 +1,4 @@
-//! The way to the cloud: its servers, tried in turn, what makes a link there, and the edge's certificate.
+//! Dials links to servers, which are tried in turn, and keeps the edge's certificate.
 
 pub mod known_addresses;
 pub mod messages;
@@ -48,20 +48,21 @@ use tunnel_net::tls::certificate::NotAfter;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
 use tunnel_proto::hello::{Hello, LinkPurpose};
 
-/// What a link to the cloud takes.
+/// A dialer of links to servers.
 #[derive(Debug)]
 pub(crate) struct LinkDialer {
     pub(crate) node: NodeName,
-    /// The addresses that the node has, as far as the settings say.
+    /// Addresses of the node, if configured.
     pub(crate) ips: Vec<IpAddr>,
-    /// At least one, the one that is wanted most first.
+    /// Servers in order of preference, at least one.
     pub(crate) servers: Vec<ServerEndpoint>,
-    /// What may prove our name, tried in turn.
+    /// Tokens that may prove the node's name, tried in turn.
     pub(crate) tokens: Reload<Vec<Secret>>,
-    /// Which of them is tried next: the one that was taken last.
+    /// Index of the token to try next. It stays the same while that token is accepted.
     pub(crate) turn: AtomicUsize,
     pub(crate) tls: Reload<ClientConfig>,
-    /// What is shown beside the token, once it has been issued: to a server that seems not to take it at every second try.
+    /// Certificate presented in addition to the token, once issued. If a server seems to reject it, only every second
+    /// attempt presents it.
     pub(crate) own: Option<EdgeCertificate>,
     pub(crate) proxy: Option<HttpProxyClient>,
     pub(crate) known: KnownAddresses,
@@ -69,40 +70,42 @@ pub(crate) struct LinkDialer {
     pub(crate) link_context: LinkContext,
 }
 
-/// Where the cloud is.
+/// A server to dial.
 #[derive(Debug)]
 pub(crate) struct ServerEndpoint {
     at: Target,
     name: ServerName<'static>,
     authority: String,
-    /// Whether the next try there shows no certificate.
+    /// Whether the next attempt presents no certificate.
     declined: AtomicBool,
 }
 
-/// A link that was made.
+/// A new link.
 pub(crate) struct NewLink {
     pub(crate) link: Link,
-    /// Which server it leads to, by number.
+    /// Index of its server.
     pub(crate) server: usize,
-    /// The address that was dialled; `None` through a proxy.
+    /// The dialled address; `None` through a proxy.
     pub(crate) at: Option<SocketAddr>,
 }
 
-/// Which of a server's addresses the pod that was linked to wants this edge to dial.
+/// A server's preference for the addresses that this edge dials next.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AddressHint {
-    /// It comes first.
+    /// The address to try first.
     pub(crate) to: Option<SocketAddr>,
-    /// That pod's own, which comes last.
+    /// The server's own address, to be tried last.
     pub(crate) exclude: Option<SocketAddr>,
 }
 
 impl ServerEndpoint {
+    /// Creates the endpoint of a configured server.
+    ///
     /// # Errors
     ///
-    /// The name in its certificate cannot be one.
+    /// Returns an error if the name expected in the server's certificate is invalid.
     pub(crate) fn new(server: &ServerAddress) -> Result<Self, TlsError> {
-        // What goes into `:authority`: the name in the certificate, as Go's edges do.
+        // `:authority` contains the name in the certificate, as Go's edges send it.
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
         let (at, name) = (server.at.clone(), tls::server_name(&server.dns.to_string())?);
         Ok(Self { at, name, authority, declined: AtomicBool::new(false) })
@@ -118,11 +121,12 @@ impl AddressHint {
 }
 
 impl LinkDialer {
-    /// A link to the first server that gives one, beginning with number `first`; behind the last comes number 0.
+    /// Dials the servers in turn, starting with index `first` and wrapping around, and returns the first link.
     ///
     /// # Errors
     ///
-    /// What each of them said. One that says that another process has this node's name is the last one asked.
+    /// Returns the errors of all servers tried. A server that reports that another process uses this node's name is the
+    /// last one tried.
     pub(crate) async fn connect(&self, first: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
         let mut failed: Option<anyhow::Error> = None;
         for n in 0..self.servers.len() {
@@ -141,40 +145,41 @@ impl LinkDialer {
                 break;
             }
         }
-        Err(failed.context("no server of the cloud is known")?)
+        Err(failed.context("no server configured")?)
     }
 
-    /// A link to that server, whatever else there is. Cancel safe: a dropped call leaves no link.
+    /// Dials a link to that server only. Cancel safe: dropping the future leaves no link.
     pub(crate) async fn connect_to(
         &self,
         server: usize,
         hint: AddressHint,
         older: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        let to = self.servers.get(server).context("there is no such server")?;
+        let to = self.servers.get(server).context("unknown server")?;
         let shown = self.certificate(to).await?;
         let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT };
         let (socket, at) =
-            timeout(patience, self.dial(to, hint, patience)).await.context("connecting took too long")??;
+            timeout(patience, self.dial(to, hint, patience)).await.context("connecting timed out")??;
         let congestion = self.link_context.congestion.as_deref();
-        tune_link(&socket, congestion).context("connection was gone at once")?;
+        tune_link(&socket, congestion).context("connection closed immediately")?;
         if older == LinkPurpose::Interactive {
             tune_interactive(&socket);
         }
         let shows = shown.is_some();
         let made = self.link(to, older, socket, shown).await.map_err(|why| {
-            // A cloud that takes none, or not this one, ends the connection.
+            // A server that accepts no client certificates, or not this one, closes the connection.
             to.declined.store(shows && is_broken(&why), Relaxed);
             if shows { why.context(messages::SHOWN) } else { why }
         });
         Ok(NewLink { link: made?, server, at })
     }
 
-    /// TLS that presents the certificate to that server, if there is one, and unless the server seems to have declined it.
+    /// Returns the TLS config that presents the certificate to that server. Returns `None` if there is no certificate
+    /// or the server seems to have rejected it.
     ///
     /// # Errors
     ///
-    /// There is neither a certificate nor a token.
+    /// Returns an error if there is neither a certificate nor a token.
     async fn certificate(&self, to: &ServerEndpoint) -> anyhow::Result<Option<Arc<ClientConfig>>> {
         let alone = self.tokens.load().is_empty();
         let shown = match &self.own {
@@ -185,7 +190,7 @@ impl LinkDialer {
         Ok(shown)
     }
 
-    /// Makes a connection a link, with TLS that shows a certificate, if there is one.
+    /// Makes the TLS and link handshakes over a connection. `shown` is the TLS config that presents a certificate.
     async fn link(
         &self,
         to: &ServerEndpoint,
@@ -196,7 +201,7 @@ impl LinkDialer {
         let shows = shown.is_some();
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
-        let io = io.await.context("the TLS handshake took too long")?;
+        let io = io.await.context("TLS handshake timed out")?;
         let io = io.map_err(|e| anyhow::anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
@@ -211,13 +216,13 @@ impl LinkDialer {
         Ok(dialled?)
     }
 
-    /// Whether the cloud was reached and took none of the tokens.
+    /// Returns true if a server was reached and accepted none of the tokens.
     pub(crate) fn is_refused(&self, why: &anyhow::Error) -> bool {
         let tried_all = self.turn.load(Relaxed).is_multiple_of(self.tokens.load().len().max(1));
         tried_all && why.downcast_ref().is_some_and(LinkDialError::is_token_refused)
     }
 
-    /// The name by which messages call a server.
+    /// Returns the name of a server for messages.
     pub(crate) fn display_name(&self, server: usize) -> String {
         self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()
     }
@@ -246,7 +251,7 @@ impl LinkDialer {
         })
     }
 
-    /// The addresses of a target, with why they are the last known ones if DNS did not give them.
+    /// Resolves a target. Returns the error with the last known addresses if DNS failed.
     async fn resolve(&self, target: &Target) -> anyhow::Result<(Vec<SocketAddr>, Option<LookupError>)> {
         let (found, failure) = match &target.host {
             Host::Ip(ip) => (vec![*ip], None),
@@ -259,14 +264,14 @@ impl LinkDialer {
             info!(%error, addresses = ?found, "DNS failed, dialling the last known addresses");
         }
         let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect();
-        // A name may stand for all pods: each edge takes any of them, and another one if that is stopping.
+        // A name may resolve to all servers: edges spread over them randomly and use another one if one is stopping.
         addresses.shuffle(&mut rand::rng());
         Ok((addresses, failure))
     }
 }
 
-/// Whether a connection ended in its handshake, or before it was answered: in TLS 1.3 a certificate is judged between the
-/// two.
+/// Returns true if a connection ended during the TLS handshake or before the response to the first request. In TLS 1.3,
+/// the server verifies the client's certificate between the two.
 fn is_broken(why: &anyhow::Error) -> bool {
     match why.downcast_ref() {
         Some(dialled) => matches!(dialled, LinkDialError::Broken(_)),
@@ -274,32 +279,32 @@ fn is_broken(why: &anyhow::Error) -> bool {
     }
 }
 
-/// Whether another living process has our name.
+/// Returns true if another live process uses this node's name.
 pub(crate) fn is_name_taken(why: &anyhow::Error) -> bool {
     why.downcast_ref().is_some_and(LinkDialError::is_name_taken)
 }
 
-/// For each step of connecting to the cloud.
+/// Timeout for each step of connecting to a server.
 const CONNECT: Duration = Duration::from_secs(10);
-/// For the first of them, the way through the network, where there is another server to try.
+/// Timeout for the first step, establishing the connection, if there is another server to try.
 const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
-// The certificate by which an edge proves itself, once `[mode.edge.csr]` has had it issued.
+// The client certificate of an edge, issued through `[mode.edge.csr]`.
 
-/// Where it is, and by whom the cloud's own is believed. Cheap to clone; clones share what was read.
+/// The edge's client certificate and the CA file for servers. Cheap to clone; clones share the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeCertificate {
-    /// Certificate and key.
+    /// File with certificate and key.
     pub(crate) file: PathBuf,
-    /// The file of authorities.
+    /// CA file.
     pub(crate) ca: PathBuf,
-    /// What was read last.
+    /// The TLS config loaded last.
     kept: Arc<Mutex<Option<CachedCertificate>>>,
 }
 
 #[derive(Debug)]
 struct CachedCertificate {
-    /// The fingerprint of the files.
+    /// Fingerprint of the files.
     text: u64,
     tls: Arc<ClientConfig>,
 }
@@ -309,8 +314,9 @@ impl EdgeCertificate {
         Self { file, ca, kept: Arc::default() }
     }
 
-    /// TLS with the certificate, as it stands now; `None`: there is none yet, or it is over, and the token has to do. As long as
-    /// the files' text stays it is the same, with the tickets of the links before.
+    /// Returns the TLS config with the current certificate, or `None` if there is none or it has expired.
+    ///
+    /// While the files do not change, the config stays the same, with the session tickets of earlier links.
     pub(crate) async fn tls(&self) -> Option<Arc<ClientConfig>> {
         let Self { file, ca, kept } = self.clone();
         let read = move || {
@@ -318,7 +324,7 @@ impl EdgeCertificate {
             let ends = NotAfter::of(&texts[0]);
             let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
             if ends.is_some_and(|ends| ends.first < now) {
-                return Err("it is over".to_owned());
+                return Err("expired".to_owned());
             }
             let (text, mut kept) = (fingerprint(&texts), kept.lock().unwrap_or_else(PoisonError::into_inner));
             if let Some(kept) = kept.as_ref().filter(|kept| kept.text == text) {
@@ -330,11 +336,11 @@ impl EdgeCertificate {
             *kept = Some(CachedCertificate { text, tls: tls.clone() });
             Ok(tls)
         };
-        // Read for each link: links are dialled seldom, and a certificate that was renewed counts at once.
+        // Read the files for each link: links are dialled rarely, and a renewed certificate is used at once.
         match tokio::task::spawn_blocking(read).await {
             Ok(Ok(config)) => Some(config),
             Ok(Err(cause)) => {
-                debug!("no certificate is shown to the cloud: {cause}");
+                debug!(error = cause, "client certificate not usable, not presented");
                 None
             }
             Err(_) => None,
@@ -342,7 +348,8 @@ impl EdgeCertificate {
     }
 }
 
-/// Has it issued and renewed until draining begins. `report` gets the condition of readiness and its state.
+/// Starts the task that has the certificate issued and renewed, until draining starts. `report` receives the readiness
+/// condition and its state.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn keep(
     csr: EdgeCsrConfig,
@@ -359,7 +366,7 @@ pub(crate) fn keep(
     drain.spawn(info_span!("csr"), keeper.keep(report, drain.clone()));
 }
 
-/// Does nothing: a build without Kubernetes has no cluster in its settings.
+/// Does nothing: a build without Kubernetes supports no cluster in the config.
 #[cfg(not(feature = "kubernetes"))]
 pub(crate) fn keep(_: EdgeCsrConfig, _: &NodeName, _: &Drain, _: impl Fn(&'static str, Result<(), String>)) {}
 
@@ -383,7 +390,7 @@ mod tests {
         assert_eq!(
             sorted(Some(at(9)), Some(at(2))),
             [1, 3, 4, 2],
-            "an address that the name has not counts for nothing"
+            "an address that the name does not have is ignored"
         );
     }
 }
@@ -396,7 +403,7 @@ mod csr_tests {
 
     use super::*;
 
-    /// Issues one for those years, into one file with its key.
+    /// Issues a certificate for those years into one file with its key.
     fn issue(ca: &Authority, years: Range<i32>) -> PathBuf {
         let Identity { cert, key } = ca.issue_for("agent", "node1", years);
         let file = cert.with_extension("pem");

@@ -1,4 +1,4 @@
-//! Keeps the edge linked: dials, serves the link, dials again; replaces links, and adds an interactive one.
+//! Keeps the edge linked: dials, serves the link and redials; replaces links, and adds an interactive link.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -26,7 +26,7 @@ use tunnel_net::network_monitor::NetworkChanges;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::{Dialect, LinkPurpose};
 
-/// What the keeper of the link needs.
+/// The task that keeps the edge linked to a server.
 #[derive(Debug)]
 pub(crate) struct Reconnector {
     pub(crate) dialer: LinkDialer,
@@ -36,27 +36,27 @@ pub(crate) struct Reconnector {
     pub(crate) readiness: Readiness,
     pub(crate) uplinks: Arc<Uplinks>,
     pub(crate) route: SessionRouter,
-    /// Notified when there is a reason to dial at once: a link that was replaced has ended, the network has changed, or a
-    /// certificate was issued.
+    /// Notified when the edge should dial at once: a replaced link was closed, the network changed, or a certificate
+    /// was issued.
     pub(crate) redial: Notify,
-    /// Done once the start is over.
+    /// Runs the cleanup after the first link is established.
     pub(crate) started: Once,
 }
 
-/// Why a link is not the edge's newest any more.
+/// The reason why a link is no longer the edge's newest.
 enum LinkOutcome {
-    /// It has ended.
+    /// The link was closed.
     Ended,
-    /// Its pod asks for another one in its place.
+    /// Its server requested that the edge links elsewhere.
     Drained(AddressHint),
-    /// There is one to a server that is wanted more.
+    /// A link to a preferred server was established.
     FailedBack(Box<NewLink>),
-    /// It fell silent, and a second one beside it answered first.
+    /// The link was unresponsive, and a backup link answered first.
     ReplacedByBackup(Box<NewLink>),
 }
 
 impl Reconnector {
-    /// Dials the cloud, serves the link, and dials again, until the edge stops.
+    /// Dials a server, serves the link and redials, until the edge stops.
     pub(crate) async fn run(self: Arc<Self>) {
         let (mut backoff, mut second) = (Backoff::new(), BackupLink::new(self.link_context.metrics.clone()));
         let mut said = LogDedup::default();
@@ -100,7 +100,7 @@ impl Reconnector {
                         self.readiness.set(LINK_CONDITION, Err(text.clone()));
                     }
                     if said.is_new(&text) {
-                        warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {MAX_PAUSE:?}");
+                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
                     }
                     if self.dialer.is_refused(&why) {
                         backoff.refused();
@@ -114,7 +114,7 @@ impl Reconnector {
         }
     }
 
-    /// Notes the state of this edge's certificate. A new one is a reason to dial at once.
+    /// Updates the readiness condition of this edge's certificate. A new certificate triggers dialling at once.
     pub(crate) fn certified(&self, condition: &'static str, state: Result<(), String>) {
         if state.is_ok() && !self.uplinks.is_linked() {
             self.redial.notify_one();
@@ -122,8 +122,8 @@ impl Reconnector {
         self.readiness.set_degraded(condition, state);
     }
 
-    /// Waits for a reason to dial at once: a pod is gone for good, so what takes its place is there, or about to be; or a
-    /// token or the authority has changed, which may have kept the link from coming. Cancel safe.
+    /// Waits until redialling makes sense: `redial` was notified, or the tokens or the CA file changed, which may have
+    /// prevented the link. Cancel safe.
     async fn wait_dial_trigger(&self, [tokens, authority]: &mut [watch::Receiver<()>; 2]) {
         tokio::select! {
             () = self.redial.notified() => {}
@@ -132,17 +132,17 @@ impl Reconnector {
         }
     }
 
-    /// Serves a link until it ends or is to be replaced. With whether it carried a session.
+    /// Serves a link until it is closed or must be replaced. Also returns whether it has carried a session.
     async fn serve_link(self: &Arc<Self>, made: NewLink, second: &mut BackupLink) -> (LinkOutcome, bool) {
         let NewLink { mut link, server, at } = made;
         let instance = link.sender.instance.map(field::debug);
-        info!(link = %link.sender.id, cloud = self.dialer.display_name(server), instance, dialect = %link.sender.dialect, "linked");
+        info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = %link.sender.dialect, "linked");
         self.readiness.set(LINK_CONDITION, Ok(()));
         self.link_context.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
         self.started.call_once(release_memory);
         let mut fail_back = Box::pin(self.fail_back(server));
-        // The same pod, if it can be reached: there sessions go on at once.
+        // Prefer the same server, where sessions resume at once.
         let hint = AddressHint { to: at, exclude: None };
         let sender = link.sender.clone();
         let mut outrun =
@@ -153,7 +153,7 @@ impl Reconnector {
                 biased;
                 event = link.next() => match event {
                     Ok(Event::Drain(to)) => {
-                        info!("the pod asks for a link to another one in its place");
+                        info!("server requested a link to another server");
                         LinkOutcome::Drained(AddressHint { to, exclude: at })
                     }
                     Ok(event) => {
@@ -163,14 +163,14 @@ impl Reconnector {
                     Err(why) => break why,
                 },
                 made = &mut fail_back => {
-                    info!(cloud = self.dialer.display_name(made.server), "the cloud answers again where it is wanted more");
+                    info!(server = self.dialer.display_name(made.server), "preferred server reachable again");
                     LinkOutcome::FailedBack(Box::new(made))
                 }
                 made = &mut outrun => LinkOutcome::ReplacedByBackup(Box::new(made)),
                 () = &mut interactive => continue,
             };
             let keeper = self.clone();
-            let span = info_span!("old link", instance = link.sender.instance.map(field::debug));
+            let span = info_span!("link_retire", instance = link.sender.instance.map(field::debug));
             let carried = link.sender.has_carried();
             let is_outrun = matches!(outcome, LinkOutcome::ReplacedByBackup(_));
             self.link_context.drain.spawn(span, async move {
@@ -182,13 +182,13 @@ impl Reconnector {
         let carried = link.sender.has_carried();
         self.ended(&link, &why);
         if let LinkEnd::NameTaken(why) = why {
-            warn!("{why}");
+            warn!(error = %why, "node name in use by another process");
             self.wait_name_free().await;
         }
         (LinkOutcome::Ended, carried)
     }
 
-    /// A link to a server that is wanted more than number `server`, once one of them answers; never for the first.
+    /// Returns a link to a server preferred over index `server`, once one is reachable. Never completes for index 0.
     async fn fail_back(&self, server: usize) -> NewLink {
         if server == 0 {
             std::future::pending::<()>().await;
@@ -199,14 +199,14 @@ impl Reconnector {
                 match self.dialer.connect_to(wanted, AddressHint::default(), LinkPurpose::Primary).await {
                     Ok(made) => return made,
                     Err(why) => {
-                        debug!(cloud = self.dialer.display_name(wanted), error = %format_args!("{why:#}"), "still away")
+                        debug!(server = self.dialer.display_name(wanted), error = %format_args!("{why:#}"), "preferred server not reachable")
                     }
                 }
             }
         }
     }
 
-    /// Another process of our name is alive: dialling soon again is of no use.
+    /// Waits before redialling while another process with this node's name is alive.
     async fn wait_name_free(&self) {
         tokio::select! {
             () = self.link_context.drain.draining() => {}
@@ -214,7 +214,7 @@ impl Reconnector {
         }
     }
 
-    /// Does what a link asks for.
+    /// Handles an event of a link.
     fn handle_event(&self, event: Event) {
         match event {
             Event::Incoming(offer) if self.sessions.is_draining() => {
@@ -225,7 +225,7 @@ impl Reconnector {
             Event::Conflict(_, said) => {
                 self.readiness.note_until(NAME_CONDITION, said.reason, Instant::now() + CONFLICT_SHOWN_FOR);
             }
-            // A cloud sends an edge none of these, and a second Drain changes nothing.
+            // A server never sends these to an edge, except Drain: a second one has no effect.
             Event::RelayRequest(_)
             | Event::Find(..)
             | Event::Found(..)
@@ -237,36 +237,37 @@ impl Reconnector {
     fn ended(&self, link: &Link, why: &LinkEnd) {
         self.uplinks.remove(&link.sender);
         if !self.uplinks.is_linked() {
-            self.readiness.set(LINK_CONDITION, Err(format!("{why}; dialling again")));
+            self.readiness.set(LINK_CONDITION, Err(format!("{why}; reconnecting")));
         }
         self.link_context.metrics.links.dec();
         self.link_context.metrics.links_ended.count(why.name());
         for parked in link.end(why) {
             self.route.spawn_resume(parked, &self.link_context.drain);
         }
-        info!(link = %link.sender.id, %why, "link has ended");
+        info!(link = %link.sender.id, reason = %why, "link has ended");
     }
 }
 
-/// Lets go of what only the start needed, or what was needed for a while. An edge is a small machine, and does nothing most
-/// of the time.
+/// Releases memory that was needed only for the start or temporarily. An edge is a small machine and idle most of the
+/// time.
 pub(crate) fn release_memory() {
     let _ = (tunnel_pages::trim_heap(), tunnel_pages::release_stack_pages());
     match tunnel_pages::release_program_pages() {
         Ok(tunnel_pages::ReleasedPages { bytes, alone }) => {
-            debug!(bytes, alone, "the program's pages are forgotten until they are used again");
+            debug!(released_bytes = bytes, fault_around = !alone, "program pages released");
         }
-        Err(cause) => debug!(%cause, "what is mapped cannot be read, and stays"),
+        Err(cause) => debug!(error = %cause, "cannot read memory mappings, program pages not released"),
     }
 }
 
-/// The errors that were logged last, without times: how long an address is waited for depends on which are tried before
-/// it. Two, as tries with a certificate and without may fail by turns.
+/// The last two logged errors, without durations, which depend on the addresses tried before.
+///
+/// There are two, because attempts with and without a certificate may fail alternately.
 #[derive(Debug, Default)]
 struct LogDedup([String; 2]);
 
 impl LogDedup {
-    /// Whether it was not just logged; notes that it is now.
+    /// Returns true if the error is not among the last logged ones, and records it.
     fn is_new(&mut self, text: &str) -> bool {
         let untimed: Vec<_> = text.split(' ').filter(|word| !is_time(word)).collect();
         let untimed = untimed.join(" ");
@@ -278,30 +279,29 @@ impl LogDedup {
     }
 }
 
-/// Whether it is a time in seconds or milliseconds, as messages have them.
+/// Returns true if a word is a duration in seconds or milliseconds, as formatted in messages.
 fn is_time(word: &str) -> bool {
     let word = word.trim_end_matches([',', ';', ':']);
     let number = word.strip_suffix("ms").or_else(|| word.strip_suffix('s'));
     number.is_some_and(|number| number.parse::<f64>().is_ok())
 }
 
-/// Between two tries at servers that are wanted more than the one that is linked to; half of it is chance.
+/// Mean interval of attempts to reach preferred servers; it varies randomly by half.
 const FAIL_BACK_INTERVAL: Duration = Duration::from_secs(60);
-/// How long to wait when another machine of our name is alive.
+/// Time to wait while another machine uses this node's name.
 const NAME_TAKEN: Duration = Duration::from_secs(30);
-/// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still
-/// there.
+/// Time for which a name conflict is reported. The other machine retries within [`NAME_TAKEN`] if it is still alive.
 const CONFLICT_SHOWN_FOR: Duration = Duration::from_secs(90);
 
-// What the edge does when its machine's network changes.
+// Reaction to changes of the machine's network.
 
 impl Reconnector {
-    /// Notices when this machine's addresses or its default route change: links are probed, and without one the edge dials
-    /// at once. Until draining begins.
+    /// Watches this machine's addresses and default route until draining starts. On a change it probes the links or,
+    /// without a link, triggers dialling at once.
     pub(crate) async fn follow_network(self: Arc<Self>) {
         let mut network = match NetworkChanges::watch() {
             Ok(network) => network,
-            Err(why) => return debug!(%why, "changes of this machine's addresses and routes are not noticed"),
+            Err(why) => return debug!(error = %why, "cannot watch addresses and routes"),
         };
         let links = self.link_context.drain.clone();
         loop {
@@ -309,9 +309,7 @@ impl Reconnector {
                 () = links.draining() => return,
                 changed = network.next() => if changed.is_err() { return },
             }
-            info!(
-                "this machine's addresses or its default route have changed: asking whether the cloud still answers"
-            );
+            info!("addresses or default route changed, probing links");
             self.uplinks.probe();
             if !self.uplinks.is_linked() {
                 self.redial.notify_one();
@@ -321,14 +319,14 @@ impl Reconnector {
     }
 }
 
-/// What changes within this time behind a change counts as one more, at its end.
+/// Debounce time: further changes within it are handled together at its end.
 const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
 
-// Links that are replaced: one whose pod is to be left, and one that has fallen silent.
+// Replaced links: a link to a server that the edge leaves, and an unresponsive link.
 
 impl Reconnector {
-    /// Serves a link that is to be replaced: what we opened to nodes moves to another link as soon as there is the `next`
-    /// one; the rest may stay until it is over or the pod goes.
+    /// Serves a link that will be replaced. Sessions that this edge opened to nodes migrate once the `next` link
+    /// exists; other sessions stay until they end or the server shuts down.
     pub(crate) async fn hand_over(&self, mut link: Link, next: impl Future<Output = ()>) {
         let mut next = pin!(next);
         let sender = link.sender.clone();
@@ -344,7 +342,8 @@ impl Reconnector {
                 },
                 () = &mut next, if !moved => {
                     moved = true;
-                    // What that pod dialled itself ends with it, and no link to another pod leads there as well as this one.
+                    // Sessions that end at that server stay: they would end with it anyway, and this link is their best
+                    // route.
                     let next = self.uplinks.newest(None);
                     let stays = next.is_some_and(|next| next.instance == sender.instance);
                     let moves = |_: &_, end: Option<_>| stays || end.is_none() || end != sender.instance;
@@ -353,9 +352,9 @@ impl Reconnector {
                     }
                     sender.drain(None);
                 }
-                // The sessions that have stayed would wait for nothing on a dead link.
+                // The remaining sessions must not wait on a dead link.
                 () = sender.wait_unresponsive(), if moved => break LinkEnd::ReplacedByBackup,
-                // The edge stops: nothing moves any more, and what ran here has ended.
+                // The edge stops: no session migrates, and those on this link have ended.
                 () = self.link_context.drain.draining(), if !moved => moved = true,
                 _ = look.tick(), if moved => {
                     if sender.sessions() == 0 {
@@ -368,21 +367,24 @@ impl Reconnector {
         self.redial.notify_one();
     }
 
-    /// Ends a silent link as soon as there is the next one: all that ran here goes on there.
+    /// Closes an unresponsive link once a newer one exists, where all its sessions resume.
     pub(crate) async fn close_silent(&self, link: Link) {
         self.uplinks.newer(link.sender.id).await;
         self.ended(&link, &LinkEnd::ReplacedByBackup);
     }
 }
 
-/// How often a link that is not wanted any more is looked at: it is closed when no session runs on it.
+/// Interval of checks whether a replaced link has no sessions and can be closed.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-// An interactive link, beside one that is busy with bulk: what is lost or queued there does not hold up what is typed.
+// The interactive link, in addition to a link busy with bulk traffic: losses and queues there do not delay interactive
+// sessions.
 
 impl Reconnector {
-    /// Keeps an interactive link beside `busy`, for as long as bulk and other sessions share that. Where that
-    /// leads to a pod of an older version, or a near one, there is none. Never returns; dropped, it has the link handed over.
+    /// Keeps an interactive link in addition to `busy` while bulk and interactive sessions share that.
+    ///
+    /// There is none to a server of an older version or with a short RTT. Never returns; when the future is dropped,
+    /// the interactive link is handed over.
     pub(crate) async fn run_interactive(
         self: &Arc<Self>,
         busy: &Arc<LinkSender>,
@@ -393,8 +395,8 @@ impl Reconnector {
             std::future::pending::<()>().await;
         }
         let (mut sorting, mut backoff) = (TrafficClassifier::default(), Backoff::new());
-        // After the death of a link the next one is wanted, whatever runs on the busy link: the pod's sessions wait on the
-        // dead link until the pod notices, and the next one tells it.
+        // After an interactive link has died, dial the next one whatever traffic the busy link has: the server's
+        // sessions wait on the dead link until the server detects it, and the next link notifies it.
         let mut wanted_until = Instant::now();
         loop {
             while Instant::now() >= wanted_until && !self.is_shared(busy, &mut sorting).await {}
@@ -408,14 +410,14 @@ impl Reconnector {
                     backoff.on_attempt_end(started.elapsed(), false);
                 }
                 Err(why) => {
-                    debug!(link = %busy.id, error = %format_args!("{why:#}"), "no interactive link");
+                    debug!(link = %busy.id, error = %format_args!("{why:#}"), "cannot open interactive link");
                     backoff.refused();
                 }
             }
         }
     }
 
-    /// An interactive link to the pod that holds the busy one; any other refuses.
+    /// Dials an interactive link to the server of the busy link. Any other server refuses it.
     async fn dial_interactive(
         &self,
         busy: &LinkSender,
@@ -424,12 +426,12 @@ impl Reconnector {
     ) -> anyhow::Result<Link> {
         let hint = AddressHint { to: at, exclude: None };
         let link = self.dialer.connect_to(server, hint, LinkPurpose::Interactive).await?.link;
-        anyhow::ensure!(link.sender.instance == busy.instance, "another pod has taken it");
+        anyhow::ensure!(link.sender.instance == busy.instance, "connected to another server");
         Ok(link)
     }
 
-    /// Looks once at what runs on a link, when anything moves there: whether interactive sessions share a long way with
-    /// bulk.
+    /// Waits until the link is active, samples its sessions once, and returns true if interactive and bulk sessions
+    /// share it and its RTT is long.
     async fn is_shared(&self, busy: &Arc<LinkSender>, sorting: &mut TrafficClassifier) -> bool {
         busy.wait_active().await;
         sleep(TrafficClassifier::SAMPLE_INTERVAL).await;
@@ -440,8 +442,8 @@ impl Reconnector {
         sorted.bulk > 0 && sorted.interactive > 0
     }
 
-    /// Sorts the sessions of both links until the one beside ends or is of no use any more. Returns true if it has died:
-    /// the pod may not know it yet.
+    /// Distributes the sessions between both links until the interactive link is closed or no longer useful. Returns
+    /// true if the link has died, which the server may not have detected yet.
     async fn classify_sessions(
         self: &Arc<Self>,
         busy: &Arc<LinkSender>,
@@ -449,14 +451,14 @@ impl Reconnector {
         sorting: &mut TrafficClassifier,
     ) -> bool {
         let beside = link.sender.clone();
-        info!(link = %beside.id, busy = %busy.id, "an interactive link, beside one that is busy with bulk");
-        // Dropped with this future, too.
+        info!(link = %beside.id, primary = %busy.id, "interactive link opened");
+        // `wanted` is also dropped with this future.
         let (wanted, unwanted) = oneshot::channel();
         let (keeper, span) = (self.clone(), info_span!("interactive"));
         self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), unwanted));
-        // Nothing is moved there before; the pod waits for the question.
+        // No session migrates before the link has answered, and the server waits for this ping.
         if !beside.ping_within(INITIAL_ANSWER).await {
-            info!(link = %beside.id, "the interactive link does not answer: sessions stay where they are");
+            info!(link = %beside.id, "interactive link does not answer, no sessions migrated");
             beside.close();
             return false;
         }
@@ -469,7 +471,7 @@ impl Reconnector {
             tokio::select! {
                 () = beside.closed() => break true,
                 () = beside.wait_unresponsive() => {
-                    info!(link = %beside.id, "the interactive link has fallen silent: another one is made");
+                    info!(link = %beside.id, "interactive link unresponsive, opening another one");
                     beside.close();
                     break true;
                 }
@@ -490,8 +492,8 @@ impl Reconnector {
         died
     }
 
-    /// Serves an interactive link until it ends, or until it is not wanted any more, or its pod or the link that
-    /// it stands beside goes: then its sessions go on over the node's current link.
+    /// Serves an interactive link until it is closed or no longer wanted, its server drains, or the busy link is
+    /// retired. Then its sessions migrate to the node's current link.
     async fn serve_interactive(
         self: Arc<Self>,
         mut link: Link,
@@ -511,7 +513,7 @@ impl Reconnector {
                 _ = &mut unwanted => break None,
             }
         };
-        // Before the look at it that follows `stand_beside`.
+        // Drop this before clearing: `classify_sessions` checks for it after `set_interactive`.
         drop(unwanted);
         busy.clear_interactive(&link.sender);
         match why {
@@ -521,18 +523,18 @@ impl Reconnector {
     }
 }
 
-/// Whether bulk holds up others on a way with that least round trip; not while that is not known.
+/// Returns true if bulk traffic delays other sessions on a link with this minimum RTT. Returns false if it is unknown.
 fn is_long(least: Option<Duration>) -> bool {
     least.is_some_and(|trip| trip >= LONG_RTT)
 }
 
-/// On a way that is shorter than this, bulk does not hold up anything for long.
+/// Minimum RTT for an interactive link. With a shorter one, bulk traffic delays other sessions only briefly.
 const LONG_RTT: Duration = Duration::from_millis(5);
-/// How long a new interactive link has to show that both of its directions work.
+/// Timeout for a new interactive link to prove that both directions work.
 const INITIAL_ANSWER: Duration = Duration::from_secs(5);
-/// Time in which every pod notices the death of a link: afterwards its sessions are on the busy link.
+/// Time in which a server detects a dead link. Afterwards its sessions are on the busy link.
 const NOTICED: Duration = Duration::from_secs(15);
-/// The link is left once no bulk has moved for so long.
+/// Time without bulk traffic after which the interactive link is closed.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -548,9 +550,9 @@ mod tests {
         assert!(said.is_new(&told("10s")));
         assert!(!said.is_new(&told("5s")) && !said.is_new(&told("3.334s")) && !said.is_new(&told("900ms")));
         assert!(said.is_new("10.0.0.1:9000 refused the connection"));
-        assert!(!said.is_new(&told("2s")), "by turns");
-        assert!(said.is_new("the TLS handshake took too long") && said.is_new("it was 502"));
-        assert!(said.is_new(&told("10s")) && said.is_new("it was 503"), "numbers count");
+        assert!(!said.is_new(&told("2s")), "alternating errors");
+        assert!(said.is_new("TLS handshake timed out") && said.is_new("it was 502"));
+        assert!(said.is_new(&told("10s")) && said.is_new("it was 503"), "other numbers make a difference");
     }
 }
 

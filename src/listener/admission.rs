@@ -1,7 +1,7 @@
-//! What all front ends share: access checks, shares of slots, the time for a head, opening a session,
-//! carrying it, and what is counted and logged of it.
+//! The common part of all listeners: access checks, connection permits, the timeout for request heads, opening and
+//! carrying sessions, metrics and logs.
 //!
-//! A front end itself ([`ListenerProtocol`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
+//! A listener's protocol ([`ListenerProtocol`]) parses a client's first bytes into an [`OpenRequest`] and responds.
 
 pub mod destination;
 
@@ -38,31 +38,30 @@ use tunnel_net::pool::Pool;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::Category;
 
-/// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
+/// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {
-    /// Its name in metrics and the access log.
+    /// Name in metrics and the access log.
     const NAME: &'static str;
 
-    /// The category that the Open frame carries.
+    /// Category in the Open frame.
     const CATEGORY: Category;
 
-    /// The stream that carries the session's bytes: what was accepted, or what a handshake (TLS) made of it.
+    /// The stream that carries the session's bytes: the accepted stream, or TLS over it.
     type Connection: Connection;
 
-    /// What is logged about a client stands in this span; its fields `trace` and `session` are filled in once there are
-    /// some.
+    /// Returns the span for log messages about a client. Its fields `trace` and `session` are recorded once known.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// A few bytes that are sent to a client that is rejected before its head is read; empty for none, the default.
+    /// Returns a short response to a client that is rejected before its head is read. Empty by default.
     fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
         Bytes::new()
     }
 
-    /// Reads the head, passes the request to [`Admission::open`], and answers the client. A front end that serves many
-    /// requests over one connection passes each to [`Admission::judge`] instead.
+    /// Reads the head, passes the request to [`Admission::open`], and responds to the client. A protocol with many
+    /// requests per connection passes each of them to [`Admission::authorize`] instead.
     ///
-    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is
-    /// given to another source, or at the end of draining.
+    /// The future is dropped at an await point if it calls neither within [`HEAD_TIME`], or at the end of draining. It
+    /// is also dropped if the client's permit is revoked in favour of another source.
     fn handshake(
         &self,
         socket: S,
@@ -70,89 +69,90 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     ) -> impl Future<Output = HandshakeOutcome<Self::Connection>> + Send;
 }
 
-/// What a front end serves with. All but the gate is shared by those of a process. Cheap to clone.
+/// Everything that a listener needs to serve clients. All but `gate` is shared by the listeners of a process. Cheap to
+/// clone.
 #[derive(Debug, Clone)]
 pub struct ListenerContext {
-    /// The access checks. They follow the config: clients that connect later are checked by the new one.
+    /// The access policy. It is reloaded with the config and applies to new requests.
     pub gate: Arc<ArcSwap<AccessPolicy>>,
-    /// The door to the sessions of all front ends of this process.
+    /// Limiter of sessions, shared by all listeners of this process.
     pub sessions: FairLimiter<ClientKey>,
-    /// Read buffers.
+    /// Pool of read buffers.
     pub pool: Pool,
-    /// Opens the sessions.
+    /// Router that opens sessions.
     pub route: SessionRouter,
-    /// Finds the node at which an address, a pod or a Service is.
+    /// Address book that finds the node of an address, a pod or a Service.
     pub addresses: Arc<AddressBook>,
-    /// Dials what is at no node; `None`: nothing is dialled from here.
+    /// Dialer for targets at no node. `None` means that this process dials no target.
     pub direct: Option<DirectDialer>,
-    /// The node at which all of this stands, and whose cloud dials what is at no node; `None`: at a pod.
+    /// Routing at an edge, where a server dials targets that are at no node. `None` at a server.
     pub edge_routing: Option<EdgeRouting>,
-    /// Counts connections, sessions and bytes.
+    /// Metrics of connections, sessions and bytes.
     pub metrics: Metrics,
-    /// Once it begins no client is let in; it waits for those that are.
+    /// Once draining starts, no client is accepted; the drain waits for the connected ones.
     pub drain: Drain,
 }
 
 impl ListenerContext {
-    /// What dials a target at this port without a node; `None`: it may dial none at all. `all`: for a client who may
-    /// have all that is not off limits.
+    /// Returns the dialer for a target at this port that is at no node, or `None` if dialling it is not allowed. `all`
+    /// is true for clients that may reach every target that is not off limits.
     fn direct_dialer(&self, port: u16, all: bool) -> Option<&DirectDialer> {
         self.direct.as_ref().filter(|direct| direct.may_dial(port, all))
     }
 
-    /// It is stopping.
+    /// Returns the denial while this process is stopping.
     fn is_stopping(&self) -> Denial {
         Denial::Busy(if self.edge_routing.is_some() {
             "this edge is stopping"
         } else {
-            "this pod is stopping"
+            "this server is stopping"
         })
     }
 
-    /// There is no slot for another session.
+    /// Returns the denial if no permit for another session is available.
     fn no_permit(&self, why: AcquireError) -> Denial {
         Denial::Busy(match (why, &self.edge_routing) {
             (AcquireError::PerSource, None) => {
-                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
+                "per-client session limit reached: [mode.cloud.session] max_for_client of this server"
             }
-            (AcquireError::Total, None) => "this pod is full: [mode.cloud.session] max of the pod is reached",
-            (AcquireError::PerSource, Some(_)) => "you have as many sessions as one client of this edge may",
-            (AcquireError::Total, Some(_)) => "this edge is full: it has as many sessions as it may",
+            (AcquireError::Total, None) => "session limit reached: [mode.cloud.session] max of this server",
+            (AcquireError::PerSource, Some(_)) => "per-client session limit of this edge reached",
+            (AcquireError::Total, Some(_)) => "session limit of this edge reached",
         })
     }
 }
 
-/// A session that was opened for a client.
+/// A session opened for a client, with its permit.
 pub type GrantedSession = OpenSession<Permit<ClientKey>>;
 
-/// How a client's handshake ended; `C` is its connection.
+/// The outcome of a client's handshake; `C` is its connection.
 #[derive(Debug)]
 pub enum HandshakeOutcome<C, T = GrantedSession> {
-    /// The client has its answer; from now on its connection carries the session's bytes.
+    /// The client has its response, and its connection now carries the session's bytes.
     Opened {
-        /// What was opened for it.
+        /// The session opened for the client.
         session: T,
         /// The connection, without any wrapper of the handshake.
         socket: C,
-        /// Bytes that came behind the head before the answer was sent.
+        /// Bytes received after the head before the response was sent.
         buffered: Bytes,
     },
-    /// The front end has served the client by itself, and no session is left to carry. The connection must be closed
-    /// with care, if it is still there.
+    /// The protocol served the client completely, and no session remains. The connection, if it is still open, must be
+    /// closed gracefully.
     Served(Option<C>),
-    /// The client has been sent the denial. The connection must be closed with care, as it may still be sending.
+    /// The denial was sent. The connection must be closed gracefully, because the client may still be sending.
     Denied(C),
-    /// No head came, or the answer could not be sent.
+    /// No head was received, or the response could not be sent.
     Failed {
         /// A fixed label for metrics.
         cause: &'static str,
-        /// The connection, if it is still there; it is closed with care, as an error may be on its way to the client.
+        /// The connection, if it is still open. It is closed gracefully, because an error response may be in flight.
         socket: Option<C>,
     },
 }
 
 impl<C, T> HandshakeOutcome<C, T> {
-    /// The same of another connection, made of this one.
+    /// Converts the connection.
     pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> HandshakeOutcome<D, T> {
         match self {
             Self::Opened { session, socket, buffered } => {
@@ -165,8 +165,8 @@ impl<C, T> HandshakeOutcome<C, T> {
     }
 }
 
-/// Serves clients until draining begins; the drain then waits for those that are connected. A connection from a network
-/// of `proxies` must begin with a PROXY header.
+/// Serves clients until draining starts; the drain then waits for the connected ones. A connection from a network in
+/// `proxies` must start with a PROXY header.
 pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: ListenerContext)
 where
     L: Accept,
@@ -203,9 +203,9 @@ where
                 Err(denial) => denial,
                 Ok(()) => return Bytes::new(),
             },
-            Rejection::Full => Denial::Busy("too many connections wait at once without a request"),
+            Rejection::Full => Denial::Busy("too many connections are waiting without a request"),
             Rejection::OpenFiles => {
-                Denial::Busy("no files are left to open here: raise their limit (ulimit -Hn, LimitNOFILE)")
+                Denial::Busy("limit of open files reached; raise it (ulimit -Hn, LimitNOFILE)")
             }
         };
         let metrics = &self.context.metrics;
@@ -223,7 +223,7 @@ where
         let (head_done, head_is_done) = oneshot::channel();
         let mut visit = Admission::new::<S, F>(&self.context, from, slot, head_done);
         let head = {
-            // Boxed, so that a session does not keep the memory of the handshake.
+            // Boxed, so that a session does not retain the memory of the handshake.
             let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
             tokio::select! {
                 biased;
@@ -233,7 +233,7 @@ where
         };
         let socket = match head {
             HandshakeOutcome::Opened { session, socket, buffered } => {
-                // The session has a slot of its own: strangers who fill the door must not end it.
+                // The session has its own permit. Clients that exhaust the connection limiter must not end it.
                 drop(visit);
                 let client = Socket::with_early(socket, self.context.pool.clone(), buffered);
                 return run_session(session, LocalPeer::Client, client, &self.context.metrics).await;
@@ -241,95 +241,98 @@ where
             HandshakeOutcome::Served(socket) => socket,
             HandshakeOutcome::Denied(socket) => Some(socket),
             HandshakeOutcome::Failed { cause, socket } => {
-                debug!(cause, "no session");
+                debug!(reason = cause, "handshake failed, no session");
                 self.context.metrics.connections_refused.count(cause);
                 socket
             }
         };
         if let Some(socket) = socket {
-            // Closed with care, so that the answer arrives; until then the client keeps its slot.
+            // Close gracefully, so that the response arrives. The client keeps its permit until then.
             visit.mark_idle();
             close_gracefully(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }
 }
 
-/// Completes [`HEAD_TIME`] after the start, unless `head_done` is dropped first.
+/// Completes after [`HEAD_TIME`], unless `head_done` is dropped before.
 async fn too_slow(head_done: oneshot::Receiver<()>) {
     if timeout(HEAD_TIME, head_done).await.is_ok() {
         std::future::pending().await
     }
 }
 
-/// How long a client may take to send its head.
+/// Timeout for receiving a client's head.
 pub const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Longest head in bytes, of a request and of an answer; also how much of a body waits on its way.
+/// Maximum length in bytes of a request's or response's head, and of the buffered part of a body.
 pub(crate) const HEAD_BYTES: usize = 64 * 1024;
 
-/// How many connections to one front end may not have sent a head or not passed the checks: as many as have room for a
-/// head of the largest size in a quarter of what sessions may keep. An edge is a small machine.
+/// Returns the maximum number of pending connections of a listener: without a head, or not yet past the checks.
+///
+/// Their heads of maximum size must fit into a quarter of the memory for sessions. An edge is a small machine.
 fn max_pending(at_edge: bool) -> usize {
     let memory = third_of_memory(if at_edge { EDGE_MEMORY } else { SERVER_MEMORY }) / 4;
     fd_limit::at_most(WAITING.min(memory / HEAD_BYTES), 8)
 }
 
-/// Connections to one front end at most that have not sent a head or not passed the checks, on any machine.
+/// Upper bound for pending connections of a listener on any machine: without a head, or not yet past the checks.
 pub(crate) const WAITING: usize = 4096;
 const SERVER_MEMORY: usize = 256 << 20;
 const EDGE_MEMORY: usize = 32 << 20;
 
-// One client at a front end: checks its request and opens the session.
+// Admission of one client at a listener: checks its request and opens the session.
 
-/// A client's request, as its front end has read it.
+/// A client's request, as read by the listener.
 #[derive(Debug)]
 pub struct OpenRequest {
-    /// The node, where the front end knows it; else the target's host names it.
+    /// The node, if the listener knows it. Otherwise the target's host names it.
     pub node: Option<NodeName>,
-    /// What is to be dialled there.
+    /// The target to dial there.
     pub target: Target,
-    /// The headers, of which `Proxy-Authorization` may hold a password.
+    /// The headers. `Proxy-Authorization` may contain a password.
     pub credentials: HeaderMap,
 }
 
-/// Who a client's connection proves it to be.
+/// The identity that a client's connection proves.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ClientIdentity {
-    /// Nobody: a password is asked for if the gate wants one.
+    /// No identity. A password is requested if the access policy requires one.
     #[default]
     None,
-    /// A user of this machine.
+    /// A local user of this machine.
     User(String),
-    /// The CN and DNS names of the certificate that it has shown. The gate may know some of them only.
+    /// CN and DNS names of the client's certificate. The access policy may accept only some of them.
     Certificate(Vec<String>),
 }
 
-/// Why a client gets no session, and how much of that it may know.
+/// A denied request, with the data for its response.
 #[derive(Debug)]
 pub struct DeniedRequest {
-    /// Why.
+    /// The reason.
     pub denial: Denial,
-    /// Whether the answer may show addresses and times.
+    /// Whether the response may contain addresses and times.
     pub trusted: bool,
-    /// The trace, by which the operator finds the line in the log.
+    /// The trace ID, with which operators find the line in the log.
     pub trace: String,
 }
 
-/// One client from its connection to its session. Until it has gone it holds a slot: the one of the door, or after a
-/// denied request the one among the sessions.
+/// The admission of one client, from its connection to its session. It holds a connection permit or, after a denied
+/// request, a session permit until the client has disconnected.
 ///
-/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that
-/// serves many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`AuthorizedRequest::open`],
-/// and calls [`Self::waits`] after each answer. Its clients keep their slots at the door, but step aside from there for
-/// a request that is permitted: a slot among the sessions bounds it, and strangers who fill the door must not end it.
+/// A protocol with one request per connection calls [`Self::open`], which releases the connection permit.
+///
+/// A protocol with many requests per connection calls [`Self::authorize`] for each of them, opens sessions with
+/// [`AuthorizedRequest::open`], and calls [`Self::mark_idle`] after each response. Its clients keep their connection
+/// permits. An authorized request suspends the permit: its session permit bounds it, and clients that exhaust the
+/// connection limiter must not end it.
 #[derive(Debug)]
 pub struct Admission<'a> {
     context: &'a Arc<ListenerContext>,
     front: &'static str,
     category: Category,
     from: SocketAddr,
-    /// Who the connection itself proves the client to be. The front end sets it before it calls [`Self::open`] or
-    /// [`Self::judge`]; no password is asked for then.
+    /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
+    /// [`Self::authorize`]; then no password is requested.
     pub proof: ClientIdentity,
     /// Dropped once the head is read.
     head_done: Option<oneshot::Sender<()>>,
@@ -337,9 +340,9 @@ pub struct Admission<'a> {
     session_permit: Option<Permit<ClientKey>>,
 }
 
-/// What a client asked for and may have. It owns what it needs, so that it can outlive the visit.
+/// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`].
 #[derive(Debug)]
-#[must_use = "dropping it says in the access log that the client went away"]
+#[must_use = "dropping it logs in the access log that the client disconnected"]
 pub struct AuthorizedRequest {
     context: Arc<ListenerContext>,
     category: Category,
@@ -367,27 +370,27 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Its slot at the door, until its session is opened.
+    /// Returns the connection permit, which is held until the session is opened.
     pub(crate) fn slot(&self) -> Option<&Permit> {
         self.connection_permit.as_ref()
     }
 
-    /// Address of the client.
+    /// Returns the client's address.
     pub fn from(&self) -> SocketAddr {
         self.from
     }
 
-    /// What the front end serves with.
+    /// Returns the listener's context.
     pub fn context(&self) -> &'a ListenerContext {
         self.context
     }
 
-    /// Checks the request and opens the session; counts and logs it. An error in `request` is shown only to clients
-    /// whose address is allowed. Cancel safe: a dropped call leaves nothing behind.
+    /// Checks the request and opens the session; counts and logs it. An error in `request` is reported only to clients
+    /// with an allowed address. Cancel safe: dropping the future leaves no session.
     ///
     /// # Errors
     ///
-    /// The denial, which the front end sends to the client.
+    /// Returns the denial to send to the client.
     pub async fn open(
         &mut self,
         request: Result<OpenRequest, Denial>,
@@ -395,7 +398,7 @@ impl<'a> Admission<'a> {
     ) -> Result<GrantedSession, DeniedRequest> {
         let permitted = self.authorize(request, trace).await?;
         let (permitted, slot) = permitted.acquire_permit().map_err(|denied| *denied)?;
-        // Opening may take long; a client that has passed the checks must not keep others from the door meanwhile.
+        // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
         self.connection_permit = None;
         permitted.open_in(slot).await.map_err(|(denied, slot)| {
             self.session_permit = Some(slot);
@@ -403,7 +406,7 @@ impl<'a> Admission<'a> {
         })
     }
 
-    /// As [`Self::open`], for a front end that knows the node. `None`: the client has gone meanwhile.
+    /// Like [`Self::open`], for a listener that knows the node. Returns `None` if the client disconnected meanwhile.
     pub async fn open_at<C: Connection>(
         &mut self,
         node: Result<NodeName, Denial>,
@@ -419,12 +422,12 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client
-    /// waits for this end. Cancel safe.
+    /// Checks a request without opening a session; counts and logs a denial. The client's permit is active until
+    /// [`Self::mark_idle`]. Cancel safe.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`].
+    /// Like [`Self::open`].
     pub async fn authorize(
         &mut self,
         request: Result<OpenRequest, Denial>,
@@ -444,21 +447,21 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// The client was answered: from now on this process waits for it.
+    /// Marks the permit as idle after a response: from now on this process waits for the client.
     pub fn mark_idle(&self) {
         if let Some(slot) = &self.connection_permit {
             slot.mark_idle();
         }
     }
 
-    /// All checks that need no far end, in the order that shows a stranger least.
+    /// Makes all checks that need no remote end, in the order that reveals least to strangers.
     pub(crate) async fn check(
         &self,
         request: Result<OpenRequest, Denial>,
         access: &mut AccessLogEntry,
     ) -> Result<Destination, Denial> {
         let (gate, from) = (self.context.gate.load_full(), self.from.ip());
-        // Checked again, as the config may have changed since the connection was accepted.
+        // Check again, because the config may have changed since the connection was accepted.
         gate.check_source(from)?;
         if self.context.drain.is_draining() {
             return Err(self.context.is_stopping());
@@ -470,7 +473,7 @@ impl<'a> Admission<'a> {
             ClientIdentity::Certificate(names) => Some(gate.user_of_certificate(names, self.front)?),
             ClientIdentity::None => gate.authenticate(&credentials, from).await?,
         };
-        // kube-apiserver's egress selector sends every target here, also those that no edge reaches.
+        // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
         let trusted =
             self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
         let mut destination = gate.locate(node, target, self.context, trusted)?;
@@ -483,42 +486,42 @@ impl<'a> Admission<'a> {
 }
 
 impl AuthorizedRequest {
-    /// The node, by its own name; [`NodeName::outside`] if this process dials.
+    /// Returns the node by its own name, or [`NodeName::direct`] if this process dials.
     pub fn node(&self) -> &NodeName {
         &self.destination.node
     }
 
-    /// What is to be dialled there.
+    /// Returns the target to dial there.
     pub fn target(&self) -> &Target {
         &self.destination.target
     }
 
-    /// Who the client has proved to be.
+    /// Returns the authenticated user, if there is one.
     pub fn user(&self) -> Option<&str> {
         self.access.user.as_deref()
     }
 
-    /// Whether the client may be shown addresses and times.
+    /// Returns true if responses to the client may contain addresses and times.
     pub fn is_trusted(&self) -> bool {
         self.from.ip().is_loopback() || self.access.user.is_some()
     }
 
-    /// Needs no session of its own: the one that serves it has a line in the access log.
+    /// Discards the access log entry of a request that needs no session: the session that serves it has an entry.
     pub fn forget(self) {
         self.access.discard();
     }
 
-    /// Opens it; counts and logs that. Cancel safe: a dropped call leaves nothing behind.
+    /// Opens a session; counts and logs it. Cancel safe: dropping the future leaves no session.
     ///
     /// # Errors
     ///
-    /// The denial for the client.
+    /// Returns the denial for the client.
     pub async fn open(self) -> Result<GrantedSession, DeniedRequest> {
         let (permitted, slot) = self.acquire_permit().map_err(|denied| *denied)?;
         permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)
     }
 
-    /// Takes a slot among the sessions.
+    /// Acquires a session permit.
     fn acquire_permit(self) -> Result<(Self, Permit<ClientKey>), Box<DeniedRequest>> {
         let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
         match self.context.sessions.try_acquire(&key).map_err(|why| self.context.no_permit(why)) {
@@ -527,7 +530,7 @@ impl AuthorizedRequest {
         }
     }
 
-    /// Opens it in that slot, which comes back with a denial.
+    /// Opens a session with that permit, which is returned with a denial.
     async fn open_in(
         self,
         slot: Permit<ClientKey>,
@@ -553,7 +556,7 @@ impl AuthorizedRequest {
 }
 
 impl DeniedRequest {
-    /// Counts and logs it.
+    /// Creates a denied request; counts and logs it.
     fn new(denial: Denial, mut access: AccessLogEntry, context: &ListenerContext, from: SocketAddr) -> Self {
         let metrics = &context.metrics;
         metrics.sessions.refused(access.front, denial.name());
@@ -565,25 +568,25 @@ impl DeniedRequest {
     }
 }
 
-// How clients share the sessions of a pod.
+// Sharing of a server's sessions between clients.
 
-/// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
+/// The key of a client in the session limiter: the user or, at listeners without users, the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClientKey {
-    /// A user, by the name that was proved.
+    /// An authenticated user.
     User(Arc<str>),
-    /// An address, or the /64 of an IPv6 address.
+    /// An IPv4 address or the /64 network of an IPv6 address.
     Source(Source),
 }
 
 impl ClientKey {
-    /// The key of a client at `from`, which has proved to be `user` if that is given.
+    /// Returns the key of a client at `from`, authenticated as `user` if that is given.
     pub fn of(user: Option<&str>, from: IpAddr) -> Self {
         user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
     }
 }
 
-/// The door to the sessions of all front ends of a pod: at once `most` in all, and `for_one` for one client.
+/// Creates the session limiter of a process: at most `most` concurrent sessions, and `for_one` per client.
 pub fn sessions(most: usize, for_one: usize) -> FairLimiter<ClientKey> {
     FairLimiter::new(Limits { permits: most, per_source: for_one, waiting: 0, idle_timeout: None })
 }

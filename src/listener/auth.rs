@@ -1,4 +1,4 @@
-//! The checks that a client passes before anything is opened for it: address, password, rules.
+//! Access checks of a client before a session is opened for it: address, password, rules.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
@@ -22,44 +22,44 @@ use tunnel_base::policy::{CertificateGlob, Networks, Rules, plain};
 use tunnel_net::limiter::{FairLimiter, Limits, LoginThrottle, Source, Who};
 use tunnel_net::reload::Reload;
 
-/// The access checks of one front end: every client passes them before anything is opened for it.
+/// The access checks of one listener. Every client must pass them before a session is opened for it.
 #[derive(Debug, Clone, Default)]
 pub struct AccessPolicy {
-    /// Networks that clients may come from; `None`: any address.
+    /// Networks from which clients may connect. `None` means any address.
     pub allow_from: Option<Networks>,
-    /// Users and their passwords; `None`: no client is asked for one.
+    /// Users and their passwords. `None` means that no password is required.
     pub logins: Option<Arc<PasswordChecker>>,
     /// Names of client certificates that are accepted.
     pub names: Vec<CertificateGlob>,
-    /// Which users and networks may reach which nodes and ports.
+    /// The users and networks that may reach each node and port.
     pub rules: Rules,
-    /// The DNS zone in which nodes have a second name; `None`: only their own names are accepted.
+    /// The DNS zone in which nodes have a second name. `None` means that only their own names are accepted.
     pub zone: Option<Arc<Zone>>,
 }
 
-/// Names and passwords, as bcrypt hashes from an htpasswd file.
+/// User names and bcrypt password hashes from an htpasswd file.
 #[derive(Clone)]
 pub struct Users {
     hashes: HashMap<String, String>,
-    /// A hash that no password fits, and whose check takes as long as the slowest of `hashes`, so that its time does
-    /// not show whether a user exists.
+    /// A hash that matches no password. Checking it takes as long as the slowest of `hashes`, so that timing does not
+    /// reveal whether a user exists.
     nobody: String,
 }
 
-/// Why an htpasswd file cannot be used.
+/// A reason for rejecting an htpasswd file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UsersError {
-    /// No line holds a user with a bcrypt hash. Make one with `htpasswd -nB name`.
-    #[error("no user with a bcrypt hash in it: make one with `htpasswd -nB <name>`")]
+    /// No line contains a user with a bcrypt hash.
+    #[error("no user with a bcrypt hash; create one with `htpasswd -nB <name>`")]
     Empty,
 }
 
-/// Checks passwords: a few at once, the sources in turn. A right one is remembered for a minute.
+/// A password checker that limits concurrent checks, is fair to sources, and caches correct passwords for a minute.
 pub struct PasswordChecker {
     users: Reload<Users>,
     recent: Mutex<LoginCache>,
     failures: Mutex<LoginThrottle>,
-    /// Two random keys of this process for the fingerprints in [`Self::recent`].
+    /// Two random keys of this process for the fingerprints in `recent`.
     keys: (RandomState, RandomState),
     turns: FairLimiter,
 }
@@ -69,7 +69,7 @@ impl AccessPolicy {
     ///
     /// # Errors
     ///
-    /// [`Denial::Forbidden`] if not.
+    /// Returns [`Denial::Forbidden`] if the address is not allowed.
     pub fn check_source(&self, from: IpAddr) -> Result<(), Denial> {
         match &self.allow_from {
             Some(networks) if !networks.contains(from) => {
@@ -79,12 +79,13 @@ impl AccessPolicy {
         }
     }
 
-    /// The user whose password the request's head holds, or `None` if no client is asked for one. Cancel safe.
+    /// Returns the user whose password is in the request's head, or `None` if no password is required. Cancel safe.
     ///
     /// # Errors
     ///
-    /// [`Denial::Credentials`] if the password is missing, [`Denial::Password`] if it is wrong; [`Denial::Busy`] if too
-    /// many are being checked, [`Denial::WrongPasswords`] if too many from this address were wrong.
+    /// Returns [`Denial::Credentials`] if the password is missing and [`Denial::Password`] if it is wrong. Returns
+    /// [`Denial::Busy`] if too many checks are in progress, and [`Denial::WrongPasswords`] after too many wrong
+    /// passwords for this user from this address.
     pub async fn authenticate(&self, head: &HeaderMap, from: IpAddr) -> Result<Option<String>, Denial> {
         match &self.logins {
             None => Ok(None),
@@ -92,11 +93,11 @@ impl AccessPolicy {
         }
     }
 
-    /// The user that a certificate with these names stands for: the first of them that is accepted at that front end.
+    /// Returns the user that a certificate with these names identifies: the first name that this listener accepts.
     ///
     /// # Errors
     ///
-    /// [`Denial::Forbidden`] if none is.
+    /// Returns [`Denial::Forbidden`] if it accepts none of them.
     pub fn user_of_certificate(&self, names: &[String], front: &str) -> Result<String, Denial> {
         let accepted = |name: &&String| self.names.iter().any(|glob| glob.matches(name));
         let user = names.iter().find(accepted).cloned();
@@ -107,7 +108,7 @@ impl AccessPolicy {
     ///
     /// # Errors
     ///
-    /// [`Denial::Forbidden`] if not.
+    /// Returns [`Denial::Forbidden`] if no rule allows the access.
     pub fn authorize(
         &self,
         user: Option<&str>,
@@ -124,13 +125,13 @@ impl AccessPolicy {
 }
 
 impl Users {
-    /// Reads an htpasswd file: `name:hash` a line; empty lines and those that begin with `#` are passed over.
+    /// Parses an htpasswd file with one `name:hash` per line. Empty lines and lines that start with `#` are skipped.
     ///
-    /// Lines without a bcrypt hash are left out with a warning: the other kinds are too weak to hold today.
+    /// Lines without a bcrypt hash are skipped with a warning, because the other kinds are too weak.
     ///
     /// # Errors
     ///
-    /// No line holds a user with a bcrypt hash.
+    /// Returns [`UsersError::Empty`] if no line contains a user with a bcrypt hash.
     pub fn parse(text: &str) -> Result<Self, UsersError> {
         let mut hashes = HashMap::new();
         let mut cost = MIN_COST;
@@ -147,8 +148,10 @@ impl Users {
                 }
                 _ => warn!(
                     line = at,
-                    "not a user with a bcrypt hash of cost {MIN_COST} to {MAX_COST}, left out: \
-                     make it anew with `htpasswd -nB <name>`"
+                    min_cost = MIN_COST,
+                    max_cost = MAX_COST,
+                    hint = "create the line with `htpasswd -nB <name>`",
+                    "htpasswd line without usable bcrypt hash skipped"
                 ),
             }
         }
@@ -158,19 +161,19 @@ impl Users {
         Ok(Self { hashes, nobody: format!("$2b${cost:02}${DUMMY_HASH}") })
     }
 
-    /// How many users there are.
+    /// Returns the number of users.
     pub fn len(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Always false after [`Self::parse`], which takes no file without users.
+    /// Returns true if there are no users, which [`Self::parse`] never returns.
     pub fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
 }
 
 impl PasswordChecker {
-    /// Each check reads the users that the file holds at that moment.
+    /// Creates a checker. Each check uses the current content of the users file.
     pub fn new(users: Reload<Users>) -> Self {
         Self {
             users,
@@ -201,13 +204,13 @@ impl PasswordChecker {
         self.check_throttle(&who)?;
         let turn = timeout(LOGIN_TIMEOUT, self.turns.acquire(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
-        // While this login waited, another with the same password may have been let in, or others may have failed.
+        // While this login waited, another one with the same password may have succeeded, or others may have failed.
         if self.recent().holds(print, Instant::now()) {
             return Ok(name);
         }
         self.check_throttle(&who)?;
         let right = tokio::task::spawn_blocking(move || {
-            // The check takes the turn with it: a client that hangs up neither stops it nor frees the turn early.
+            // The check owns the permit: a client that disconnects neither stops the check nor frees the permit early.
             let _turn = turn;
             bcrypt::verify(password, &hash).unwrap_or(false)
         });
@@ -220,7 +223,7 @@ impl PasswordChecker {
         Ok(name)
     }
 
-    /// Fails if this source and user have given too many wrong passwords within a minute.
+    /// Returns an error if this source sent too many wrong passwords for this user within a minute.
     fn check_throttle(&self, who: &Who) -> Result<(), Denial> {
         let barred = self.failures().check(who, Instant::now());
         if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
@@ -230,7 +233,7 @@ impl PasswordChecker {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A keyed hash of name, password and stored hash: when the file changes the stored hash, the old one fits no more.
+    /// Returns a keyed hash of name, password and stored hash. It no longer matches once the file's hash changes.
     fn fingerprint(&self, name: &str, password: &str, hash: &str) -> u128 {
         let all = (name, password, hash);
         u128::from(self.keys.0.hash_one(all)) << 64 | u128::from(self.keys.1.hash_one(all))
@@ -253,7 +256,7 @@ impl fmt::Debug for PasswordChecker {
     }
 }
 
-/// Name and password of a `Basic` header's value.
+/// Parses name and password from the value of a `Basic` header.
 fn basic(value: &str) -> Option<(String, String)> {
     let (scheme, code) = value.trim().split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
@@ -264,38 +267,40 @@ fn basic(value: &str) -> Option<(String, String)> {
     Some((name.to_owned(), password.to_owned()))
 }
 
-/// The cost of a bcrypt hash, if it is one that can be checked in bearable time.
+/// Returns the cost of a bcrypt hash, or `None` if the hash is invalid or too expensive to check.
 fn bcrypt_cost(hash: &str) -> Option<u32> {
     let cost = hash.parse::<bcrypt::HashParts>().ok()?.get_cost();
-    // What the library can read may still be no base64; only a real check shows that, at its lowest cost.
+    // A hash that parses may still contain invalid base64, which only a real check detects: do one at the lowest cost.
     let cheapest = format!("$2b${MIN_COST:02}${}", hash.rsplit('$').next()?);
     bcrypt::verify("", &cheapest).ok()?;
     (MIN_COST..=MAX_COST).contains(&cost).then_some(cost)
 }
 
-/// Salt and hash of a random password that nobody knows.
+/// Salt and hash of a random, discarded password.
 const DUMMY_HASH: &str = "N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
 
-/// bcrypt's least cost.
+/// Minimum cost of bcrypt.
 const MIN_COST: u32 = 4;
 
-/// Each step doubles the time; 14 is about a second, more would let a few wrong passwords stop every login.
+/// Maximum accepted cost. Each step doubles the time, and 14 takes about a second. With a higher cost, a few wrong
+/// passwords would block every login.
 const MAX_COST: u32 = 14;
 
-/// Checks at once: each fills a processor, and the tunnel needs one itself. Where there is but one, they share it.
+/// Returns the maximum number of concurrent checks: one per core, except one core for the rest of the process, but at
+/// least one.
 fn max_concurrent() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
 }
 
-/// Logins of all sources together that may wait for their turn.
+/// Maximum number of waiting logins, over all sources.
 const WAITING: usize = 256;
 
-/// How long a login may wait for its turn before it is denied as busy.
+/// Timeout for a waiting login, which is then denied as busy.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-// Logins that succeeded within the last minute and need no second check.
+// Cache of logins that succeeded within the last minute and need no second check.
 
-/// Fingerprints of logins that succeeded, each with its time, the oldest first.
+/// A cache of fingerprints of successful logins with their times, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct LoginCache {
     since: HashMap<u128, Instant>,
@@ -313,7 +318,7 @@ impl LoginCache {
                 break;
             }
             self.order.pop_front();
-            // An entry that was renewed since then stays.
+            // Keep an entry that has been renewed since.
             if self.since.get(&oldest) == Some(&since) {
                 self.since.remove(&oldest);
             }
@@ -323,10 +328,10 @@ impl LoginCache {
     }
 }
 
-/// How long a login needs no second check, so that each of many short connections does not cost a bcrypt.
+/// Lifetime of a cached login. It saves a bcrypt check for each of many short connections.
 pub(crate) const LOGIN_TTL: Duration = Duration::from_secs(60);
 
-/// Successful logins that are remembered at most, about 100 bytes each.
+/// Maximum number of cached logins, about 100 bytes each.
 const RECENT: usize = 16 * 1024;
 
 #[cfg(test)]

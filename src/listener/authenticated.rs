@@ -1,4 +1,4 @@
-//! Front ends whose clients are known by their connection: by a certificate, or as users of this machine.
+//! Listeners that identify clients by their connection: by a client certificate, or as a local user.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use tunnel_net::socket::Socket;
 use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
 use tunnel_proto::frame::Category;
 
-/// A front end behind TLS. A client that shows a certificate has its names.
+/// A listener over TLS. A client that presents a certificate is identified by its names.
 #[derive(Debug)]
 pub struct OverTls<F> {
     front_end: F,
@@ -24,12 +24,12 @@ pub struct OverTls<F> {
     pool: Pool,
 }
 
-/// A front end on a unix socket. A client is its user on this machine: `uid=0` for root.
+/// A listener on a unix socket. A client is identified as its local user: `uid=0` for root.
 #[derive(Debug)]
 pub struct OverUnix<F>(pub F);
 
 impl<F> OverTls<F> {
-    /// Puts a front end behind TLS.
+    /// Wraps a listener in TLS.
     pub fn new(front_end: F, tls: Reload<ServerConfig>, pool: Pool) -> Self {
         Self { front_end, acceptor: TlsHandshaker::new(tls, pool.clone(), WAITING), pool }
     }
@@ -44,7 +44,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
         self.front_end.span(from)
     }
 
-    /// An alert, the only answer that TLS allows before the handshake.
+    /// Returns an alert, the only response that TLS allows before the handshake.
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         denial.alert()
     }
@@ -57,7 +57,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
         let Some(slot) = visit.slot() else { return HandshakeOutcome::Failed { cause: "tls", socket: None } };
         let failure = match self.acceptor.accept(socket, visit.from(), slot).await {
             Ok(shaken) => {
-                // From now on this process waits for the client.
+                // The permit is idle: from now on this process waits for the client.
                 slot.mark_idle();
                 if let Some(names) = shaken.names() {
                     visit.proof = ClientIdentity::Certificate(names);
@@ -70,10 +70,10 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
         };
         let refusals = &visit.context().metrics.refusals;
         if failure.socket.is_some() && refusals.may_log(failure.cause, visit.from().ip()) {
-            info!("{failure}");
+            info!(reason = failure.cause, error = %failure, "TLS handshake failed");
         }
         if let Some(socket) = failure.socket {
-            // Closed with care, so that the alert arrives.
+            // Close gracefully, so that the alert arrives.
             close_gracefully(&mut Socket::new(socket, self.pool.clone())).await;
         }
         HandshakeOutcome::Failed { cause: failure.cause, socket: None }

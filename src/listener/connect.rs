@@ -1,4 +1,4 @@
-//! The CONNECT front end: `CONNECT <node>:<port>`, then the session's bytes.
+//! The CONNECT listener: `CONNECT <node>:<port>`, followed by the session's bytes.
 
 use std::convert::Infallible;
 use std::future::{Future, Pending, pending, poll_fn};
@@ -27,20 +27,20 @@ use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// CONNECT over a stream of any kind, as one of SuperEdge's modules.
+/// CONNECT over any kind of stream, as one of SuperEdge's modules.
 #[derive(Debug, Default)]
 pub struct Connect<M>(PhantomData<fn() -> M>);
 
-/// One of SuperEdge's modules that are asked with CONNECT.
+/// One of SuperEdge's modules that serve CONNECT.
 pub trait ConnectVariant: 'static {
-    /// Its name in metrics and the access log.
+    /// Name in metrics and the access log.
     const NAME: &'static str;
 
-    /// The category that the Open frame carries.
+    /// Category in the Open frame.
     const CATEGORY: Category;
 }
 
-/// CONNECT for people and their tools.
+/// CONNECT for users and their tools, such as ssh.
 #[derive(Debug, Default)]
 pub struct Ssh;
 
@@ -76,13 +76,13 @@ impl<C: Connection + 'static, M: ConnectVariant> ListenerProtocol<C> for Connect
     }
 }
 
-/// Serves one CONNECT.
+/// Serves one CONNECT request.
 pub(crate) async fn serve<C: Connection>(socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
     let done = handshake(socket, |head| open(head, visit)).await;
     if matches!(done, HandshakeOutcome::Failed { cause: SSH, .. })
         && visit.context().metrics.refusals.may_log(SSH, visit.from().ip())
     {
-        warn!("an ssh client has come here by itself: {NO_SSH}");
+        warn!(hint = NO_SSH, "ssh client connected without a proxy command");
     }
     done
 }
@@ -93,13 +93,13 @@ async fn open(head: Parts, visit: &mut Admission<'_>) -> Result<GrantedSession, 
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
 }
 
-// The HTTP part of a CONNECT: takes a bare stream, reads the head, answers, and gives the bare stream back.
+// The HTTP part of CONNECT: takes a bare stream, reads the head, responds, and returns the bare stream.
 
-/// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
+/// Reads the head, passes it to `open`, and responds: with 200 if that returns a session, otherwise with its response.
 ///
-/// The answer is one write, which over TLS is one record: kube-apiserver treats a byte that it reads together with the
-/// 200 as an error. A client that finishes its direction early is still served, as `nc` and its like do so; `open` is
-/// dropped when the client goes away, as far as [`Connection::gone`] sees that. Not cancel safe.
+/// The response is a single write, which over TLS is a single record: kube-apiserver treats a byte that it reads
+/// together with the 200 as an error. A client that closes its write half early, as `nc` does, is still served. `open`
+/// is dropped when [`Connection::gone`] reports that the client disconnected. Not cancel safe.
 pub(crate) async fn handshake<C, T, F, O>(socket: C, open: F) -> HandshakeOutcome<C, T>
 where
     C: Connection,
@@ -129,16 +129,16 @@ where
     }
 }
 
-/// A head that was read.
+/// A request head and the stream that it was read from.
 struct ConnectHead<C> {
     request: Parts,
     socket: C,
-    /// What came behind it.
+    /// Bytes read after the head.
     buffered: Bytes,
 }
 
-/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. A malformed
-/// head is answered, with 400 or 431.
+/// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper responds to a malformed
+/// head with 400 or 431.
 async fn read<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
@@ -169,35 +169,35 @@ async fn read<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str,
     }
 }
 
-/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its
-/// own.
+/// Writes and flushes the response. It fits into any socket's empty buffer, so it needs no separate timeout.
 async fn send<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
     socket.write_all(answer).await?;
     socket.flush().await
 }
 
-/// Connections are not reused.
+/// Returns hyper's server config. Connections are not reused.
 fn server() -> http1::Builder {
     let mut server = http1::Builder::new();
     server.max_buf_size(HEAD_BYTES).half_close(true).auto_date_header(false);
     server
 }
 
-/// The 200 as SuperEdge writes it, and as short: some clients read no more than a line or two.
+/// Returns the 200 response exactly as SuperEdge writes it. It is short because some clients read only a line or two.
 fn established(version: Version) -> Bytes {
     format!("{version:?} 200 Connection established\r\n\r\n").into()
 }
 
-/// Longest head in bytes; hyper answers 431 beyond it. Ours are a line or two, credentials included.
+/// Maximum length of a head in bytes; hyper responds with 431 to longer ones. Usual heads have a line or two, including
+/// credentials.
 const HEAD_BYTES: usize = 16 * 1024;
 
-// Turns the head of a CONNECT into an open request.
+// Converts the head of a CONNECT request into an open request.
 
-/// The open request that a head holds.
+/// Returns the open request that a head contains.
 ///
 /// # Errors
 ///
-/// The head is not a CONNECT to a target.
+/// Returns a denial if the head is not a CONNECT request to a target.
 pub(crate) fn parse(head: Parts) -> Result<OpenRequest, Denial> {
     if head.method != Method::CONNECT {
         return Err(Denial::Method);
@@ -208,24 +208,24 @@ pub(crate) fn parse(head: Parts) -> Result<OpenRequest, Denial> {
     Ok(OpenRequest { node: None, target: target(&head)?, credentials: head.headers })
 }
 
-/// The target of the request line. The Host header is ignored: it may be absent, wrong, or name the proxy.
+/// Returns the target of the request line. The Host header is ignored: it may be absent, wrong, or name the proxy.
 fn target(head: &Parts) -> Result<Target, NameError> {
     let asked = head.uri.to_string();
     let plain = head.uri.scheme().is_none() && head.uri.path_and_query().is_none();
     match head.uri.authority() {
         Some(authority) if plain => authority.as_str().parse(),
-        // A whole URL is not a target: its text has no port at its end.
+        // An absolute URL is not a target: its text has no port at its end.
         _ => Err(NameError::Port(asked.chars().take(EXCERPT).collect())),
     }
 }
 
-/// Whether a head announces a body. Bytes behind a CONNECT belong to the session, so this is refused.
+/// Returns true if a head announces a body. This is refused, because bytes after CONNECT belong to the session.
 fn has_body(head: &HeaderMap) -> bool {
     let long = |length: &HeaderValue| length.as_bytes() != b"0";
     head.contains_key(TRANSFER_ENCODING) || head.get_all(CONTENT_LENGTH).iter().any(long)
 }
 
-/// Characters of a bad target that the error shows.
+/// Maximum number of characters of a bad target that the error contains.
 const EXCERPT: usize = 64;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! HTTP/1.1 on a client's connection: each request is judged, and forwarded over a session to where it goes.
+//! HTTP/1.1 on a client's connection: authorizes each request and forwards it over a session to its destination.
 //!
-//! A session belongs to one client connection, so that accounts, rules and identity stay exact. It is kept for the next
-//! request that goes the same way. Bodies are passed on as they come; an upgrade leaves two bare streams.
+//! A session belongs to one client connection, so that access logs, rules and identities remain exact. It is reused for
+//! following requests with the same route. Bodies are streamed; after an upgrade both streams carry raw bytes.
 
 pub mod message;
 pub mod upstream;
@@ -40,40 +40,41 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::{InFlightGuard, InFlightRequests, Metrics};
 use tunnel_net::socket::{Connection, Socket};
 
-/// Judges the requests of one client, and opens sessions for them.
+/// Authorizes the requests of one client, and opens sessions for them.
 pub trait Router: Send {
-    /// Where requests go, and as whose: those with an equal one may go over one session.
+    /// Destination and user of a request. Requests with equal routes may share a session.
     type Way: PartialEq + Send + Sync;
 
-    /// Returns where a request goes, if it may go there. Its URI is as the client has sent it, its Host is the one that
-    /// it is for. Only clients that may come in get to know that a head is wrong.
+    /// Authorizes a request and returns its route. The URI is as sent by the client; the Host header is the effective
+    /// host. An error in the head is reported only to clients that may use the listener.
     ///
     /// # Errors
     ///
-    /// The denial for the client.
+    /// Returns the denial for the client.
     fn route(
         &mut self,
         head: Result<&Parts, Denial>,
     ) -> impl Future<Output = Result<Self::Way, DeniedRequest>> + Send;
 
-    /// Opens a session. Cancel safe: a dropped call leaves nothing behind.
+    /// Opens a session. Cancel safe: dropping the future leaves no session.
     ///
     /// # Errors
     ///
-    /// The denial for the client.
+    /// Returns the denial for the client.
     fn open(&mut self, way: &Self::Way)
     -> impl Future<Output = Result<GrantedSession, DeniedRequest>> + Send;
 
-    /// The denial for the client of the last request that was judged, whose session gave no answer.
+    /// Returns the denial for the last authorized request, if its session gave no response.
     fn failed(&self, denial: Denial) -> DeniedRequest;
 
-    /// The client has its answer, and is the one from whom something is expected now.
+    /// Notifies the router that the client has its response, so that this process now waits for the client.
     fn answered(&self);
 }
 
-/// Serves a client's requests until it goes, or has nothing more to ask for a while, or draining begins, or it and the
-/// target have agreed on another protocol: then the session is given back. Not cancel safe: a dropped call breaks off
-/// what is under way.
+/// Serves a client's requests until the client disconnects or is idle for too long, draining starts, or client and
+/// target switch to another protocol.
+///
+/// After a switch, the session is returned. Not cancel safe: dropping the future aborts the request in flight.
 pub async fn forward<C, R>(socket: C, router: R, context: &ListenerContext) -> HandshakeOutcome<C>
 where
     C: Connection,
@@ -122,7 +123,7 @@ where
 
 type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
 
-/// Returns what is left of a client's connection.
+/// Returns the outcome of serving a client, with its connection if that is still open.
 async fn finish<C: Connection>(
     ended: ServeEnd,
     mut socket: C,
@@ -136,7 +137,10 @@ async fn finish<C: Connection>(
         }
         (ended, switched) => {
             if let Some(opened) = switched {
-                opened.break_off("client_failed", "the client's connection failed: it took no answer");
+                opened.break_off(
+                    "client_failed",
+                    "the client's connection failed: it did not read the response",
+                );
             }
             match ended {
                 ServeEnd::Hyper(ended) => ended.err(),
@@ -149,7 +153,7 @@ async fn finish<C: Connection>(
         }
     };
     if error.as_ref().is_some_and(hyper::Error::is_user) {
-        // An answer was cut short, and must not look complete.
+        // A truncated response must not look complete.
         wait_acknowledged(&mut Socket::new(socket, context.pool.clone())).await;
         return HandshakeOutcome::Served(None);
     }
@@ -161,13 +165,13 @@ async fn finish<C: Connection>(
     }
 }
 
-/// How the serving of a client ended.
+/// The reason why serving a client ended.
 enum ServeEnd {
-    /// hyper's result.
+    /// hyper returned this result.
     Hyper(hyper::Result<()>),
-    /// The rest of a head did not come.
+    /// The rest of a head was not received in time.
     TooSlow,
-    /// The client is gone, or as good as gone: it took no more of its answer.
+    /// The client disconnected or stopped reading its response.
     Gone,
 }
 
@@ -182,13 +186,13 @@ fn server() -> http1::Builder {
     server
 }
 
-// A client's requests, one after another, each on its way to the target and back.
+// A client's requests: each is forwarded to the target, and its response back, before the next.
 
-/// A client's requests, one at a time.
+/// The forwarding of a client's requests, one at a time.
 pub(crate) struct Exchange<R: Router> {
     router: tokio::sync::Mutex<R>,
     upstream: Upstream<R::Way>,
-    /// What is left of HTTP once another protocol was agreed on.
+    /// The session after a switch to another protocol.
     switched: Mutex<Option<GrantedSession>>,
     clock: Arc<IdleTimer>,
     requests: InFlightRequests,
@@ -201,12 +205,12 @@ impl<R: Router> Exchange<R> {
         Self { router, upstream, switched: Mutex::new(None), clock, requests }
     }
 
-    /// Drives the session, and calls the router once an answer is complete. To be called after each poll of hyper's
-    /// server.
+    /// Drives the session, and notifies the router once a response is complete. Must be called after each poll of
+    /// hyper's server.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
         self.upstream.poll(cx);
         if self.clock.take_asked() {
-            // hyper's server is polled again, to watch for the client's end.
+            // Have hyper's server polled again, so that it detects the end of the client's stream.
             cx.waker().wake_by_ref();
         }
         if self.clock.take_answered()
@@ -216,7 +220,7 @@ impl<R: Router> Exchange<R> {
         }
     }
 
-    /// Ends the session, if there is one; one that is not HTTP any more is given back.
+    /// Ends the session, if there is one. A session that switched to another protocol is returned instead.
     pub(crate) fn end(self) -> Option<GrantedSession> {
         self.upstream.close();
         self.switched.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -227,7 +231,7 @@ impl<R: Router> Exchange<R> {
         request: Request<Incoming>,
     ) -> Result<Response<ResponseBody>, Infallible> {
         let (head, body) = request.into_parts();
-        // Else hyper would have to read it to its end before the next request.
+        // A denied request with a body keeps `Connection: close`; otherwise hyper would have to read the whole body.
         let has_body = !body.is_end_stream();
         self.clock.on_head(has_body);
         let request = self.requests.start(head.method.as_str(), head.uri.path());
@@ -243,7 +247,7 @@ impl<R: Router> Exchange<R> {
             }
         };
         self.clock.passed();
-        debug!(status = answer.status().as_u16(), "answered");
+        debug!(status = answer.status().as_u16(), "response sent");
         Ok(answer)
     }
 
@@ -277,7 +281,7 @@ impl<R: Router> Exchange<R> {
             return switched.map_err(|denial| router.failed(denial));
         }
         let (mut head, body) = answer.into_parts();
-        // After an answer in HTTP/1.0, hyper would not know how to send the next request's body.
+        // After a response in HTTP/1.0, hyper would not know how to send the next request's body.
         let reusable = head.version == Version::HTTP_11;
         let last = wanted.as_ref().is_some_and(|wanted| wanted.answered(head.status.is_success()));
         self.upstream.keep((reusable && !last).then_some(way), sender);
@@ -292,8 +296,10 @@ impl<R: Router> Exchange<R> {
         Ok(Response::from_parts(head, body))
     }
 
-    /// Sends a request over the session that there is, or over a new one. The target may end one that was kept just as
-    /// it is asked: then the request is sent again, unless that may do something twice.
+    /// Sends a request over the current session or a new one.
+    ///
+    /// The target may close a reused session at the same time. Then the request is sent again if it is idempotent or
+    /// was not sent.
     async fn send(
         &self,
         router: &mut R,
@@ -319,7 +325,7 @@ impl<R: Router> Exchange<R> {
                     continue;
                 }
                 Err(UpstreamError::Unsent(_)) => {
-                    Denial::UpstreamFailed("it has ended the connection".to_owned())
+                    Denial::UpstreamFailed("it closed the connection".to_owned())
                 }
                 Err(UpstreamError::Silence(why)) => match again {
                     Some(again) => {
@@ -329,7 +335,7 @@ impl<R: Router> Exchange<R> {
                     None => Denial::UpstreamFailed(why),
                 },
                 Err(UpstreamError::Body) => {
-                    Denial::Request("its body ends early, or is not chunked as it should be")
+                    Denial::Request("the body ends early, or its chunked coding is invalid")
                 }
                 Err(UpstreamError::Target(why)) => Denial::UpstreamFailed(why),
             };
@@ -337,7 +343,7 @@ impl<R: Router> Exchange<R> {
         }
     }
 
-    /// Takes the session from hyper: what passes from now on is not HTTP.
+    /// Takes the session from hyper, because the following bytes are not HTTP.
     async fn switch(
         &self,
         answer: Response<Incoming>,
@@ -347,10 +353,10 @@ impl<R: Router> Exchange<R> {
         let (mut head, body) = answer.into_parts();
         let opened = self.upstream.switch().await;
         let Some(mut opened) = opened else {
-            return Err(Denial::UpstreamFailed("the session is over".to_owned()));
+            return Err(Denial::UpstreamFailed("the session has ended".to_owned()));
         };
         if !requested {
-            let why = "it changes to another protocol, which nobody asked for";
+            let why = "it switched to another protocol without a request";
             opened.break_off("bad_answer", why);
             return Err(Denial::UpstreamFailed(why.to_owned()));
         }
@@ -362,8 +368,9 @@ impl<R: Router> Exchange<R> {
         Ok(Response::from_parts(head, body))
     }
 
-    /// A copy of a request that its target may get twice, RFC 9110 9.2.2. What is asked of another protocol its method
-    /// does not tell: `kubectl exec` asks with GET.
+    /// Returns a copy of a request that the target may receive twice, or `None` (RFC 9110, section 9.2.2).
+    ///
+    /// An upgrade request is never repeated, because its method does not show its effect: `kubectl exec` uses GET.
     fn repeatable(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
         let upgrades = request.headers().contains_key(UPGRADE);
         if upgrades || !request.method().is_idempotent() || !request.body().is_end_stream() {
@@ -378,17 +385,18 @@ impl<R: Router> Exchange<R> {
     }
 }
 
-// A client's connection as hyper wants it, watched for the client's end while its request is answered.
+// A client's connection as hyper requires it, which detects the client's disconnection while a response is pending.
 
-/// A client's connection, which sets the clock. hyper, which reads nothing while it answers, flushes it then each time
-/// that it is polled: so that is when it is read ahead.
+/// A client's connection, which updates the idle timer.
+///
+/// While a response is pending, hyper reads nothing but flushes each time it is polled, so the flush reads ahead.
 #[derive(Debug)]
 pub(crate) struct ClientIo<C> {
     io: C,
     clock: Arc<IdleTimer>,
-    /// Read ahead. While hyper has not taken it, nothing more is read.
+    /// Bytes read ahead. Until hyper has consumed them, nothing more is read.
     ahead: Bytes,
-    /// Whether the client may still read, if it has ended its direction.
+    /// Whether the client may still be reading, once it has closed its write half.
     ended: Option<bool>,
 }
 
@@ -397,13 +405,13 @@ impl<C: Connection> ClientIo<C> {
         Self { io, clock, ahead: Bytes::new(), ended: None }
     }
 
-    /// The connection, and what was read of it behind the bytes `buffered`.
+    /// Returns the connection, and the bytes read from it: `buffered`, followed by those read ahead.
     pub(crate) fn into_parts(self, buffered: Bytes) -> (C, Bytes) {
         let buffered = if self.ahead.is_empty() { buffered } else { [buffered, self.ahead].concat().into() };
         (self.io, buffered)
     }
 
-    /// A client for which bytes wait is slow, and not gone: then its system would have refused them.
+    /// Records a pending write as progress: the client is slow but connected, otherwise its system would reset.
     fn note(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if written.is_pending() {
             self.clock.passed();
@@ -477,59 +485,59 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
     }
 }
 
-/// Bytes that are read ahead at most: usually there is nothing to read.
+/// Maximum number of bytes to read ahead. Usually there are none.
 const AHEAD: usize = 1024;
 
-// How long a client may do nothing: between two requests, within a head, and once it has finished its direction.
+// Timeouts of an inactive client: between two requests, within a head, and after it has closed its write half.
 
-/// What a client's connection is doing, and since when.
+/// The phase of a client's connection, with its deadline.
 #[derive(Debug)]
 pub(crate) struct IdleTimer(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     phase: ClientPhase,
-    /// Whether a request's body has ended since the last look.
+    /// Whether a request's body has ended since the last check.
     asked: bool,
-    /// Whether an answer was completed since the last look.
+    /// Whether a response was completed since the last check.
     answered: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum ClientPhase {
-    /// It has begun a head.
+    /// A head is being received since this time.
     Head(Instant),
-    /// The body of its request is on its way.
+    /// The request's body is being received.
     ReadingBody,
-    /// Its request is there, and is being answered; by the time, if there is one, it must get some of that.
+    /// The request is complete and its response is pending. Part of it must be sent before the deadline, if any.
     Responding(Option<Instant>),
-    /// It has its answer.
+    /// The response was completed at this time.
     Idle(Instant),
 }
 
-/// When a client has done nothing for too long, and what it should have done.
+/// The time at which a client has been inactive for too long, with the expected action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deadline {
-    /// Another request was to come.
+    /// The client must start another request.
     Request(Instant),
-    /// The rest of a head was to come.
+    /// The client must send the rest of a head.
     Head(Instant),
-    /// It was to take its answer, or it is gone.
+    /// The client must read its response; otherwise it is considered disconnected.
     Answer(Instant),
 }
 
 impl IdleTimer {
-    /// The clock of a client that has just come, and is expected to send a request.
+    /// Creates the timer of a new client, which must send a request.
     pub(crate) fn new() -> Self {
         Self(Mutex::new(Inner { phase: ClientPhase::Head(Instant::now()), asked: false, answered: false }))
     }
 
-    /// A head is there, and a body may follow.
+    /// Records that a head is complete and whether a body follows.
     pub(crate) fn on_head(&self, has_body: bool) {
         self.lock().phase = if has_body { ClientPhase::ReadingBody } else { ClientPhase::Responding(None) };
     }
 
-    /// Nothing more is read of the request's body.
+    /// Records that nothing more is read from the request's body.
     pub(crate) fn on_body_end(&self) {
         let mut inner = self.lock();
         if let ClientPhase::ReadingBody = inner.phase {
@@ -538,28 +546,27 @@ impl IdleTimer {
         }
     }
 
-    /// Whether nothing more is read of a request, and its answer is not complete.
+    /// Returns true if a request has been read completely and its response is not complete.
     pub(crate) fn is_answering(&self) -> bool {
         matches!(self.lock().phase, ClientPhase::Responding(_))
     }
 
-    /// Whether a request's body has ended since this was last asked.
+    /// Returns true if a request's body has ended since the last call.
     pub(crate) fn take_asked(&self) -> bool {
         std::mem::take(&mut self.lock().asked)
     }
 
-    /// An answer is complete.
+    /// Records that a response is complete.
     pub(crate) fn idle(&self) {
         *self.lock() = Inner { phase: ClientPhase::Idle(Instant::now()), asked: false, answered: true };
     }
 
-    /// Whether an answer was completed since this was last asked.
+    /// Returns true if a response was completed since the last call.
     pub(crate) fn take_answered(&self) -> bool {
         std::mem::take(&mut self.lock().answered)
     }
 
-    /// By when the client has to do something, if anything is expected of it. One that is `leaving` is asked for no
-    /// further request.
+    /// Returns the client's deadline, if an action is expected of it. With `leaving`, no further request is expected.
     pub(crate) fn deadline(&self, leaving: bool) -> Option<Deadline> {
         match self.lock().phase {
             ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
@@ -570,7 +577,7 @@ impl IdleTimer {
         }
     }
 
-    /// Something has come from the client.
+    /// Records that bytes were received from the client.
     pub(crate) fn arrived(&self) {
         let mut inner = self.lock();
         if let ClientPhase::Idle(_) = inner.phase {
@@ -578,8 +585,8 @@ impl IdleTimer {
         }
     }
 
-    /// The client has finished its direction. While its request is answered it is there if it `reads`: whoever has gone
-    /// looks the same.
+    /// Records that the client closed its write half. While a response is pending, a client that still `reads` gets
+    /// [`FINISHED_TIME`], because a disconnected client looks the same.
     pub(crate) fn finished(&self, reads: bool) {
         if let ClientPhase::Responding(until @ None) = &mut self.lock().phase {
             let patience = if reads { FINISHED_TIME } else { Duration::ZERO };
@@ -587,7 +594,7 @@ impl IdleTimer {
         }
     }
 
-    /// A part of the answer was passed on.
+    /// Records that a part of the response was forwarded.
     pub(crate) fn passed(&self) {
         if let ClientPhase::Responding(Some(until)) = &mut self.lock().phase {
             *until = Instant::now() + FINISHED_TIME;
@@ -600,7 +607,7 @@ impl IdleTimer {
 }
 
 impl Deadline {
-    /// The time itself.
+    /// Returns the time of the deadline.
     pub(crate) fn at(self) -> Instant {
         match self {
             Self::Request(at) | Self::Head(at) | Self::Answer(at) => at,
@@ -608,14 +615,14 @@ impl Deadline {
     }
 }
 
-/// How long a client may keep a connection without asking for anything: as long as Go's clients keep theirs.
+/// Idle timeout of a client's connection between requests, the same as that of Go's clients.
 const IDLE_TIME: Duration = Duration::from_secs(90);
 
-/// How long a client that has finished its direction may get nothing of its answer.
+/// Timeout for progress of a response to a client that has closed its write half.
 const FINISHED_TIME: Duration = Duration::from_secs(30);
 
-/// How long a client may take for the last bytes of an answer, those for which the system has no room: people pause
-/// their terminals.
+/// Timeout for the last bytes of a response, which do not fit into the system's buffers. It is long, because people
+/// pause their terminals.
 const TAKE_TIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The HTTP proxy: CONNECT, or plain requests with a whole URL, each judged by itself.
+//! The HTTP proxy: CONNECT, and plain requests with an absolute URL. Each request is authorized separately.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::frame::Category;
 
-/// The HTTP proxy.
+/// The HTTP proxy listener.
 #[derive(Debug)]
 pub struct Proxy;
 
@@ -48,17 +48,17 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
             let context = visit.context();
             forward(socket, RequestRouter::new(visit, plain), context).await
         };
-        // Its begin was read with the first head.
+        // The buffered first bytes were read with the first head, so the wrapper is no longer needed.
         served.map(|socket| socket.io)
     }
 }
 
-/// What a plain request asks for: the host of its URL, or as SuperEdge has it, of its Host.
+/// Returns the open request for a plain request: to the host of its URL or, as in SuperEdge, of its Host header.
 fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
     if head.uri.scheme().is_some_and(|scheme| *scheme != http::uri::Scheme::HTTP) {
-        return Err(Denial::Request("only http:// is asked for with a whole URL: use CONNECT for the rest"));
+        return Err(Denial::Request("only http:// URLs are accepted; use CONNECT for other protocols"));
     }
-    // The one of the URL, if there is one.
+    // The check of the head has already replaced Host by the URL's host, if there is one.
     let host = head.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let target: Result<Target, NameError> = host.parse();
     let target = match target {
@@ -68,7 +68,7 @@ fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
     Ok(OpenRequest { node: None, target, credentials: credentials(&head.headers) })
 }
 
-/// Reads as much as is needed to know a CONNECT from other requests.
+/// Reads as many bytes as are needed to distinguish CONNECT from other requests.
 async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
     let (mut space, mut have) = ([0; CONNECT.len()], 0);
     while have < CONNECT.len() && space.get(..have) == CONNECT.get(..have) {
@@ -82,7 +82,7 @@ async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
     Ok(space.get(..have).unwrap_or_default().to_vec())
 }
 
-/// What was read of a stream already.
+/// The bytes already read from a stream, which are read again first.
 #[derive(Debug)]
 struct Begun(Vec<u8>);
 
@@ -103,5 +103,5 @@ impl<T: AsyncRead + Unpin> ReadHook<T> for Begun {
     }
 }
 
-/// How a CONNECT begins.
+/// First bytes of a CONNECT request.
 const CONNECT: &[u8; 8] = b"CONNECT ";

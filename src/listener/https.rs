@@ -1,4 +1,4 @@
-//! The front ends of node ports: a port of this pod stands for one port of every node, and each request names its node.
+//! Listeners of node ports: a port of this server stands for one port of every node, and each request names its node.
 //! With TLS (`[mode.cloud.https]`, `mode = "terminate"`) or without (`[mode.cloud.http]`).
 
 pub mod routing;
@@ -30,14 +30,14 @@ use tunnel_net::socket::Connection;
 use tunnel_net::tls::handshake::TlsSocket;
 use tunnel_proto::frame::Category;
 
-/// What one port stands for, and who knows the nodes.
+/// A node port: its meaning at the nodes, and how nodes are found.
 #[derive(Debug, Clone)]
 pub struct NodePort {
-    /// What the node dials.
+    /// The target that the node dials.
     pub stands_for: PortTarget,
-    /// Knows which nodes there are.
+    /// Finds the connected nodes.
     pub finder: Arc<Finder>,
-    /// Which ports of nodes are those of their loopback.
+    /// The ports that are served on the nodes' loopback.
     pub ports: watch::Receiver<ProxyPorts>,
 }
 
@@ -45,23 +45,23 @@ pub struct NodePort {
 #[derive(Debug)]
 pub struct Http(pub NodePort);
 
-/// A node port behind TLS; the edge uses TLS to the target again.
+/// A node port over TLS. The edge opens a new TLS connection to the target.
 #[derive(Debug)]
 pub struct Https(pub NodePort);
 
-/// A node port behind TLS, where this pod uses TLS to the target as well, with a certificate of its own that no edge has:
-/// only for clients that have shown one.
+/// A node port over TLS where this server itself speaks TLS with the target, using a client certificate that no edge
+/// has. Clients must present a certificate themselves.
 #[derive(Debug)]
 pub struct HttpsReencrypt {
     /// The port.
     pub port: NodePort,
-    /// What is shown to targets, and which of them are believed.
+    /// Client certificate for targets, and the CAs trusted for theirs.
     pub tls: Reload<ClientConfig>,
 }
 
 impl ListenerProtocol<TcpStream> for Http {
     const NAME: &'static str = "http";
-    /// Not `Https`, with which the edge would use TLS to the target.
+    /// Not `Https`, because the edge would then use TLS to the target.
     const CATEGORY: Category = Category::HttpProxy;
     type Connection = TcpStream;
 
@@ -99,7 +99,7 @@ impl ListenerProtocol<TlsSocket> for Https {
 
 impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
     const NAME: &'static str = Https::NAME;
-    /// Not `Https`, with which the edge would use TLS to the target.
+    /// Not `Https`, because the edge would then use TLS to the target.
     const CATEGORY: Category = Category::HttpProxy;
     type Connection = TlsSocket;
 
@@ -129,7 +129,7 @@ impl NodePort {
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
         let parse = |head: &Parts| {
             if !shown {
-                return Err(Denial::Forbidden("this port is for clients that show a certificate".to_owned()));
+                return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
             }
             let gate = context.gate.load();
             let asker = RoutingContext {
@@ -146,19 +146,19 @@ impl NodePort {
     }
 }
 
-// The passthrough front end: TLS for a target at the node that the ClientHello names. Only the ClientHello is read;
-// TLS stays between client and target.
+// The passthrough listener: TLS for a target at the node that the ClientHello names. Only the ClientHello is read; TLS
+// stays between client and target.
 
-/// One port of `[mode.cloud.https.addr]` whose TLS is passed through.
+/// A port of `[mode.cloud.https.addr]` that passes TLS through.
 #[derive(Debug)]
 pub struct Passthrough {
-    /// What the named node dials.
+    /// The target that the named node dials.
     pub target: Target,
 }
 
 impl ListenerProtocol<TcpStream> for Passthrough {
     const NAME: &'static str = "https";
-    /// Not `Https`, with which the edge would use TLS to the target itself.
+    /// Not `Https`, because the edge would then use TLS to the target itself.
     const CATEGORY: Category = Category::Tcp;
     type Connection = TcpStream;
 
@@ -178,7 +178,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
         let hello = match ClientHello::read(&mut socket).await {
             Ok(hello) => hello,
             Err(ClientHelloError { cause, why }) => {
-                debug!(%why, "no TLS ClientHello");
+                debug!(error = %why, reason = cause, "no TLS ClientHello");
                 return HandshakeOutcome::Failed { cause, socket: Some(socket) };
             }
         };
@@ -195,16 +195,16 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     }
 }
 
-/// A ClientHello.
+/// A TLS ClientHello.
 #[derive(Debug)]
 struct ClientHello {
     /// The name in its SNI.
     name: Option<String>,
-    /// All bytes that were read, for the target.
+    /// All bytes read, to be sent to the target.
     bytes: Bytes,
 }
 
-/// Why a ClientHello could not be read.
+/// The error of reading a ClientHello.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 struct ClientHelloError {
@@ -214,7 +214,7 @@ struct ClientHelloError {
 }
 
 impl ClientHello {
-    /// Reads until the ClientHello is there.
+    /// Reads until the ClientHello is complete.
     async fn read(socket: &mut TcpStream) -> Result<Self, ClientHelloError> {
         let mut acceptor = Acceptor::default();
         let mut bytes = BytesMut::with_capacity(FIRST_READ);
@@ -224,16 +224,16 @@ impl ClientHello {
             match read {
                 Ok(n) if n > 0 => {}
                 Ok(_) if before == HELLO_BYTES => {
-                    let why = format!("it is longer than {HELLO_BYTES} bytes");
+                    let why = format!("longer than {HELLO_BYTES} bytes");
                     return Err(ClientHelloError { cause: "long_hello", why });
                 }
                 Ok(_) if before == 0 => {
-                    return Err(ClientHelloError { cause: "no_hello", why: "nothing came".into() });
+                    return Err(ClientHelloError { cause: "no_hello", why: "nothing received".into() });
                 }
                 Ok(_) => {
                     return Err(ClientHelloError {
                         cause: "no_hello",
-                        why: "the connection ended in it".into(),
+                        why: "connection closed within it".into(),
                     });
                 }
                 Err(error) => return Err(ClientHelloError { cause: "reset", why: error.to_string() }),
@@ -244,18 +244,18 @@ impl ClientHello {
         }
     }
 
-    /// The node that it asks for.
+    /// Returns the node that the server name identifies.
     fn node(&self) -> Result<NodeName, Denial> {
         let name = self.name.as_deref().ok_or(Denial::NoServerName)?;
         Ok(name.parse()?)
     }
 }
 
-/// The name in the SNI, once all of the ClientHello is there.
+/// Feeds bytes to the parser and returns the SNI's name once the ClientHello is complete.
 fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Option<String>>, rustls::Error> {
     while !bytes.is_empty() {
         acceptor.read_tls(&mut bytes).map_err(|error| rustls::Error::General(error.to_string()))?;
-        // The alert would be about our own TLS, and there is none here.
+        // Ignore the alert: this process terminates no TLS here.
         if let Some(accepted) = acceptor.accept().map_err(|(error, _alert)| error)? {
             return Ok(Some(accepted.client_hello().server_name().map(str::to_owned)));
         }
@@ -267,10 +267,10 @@ fn no_tls(error: &rustls::Error) -> ClientHelloError {
     ClientHelloError { cause: "no_tls", why: error.to_string() }
 }
 
-/// Longest ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with a client's many tickets fits.
+/// Maximum length of a ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with many tickets fits too.
 const HELLO_BYTES: usize = 16 * 1024;
 
-/// Bytes of the first read: nearly every ClientHello.
+/// Size of the first read in bytes, enough for nearly every ClientHello.
 const FIRST_READ: usize = 2048;
 
 #[cfg(test)]
@@ -282,7 +282,7 @@ mod tests {
 
     use super::*;
 
-    /// The ClientHello that rustls sends for a server's name or address.
+    /// Returns the ClientHello that rustls sends for a server's name or address.
     fn hello(server: &str) -> Vec<u8> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config =
@@ -295,7 +295,7 @@ mod tests {
         bytes
     }
 
-    /// What is read of these bytes, sent piece by piece before the connection's end.
+    /// Sends these bytes in pieces, closes the connection, and returns the result of reading the ClientHello.
     async fn read(bytes: &[u8], piece: usize) -> Result<ClientHello, ClientHelloError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (client, accepted) =
@@ -333,7 +333,7 @@ mod tests {
     async fn what_is_no_hello_is_told_apart() {
         let half = hello("node1");
         let half = &half[..half.len() / 2];
-        // Records of a handshake message that never ends: its length is 65,535 bytes.
+        // Records of a handshake message of 65,535 bytes, which is never completed.
         let mut long = Vec::new();
         for n in 0..20 {
             let head: &[u8] = if n == 0 { &[1, 0, 0xff, 0xff] } else { &[0; 4] };

@@ -1,5 +1,5 @@
-//! The front end for what was caught on its way to a node's address. Its clients know nothing of it: they have asked the
-//! kernel for the node, which says where they meant to go.
+//! The listener for intercepted connections to nodes' addresses. Clients are unaware of it: they connected to the node,
+//! and the kernel reports the original destination.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -23,30 +23,30 @@ use tunnel_base::policy::ports::ProxyPorts;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// A listener to which the kernel leads what is meant for nodes.
+/// A listener to which the kernel redirects connections meant for nodes.
 #[derive(Debug)]
 pub struct Intercept {
-    /// Whose addresses are caught.
+    /// The nodes with intercepted addresses.
     pub intercepted: Arc<InterceptTable>,
-    /// Which ports of nodes are those of their loopback.
+    /// The ports that are served on the nodes' loopback.
     pub ports: watch::Receiver<ProxyPorts>,
 }
 
-/// The addresses that are caught, as of now.
+/// The currently intercepted addresses and their nodes.
 #[derive(Debug, Default)]
 pub struct InterceptTable(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
 
-/// The node of an address that is caught.
+/// The node of an intercepted address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterceptedNode {
     /// The node.
     pub node: NodeName,
-    /// Since when it is at no pod, if so: what is caught then is refused at once.
+    /// Time of the node's disconnection, if it is connected to no server. Its connections are then refused at once.
     pub left: Option<Instant>,
 }
 
 impl InterceptTable {
-    /// From now on these are caught.
+    /// Replaces the intercepted addresses.
     pub fn set(&self, nodes: HashMap<IpAddr, InterceptedNode>) {
         self.0.store(Arc::new(nodes));
     }
@@ -57,7 +57,7 @@ impl InterceptTable {
 }
 
 impl InterceptedNode {
-    /// The node, if it can be reached now.
+    /// Returns the node, or a denial if it is disconnected.
     fn reachable(self) -> Result<NodeName, Denial> {
         let Some(left) = self.left else { return Ok(self.node) };
         let missing = NodeNotFound { seen: Some(left.elapsed()), ..NodeNotFound::default() };
@@ -66,10 +66,11 @@ impl InterceptedNode {
 }
 
 impl Intercept {
-    /// The node that the client means, and where there; else a fixed word for why it is none that is caught.
+    /// Returns the node and target that the client meant. The error is a fixed label for a connection that was not
+    /// intercepted on its way to a node.
     fn asked(&self, socket: &TcpStream, client: IpAddr) -> Result<(InterceptedNode, Target), &'static str> {
         let meant = meant_for(socket, client).map_err(|cause| {
-            debug!(%cause, "the kernel does not know where a connection was meant to go");
+            debug!(error = %cause, "original destination unknown");
             "not_redirected"
         })?;
         let meant = SocketAddr::new(plain(meant.ip()), meant.port());
@@ -83,8 +84,8 @@ impl Intercept {
     }
 }
 
-/// The target as the node's edge is asked for it. What may listen on loopback alone is asked for by the node's name, which
-/// stands for its loopback and its addresses.
+/// Returns the target to request from the node's edge. A port that may be open only on loopback is requested by the
+/// node's name, which stands for its loopback and its addresses.
 fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
     match node.as_str().parse() {
         Ok(host @ Host::Name(_)) if on_loopback => Target { host, port: meant.port() },
@@ -102,7 +103,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
     }
 
     async fn handshake(&self, socket: TcpStream, visit: &mut Admission<'_>) -> HandshakeOutcome<TcpStream> {
-        // Whatever comes of it: TCP has no answer for a denial, and an end in good order would look like an empty one.
+        // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
         socket.breaks_off(true);
         let (node, target) = match self.asked(&socket, visit.from().ip()) {
             Ok(asked) => asked,

@@ -1,4 +1,4 @@
-//! The requests of one client, each judged by itself.
+//! Authorizes and routes each request of one client separately.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,26 +19,26 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls;
 use tunnel_net::tls::handshake::HandshakeError;
 
-/// Checks each request of one client, and finds its destination.
+/// A router that authorizes each request of one client and finds its destination.
 pub(crate) struct RequestRouter<'a, 'v, P> {
     parse: P,
     visit: &'a mut Admission<'v>,
-    /// The TLS that this process speaks with targets; `None`: whoever dials them does, if anybody.
+    /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
     tls: Option<Reload<ClientConfig>>,
-    /// The request that was judged last, until a session is opened for it.
+    /// The request that was authorized last, until a session is opened for it.
     permitted: Option<AuthorizedRequest>,
-    /// Whether its client may be shown addresses and times.
+    /// Whether responses to the client may contain addresses and times.
     trusted: bool,
     trace: String,
 }
 
 impl<'a, 'v, P> RequestRouter<'a, 'v, P> {
-    /// Those of a visitor; `parse` reads a head.
+    /// Creates the router for the requests of one client; `parse` reads a head.
     pub(crate) fn new(visit: &'a mut Admission<'v>, parse: P) -> Self {
         Self::with_target_tls(None, visit, parse)
     }
 
-    /// As [`Self::new`], over TLS that this process speaks with the targets, which are to have their nodes' names.
+    /// Like [`Self::new`], but this process speaks TLS with the targets. Their certificates must have the nodes' names.
     pub(crate) fn with_target_tls(
         tls: Option<Reload<ClientConfig>>,
         visit: &'a mut Admission<'v>,
@@ -47,7 +47,7 @@ impl<'a, 'v, P> RequestRouter<'a, 'v, P> {
         Self { parse, visit, tls, permitted: None, trusted: false, trace: String::new() }
     }
 
-    /// A request for which no session was opened went over the one that there was, which has its own line.
+    /// Discards the access log entry of a request without its own session: the reused session has an entry.
     fn let_go(&mut self) {
         if let Some(permitted) = self.permitted.take() {
             permitted.forget();
@@ -59,7 +59,7 @@ impl<P> Router for RequestRouter<'_, '_, P>
 where
     P: Fn(&Parts) -> Result<OpenRequest, Denial> + Send + Sync,
 {
-    /// The user, who may be another one with each request's password, and where it goes.
+    /// The user, who may differ between requests, and the destination.
     type Way = (Option<String>, NodeName, Target);
 
     async fn route(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, DeniedRequest> {
@@ -78,11 +78,11 @@ where
 
     async fn open(&mut self, (_, node, _): &Self::Way) -> Result<GrantedSession, DeniedRequest> {
         let Some(permitted) = self.permitted.take() else {
-            return Err(self.failed(Denial::UpstreamFailed("its session ended twice".to_owned())));
+            return Err(self.failed(Denial::UpstreamFailed("the session ended twice".to_owned())));
         };
         let opened = permitted.open().await?;
         let Some(tls) = &self.tls else { return Ok(opened) };
-        // Loaded for each: a certificate that was renewed is shown from now on, and cuts nothing.
+        // Load the config for each session, so that a renewed certificate applies without ending sessions.
         let encrypted = encrypted(opened, node, tls.load(), self.visit.context().pool.clone());
         encrypted.await.map_err(|fault| self.failed(Denial::TargetTls(fault)))
     }
@@ -102,7 +102,7 @@ impl<P> Drop for RequestRouter<'_, '_, P> {
     }
 }
 
-/// Puts TLS over what was opened. Where that fails, the session has its line then.
+/// Wraps an opened session in TLS. If that fails, ends the session and writes its access log entry.
 async fn encrypted(
     opened: GrantedSession,
     node: &NodeName,
@@ -114,7 +114,7 @@ async fn encrypted(
         Err(why) => Err(HandshakeError::Other(why.to_string())),
         Ok(name) => match timeout(TARGET_TLS_TIMEOUT, session.encrypted(config, name, pool)).await {
             Ok(shaken) => shaken.map_err(|cause| HandshakeError::of(&cause)),
-            Err(_) => Err(HandshakeError::Other(format!("it did not finish within {TARGET_TLS_TIMEOUT:?}"))),
+            Err(_) => Err(HandshakeError::Other(format!("not finished within {TARGET_TLS_TIMEOUT:?}"))),
         },
     };
     match shaken {
@@ -129,10 +129,10 @@ async fn encrypted(
     }
 }
 
-/// For TLS with a target, whose connection stands by then.
+/// Timeout of the TLS handshake with a target that is already connected.
 const TARGET_TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a password stands, if there is one.
+/// Returns the only header that may contain a password, if it is present.
 pub(crate) fn credentials(headers: &HeaderMap) -> HeaderMap {
     let password = headers.get(PROXY_AUTHORIZATION).cloned();
     HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)))

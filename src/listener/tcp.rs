@@ -1,4 +1,4 @@
-//! The TCP front end: a port for one target. Its clients ask for nothing, so a session is opened for each at once.
+//! The TCP listener: a port for one fixed target. Its clients send no request, so each gets a session at once.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use tunnel_proto::frame::Category;
 /// One TCP port.
 #[derive(Debug)]
 pub struct Tcp {
-    /// The node that dials; `None`: the one that has been linked for longest.
+    /// The node that dials. `None` means the node that has been connected longest.
     pub node: Option<NodeName>,
-    /// What it dials.
+    /// The target that the node dials.
     pub target: Target,
-    /// Whether the target gets a PROXY header (v2) with the client's address.
+    /// Whether the target receives a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
-    /// Knows the nodes.
+    /// Finds the connected nodes.
     pub finder: Arc<Finder>,
-    /// Whether it has been logged that there are several nodes to choose from.
+    /// Whether the warning about several candidate nodes has been logged.
     pub warned: AtomicBool,
 }
 
 impl Tcp {
-    /// The node that dials for the next client.
+    /// Returns the node that dials for the next client.
     fn node(&self) -> Result<NodeName, Denial> {
         if let Some(node) = &self.node {
             return Ok(node.clone());
@@ -44,15 +44,14 @@ impl Tcp {
             warn!(
                 %node,
                 target = %self.target,
-                "there are several nodes, and the one serves this port that has been linked for longest: name the one that is \
-                 meant in [mode.cloud.tcp], as in \"{node}/{}\"",
-                self.target
+                hint = %format_args!("set the node in [mode.cloud.tcp], as in \"{node}/{}\"", self.target),
+                "several nodes connected, port uses the longest connected one"
             );
         }
         Ok(node)
     }
 
-    /// What the target is sent before the client's first byte.
+    /// Returns the bytes that the target receives before the client's first byte.
     fn proxy_header(&self, socket: &TcpStream, client: SocketAddr) -> Bytes {
         match socket.local_addr() {
             Ok(at) if self.send_proxy => {
@@ -83,7 +82,7 @@ impl ListenerProtocol<TcpStream> for Tcp {
                 HandshakeOutcome::Opened { session, socket, buffered }
             }
             Err(_) => {
-                // TCP has no answer for a denial; a connection that ends in good order would look like an empty answer.
+                // Reset, because TCP cannot report a denial and a normal close would look like an empty response.
                 socket.breaks_off(true);
                 HandshakeOutcome::Served(None)
             }

@@ -73,12 +73,14 @@ pub(crate) fn read(
             warn!(file = %path.display(), line, error = %fault, "invalid line in token file");
         }
         if egress && tokens.has_default() {
-            let risk = "any edge can take any name that kube-apiserver requests here (mode.cloud.egress)";
+            let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests \
+                        (mode.cloud.egress)";
             warn!(
+                key = "mode.cloud.stream.server.tokenfile",
+                risk,
                 file = %path.display(),
-                %risk,
                 hint = "give each node its own line",
-                "OPEN DOOR: the token file has a default line"
+                "insecure configuration"
             );
         }
         if !tokens.is_empty() {

@@ -108,7 +108,10 @@ async fn the_server_never_dials_itself_or_what_clouds_keep_to_machines_however_i
     // A name that stands for one: nothing listens for it but the echo on loopback, which hears of nobody.
     let refused = server.ask(&format!("localhost:{port}")).await;
     assert_eq!(refused.status, 403, "{refused:?}");
-    assert!(refused.phrase.starts_with(&format!("localhost:{port} is no target")), "{refused:?}");
+    assert!(
+        refused.phrase.starts_with(&format!("localhost:{port} is not allowed as a target")),
+        "{refused:?}"
+    );
     assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 0);
 }
 
@@ -142,7 +145,8 @@ async fn no_header_reaches_what_a_node_keeps_for_itself_however_it_is_spelt() {
             let dest = format!("{node}X-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
             let refused = got(&server, "node-a:10250", &dest).await;
             // Without a node's name in a header no node is named.
-            let says = if node.is_empty() { "421 " } else { "403 of what a node keeps for itself only" };
+            let says =
+                if node.is_empty() { "421 " } else { "403 addresses local to a node are not reachable" };
             assert!(refused.starts_with(&format!("HTTP/1.1 {says}")), "{host}: {refused}");
         }
     }

@@ -179,7 +179,7 @@ async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
     let mut held = [server.open(&target).await, server.open(&target).await];
     let refused = server.ask(&target).await;
     assert_eq!(refused.status, 503, "{refused:?}");
-    let key = "[mode.cloud.session] max_for_client of the pod";
+    let key = "[mode.cloud.session] max_for_client of this server";
     assert!(refused.phrase.contains(key), "{refused:?}");
     echoed(&mut open_from(OTHER, &server, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();

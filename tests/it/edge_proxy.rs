@@ -133,7 +133,7 @@ async fn this_machine_and_what_no_server_dials_are_refused_at_once() {
         let refused = connect(proxy, target).await;
         assert_eq!(refused.status, 421, "{refused:?}");
         assert!(
-            refused.phrase.ends_with("is at this machine itself: ask there, not through its proxy"),
+            refused.phrase.ends_with("is this machine itself; connect to it directly, not through its proxy"),
             "{refused:?}"
         );
         assert!(refused.body.contains("no_proxy"), "{refused:?}");
@@ -141,7 +141,7 @@ async fn this_machine_and_what_no_server_dials_are_refused_at_once() {
     for target in ["127.0.0.1:22", "169.254.169.254:80", "2130706433:80"] {
         let refused = connect(proxy, target).await;
         assert_eq!(refused.status, 403, "{refused:?}");
-        assert!(refused.phrase.contains(" is no target"), "{refused:?}");
+        assert!(refused.phrase.contains(" is not allowed as a target"), "{refused:?}");
     }
     assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 0, "no pod was asked");
     assert!(edge.table.is_empty());
@@ -213,7 +213,10 @@ async fn an_edge_without_a_link_says_so() {
     let edge = start_edge(&place.edge("asker", nowhere, proxy));
     for target in ["node2:22", "web.localhost:80"] {
         let refused = connect(edge.bound.proxy.unwrap(), target).await;
-        assert_eq!((refused.status, refused.phrase.as_str()), (502, "this edge is not linked to the cloud"));
+        assert_eq!(
+            (refused.status, refused.phrase.as_str()),
+            (502, "this edge is not connected to the cloud")
+        );
     }
 }
 

@@ -103,8 +103,8 @@ async fn what_is_no_request_for_a_node_is_told_so() {
     let place = TestDir::new();
     let (_server, port) = server(&place, "");
     for (ask, told) in [
-        ("GET http://10.0.0.7:80/ HTTP/1.1\r\n\r\n", "421 the node of 10.0.0.7:80 cannot be told"),
-        ("GET http://127.0.0.1:80/ HTTP/1.1\r\n\r\n", "403 127.0.0.1:80 is no target"),
+        ("GET http://10.0.0.7:80/ HTTP/1.1\r\n\r\n", "421 no node is known for 10.0.0.7:80"),
+        ("GET http://127.0.0.1:80/ HTTP/1.1\r\n\r\n", "403 127.0.0.1:80 is not allowed as a target"),
         ("GET https://node1/ HTTP/1.1\r\n\r\n", "400 bad request: only http://"),
         ("GET http://node9/ HTTP/1.1\r\n\r\n", "502 node node9 is not connected"),
         ("GET / HTTP/1.1\r\nHost:\r\n\r\n", "400 "),

@@ -31,8 +31,9 @@ async fn bad_requests_are_told_what_is_wrong_with_them() {
         assert_eq!(answer.status, 400, "{target}: {answer:?}");
     }
     says(&server.ask("node1:99999").await, 400, "bad target: \"99999\" is not a port; expected 1 to 65535");
-    says(&server.ask("10.1.2.3:22").await, 421, "the node of 10.1.2.3:22 cannot be told");
-    let itself = "[::1]:22 is no target: the cloud never dials itself, its links or its metadata for clients";
+    says(&server.ask("10.1.2.3:22").await, 421, "no node is known for 10.1.2.3:22");
+    let itself =
+        "[::1]:22 is not allowed as a target: servers never dial loopback, link-local or metadata addresses";
     says(&server.ask("[::1]:22").await, 403, itself);
     let get = ask(server.connect, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
     says(&get, 405, "only CONNECT is served on this port");
@@ -118,16 +119,16 @@ async fn credentials_are_asked_for_and_checked() {
         format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {login}\r\n\r\n")
     };
     let answer = server.ask(&at("node1", echo)).await;
-    says(&answer, 407, "this proxy needs a user and a password");
+    says(&answer, 407, "this proxy requires a user name and a password");
     assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
     assert!(answer.body.contains("only at a terminal"), "{answer:?}");
     for (wrong, user) in [("ops:wrong", "ops"), ("ops:", "ops"), ("nobody:right", "nobody")] {
-        let phrase = format!("user \"{user}\" is not known here, or the password is wrong");
+        let phrase = format!("unknown user \"{user}\" or wrong password");
         let answer = ask(server.connect, &request(wrong)).await;
         says(&answer, 407, &phrase);
         assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
     }
-    says(&ask(server.connect, &request("ops")).await, 407, "this proxy needs a user and a password");
+    says(&ask(server.connect, &request("ops")).await, 407, "this proxy requires a user name and a password");
     for _ in 0..2 {
         let mut client = TcpStream::connect(server.connect).await.unwrap();
         client.write_all(request("ops:right").as_bytes()).await.unwrap();
@@ -145,7 +146,7 @@ async fn a_full_server_says_so_and_has_room_again_later() {
     says(
         &server.ask(&at("node1", echo)).await,
         503,
-        "this pod is full: [mode.cloud.session] max of the pod is reached",
+        "session limit reached: [mode.cloud.session] max of this server",
     );
     first.shutdown().await.unwrap();
     rest(&mut first).await;
@@ -167,7 +168,7 @@ async fn a_server_that_stops_turns_away_who_was_already_connected() {
     let stopped = beside(server.server.shutdown(std::future::pending()));
     wait_until_closed(server.connect).await;
     late.write_all(b"node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
-    says(&answer(late).await, 503, "this pod is stopping");
+    says(&answer(late).await, 503, "this server is stopping");
     drop(session);
     assert_eventually("the pod's end", stopped).await.unwrap();
 }

@@ -16,9 +16,8 @@ fn port(to: &str, more: &str) -> String {
     format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = {{ to = \"{to}\"{more} }}\n")
 }
 
-/// How the line goes on that warns of a port that could lead to more than one node.
-const SEVERAL: &str =
-    "there are several nodes, and the one serves this port that has been linked for longest";
+/// The warning about a port that could lead to more than one node.
+const SEVERAL: &str = "several nodes connected, port uses the longest connected one";
 
 /// What comes before the connection is closed, in good order or not.
 async fn until_closed(mut socket: TcpStream) -> Vec<u8> {

@@ -156,7 +156,7 @@ async fn a_certificate_that_ends_the_connection_is_shown_at_every_second_try_and
     }
     let log = edge.bound.log.unwrap();
     assert_eventually("the reason in /readyz", async {
-        while !get(log, "/readyz").await.body.contains("agent_ca of the cloud's mode.cloud.csr") {}
+        while !get(log, "/readyz").await.body.contains("agent_ca of their mode.cloud.csr") {}
     })
     .await;
 }

@@ -314,7 +314,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobo
     );
     let asks = format!("--k={}", kubernetes.place().path().join("node1").display());
     let mut edge = place.tunnel(("edge", "edge"), &config, &[("NODE_NAME", "node1")], &[&asks]);
-    edge.says("there is no valid certificate yet, and no token");
+    edge.says("no valid certificate yet and no token");
     signer.approve();
     cloud.answers(log, "/cloud/healthz", "node1");
 
@@ -381,7 +381,7 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     edge.ends(TIMEOUT);
     // The certificate alone, in another process.
     let mut edge = start("node1", "wrong", "edge-certificate");
-    edge.says_of("cloud=", "linked");
+    edge.says_of("server=", "linked");
     cloud.has("node1");
     // It is no proof of another node.
     let mut other = start("node2", "wrong", "edge-other");
@@ -401,7 +401,7 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     edge.terminate();
     edge.ends(TIMEOUT);
     let mut edge = start("node1", "wrong", "edge-away");
-    edge.says_of("cloud=", "linked");
+    edge.says_of("server=", "linked");
     // A pod that begins in that time knows no Node: tokens alone count.
     cloud.process.terminate();
     cloud.process.ends(TIMEOUT);

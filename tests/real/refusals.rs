@@ -72,8 +72,8 @@ fn ssh_that_comes_by_itself_is_told_which_proxy_command_it_needs() {
     let mut pair = Pair::start();
     let port = pair.cloud.connect.to_string();
     let said = run("ssh", &["-F", "none", "-o", "BatchMode=yes", "-p", &port, "127.0.0.1"], None, TIMEOUT);
-    assert!(said.stderr.contains("this port takes HTTP CONNECT; ssh needs -o ProxyCommand="), "{said:?}");
-    pair.cloud.process.says("an ssh client has come here by itself");
+    assert!(said.stderr.contains("this port accepts HTTP CONNECT; ssh needs -o ProxyCommand="), "{said:?}");
+    pair.cloud.process.says("ssh client connected without a proxy command");
 }
 
 fn nc(proxy: u16, host: &str, port: u16) -> ProcessOutput {

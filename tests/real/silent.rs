@@ -38,7 +38,7 @@ fn an_edge_probes_its_link_when_its_machines_addresses_or_default_route_change()
     let Some(world) = World::start() else { return };
     let _server = world.server(&world.cloud, CLOUD, &[]);
     let mut edge = world.edge(CLOUD);
-    let told = |edge: &Running| edge.log().matches("default route have changed").count();
+    let told = |edge: &Running| edge.log().matches("default route changed").count();
     for change in [
         "ip addr add 10.78.0.3/24 dev wan",
         &format!("ip route add default via {CLOUD}"),

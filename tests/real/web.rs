@@ -83,7 +83,7 @@ fn a_client_of_http_2_is_turned_away_where_http_1_is_spoken() {
         return;
     }
     let Some(mut site) = Site::start() else { return };
-    let speaks = "the client speaks HTTP/2 without asking for it";
+    let speaks = "HTTP/2 client rejected";
     let offers = "it speaks TLS, but not the required protocol over it (ALPN)";
     let port = |port: u16| format!("127.0.0.1:{port}");
     for (url, front, told) in [

@@ -1,4 +1,4 @@
-//! Addresses of the names that an edge dials, kept for when DNS fails.
+//! Caches the addresses of the names that an edge dials, for use while DNS fails.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,12 +12,12 @@ use tracing::info_span;
 use tunnel_base::drain::Drain;
 use tunnel_net::resolver::{LookupError, Resolver};
 
-/// A resolver that keeps the last addresses of each name. A link that breaks while DNS is down is dialled again there,
-/// within the grace time of its sessions. Cheap to clone.
+/// A resolver that caches the last addresses of each name. It allows a link that fails while DNS is down to be
+/// redialled within the resume timeout of its sessions. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct KnownAddresses {
     pub(crate) resolver: Resolver,
-    /// How long the last addresses stay in use after DNS first answers that a name does not exist.
+    /// Time for which the last addresses stay in use after DNS first responds that a name does not exist.
     grace: Duration,
     drain: Drain,
     last: Arc<Mutex<HashMap<String, Last>>>,
@@ -27,29 +27,29 @@ pub(crate) struct KnownAddresses {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) addresses: Vec<IpAddr>,
-    /// Why these are the last known addresses and not an answer of DNS.
+    /// The DNS error, if these are the last known addresses.
     pub(crate) failure: Option<LookupError>,
 }
 
 #[derive(Debug)]
 struct Last {
     addresses: Vec<IpAddr>,
-    /// When DNS first answered that the name does not exist, since it last gave these addresses.
+    /// Time when DNS first responded that the name does not exist, since it last returned addresses.
     missing: Option<Instant>,
 }
 
 impl KnownAddresses {
-    /// Knows no address yet. Lookups in progress end when `drain` begins.
+    /// Creates an empty cache. Lookups in flight end when draining starts.
     pub(crate) fn new(resolver: Resolver, grace: Duration, drain: Drain) -> Self {
         Self { resolver, grace, drain, last: Arc::default() }
     }
 
-    /// Returns the addresses of a name. With known addresses it takes at most 1 s; a slower answer of DNS is kept for
+    /// Returns the addresses of a name. With cached addresses it takes at most 1 s; a slower DNS response is cached for
     /// the next call. Cancel safe.
     ///
     /// # Errors
     ///
-    /// DNS gave no address, and none is known.
+    /// Returns the DNS error if no address is cached.
     pub(crate) async fn of(&self, name: &str) -> Result<Found, LookupError> {
         let Some(addresses) = self.last(name) else { return self.look_up(name).await };
         let (answers, answer) = oneshot::channel();
@@ -69,7 +69,7 @@ impl KnownAddresses {
         }
     }
 
-    /// Asks DNS. When it fails, the last addresses stay in use; when the name is missing, for the grace time.
+    /// Queries DNS. If it fails, the last addresses stay in use; if the name does not exist, only for `grace`.
     async fn look_up(&self, name: &str) -> Result<Found, LookupError> {
         let found = self.resolver.lookup(name).await;
         let mut all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ impl KnownAddresses {
     }
 }
 
-/// How long an answer of DNS is waited for when there are known addresses to dial: the rest of a dial's time is theirs.
+/// Timeout for DNS if there are cached addresses, which need the rest of a dial's time.
 const DNS_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
     const NAME: &str = "cloud.example.";
     const GRACE: Duration = Duration::from_secs(60);
 
-    /// How a DNS server answers.
+    /// The response of a DNS server.
     #[derive(Debug, Clone, Copy)]
     enum Answer {
         Address(u8),
@@ -120,7 +120,7 @@ mod tests {
         Nothing,
     }
 
-    /// A DNS server, how it answers, and what asks it.
+    /// Starts a DNS server. Returns the cache that queries it, and its current response.
     async fn dns() -> (KnownAddresses, Arc<Mutex<Answer>>) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let drain = Drain::new();
@@ -141,7 +141,7 @@ mod tests {
                     Answer::Code(code) => message.metadata.response_code = code,
                     Answer::Address(last) if query.query_type() == RecordType::A => {
                         let data = RData::A(A::new(10, 0, 0, last));
-                        // With a TTL of 0 nothing is cached.
+                        // With a TTL of 0 the resolver caches nothing.
                         message.add_answer(Record::from_rdata(query.name().clone(), 0, data));
                     }
                     Answer::Address(_) => {}
@@ -156,7 +156,7 @@ mod tests {
         *answer.lock().unwrap() = next;
     }
 
-    /// The last byte of the one address that was found, and whether DNS gave it.
+    /// Returns the last byte of the only address, and whether it came from DNS.
     async fn found(known: &KnownAddresses) -> Option<(u8, bool)> {
         let found = known.of(NAME).await.ok()?;
         let [IpAddr::V4(ip)] = found.addresses[..] else { panic!("{found:?}") };
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(found(&known).await, Some((1, true)));
         say(&answer, Answer::Nothing);
         assert_eq!(found(&known).await, Some((1, false)));
-        // The lookup is still in progress, and its next question is answered.
+        // The lookup is still in flight, and its next query gets a response.
         say(&answer, Answer::Address(3));
         let patience = Duration::from_secs(20);
         let late = async {
@@ -220,13 +220,13 @@ mod tests {
         age(GRACE / 2);
         assert_eq!(found(&known).await, Some((1, false)));
         say(&answer, Answer::Address(1));
-        assert_eq!(found(&known).await, Some((1, true)), "the grace time starts again");
+        assert_eq!(found(&known).await, Some((1, true)), "`grace` starts again");
         say(&answer, Answer::Code(ResponseCode::NXDomain));
         assert_eq!(found(&known).await, Some((1, false)));
         age(GRACE);
         let missing = Err(LookupError::NotFound(NAME.to_owned()));
         assert_eq!(known.of(NAME).await, missing);
         say(&answer, Answer::Code(ResponseCode::ServFail));
-        assert!(known.of(NAME).await.is_err(), "the addresses are forgotten");
+        assert!(known.of(NAME).await.is_err(), "the addresses are no longer cached");
     }
 }

@@ -1,5 +1,5 @@
-//! Why the cloud was not reached, or the TLS handshake with it failed, for whoever runs the edge: what was found, which key,
-//! the remedy.
+//! Error texts for failed connections and TLS handshakes with servers. They contain the error, the config key and a
+//! hint.
 
 use std::io;
 
@@ -7,72 +7,74 @@ use tunnel_base::names::Target;
 use tunnel_net::dial::{ConnectError, Failure};
 use tunnel_net::tls::handshake::HandshakeError;
 
-/// The whole sentence where no address of a server took the connection.
+/// Returns the error text if no address of a server accepted the connection.
 pub(crate) fn no_connection(error: &ConnectError) -> String {
     let remedy = match error.first() {
         Some(Failure::Refused(_)) => {
-            "; nothing listens there: is the pod running, and does mode.edge.stream.client.server_name name the port of its \
-             mode.cloud.stream.server.listen, by default 9000?"
+            "; nothing listens there: check that the server runs, and that mode.edge.stream.client.server_name has the port \
+             of its mode.cloud.stream.server.listen (default 9000)"
         }
         Some(Failure::Timeout(..) | Failure::Unreachable(..)) => {
-            "; is mode.edge.stream.client.server_name right, and does a firewall let this machine out to that port? Where only \
-             a proxy leads out, start the edge with HTTPS_PROXY"
+            "; check mode.edge.stream.client.server_name, and that firewalls allow connections to that port; if a proxy is \
+             required, start the edge with HTTPS_PROXY"
         }
         Some(Failure::Local(..)) | None => "",
     };
     format!("{error}{remedy}")
 }
 
-/// Stands before the cause where a certificate was shown.
-pub(crate) const SHOWN: &str = "the certificate of mode.edge.csr was shown, which counts only where agent_ca of the cloud's \
-                                mode.cloud.csr has its authority; if the connection broke by it, the next try is with the token \
-                                alone";
+/// Context of an error if a certificate was presented.
+pub(crate) const SHOWN: &str = "presented the certificate of mode.edge.csr, which servers accept only if agent_ca of their \
+                                mode.cloud.csr contains its CA; if the server closed the connection for that reason, the next \
+                                attempt uses only the token";
 
-/// The whole sentence where nothing proves the edge yet.
-pub(crate) const UNPROVEN: &str = "there is no valid certificate yet, and no token; the log says what became of the request \
-                                   for a certificate (mode.edge.csr), which `tunnel approve` has to approve";
+/// Error text if the edge has neither a certificate nor a token.
+pub(crate) const UNPROVEN: &str = "no valid certificate yet and no token; check the log for the certificate request \
+                                   (mode.edge.csr), which `tunnel approve` must approve";
 
-/// The whole sentence; `name` is what the cloud's certificate has to carry, `shows` whether a certificate was shown.
+/// Returns the error text of a failed TLS handshake. `name` is the name expected in the server's certificate; `shows`
+/// is true if a client certificate was presented.
 pub(crate) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) -> String {
     let fault = HandshakeError::of(error);
     let remedy = if shows && matches!(fault, HandshakeError::AlertReceived(_)) { "" } else { remedy(&fault) };
     let then = if remedy.is_empty() { "" } else { "; " };
-    format!("TLS with the cloud as {name:?} failed, at {at}: {fault}{then}{remedy}")
+    format!("TLS handshake as {name:?} with {at} failed: {fault}{then}{remedy}")
 }
 
-/// Which key of the edge or its cloud mends it; may be empty.
+/// Returns the hint with the config key of the edge or server that fixes the error. May be empty.
 pub fn remedy(fault: &HandshakeError) -> &'static str {
     match fault {
         HandshakeError::UnknownIssuer => {
-            "mode.edge.stream.client.cert has to hold the authority that has signed it: get that file from whoever runs \
-             the cloud, unless another server than the cloud answers there"
+            "mode.edge.stream.client.cert must contain the CA that signed it: get that file from the operator of the \
+             server, unless another program answers there"
         }
         HandshakeError::Name(_) => {
-            "set mode.edge.stream.client.dns to a name that it is for, or have the cloud's mode.cloud.stream.server.cert \
-             issued anew with this one"
+            "set mode.edge.stream.client.dns to a name in the certificate, or reissue the server's \
+             mode.cloud.stream.server.cert with this name"
         }
         HandshakeError::Expired(..) => {
-            "the cloud needs a new mode.cloud.stream.server.cert, which it reads without a restart; if the clock is \
-             wrong, set it"
+            "renew the server's mode.cloud.stream.server.cert, which it reloads without a restart; if this machine's clock \
+             is wrong, set it"
         }
         HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
         HandshakeError::CaUsedAsEndEntity | HandshakeError::Purpose | HandshakeError::OtherCertificate(_) => {
-            "the cloud's mode.cloud.stream.server.cert has to be issued anew, for servers"
+            "reissue the server's mode.cloud.stream.server.cert as a server certificate"
         }
         HandshakeError::NotTls => {
-            "that port speaks no TLS: is it the CONNECT port? mode.edge.stream.client.server_name has to name the port of \
-             the cloud's mode.cloud.stream.server.listen, by default 9000"
+            "check that it is not the CONNECT port: mode.edge.stream.client.server_name must have the port of the \
+             server's mode.cloud.stream.server.listen (default 9000)"
         }
         HandshakeError::Protocol => {
-            "that port takes no links: is it the one for egress or HTTPS? mode.edge.stream.client.server_name has to name \
-             the port of the cloud's mode.cloud.stream.server.listen, by default 9000"
+            "check that it is not the port for egress or HTTPS: mode.edge.stream.client.server_name must have the port of \
+             the server's mode.cloud.stream.server.listen (default 9000)"
         }
         HandshakeError::AlertReceived(_) => {
-            "an edge shows no certificate to its cloud: is that its port for links, mode.cloud.stream.server.listen?"
+            "no client certificate was presented: check that it is the server's port for links, \
+             mode.cloud.stream.server.listen"
         }
         HandshakeError::Closed => {
-            "is that the cloud's port for links (mode.cloud.stream.server.listen), and does a firewall or balancer stand \
-             between?"
+            "check that it is the server's port for links (mode.cloud.stream.server.listen), and that no firewall or load \
+             balancer in between closes connections"
         }
         HandshakeError::Other(_) => "",
     }

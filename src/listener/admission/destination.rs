@@ -1,4 +1,4 @@
-//! Where a client's target is: at a node, or dialled by this process itself; and how it is opened there.
+//! Locates a client's target, at a node or to be dialled by this process, and opens it.
 
 use crate::acceptor::{DirectDialer, TargetDialError};
 use crate::listener::Denial;
@@ -14,21 +14,21 @@ use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::{is_number, is_off_limits};
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
-/// Where a client's target is.
+/// The location of a client's target.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Destination {
-    /// The node; [`NodeName::outside`] if this process dials.
+    /// The node; [`NodeName::direct`] if this process dials.
     pub(crate) node: NodeName,
-    /// The target, as it is known there.
+    /// The target, as the node knows it.
     pub(crate) target: Target,
-    /// What this process dials if no edge runs at the node.
+    /// The target that this process dials if no edge runs at the node.
     direct: Option<Target>,
-    /// Whether the client may have it dial all that is not off limits.
+    /// Whether the client may reach every target that is not off limits.
     all: bool,
 }
 
 impl AccessPolicy {
-    /// The node that a client means by a name: its own one, or the one that it has in the zone.
+    /// Returns the node for a name from a client, which may be the node's own name or its name in the zone.
     pub(crate) fn own_name(&self, name: NodeName) -> NodeName {
         match &self.zone {
             Some(zone) => zone.node(name),
@@ -36,8 +36,9 @@ impl AccessPolicy {
         }
     }
 
-    /// Where the target is; only this function decides it. `node` is the node if the front end knows it; `all`: whether
-    /// the client may have every target dialled that no edge reaches.
+    /// Locates the target. No other function decides this.
+    ///
+    /// `node` is the node if the listener knows it. `all` allows the client every target that no edge reaches.
     pub(crate) fn locate(
         &self,
         node: Option<NodeName>,
@@ -53,7 +54,7 @@ impl AccessPolicy {
         }
         let asked = match &target.host {
             Host::Ip(_) => target.clone(),
-            // Whichever name the client used, the edge knows its own.
+            // Replace a name in the zone by the node's own name, which the edge knows.
             Host::Name(name) => {
                 let host = self.own_name(name.parse()?).as_str().parse()?;
                 Target { host, port: target.port }
@@ -76,18 +77,18 @@ impl AccessPolicy {
 }
 
 impl Destination {
-    /// There, and nowhere else.
+    /// Creates a destination at a node, which this process never dials itself.
     pub(crate) fn at(node: NodeName, target: Target) -> Self {
         Self { node, target, direct: None, all: false }
     }
 
-    /// Forgets what this process would dial, unless `may` returns that the client may have that port dialled.
+    /// Removes the target that this process would dial itself, unless `may` allows the client that port.
     pub(crate) fn narrow(&mut self, may: impl FnOnce(&NodeName, u16) -> bool) {
         self.direct = self.direct.take().filter(|direct| may(&NodeName::direct(), direct.port));
     }
 
-    /// Opens it. `as_whom` is the front end, and the client in words. What is known of the session is noted in
-    /// `access`.
+    /// Opens the target. `as_whom` is the listener's category and the client's description. Session ID and node are
+    /// recorded in `access`.
     pub(crate) async fn open(
         self,
         context: &ListenerContext,
@@ -126,7 +127,7 @@ impl Destination {
                         Ok(connection)
                     }
                     Err(why) if why.off_limits || is_literal(&direct) => Err(not_dialled(why, target)),
-                    // Neither way is open, and the node is what was asked for.
+                    // Neither the node nor direct dialling works; report the node, because the client requested it.
                     Err(TargetDialError { refusal, .. }) if refusal.code == ErrorCode::NotAllowed => {
                         Err(RouteError::Offline { node, missing }.into())
                     }
@@ -142,7 +143,7 @@ impl Destination {
     }
 }
 
-/// Is it an address, however it is spelt?
+/// Returns true if the target's host is an address in any spelling.
 fn is_literal(target: &Target) -> bool {
     match &target.host {
         Host::Ip(_) => true,
@@ -164,7 +165,7 @@ fn not_dialled(why: TargetDialError, target: Target) -> Denial {
     if why.off_limits { Denial::OffLimits(target) } else { Denial::Direct(why.refusal) }
 }
 
-/// An edge does not take its pods' addresses for its own: a client that may know the reason gets the key to set there.
+/// Adds the config key that allows the target to a refusal. An edge does not treat its pods' addresses as its own.
 fn with_remedy(
     refusal: SessionError,
     node: &NodeName,
@@ -175,25 +176,25 @@ fn with_remedy(
     let net = context.addresses.pod_network(node, ip);
     let entry = if ip.is_ipv4() { format!("{net}:*") } else { format!("[{net}]:*") };
     let why = format!(
-        "{}; add \"{entry}\" to [mode.edge.allow] targets there and keep what stands in the list: a list stands alone",
+        "{}; add \"{entry}\" to [mode.edge.allow] targets there and keep the entries of the list: it replaces the default",
         refusal.reason
     );
     SessionError::new(refusal.code, why)
 }
 
-// Where targets are for clients of an edge: at other nodes, or in the cloud.
+// Locations of targets for clients of an edge: at other nodes, or in the cloud.
 
-/// The node at which a front end stands.
+/// The node of an edge's listener.
 #[derive(Debug, Clone)]
 pub struct EdgeRouting {
-    /// Its name.
+    /// Name of the node.
     pub node: NodeName,
-    /// Which hosts are nodes; `None`: names without a dot.
+    /// Patterns of hosts that are nodes. `None` means names without a dot.
     pub nodes: Option<Vec<Glob>>,
 }
 
 impl EdgeRouting {
-    /// Where a target is: at the node that its host names, or in the cloud.
+    /// Locates a target: at the node that its host names, or in the cloud.
     pub(crate) fn locate(&self, target: Target) -> Result<Destination, Denial> {
         let Host::Name(name) = &target.host else { return cloud(target) };
         let node: NodeName = name.parse()?;
@@ -207,7 +208,7 @@ impl EdgeRouting {
         if is_node { Ok(Destination::at(node, target)) } else { cloud(target) }
     }
 
-    /// Opens what [`Self::locate`] has found. What is known of the session is noted in `access`.
+    /// Opens a target that [`Self::locate`] returned. The session ID is recorded in `access`.
     pub(crate) async fn open(
         &self,
         (node, target): (NodeName, Target),
@@ -216,7 +217,7 @@ impl EdgeRouting {
         access: &mut AccessLogEntry,
     ) -> Result<TargetStream, Denial> {
         let in_cloud = node == NodeName::direct();
-        // An edge serves its own node itself, so that name means the cloud.
+        // An edge serves its own node itself, so in a request its own node's name stands for the cloud.
         let node = if in_cloud { self.node.clone() } else { node };
         let why = match context.route.open(SessionRequest { node, target, category, client }).await {
             Ok(session) => return Ok(session.into()),
@@ -237,7 +238,7 @@ impl EdgeRouting {
     }
 }
 
-/// A target that a pod dials, if its own policy lets it.
+/// Returns the destination of a target that a server dials if its policy allows it.
 fn cloud(target: Target) -> Result<Destination, Denial> {
     let off_limits = match &target.host {
         Host::Ip(ip) => is_off_limits(*ip),

@@ -31,7 +31,7 @@ use tunnel_net::resolver::Resolver;
 
 use super::*;
 
-/// A pod's front end of lines, and what is asked of the one link behind it.
+/// A server's listener for requests of one line, and the sessions offered over its only link.
 struct Served {
     context: ListenerContext,
     offered: mpsc::Receiver<IncomingSession>,
@@ -122,7 +122,7 @@ async fn a_front_end_is_a_parser_and_an_answer() {
 #[tokio::test]
 async fn who_gets_nothing_is_told_why_and_counted() {
     let served = Served::new(AccessPolicy::default());
-    assert_eq!(served.answer("10.0.0.1:22\n").await, "no: the node of 10.0.0.1:22 cannot be told\n");
+    assert_eq!(served.answer("10.0.0.1:22\n").await, "no: no node is known for 10.0.0.1:22\n");
     let metrics = &served.context.metrics;
     assert_eq!(metrics.sessions.ended("line", "no_node"), 1);
     let nobody = AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() };
@@ -203,7 +203,7 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
     for _ in 0..2 {
         requests.route(Ok(&head)).await.unwrap();
         let _newcomers: Vec<_> = (0..9).map(newcomer).collect();
-        assert!(!lost.is_cancelled(), "its request is at work");
+        assert!(!lost.is_cancelled(), "its request is in flight");
         requests.answered();
     }
     assert!(!lost.is_cancelled());
@@ -228,7 +228,7 @@ async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
     assert!(door.try_acquire(&Source::of([198, 51, 100, 1].into())).is_ok());
 }
 
-/// What becomes of a request, and its line in the access log.
+/// Checks a request and returns the result with its access log entry.
 async fn check(
     context: &Arc<ListenerContext>,
     proof: ClientIdentity,
@@ -323,7 +323,7 @@ async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
     }
 }
 
-/// A context whose address book knows a network, and whose process may dial some targets itself.
+/// Returns a context with a network in its address book, whose process may dial some targets itself.
 fn knowing(gate: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
@@ -351,7 +351,7 @@ async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target
     let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
     let gate = AccessPolicy { rules: Rules::from_iter([rule]), ..AccessPolicy::default() };
     let (checked, _) = check(&knowing(gate, &[]), ClientIdentity::None, asks("10.0.0.7:80")).await;
-    assert_eq!(checked.unwrap_err().status(), 403, "the rules are about the node, whatever it was called");
+    assert_eq!(checked.unwrap_err().status(), 403, "the rules apply to the node, whatever name was used");
 }
 
 #[tokio::test]
@@ -371,7 +371,7 @@ async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_
     };
     for asked in ["192.0.2.1:80", "[2001:db8::1]:80"] {
         assert_eq!(status(&listed, asked).await, "-", "{asked}");
-        assert_eq!(status(&nothing, asked).await, "421", "{asked}: by default nothing is");
+        assert_eq!(status(&nothing, asked).await, "421", "{asked}: by default nothing is allowed");
     }
     assert_eq!(status(&listed, "192.0.2.1:81").await, "421", "no entry has that port");
     for asked in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "0.0.0.0:80", "169.254.169.254:80"] {
@@ -384,7 +384,7 @@ async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_
         ..AccessPolicy::default()
     };
     let ruled = knowing(gate, &["0.0.0.0/0:80"]);
-    assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules count");
+    assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules apply");
 }
 
 #[tokio::test(start_paused = true)]
@@ -411,7 +411,7 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     let started = tokio::time::Instant::now();
     assert!(matches!(route.open(request).await.unwrap_err().why, RouteError::Offline { .. }));
-    assert_eq!(started.elapsed(), Duration::ZERO, "nobody waits for a link that has been gone for long");
+    assert_eq!(started.elapsed(), Duration::ZERO, "no request waits for a link that was closed long ago");
 }
 
 #[tokio::test]

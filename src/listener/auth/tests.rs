@@ -53,7 +53,7 @@ async fn only_the_right_password_of_a_known_user_is_let_in() {
 async fn whom_it_let_in_it_knows_for_a_minute() {
     let logins = logins(&format!("ops:{}", hashed("pw")));
     check(&logins, "ops:pw").await.unwrap();
-    // With no turns left only somebody remembered can come in.
+    // Without permits only cached logins succeed.
     let _turns: Vec<_> = (0..max_concurrent()).map(|_| logins.turns.try_acquire(&here()).unwrap()).collect();
     assert_eq!(check(&logins, "ops:pw").await.unwrap(), "ops");
     assert!(matches!(check(&logins, "ops:other").await, Err(Denial::Busy(_))));
@@ -65,12 +65,12 @@ async fn whom_it_let_in_it_knows_for_a_minute() {
 async fn wrong_passwords_from_one_source_make_no_other_wait() {
     let logins = Arc::new(logins(&format!("ops:{}", hashed("pw"))));
     let done = Arc::new(AtomicUsize::new(0));
-    // Tasks of their own, as those of connections are: one task for all would go on with the wrong ones for as long as
-    // these are woken, before it came to the other.
+    // Separate tasks, like connections: a single task would poll the wrong logins as long as they are woken, before it
+    // polls the other.
     let (mut wrong, mut right) = (JoinSet::new(), JoinSet::new());
     for n in 0..250 {
         let (logins, done) = (logins.clone(), done.clone());
-        // Another name each time, so that it is turns that save the others.
+        // A different name each time, so that fair permits protect the others and not the throttle.
         let head = head(&format!("user{n}:wrong"));
         wrong.spawn(async move {
             assert!(logins.check(&head, here()).await.is_err());
@@ -78,13 +78,13 @@ async fn wrong_passwords_from_one_source_make_no_other_wait() {
         });
     }
     right.spawn(async move {
-        // On a busy machine some are done before this one has come to ask.
+        // On a busy machine some are done before this one starts.
         let before = done.load(Relaxed);
         logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
         done.load(Relaxed) - before
     });
     let meanwhile = right.join_next().await.unwrap().unwrap();
-    assert!(meanwhile <= 3 * max_concurrent(), "{meanwhile} wrong ones were looked at meanwhile");
+    assert!(meanwhile <= 3 * max_concurrent(), "{meanwhile} wrong ones were checked meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,14 +101,14 @@ async fn who_fails_ten_times_in_a_minute_waits_and_nobody_else() {
     );
     check(&logins, "root:pw").await.unwrap();
     logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
-    // Verified a moment ago, it waits nowhere.
+    // It is cached after the login from the other address, so it is not throttled.
     check(&logins, "ops:pw").await.unwrap();
     tokio::time::advance(LOGIN_TTL).await;
     for _ in 0..9 {
         assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Password(_))));
     }
     check(&logins, "ops:pw").await.unwrap();
-    // That one begins anew.
+    // The success resets the count of failures.
     for _ in 0..10 {
         assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Password(_))));
     }
@@ -148,7 +148,7 @@ fn a_stranger_costs_as_much_as_the_dearest_user() {
     let dear = bcrypt::hash("pw", MIN_COST + 2).unwrap();
     let users = Users::parse(&format!("a:{}\nb:{dear}", hashed("pw"))).unwrap();
     assert_eq!(users.nobody.parse::<bcrypt::HashParts>().unwrap().get_cost(), MIN_COST + 2);
-    assert!(!bcrypt::verify("pw", &users.nobody).unwrap(), "checked in full, and fits nobody");
+    assert!(!bcrypt::verify("pw", &users.nobody).unwrap(), "checked in full, and matches no password");
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ async fn pair() -> (TcpStream, TcpStream) {
     (client, listener.accept().await.unwrap().0)
 }
 
-/// Serves one head with `open` and gives what the client got until the head's part was over.
+/// Serves one head with `open`, and returns the outcome, the client's end and the requested target.
 async fn serve(
     head: &[u8],
     open: Result<u8, Denial>,
@@ -64,7 +64,7 @@ async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
             assert!(!text.to_lowercase().contains(header), "{text:?}");
         }
         drop(socket);
-        assert_eq!(all(client).await, "", "nothing behind the head");
+        assert_eq!(all(client).await, "", "nothing after the head");
     }
 }
 
@@ -130,7 +130,7 @@ async fn a_connection_without_a_head_is_no_error_to_anybody() {
     assert!(matches!(done, HandshakeOutcome::Failed { cause: "no_head", .. }), "{done:?}");
 }
 
-/// A client ends its direction behind its head, long before the session is open.
+/// Checks that a client is served if it closes its write half after its head, long before the session is open.
 async fn is_served<N, C>(mut client: N, served: C)
 where
     N: AsyncRead + AsyncWrite + Unpin,
@@ -140,7 +140,7 @@ where
     client.write_all(b"CONNECT node1:22 HTTP/1.0\r\n\r\nearly").await.unwrap();
     client.shutdown().await.unwrap();
     let open = async |_: Parts| {
-        // A reader that looks for its end has seen it by now.
+        // A reader that waits for the end of the stream has detected it by now.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -176,7 +176,7 @@ async fn a_client_that_has_finished_its_direction_is_still_served() {
     is_served(client, server).await;
 }
 
-/// The opening is dropped once the client has gone away.
+/// Checks that the opening is dropped once the client has disconnected.
 async fn is_dropped<N, C>(mut client: N, served: C, leave: impl FnOnce(N))
 where
     N: AsyncWrite + Unpin,
@@ -212,7 +212,7 @@ async fn a_client_that_goes_away_while_opening_cancels_it() {
     is_dropped(client, server, drop).await;
 }
 
-/// Remembers each write, and how much had been written at each flush.
+/// A stream that records each write, and the number of writes before each flush.
 #[derive(Debug)]
 struct Recorded(DuplexStream, Vec<Vec<u8>>, Vec<usize>);
 
@@ -259,7 +259,7 @@ async fn the_200_leaves_alone_and_at_once() {
         panic!("{done:?}")
     };
     assert_eq!(written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
-    assert_eq!(flushed.last(), Some(&1), "flushed once it was written");
+    assert_eq!(flushed.last(), Some(&1), "flushed after the write");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Bodies on their way through: a request's, which may have to wait until it is wanted, and an answer's.
+//! Forwarded heads and bodies of requests and responses. A request's body may have to wait for the target's 100.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -22,25 +22,25 @@ use crate::listener::Denial;
 use crate::listener::forward::IdleTimer;
 use tunnel_base::metrics::InFlightGuard;
 
-/// A request's body on its way to the target.
+/// A request's body that is forwarded to the target.
 ///
-/// hyper sends the client 100 (go on) once the body is first polled. If the client waits for that, the body is not
-/// polled before the target has sent a 100, or nothing for [`CONTINUE_TIME`].
+/// hyper sends 100 (Continue) to the client when the body is first polled. If the client waits for that, the body is
+/// not polled until the target has sent a 100, or nothing for [`CONTINUE_TIME`].
 pub(crate) struct RequestBody {
-    /// `None`: it is empty.
+    /// The client's body. `None` means empty.
     body: Option<Incoming>,
     awaited: Option<Awaited>,
     clock: Arc<IdleTimer>,
 }
 
-/// The wait for the target's 100 before the body is polled.
+/// State of waiting for the target's 100 before the body is polled.
 struct Awaited {
     wanted: Arc<ContinueGate>,
-    /// Ends [`CONTINUE_TIME`] after hyper has first asked for the body.
+    /// Timeout that ends [`CONTINUE_TIME`] after hyper has first polled the body.
     silence: Option<Pin<Box<Sleep>>>,
 }
 
-/// Whether the target wants the body of a request whose client waits for a 100.
+/// The target's decision about the body of a request with `Expect: 100-continue`.
 #[derive(Debug, Default)]
 pub(crate) struct ContinueGate(Mutex<(ContinueState, Option<Waker>)>);
 
@@ -49,22 +49,22 @@ enum ContinueState {
     #[default]
     Unknown,
     Yes,
-    /// The target has answered without it, and the answer is on its way.
+    /// The target responded without reading the body, and the response is being forwarded.
     Held,
     No,
 }
 
-/// The answer is complete, and the target did not want the body.
+/// The error of a body that the target did not request before its response was complete.
 #[derive(Debug, thiserror::Error)]
-#[error("the target did not want the body")]
+#[error("the target did not request the body")]
 pub(crate) struct BodyNotWanted;
 
-/// An answer's body on its way to the client: a target's, or one of ours.
+/// A response's body that is sent to the client: the target's, or one of this process.
 pub(crate) struct ResponseBody {
     body: ResponseSource,
     clock: Arc<IdleTimer>,
     wanted: Option<Arc<ContinueGate>>,
-    /// Its request, if that ends with it.
+    /// The guard of the request, which ends with the response.
     _request: Option<InFlightGuard>,
 }
 
@@ -74,12 +74,12 @@ pub(crate) enum ResponseSource {
 }
 
 impl RequestBody {
-    /// `wanted` resolves when the body may be polled, if its client waits for a 100.
+    /// Creates the body of a request. `wanted` decides when the body may be polled, if the client waits for a 100.
     pub(crate) fn new(body: Incoming, clock: Arc<IdleTimer>, wanted: Option<Arc<ContinueGate>>) -> Self {
         Self { body: Some(body), awaited: wanted.map(|wanted| Awaited { wanted, silence: None }), clock }
     }
 
-    /// The body of a request that has none.
+    /// Creates the body of a request without one.
     pub(crate) fn empty(clock: Arc<IdleTimer>) -> Self {
         Self { body: None, awaited: None, clock }
     }
@@ -134,13 +134,13 @@ impl Drop for RequestBody {
 }
 
 impl ContinueGate {
-    /// The target has sent a 100: go on.
+    /// Records that the target has sent a 100.
     pub(crate) fn go_on(&self) {
         self.become_so(ContinueState::Yes);
     }
 
-    /// The target has answered. Returns whether the body ends here, as the target had not asked for it before; the
-    /// answer is then the last on its connection.
+    /// Records the target's response. Returns true if the body is not forwarded, because the target had not requested
+    /// it before; the response is then the last one on its connection.
     pub(crate) fn answered(&self, success: bool) -> bool {
         self.become_so(if success { ContinueState::Yes } else { ContinueState::Held });
         self.lock().0 == ContinueState::Held
@@ -152,7 +152,7 @@ impl ContinueGate {
         inner.0
     }
 
-    /// What was decided once stays so; only what is held back is given up at last.
+    /// Sets the decision once. Later only `Held` can change, to `No`.
     fn become_so(&self, verdict: ContinueState) {
         let waker = {
             let mut inner = self.lock();
@@ -174,13 +174,14 @@ impl ContinueGate {
 }
 
 impl ResponseBody {
-    /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
+    /// Creates the body of a response. When it is dropped, the client's idle time starts, and a body that the target
+    /// has not requested is discarded.
     pub(crate) fn new(body: ResponseSource, clock: Arc<IdleTimer>) -> Self {
         Self { body, clock, wanted: None, _request: None }
     }
 
-    /// With the answer of a target: `wanted` is the body that it may not have wanted, and `request` is under way until
-    /// the answer is gone.
+    /// Creates the body of a target's response. `wanted` is the gate of the request's body; `request` is in flight
+    /// until the response is dropped.
     pub(crate) fn of_target(
         body: Incoming,
         clock: Arc<IdleTimer>,
@@ -233,18 +234,17 @@ impl Drop for ResponseBody {
     }
 }
 
-/// How long a client waits for the target's 100 before its body is sent: many targets never send one.
+/// Time to wait for the target's 100 before the body is sent anyway: many targets never send one.
 const CONTINUE_TIME: Duration = Duration::from_secs(1);
 
-// What of a request's and an answer's head belongs to one connection only and is not passed on, RFC 9110 7.6.1.
-// What a request tells this process about its way is not passed on either.
+// Headers that belong to one connection only (RFC 9110, section 7.6.1) are not forwarded, nor are a request's headers
+// for routing by this process.
 
-/// Checks that a request can be read in one way only, and gives it the Host that it is for: the one of its URI, if that
-/// is a whole URL.
+/// Checks that a request is unambiguous, and sets its Host header to the host of an absolute URI.
 ///
 /// # Errors
 ///
-/// [`Denial::Request`] says what is wrong with it.
+/// Returns [`Denial::Request`] with the reason.
 pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
     if head.method == Method::CONNECT {
         return Err(Denial::Request("this port does not serve CONNECT"));
@@ -252,7 +252,7 @@ pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
     one_coding(&head.headers).map_err(Denial::Request)?;
     let mut hosts = head.headers.get_all(HOST).iter();
     let host = match (hosts.next(), hosts.next()) {
-        (Some(_), Some(_)) => return Err(Denial::Request("there are two Host headers")),
+        (Some(_), Some(_)) => return Err(Denial::Request("more than one Host header")),
         (Some(host), None) => Some(authority(host)?),
         (None, _) => None,
     };
@@ -262,24 +262,24 @@ pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
             let bare = HeaderValue::try_from(bare).map_err(|_| Denial::Request(BAD_HOST))?;
             head.headers.insert(HOST, bare);
         }
-        (None, Some(_), _) => return Err(Denial::Request("its target is neither a path nor a whole URL")),
+        (None, Some(_), _) => return Err(Denial::Request("its target is neither a path nor a full URL")),
         (_, None, None) if head.version == Version::HTTP_11 => {
-            return Err(Denial::Request("there is no Host header"));
+            return Err(Denial::Request("no Host header"));
         }
         _ => {}
     }
     Ok(())
 }
 
-/// Makes of a head that was checked the one for the target. True if it asks for another protocol.
+/// Converts a checked head for the target. Returns true if it requests a switch to another protocol.
 pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool {
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     head.uri = Uri::from(path);
     let upgrades = head.version == Version::HTTP_11
         && head.headers.contains_key(UPGRADE)
         && tokens(&head.headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
-        // A body would have to be read to its end before what follows is of the other protocol: the server may as well
-        // not change it.
+        // With a body, the other protocol would start only after the body's end. A server may ignore the upgrade, so
+        // such an upgrade is not forwarded.
         && body.is_end_stream();
     let trailers = tokens(&head.headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     let host = head.headers.get(HOST).cloned().unwrap_or_else(|| HeaderValue::from_static(""));
@@ -303,11 +303,11 @@ pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool 
     upgrades
 }
 
-/// Makes of a target's head the one for the client that asked with `method`.
+/// Converts the head of a target's response for the client; `method` is that of its request.
 ///
 /// # Errors
 ///
-/// What makes it unfit to be passed on.
+/// Returns the reason why the response cannot be forwarded.
 pub(crate) fn pass_answer(
     head: &mut response::Parts,
     body: &impl Body,
@@ -322,7 +322,7 @@ pub(crate) fn pass_answer(
     kept.leave(&mut head.headers);
     match body.size_hint().exact() {
         _ if chunked => drop(head.headers.remove(CONTENT_LENGTH)),
-        // The length is that of the body that GET would get.
+        // The length is that of the body in a response to GET.
         _ if method == Method::HEAD => {}
         Some(length) if head.headers.contains_key(CONTENT_LENGTH) => {
             head.headers.insert(CONTENT_LENGTH, length.into());
@@ -332,12 +332,12 @@ pub(crate) fn pass_answer(
     Ok(())
 }
 
-/// Whether a client waits for a 100 before it sends its body.
+/// Returns true if a client waits for a 100 before it sends its body.
 pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
     headers.get(EXPECT).is_some_and(|what| what.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// What of a connection's own headers is passed on.
+/// The connection-specific headers that are forwarded nevertheless.
 struct PreservedHeaders {
     upgrade: bool,
     trailers: bool,
@@ -365,23 +365,23 @@ impl PreservedHeaders {
     }
 }
 
-/// Whether a header decides where a message ends, or for which host it is; no `Connection` takes that away.
+/// Returns true if a header determines a message's end or host. `Connection` cannot remove such headers.
 fn is_framing(name: &HeaderName) -> bool {
     matches!(*name, CONTENT_LENGTH | HOST)
 }
 
-/// That a body is coded in no way but `chunked`, which ends here: what else it were coded with would be lost.
+/// Checks that a body has no transfer coding except `chunked`, because other codings would be lost here.
 fn one_coding(headers: &HeaderMap) -> Result<(), &'static str> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => Ok(()),
         (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
-        _ => Err("its Transfer-Encoding is not just `chunked`"),
+        _ => Err("unsupported Transfer-Encoding, expected only `chunked`"),
     }
 }
 
 fn authority(host: &HeaderValue) -> Result<(), Denial> {
-    // An empty one is what a client sends whose URL has none.
+    // Clients send an empty Host header if their URL has no host.
     if host.is_empty() {
         return Ok(());
     }
@@ -391,19 +391,19 @@ fn authority(host: &HeaderValue) -> Result<(), Denial> {
     }
 }
 
-/// The elements of a header that is a list.
+/// Returns the elements of a list header.
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     let lines = headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
 }
 
-/// Names the node that a request is for, before its Host does.
+/// Header that names a request's node and takes precedence over Host.
 pub(crate) const TUNNEL_HOST: HeaderName = HeaderName::from_static("x-tunnel-proxy-host");
 
-/// Names what that node is to dial, in the place of Host.
+/// Header that names the target at the node and replaces Host.
 pub(crate) const TUNNEL_DEST: HeaderName = HeaderName::from_static("x-tunnel-proxy-dest");
 
-const BAD_HOST: &str = "its Host is no host and port";
+const BAD_HOST: &str = "Host is not a valid host and port";
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 

@@ -13,7 +13,7 @@ use super::*;
 const GET: &str = "GET /a?b=c HTTP/1.1\r\nHost: node1\r\n\r\n";
 const EMPTY: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
-/// A client that has asked, and the target that has got its request.
+/// Returns a client that has sent a request, and the target that has received it.
 async fn asked(request: &str) -> (Site, Target, String) {
     let mut site = Site::new();
     site.say(request).await;
@@ -56,7 +56,7 @@ async fn requests_that_go_the_same_way_share_a_session_and_its_line() {
     assert_eq!(site.answered.load(std::sync::atomic::Ordering::Relaxed), 4);
     let (word, context) = site.leave().await;
     assert_eq!(word, "over");
-    assert_eq!(target.rest().await, (String::new(), true), "closed in good order");
+    assert_eq!(target.rest().await, (String::new(), true), "closed gracefully");
     target.finish().await;
     assert_eq!(Site::ended(&context, "over").await, 1);
     let bytes = (context.metrics.bytes_up.get(), context.metrics.bytes_down.get());
@@ -71,7 +71,7 @@ async fn a_request_that_goes_another_way_has_another_session() {
     site.say(&GET.replace("node1", "node2")).await;
     let mut second = site.target().await;
     assert!(second.head().await.contains("Host: node2"));
-    assert_eq!(first.rest().await, (String::new(), true), "the one that was kept is closed");
+    assert_eq!(first.rest().await, (String::new(), true), "the reused session is closed");
     second.say(EMPTY).await;
     site.hears(EMPTY).await;
 }
@@ -104,7 +104,7 @@ async fn a_session_that_the_target_has_ended_is_let_go_of_at_once_and_not_used_a
     site.hears(EMPTY).await;
 }
 
-/// The target's end and the next request cross each other: whether the request was processed cannot be known.
+/// The end of the target's stream and the next request cross, so it is unknown whether the request was processed.
 #[tokio::test]
 async fn what_may_be_done_twice_is_asked_again_when_a_session_that_was_kept_ends() {
     for method in ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"] {
@@ -140,9 +140,7 @@ async fn what_a_target_may_have_done_is_not_asked_again() {
         target.finish().await;
         let head = site.head().await;
         assert!(
-            head.starts_with(
-                "HTTP/1.1 502 the target gave no proper answer: it has ended the connection\r\n"
-            ),
+            head.starts_with("HTTP/1.1 502 invalid response from the target: it closed the connection\r\n"),
             "{head}"
         );
         assert_eq!(head.to_lowercase().contains("connection: close"), request == PUT, "{head}");
@@ -158,8 +156,8 @@ async fn what_a_target_may_have_done_is_not_asked_again() {
 async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
     let (mut site, mut target, _) = asked(GET).await;
     target.say("SSH-2.0-OpenSSH_9.2\r\n").await;
-    assert!(site.head().await.starts_with("HTTP/1.1 502 the target gave no proper answer: invalid HTTP"));
-    assert!(!target.rest().await.1, "it is broken off");
+    assert!(site.head().await.starts_with("HTTP/1.1 502 invalid response from the target: invalid HTTP"));
+    assert!(!target.rest().await.1, "it is aborted");
     assert_eq!(Site::ended(&site.context, "bad_answer").await, 1);
 }
 
@@ -170,7 +168,7 @@ async fn why_a_session_was_reset_is_told_to_the_client() {
     target.session.break_off(why);
     let head = site.head().await;
     assert!(head.starts_with(
-        "HTTP/1.1 502 the target gave no proper answer: the target's connection failed: reset\r\n"
+        "HTTP/1.1 502 invalid response from the target: the target's connection failed: reset\r\n"
     ));
     assert_eq!(Site::ended(&site.context, "target_failed").await, 1);
 }
@@ -298,13 +296,13 @@ async fn an_answer_that_is_cut_does_not_look_complete() {
     assert_eq!(site.over().await, "answer_cut");
 }
 
-/// Whether it is gone, or has only finished its direction, cannot be known at first.
+/// At first it is unknown whether the client has disconnected or only closed its write half.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_goes_breaks_off_what_it_asked_for() {
     for request in [GET, "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 9\r\n\r\npart"] {
         let (site, mut target, _) = asked(request).await;
         let context = site.leave().await.1;
-        assert!(!target.rest().await.1, "broken off, not finished: {request}");
+        assert!(!target.rest().await.1, "aborted, not finished: {request}");
         assert_eq!(Site::ended(&context, "client_failed").await, 1);
     }
 }
@@ -456,7 +454,7 @@ async fn a_client_that_has_finished_its_direction_and_gets_nothing_counts_as_gon
         let started = tokio::time::Instant::now();
         sleep(Duration::from_secs(100)).await;
         site.finish().await;
-        assert!(!target.rest().await.1, "broken off, not finished");
+        assert!(!target.rest().await.1, "aborted, not finished");
         assert_eq!((started.elapsed().as_secs(), site.over().await), (130, "reset"));
         assert_eq!(Site::ended(&site.context, "client_failed").await, 1);
     }

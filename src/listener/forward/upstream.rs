@@ -1,4 +1,4 @@
-//! The session of one client that its requests go over, one after another, and hyper's end of it.
+//! The session that carries a client's requests, one after another, and its adapter for hyper.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -24,7 +24,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::ByteStream;
 
-/// One client's session, if it has one. It is polled by the task that serves the client, beside hyper's server.
+/// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
 #[derive(Debug)]
 pub(crate) struct Upstream<W> {
     inner: Mutex<Inner<W>>,
@@ -35,17 +35,17 @@ pub(crate) struct Upstream<W> {
 #[derive(Debug)]
 struct Inner<W> {
     state: State,
-    /// Sends requests, unless one is being sent or waits for its answer.
+    /// The sender of requests, unless a request is in flight.
     idle: Option<Idle<W>>,
-    /// A request waits for its answer; its caller looks after a session that ends meanwhile.
+    /// Whether a request is in flight. Its caller then handles the end of the session.
     in_flight: bool,
-    /// The session has given an answer.
+    /// Whether the session has returned a response.
     answered: bool,
 }
 
 #[derive(Debug)]
 struct Idle<W> {
-    /// For which requests it may be used again, if for any.
+    /// The route of requests that may reuse the session, if any may.
     way: Option<W>,
     sender: SendRequest<RequestBody>,
 }
@@ -57,7 +57,7 @@ enum State {
     Ended(Box<FinishedSession>),
 }
 
-/// A session that hyper does not use any more.
+/// A session that hyper no longer uses.
 #[derive(Debug)]
 struct FinishedSession {
     pipe: HyperSession,
@@ -65,15 +65,15 @@ struct FinishedSession {
     error: Option<hyper::Error>,
 }
 
-/// Why a request got no answer.
+/// The reason why a request got no response.
 pub(crate) enum UpstreamError {
-    /// The session had ended before anything was sent: the request may be sent over another one.
+    /// The session had ended before anything was sent. The request may be sent over another session.
     Unsent(Box<Request<RequestBody>>),
-    /// The client's own body did not come, or not as it should.
+    /// The client's body was incomplete or invalid.
     Body,
-    /// The session has ended without a byte of an answer; the target may have seen the request.
+    /// The session ended without a byte of a response. The target may have received the request.
     Silence(String),
-    /// The target has said something that is no answer.
+    /// The target sent an invalid response.
     Target(String),
 }
 
@@ -83,7 +83,7 @@ impl<W: PartialEq> Upstream<W> {
         Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
     }
 
-    /// Lets hyper work at the session, and lets go of one that has ended.
+    /// Drives the session with hyper, and releases a session that has ended.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
         let over = {
             let mut inner = self.lock();
@@ -95,8 +95,7 @@ impl<W: PartialEq> Upstream<W> {
         }
     }
 
-    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is
-    /// closed.
+    /// Returns the sender of the current session if that has this route and is usable. Otherwise closes the session.
     pub(crate) async fn reuse(&self, way: &W) -> Option<SendRequest<RequestBody>> {
         let idle = self.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
         if let Some(Idle { mut sender, .. }) = idle
@@ -108,7 +107,7 @@ impl<W: PartialEq> Upstream<W> {
         None
     }
 
-    /// Begins HTTP over a session that was just opened.
+    /// Starts HTTP over a new session.
     pub(crate) async fn start(
         &self,
         opened: GrantedSession,
@@ -120,7 +119,7 @@ impl<W: PartialEq> Upstream<W> {
         Ok(sender)
     }
 
-    /// Sends a request, and waits for the answer's head. Not cancel safe: a dropped call ends the session.
+    /// Sends a request and waits for the response's head. Not cancel safe: dropping the future ends the session.
     pub(crate) async fn send(
         &self,
         sender: &mut SendRequest<RequestBody>,
@@ -157,12 +156,12 @@ impl<W: PartialEq> Upstream<W> {
         })
     }
 
-    /// Keeps the session for what goes this way, once its answer is complete; `None` keeps it for no further request.
+    /// Keeps the session for requests with this route, once its response is complete. With `None` it is not reused.
     pub(crate) fn keep(&self, way: Option<W>, sender: SendRequest<RequestBody>) {
         self.lock().idle = Some(Idle { way, sender });
     }
 
-    /// The session itself, once the target has agreed to another protocol.
+    /// Returns the session itself, once the target has switched to another protocol.
     pub(crate) async fn switch(&self) -> Option<GrantedSession> {
         let over = poll_fn(|cx| {
             let mut inner = self.lock();
@@ -176,22 +175,22 @@ impl<W: PartialEq> Upstream<W> {
         Some(pipe.into_opened(unused))
     }
 
-    /// Ends the session, if there is one: in good order if no request is being answered. Logs why the far end has ended
-    /// it, if it has.
+    /// Ends the session, if there is one, gracefully if no request is in flight. Logs the reason if the remote end has
+    /// ended it.
     pub(crate) fn close(&self) {
         if let (Some(over), cut) = self.take() {
             self.leave(over, cut);
         }
     }
 
-    /// Takes the session, and whether a request is being answered.
+    /// Takes the session, and returns whether a request was in flight.
     fn take(&self) -> (Option<FinishedSession>, bool) {
         let mut inner = self.lock();
         let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
         (inner.take_over().or_else(|| inner.stop()), cut)
     }
 
-    /// Ends a session. Returns why its request has no answer, if the target's end gave a reason.
+    /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
     fn leave(&self, over: FinishedSession, cut: bool) -> Option<String> {
         let FinishedSession { pipe, error, unused } = over;
         let ended = pipe.ended();
@@ -200,7 +199,7 @@ impl<W: PartialEq> Upstream<W> {
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {
-                opened.break_off("bad_answer", &format!("the target gave no proper answer: {error}"));
+                opened.break_off("bad_answer", &format!("invalid response from the target: {error}"));
                 return Some(error.to_string());
             }
             (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotWanted>()) => {
@@ -212,7 +211,7 @@ impl<W: PartialEq> Upstream<W> {
         if let Some(mut session) = opened.end(ended, LocalPeer::Client) {
             self.drain.spawn(Span::current(), async move { close_gracefully(&mut session).await });
         }
-        let finished = (ended.how == EndKind::Finished).then(|| "it has ended the connection".to_owned());
+        let finished = (ended.how == EndKind::Finished).then(|| "it closed the connection".to_owned());
         reset.or(finished)
     }
 
@@ -262,22 +261,22 @@ fn client() -> Builder {
     client
 }
 
-/// Nothing more is to be asked.
+/// End of a session without further requests.
 const FINISHED: CopyEnd = CopyEnd { by: Side::A, how: EndKind::Finished };
 
-/// The client is gone, and with it who wanted the answer.
+/// End of a session with a request in flight, because the client disconnected.
 const ABORTED: CopyEnd =
     CopyEnd { by: Side::A, how: EndKind::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
 
-// A session as hyper wants a connection to be.
+// Adapter of a session to hyper's traits for connections.
 
-/// An open session that hyper reads and writes; what passes is counted.
+/// An open session that hyper reads and writes, and that counts the bytes.
 #[derive(Debug)]
 pub(crate) struct HyperSession {
     opened: GrantedSession,
     up: Counter,
     down: Counter,
-    /// Taken from hyper, and not yet by the session, which has no room.
+    /// Bytes accepted from hyper but not yet by the session, which has no room.
     unsent: Bytes,
     ended: Option<CopyEnd>,
 }
@@ -293,17 +292,17 @@ impl HyperSession {
         }
     }
 
-    /// What the target's end did first, if it did anything.
+    /// Returns how the target's end ended, if it did.
     pub(crate) fn ended(&self) -> Option<CopyEnd> {
         self.ended
     }
 
-    /// What the client is answered, as its session has given it nothing.
+    /// Records the status of the response that the client gets instead of the session's.
     pub(crate) fn answers(&mut self, status: StatusCode) {
         self.opened.access.status = Some(status.as_u16());
     }
 
-    /// The session again; `unused` is what hyper has read and made no use of.
+    /// Returns the session; `unused` are the bytes that hyper has read but not consumed.
     pub(crate) fn into_opened(self, unused: Bytes) -> GrantedSession {
         let mut opened = self.opened;
         if opened.buffered.is_empty() {
@@ -323,7 +322,7 @@ impl HyperSession {
         Counted { stream: session, buffered: Bytes::new(), taken, given }
     }
 
-    /// Gives the session what waits for it to have room.
+    /// Writes the bytes that wait for room in the session.
     fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut unsent = std::mem::take(&mut self.unsent);
         while !unsent.is_empty() {
@@ -369,7 +368,8 @@ impl Read for HyperSession {
     }
 }
 
-/// Bytes that the target takes no more are thrown away: it may have answered before, and a read shows what happened.
+/// Discards bytes that the target no longer accepts: it may have responded already, and the next read returns the
+/// error.
 impl Write for HyperSession {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
@@ -389,7 +389,7 @@ impl Write for HyperSession {
         }
         let length = bytes.len();
         self.unsent = bytes.freeze();
-        // Else it goes with the flush.
+        // Unsent bytes are written with the next flush.
         let _ = self.poll_push(cx);
         Poll::Ready(Ok(length))
     }
@@ -408,5 +408,5 @@ impl Write for HyperSession {
     }
 }
 
-/// Bytes that are copied and given to the session at once, at most.
+/// Maximum number of bytes copied into one write to the session.
 const CHUNK: usize = 64 * 1024;

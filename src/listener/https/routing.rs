@@ -1,4 +1,4 @@
-//! What a request at a node port asks for: which node, and what of it.
+//! Determines the node and target of a request at a node port.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,28 +18,29 @@ use tunnel_base::policy::plain;
 use tunnel_base::policy::ports::{KUBELET, PortTarget};
 use tunnel_base::policy::targets::is_off_limits;
 
-/// Who asks, and what is known where it is asked.
+/// The client of a request, and the data used to route it.
 pub(crate) struct RoutingContext<'a> {
-    /// The server name of its TLS.
+    /// The server name (SNI) of the client's TLS connection.
     pub(crate) server_name: Option<&'a str>,
-    /// Whether it may say by headers where its requests go.
+    /// Whether the client may choose node and target by headers.
     pub(crate) trusted: bool,
-    /// The port of a Host without one.
+    /// The port for a Host header without one.
     pub(crate) default_port: u16,
     pub(crate) gate: &'a AccessPolicy,
     pub(crate) addresses: &'a AddressBook,
 }
 
-/// A host, with or without a port, as a request names it.
+/// A host with an optional port, as named by a request.
 struct HostHeader {
     host: Host,
     port: Option<u16>,
-    /// Whether that very host is to be dialled: a header says so.
+    /// Whether exactly this host must be dialled, because a header names it.
     exact: bool,
 }
 
 impl AccessPolicy {
-    /// Returns true if the settings name this client: by its certificate, or by a network, and not as one of all clients.
+    /// Returns true if the config lists this client by its certificate or by a network. Entries that match all clients
+    /// are ignored.
     pub(crate) fn is_trusted_proxy(&self, proof: &ClientIdentity, from: IpAddr) -> bool {
         let by_name = |names: &[String]| {
             let mut globs = self.names.iter().filter(|glob| !glob.is_everyone());
@@ -52,12 +53,18 @@ impl AccessPolicy {
 }
 
 impl NodePort {
-    /// Where a request goes; `None`: nothing in it names a node.
+    /// Returns the node and target of a request, or `None` if nothing in it names a node.
     ///
-    /// A client that is trusted may name the node and the target by headers. Else the node is the one that Host names
-    /// and that is known; the one of the server name (SNI); the one where the pod of a kubelet's path is; the one whose
-    /// address Host is; and at last whatever name Host is. kube-apiserver sends its own Host with exec, attach and
-    /// port-forward, and no server name unless it verifies kubelets' certificates.
+    /// A trusted client may name the node and the target by headers. Otherwise the first match determines the node:
+    ///
+    /// 1. the Host header, if it names a connected node;
+    /// 2. the server name (SNI);
+    /// 3. the pod in a path of the kubelet's API;
+    /// 4. the address in the Host header;
+    /// 5. any name in the Host header.
+    ///
+    /// For exec, attach and port-forward, kube-apiserver sends its own Host header. It sends a server name only if it
+    /// verifies kubelets' certificates.
     pub(crate) fn place(
         &self,
         head: &Parts,
@@ -84,8 +91,8 @@ impl NodePort {
         Ok(Some((node, target)))
     }
 
-    /// The node, and whether what Host names is of it. What a header names is wanted at that very host, so it is of whichever
-    /// node: its own, or else the one that the rest of the request tells.
+    /// Returns the node, and whether the named host belongs to it. A host named by a header must be dialled exactly, so
+    /// it always belongs: to the node of that host or, without one, to the node that the rest of the request names.
     fn node(
         &self,
         path: &str,
@@ -113,8 +120,10 @@ impl NodePort {
         Ok(other.or(of_host).map(|node| (node, is_named)))
     }
 
-    /// The port of the node that a request names: at its loopback if that is listed, else at the node's own address, or
-    /// at the one behind the node that is asked for. `None`: a request to its kubelet that names something else.
+    /// Returns the target at the node for the requested port.
+    ///
+    /// A listed port is dialled on loopback, other ports at the node's own address or at the requested address behind
+    /// the node. `named` is `None` for a request that names something other than the node; it goes to the kubelet.
     fn of_node(
         &self,
         node: &NodeName,
@@ -125,7 +134,7 @@ impl NodePort {
         let port = named.map_or(kubelet, |named| named.port.unwrap_or(asker.default_port));
         let on_loopback = self.ports.borrow().is_on_loopback(port);
         let ip = match asker.asked(node, named)? {
-            // To dial the unspecified address is to dial loopback.
+            // Dialling the unspecified address means dialling loopback.
             Some((ip, is_own)) if on_loopback && (is_own || ip.is_unspecified()) => {
                 Ipv4Addr::LOCALHOST.into()
             }
@@ -136,7 +145,8 @@ impl NodePort {
                 known.ok_or_else(|| LocateError::NoAddress(node.clone()))?
             }
         };
-        // A node's programs listen there for the node alone, and often need no credential: a proxy there may lend the node's own.
+        // Programs that listen there serve only the node itself, often without credentials: a proxy may even add the
+        // node's own.
         if is_off_limits(ip) && !(on_loopback && ip.is_loopback()) {
             return Err(Denial::Forbidden(KEPT.to_owned()));
         }
@@ -145,12 +155,12 @@ impl NodePort {
 }
 
 impl RoutingContext<'_> {
-    /// The node of that name in the zone; an address is none.
+    /// Returns the node of that name, which may be a name in the zone. An address is not a name.
     fn named(&self, host: &str) -> Option<NodeName> {
         named(host).map(|name| self.gate.own_name(name))
     }
 
-    /// The node that a header names, by its name or its address.
+    /// Returns the node that a header names by its name or address.
     fn node_of_header(&self, told: &HostHeader) -> Result<NodeName, Denial> {
         let Host::Ip(ip) = told.host else { return Ok(self.gate.own_name(told.host.to_string().parse()?)) };
         let found = self.addresses.node_at(ip)?.map(|(node, _)| node);
@@ -159,7 +169,8 @@ impl RoutingContext<'_> {
         })
     }
 
-    /// The address that is to be dialled at the node, and whether it is the node's own; `None`: whichever it has.
+    /// Returns the address to dial at the node, and whether it is the node's own. Returns `None` for any address of the
+    /// node.
     fn asked(&self, node: &NodeName, named: Option<&HostHeader>) -> Result<Option<(IpAddr, bool)>, Denial> {
         match named {
             Some(HostHeader { host: Host::Ip(ip), exact, .. }) => {
@@ -177,21 +188,21 @@ impl RoutingContext<'_> {
     }
 }
 
-/// A node by a host's name; an address is none.
+/// Parses a host as a node's name. Returns `None` for an address.
 fn named(host: &str) -> Option<NodeName> {
     let host = host.strip_suffix('.').unwrap_or(host);
     let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
     host.parse().ok().filter(|_| !is_address)
 }
 
-/// What Host names, as the client spells it.
+/// Returns the host in the Host header, as the client spells it.
 fn host(headers: &HeaderMap) -> Option<HostHeader> {
     let authority = Authority::try_from(headers.get(HOST)?.as_bytes()).ok()?;
     let port = authority.port_u16().filter(|port| *port > 0);
     Some(HostHeader { host: authority.host().parse().ok()?, port, exact: false })
 }
 
-/// The value of a header that says where a request goes.
+/// Returns the value of a header that names a request's node or target.
 fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHeader>, Denial> {
     let mut all = headers.get_all(name).iter();
     let Some(first) = all.next() else { return Ok(None) };
@@ -206,7 +217,7 @@ fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHeader>, Den
     }
 }
 
-/// Namespace and name of the pod that a request to a kubelet is about.
+/// Returns namespace and name of the pod in a path of the kubelet's API.
 fn server(path: &str) -> Option<(&str, &str)> {
     let mut parts = path.strip_prefix('/')?.split('/');
     let about_a_pod = POD_PATHS.contains(&parts.next()?);
@@ -214,22 +225,20 @@ fn server(path: &str) -> Option<(&str, &str)> {
     (about_a_pod && !namespace.is_empty() && !server.is_empty()).then_some((namespace, server))
 }
 
-/// A kubelet's paths that go on with a pod's namespace and name.
+/// First segments of the kubelet's paths that continue with a pod's namespace and name.
 const POD_PATHS: [&str; 6] = ["exec", "attach", "portForward", "containerLogs", "run", "checkpoint"];
 
 const UNTRUSTED: &str =
-    "X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest count only from clients that names or allow_from lists";
+    "X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest are allowed only for clients listed in names or allow_from";
 
-const FIXED: &str = "X-Tunnel-Proxy-Dest counts only at a port whose entry in addr is \"host\"";
+const FIXED: &str = "X-Tunnel-Proxy-Dest is allowed only at a port with the entry \"host\" in addr";
 
-const KEPT: &str = "of what a node keeps for itself only the kubelet's ports and those of localhost-proxy-ports are reached, \
-                    on its loopback";
+const KEPT: &str = "addresses local to a node are not reachable, except kubelet ports and localhost-proxy-ports on its loopback";
 
-const OTHER_NAME: &str =
-    "X-Tunnel-Proxy-Dest names another machine than its node: want the node's name, or an address";
+const OTHER_NAME: &str = "X-Tunnel-Proxy-Dest names another machine; expected the node's name or an address";
 
 const BAD_HEADER: &str =
-    "X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest want one node or address each, with or without a port";
+    "X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest: expected one node or address, with an optional port";
 
 #[cfg(test)]
 mod tests;

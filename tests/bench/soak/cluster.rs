@@ -230,7 +230,7 @@ fn loopback(port: u16) -> SocketAddr {
 }
 
 /// What an edge logs of a new interactive link.
-const INTERACTIVE: &str = "an interactive link, beside one";
+const INTERACTIVE: &str = "interactive link opened";
 /// How long bytes are on their way between an edge and a server. A line of this length gets an interactive link.
 const DELAY: Duration = Duration::from_millis(5);
 /// Seconds that a process which is told to stop leaves to its sessions.

@@ -1,4 +1,4 @@
-//! A whole front end: a line `node:port` over a unix socket, answered by `ok` or by why not.
+//! A minimal listener protocol: a line `node:port` over a unix socket, answered with `ok` or the reason of the denial.
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -49,7 +49,7 @@ impl ListenerProtocol<UnixStream> for Line {
     }
 }
 
-/// Any number of lines over one connection: each is opened, and answered with the first bytes of its session.
+/// A protocol with many lines per connection: each opens a session and is answered with that session's first bytes.
 pub(crate) struct Lines;
 
 impl ListenerProtocol<UnixStream> for Lines {
@@ -81,7 +81,7 @@ impl ListenerProtocol<UnixStream> for Lines {
     }
 }
 
-/// After one line that is judged as one of many, the connection is the session's.
+/// A protocol that authorizes one line as one of many requests, then carries a session over the connection.
 pub(crate) struct Switch;
 
 impl ListenerProtocol<UnixStream> for Switch {

@@ -1,4 +1,4 @@
-//! A client's connection and the targets behind it, in memory.
+//! A client's connection and its targets, in memory.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,12 +29,12 @@ pub(crate) struct Site {
     client: DuplexStream,
     offered: mpsc::Receiver<IncomingSession>,
     pub(crate) context: ListenerContext,
-    /// How often the router was called because a client had its answer.
+    /// Number of calls of the router's `answered`.
     pub(crate) answered: Arc<AtomicUsize>,
     over: oneshot::Receiver<&'static str>,
 }
 
-/// One end of a session at the target.
+/// The target's end of a session.
 pub(crate) struct Target {
     pub(crate) session: Session,
     arrived: BytesMut,
@@ -77,7 +77,7 @@ impl Site {
         self.client.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// What the client gets is this.
+    /// Checks that the client receives this text next.
     pub(crate) async fn hears(&mut self, text: &str) {
         let mut heard = String::new();
         while heard.len() < text.len() && text.starts_with(&heard) {
@@ -86,7 +86,7 @@ impl Site {
         assert_eq!(heard, text);
     }
 
-    /// The next head that the client gets.
+    /// Returns the next head that the client receives.
     pub(crate) async fn head(&mut self) -> String {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -95,7 +95,7 @@ impl Site {
         String::from_utf8(head).unwrap()
     }
 
-    /// All that the client still gets.
+    /// Returns everything else that the client receives.
     pub(crate) async fn rest(&mut self) -> String {
         let mut rest = Vec::new();
         let _ = self.client.read_to_end(&mut rest).await;
@@ -106,7 +106,7 @@ impl Site {
         Target::of(self.offered.recv().await.unwrap())
     }
 
-    /// The target that somebody has asked for, or the head of the answer that the client gets without one.
+    /// Returns the requested target, or the head of the response that the client receives without one.
     pub(crate) async fn target_or_answer(&mut self) -> Result<Target, String> {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -118,7 +118,7 @@ impl Site {
         Err(String::from_utf8(head).unwrap())
     }
 
-    /// Whether nobody has asked for another session.
+    /// Returns true if no other session was requested.
     pub(crate) fn asks_for_no_session(&mut self) -> bool {
         self.offered.try_recv().is_err()
     }
@@ -127,18 +127,18 @@ impl Site {
         self.client.shutdown().await.unwrap();
     }
 
-    /// The client is gone; how its serving ended.
+    /// Disconnects the client, and returns how serving it ended.
     pub(crate) async fn leave(self) -> (&'static str, ListenerContext) {
         drop(self.client);
         (self.over.await.unwrap(), self.context)
     }
 
-    /// How its serving ended while the client was still there.
+    /// Returns how serving the client ended while it was still connected.
     pub(crate) async fn over(&mut self) -> &'static str {
         (&mut self.over).await.unwrap()
     }
 
-    /// Sessions that ended with this result, once none is left.
+    /// Returns the number of sessions with this result, once no session is open.
     pub(crate) async fn ended(context: &ListenerContext, result: &'static str) -> u64 {
         while context.metrics.sessions.now(FRONT) > 0 {
             tokio::task::yield_now().await;
@@ -163,7 +163,7 @@ impl Target {
         poll_fn(|cx| self.session.poll_finish(cx)).await.unwrap();
     }
 
-    /// Takes the next head.
+    /// Returns the next head that arrives.
     pub(crate) async fn head(&mut self) -> String {
         loop {
             if let Some(at) = self.arrived.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -173,12 +173,12 @@ impl Target {
         }
     }
 
-    /// What arrives next is this.
+    /// Checks that this text arrives next.
     pub(crate) async fn hears(&mut self, text: &str) {
         assert_eq!(self.take(text.len()).await, text);
     }
 
-    /// The next bytes that arrive.
+    /// Returns the next bytes that arrive.
     pub(crate) async fn take(&mut self, length: usize) -> String {
         while self.arrived.len() < length {
             assert!(self.more().await, "only {:?}", self.arrived);
@@ -186,7 +186,7 @@ impl Target {
         String::from_utf8(self.arrived.split_to(length).to_vec()).unwrap()
     }
 
-    /// All that arrives until the far end has finished, or broken off.
+    /// Returns everything that arrives until the end, and whether the remote end finished normally.
     pub(crate) async fn rest(&mut self) -> (String, bool) {
         loop {
             match poll_fn(|cx| self.session.poll_read_chunk(cx)).await {
@@ -196,7 +196,7 @@ impl Target {
         }
     }
 
-    /// Whether nothing has arrived that was not taken yet.
+    /// Returns true if no further bytes have arrived.
     pub(crate) async fn hears_nothing(&mut self) -> bool {
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -212,7 +212,7 @@ impl Target {
     }
 }
 
-/// Judges by the Host alone: what is called `no` is denied.
+/// A router that uses only the Host header and denies the host `no`.
 struct ByHost {
     table: Arc<SessionTable>,
     link: Arc<LinkSender>,
@@ -259,7 +259,7 @@ impl Router for ByHost {
     }
 }
 
-/// Bytes that wait for the client.
+/// Size in bytes of the buffer towards the client.
 pub(crate) const ROOM: usize = 256 * 1024;
 
 const FRONT: &str = "test";

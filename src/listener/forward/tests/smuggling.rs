@@ -1,9 +1,8 @@
-//! Requests that two readers could take for two different ones: each ends in 400, or in exactly one well-formed
-//! request.
+//! Requests that two parsers could interpret differently: each results in 400 or in exactly one well-formed request.
 
 use super::*;
 
-/// The one request that the target gets of it, or the client's answer.
+/// Returns the only request that the target receives, or the client's response.
 async fn sent(text: &str) -> Result<String, String> {
     let mut site = Site::new();
     site.say(text).await;
@@ -32,7 +31,7 @@ async fn passed(request: &str, as_this: &str) {
 
 #[tokio::test]
 async fn two_lengths() {
-    // RFC 9112 6.3: the coding counts, the length is not passed on.
+    // RFC 9112, section 6.3: the transfer coding takes precedence, and the length is not forwarded.
     passed(
         "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\n\r\n",
         "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -93,7 +92,7 @@ async fn lines() {
     refused("GET / HTTP/1.1\r\nHost: a\r\nNo colon\r\n\r\n").await;
     refused("GET  / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     refused("GET / HTTP/1.1 \r\nHost: a\r\n\r\n").await;
-    // What ends its lines with LF alone is read so by few others: it arrives with CR LF.
+    // Few other parsers accept lines that end with LF alone, so they are forwarded with CR LF.
     passed("GET / HTTP/1.1\nHost: a\nX: b\n\n", "GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n\r\n").await;
     passed("\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
 }

@@ -20,7 +20,7 @@ fn head(host: &str, path: &str) -> Parts {
     http::Request::get(path).header(HOST, host).body(()).unwrap().into_parts().0
 }
 
-/// A request with these headers.
+/// Returns a request with these headers.
 fn with(headers: &[(&HeaderName, &str)]) -> Parts {
     let mut head = head("10.96.0.20:9051", "/metrics");
     for (name, value) in headers {
@@ -29,7 +29,7 @@ fn with(headers: &[(&HeaderName, &str)]) -> Parts {
     head
 }
 
-/// A pod with a link to edge4; pod shop/db is at edge3; Kubernetes knows the addresses of edge3 and edge4.
+/// A server with a link to edge4. Pod shop/db is at edge3, and Kubernetes knows the addresses of edge3 and edge4.
 struct Site {
     finder: Arc<Finder>,
     addresses: AddressBook,
@@ -71,7 +71,7 @@ impl Site {
         Self { finder: Finder::without_peers(registry, Instance::random()), addresses, gate }
     }
 
-    /// Where a request goes, as `target at node`; `-` if it names none; else why not.
+    /// Returns the route of a request as `target at node`, `-` if it names no node, or the denial.
     fn place(&self, stands_for: &str, head: &Parts, server_name: Option<&str>, trusted: bool) -> String {
         let ports = watch::channel(ProxyPorts::default()).1;
         let port = NodePort { stands_for: stands_for.parse().unwrap(), finder: self.finder.clone(), ports };
@@ -84,12 +84,12 @@ impl Site {
         }
     }
 
-    /// As [`Self::place`], of a port that stands for what Host names.
+    /// Like [`Self::place`], for a port that stands for the host in the Host header.
     fn by_host(&self, host: &str, path: &str, server_name: Option<&str>) -> String {
         self.place("host", &head(host, path), server_name, false)
     }
 
-    /// As [`Self::place`], of a client that sends these headers.
+    /// Like [`Self::place`], for a client that sends these headers.
     fn told(&self, stands_for: &str, headers: &[(&HeaderName, &str)], trusted: bool) -> String {
         self.place(stands_for, &with(headers), None, trusted)
     }
@@ -141,14 +141,14 @@ fn the_node_is_the_hosts_or_the_server_names_or_the_pods_or_the_one_with_that_ad
     assert_eq!(
         node("10.0.0.4:6443", "/exec/shop/db/c", None),
         "edge3",
-        "the pod counts, not where it was asked"
+        "the pod determines the node, not the address in Host"
     );
     assert_eq!(node("10.0.0.5:10250", "/pods", None), "-");
     let kubelets = [Denial::NoNodeInHost, Denial::NoHost].map(|denied| {
         assert_eq!(denied.status(), 421);
         denied.next_step().contains("--kubelet-certificate-authority")
     });
-    assert_eq!(kubelets, [true, false], "without TLS that flag helps nobody");
+    assert_eq!(kubelets, [true, false], "without TLS that flag has no effect");
 }
 
 #[test]
@@ -199,19 +199,19 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     assert_eq!(told(&[(&TUNNEL_DEST, "10.3.0.1:9052")]), "10.3.0.1:9052 at edge3");
     assert_eq!(told(&[(&TUNNEL_DEST, "10.0.0.3:10266")]), "127.0.0.1:10266 at edge3");
     let both = |dest| told(&[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, dest)]);
-    assert_eq!(both("192.168.7.7:80"), "192.168.7.7:80 at edge4", "whether it may, the edge knows");
+    assert_eq!(both("192.168.7.7:80"), "192.168.7.7:80 at edge4", "the edge decides whether it is allowed");
     assert_eq!(both("edge4:9052"), "10.0.0.4:9052 at edge4");
     assert_eq!(both("127.0.0.1:10266"), "127.0.0.1:10266 at edge4");
     for loopback in ["127.0.0.1:9052", "127.8.8.8:9052", "[::1]:9052", "[::ffff:127.0.0.1]:9052"] {
-        assert!(both(loopback).starts_with("403 of what a node keeps"), "{loopback}");
+        assert!(both(loopback).starts_with("403 addresses local to a node"), "{loopback}");
     }
     for unspecified in ["0.0.0.0:9052", "[::]:9052", "[::ffff:0.0.0.0]:9052"] {
-        assert!(both(unspecified).starts_with("403 of what a node keeps"), "{unspecified}");
+        assert!(both(unspecified).starts_with("403 addresses local to a node"), "{unspecified}");
     }
     assert_eq!(both("0.0.0.0:10266"), "127.0.0.1:10266 at edge4");
     assert!(both("edge3:9052").starts_with("400 "), "{}", both("edge3:9052"));
     assert!(both("localhost:9052").starts_with("400 "));
-    assert_eq!(told(&[(&TUNNEL_HOST, "10.0.0.5")]), "421 the node of 10.0.0.5:80 cannot be told");
+    assert_eq!(told(&[(&TUNNEL_HOST, "10.0.0.5")]), "421 no node is known for 10.0.0.5:80");
     for bad in [
         &[(&TUNNEL_HOST, "a b")][..],
         &[(&TUNNEL_HOST, "")],
@@ -221,7 +221,7 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     }
     let fixed = |headers: &[(&HeaderName, &str)]| site.told("127.0.0.1:10250", headers, true);
     assert_eq!(fixed(&[(&TUNNEL_HOST, "edge4")]), "127.0.0.1:10250 at edge4");
-    assert!(fixed(&[(&TUNNEL_DEST, "edge4:9052")]).starts_with("403 X-Tunnel-Proxy-Dest counts only"));
+    assert!(fixed(&[(&TUNNEL_DEST, "edge4:9052")]).starts_with("403 X-Tunnel-Proxy-Dest is allowed only"));
 }
 
 #[test]
@@ -243,13 +243,13 @@ fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
         "[2002:a9fe:201::]",
     ];
     let refused =
-        |text: String| assert!(text.starts_with("403 of what a node keeps for itself only"), "{text}");
+        |text: String| assert!(text.starts_with("403 addresses local to a node are not reachable"), "{text}");
     for host in kept {
         let dest = format!("{host}:10261");
         refused(site.told("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, &dest)], true));
         refused(site.place("host", &with(&[(&TUNNEL_DEST, &dest)]), Some("edge3"), true));
     }
-    // The kubelet's ports, and those of localhost-proxy-ports, are reached on loopback alone.
+    // The kubelet's ports and those of localhost-proxy-ports are reachable only on loopback.
     let dest = |dest: &str| site.told("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, dest)], true);
     for port in [10250, 10255, 10266, 10267] {
         assert_eq!(dest(&format!("127.0.0.1:{port}")), format!("127.0.0.1:{port} at edge4"));
@@ -257,7 +257,7 @@ fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
         refused(dest(&format!("169.254.2.1:{port}")));
         refused(dest(&format!("100.100.100.200:{port}")));
     }
-    // A kubelet writes the addresses of its Node.
+    // A kubelet itself writes its Node's addresses, so they may be local ones.
     for own in ["169.254.2.1", "127.0.0.1"] {
         let facts = NodeInfo { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() };
         site.addresses.change(|all| all.nodes.put("edge4", facts));
@@ -281,7 +281,11 @@ fn a_target_by_header_is_never_another_one_because_of_the_server_name() {
     let site = Site::new();
     let dest =
         |dest, server_name| site.place("host", &with(&[(&TUNNEL_DEST, dest)]), Some(server_name), true);
-    assert_eq!(dest("10.0.0.2:9100", "edge3"), "10.0.0.2:9100 at edge3", "whether it may, the edge knows");
+    assert_eq!(
+        dest("10.0.0.2:9100", "edge3"),
+        "10.0.0.2:9100 at edge3",
+        "the edge decides whether it is allowed"
+    );
     assert_eq!(dest("10.0.0.4:9100", "edge3"), "10.0.0.4:9100 at edge4", "it is that node's own address");
     assert_eq!(dest("10.0.0.3:9100", "edge3"), "10.0.0.3:9100 at edge3");
     assert_eq!(dest("10.9.0.1:9100", "edge3"), "10.9.0.1:9100 at edge9", "it is behind that node");
@@ -305,7 +309,7 @@ fn headers_of_a_client_that_the_settings_do_not_name_are_refused() {
     let from = ip("10.0.0.1");
     let open = AccessPolicy::default();
     for proof in [ClientIdentity::None, ClientIdentity::User("uid=0".to_owned()), certificate("prometheus")] {
-        assert!(!open.is_trusted_proxy(&proof, from), "{proof:?}: the settings name nobody");
+        assert!(!open.is_trusted_proxy(&proof, from), "{proof:?}: the config names no client");
     }
     let listed = |net: &str| AccessPolicy {
         allow_from: Some([network(net).unwrap()].into_iter().collect::<Networks>()),
@@ -315,7 +319,7 @@ fn headers_of_a_client_that_the_settings_do_not_name_are_refused() {
     assert!(!listed("10.1.0.0/16").is_trusted_proxy(&ClientIdentity::None, from));
     assert!(
         !listed("0.0.0.0/0").is_trusted_proxy(&ClientIdentity::None, from),
-        "everybody is nobody in particular"
+        "a network of all clients names no client"
     );
     let of_names =
         |glob: &str| AccessPolicy { names: vec![glob.parse().unwrap()], ..AccessPolicy::default() };
