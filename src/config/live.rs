@@ -169,9 +169,7 @@ pub fn tell_warnings(warnings: &[Warning]) {
     for Warning { key, kind, text } in warnings {
         match kind {
             WarningKind::Insecure => error!(%key, risk = %text, "insecure configuration"),
-            WarningKind::Unsupported | WarningKind::Unexpected => {
-                warn!(%key, reason = %text, "config warning")
-            }
+            WarningKind::Unsupported | WarningKind::Unexpected => warn!(%key, reason = %text, "config issue"),
         }
     }
 }

@@ -160,12 +160,9 @@ impl<'t> ConfigTable<'t> {
             let (place, path) = (item.span().start, format!("{path}[{i}]"));
             match item.get_ref() {
                 DeValue::Table(table) => tables.push(Self::fold(path, place, table.clone(), report)),
-                other => report.place_fault(
-                    Some(place),
-                    &path,
-                    Some(value::shown(other)),
-                    "expected a table: { … }",
-                ),
+                other => {
+                    report.place_fault(Some(place), &path, Some(value::shown(other)), "expected table: { … }")
+                }
             }
         }
         tables

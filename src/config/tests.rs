@@ -328,7 +328,7 @@ fn every_fault_is_told_at_once_in_the_order_of_the_file() {
         "line 8: mode.cloud.ssh.allow_from[1]: \"x\": not a network: want an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8",
         "line 9: mode.cloud.ssh.rules[0].nodes: an empty list: it matches nothing; leave the key out to match everything, or fill the list",
         "line 9: mode.cloud.ssh.rules[0].port: unknown key: did you mean ports?",
-        "line 9: mode.cloud.ssh.rules[1]: 5: expected a table: { … }",
+        "line 9: mode.cloud.ssh.rules[1]: 5: expected table: { … }",
         "line 11: mode.cloud.session.grace: 60: expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"",
         "line 12: mode.cloud.session.memory: \"1KiB\": expected at least 1024 KiB",
         "line 13: mode.cloud.shh: unknown key: did you mean ssh?",

@@ -125,9 +125,9 @@ impl FromStr for MarkBits {
         let (mark, mask) = text.split_once('/').unwrap_or((text, "0xffffffff"));
         match (number(mark), number(mask)) {
             (Some(mark), Some(mask)) if mark != 0 && mark & !mask == 0 => Ok(Self { mark, mask }),
-            _ => Err(
-                "expected a mark and the mask of its bits, as in \"0x40/0x40\", where at least one is set",
-            ),
+            _ => {
+                Err("expected a mark and the mask of its bits, as in \"0x40/0x40\", and at least one bit set")
+            }
         }
     }
 }

@@ -90,9 +90,7 @@ fn label(value: &DeValue<'_>) -> Result<(String, String), ValueError> {
         Some((label, value)) if !label.is_empty() && label.bytes().chain(value.bytes()).all(sound) => {
             Ok((label.to_owned(), value.to_owned()))
         }
-        _ => {
-            Err(value::wrong(value, "expected label=value, for example \"openyurt.io/is-edge-worker=true\""))
-        }
+        _ => Err(value::wrong(value, "expected label=value, as in \"openyurt.io/is-edge-worker=true\"")),
     }
 }
 
