@@ -1,4 +1,4 @@
-//! Commands for people: the command line, and what shells and `man` learn of it.
+//! Commands for people: the command line, shell completions and man pages.
 
 #[cfg(feature = "kubernetes")]
 pub mod approve;
@@ -39,38 +39,38 @@ use crate::server::Server;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_net::reload::warn_of_readers;
 
-/// Why a command for people was not done.
+/// The error of a command for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct CommandError {
     /// The program's exit code, as in sysexits.h.
     pub code: u8,
-    /// What is wrong, and the remedy.
+    /// What failed and why, with a hint.
     pub text: String,
 }
 
 impl CommandError {
-    /// What was asked for cannot be.
+    /// Returns an error of the command line.
     fn usage(text: impl Into<String>) -> Self {
         Self { code: 64, text: text.into() }
     }
 
-    /// A file that was named will not do.
+    /// Returns an error for an unusable input file.
     fn unusable(text: impl Into<String>) -> Self {
         Self { code: 78, text: text.into() }
     }
 
-    /// Somebody does not let us.
+    /// Returns an error for a refused request.
     fn refused(text: impl Into<String>) -> Self {
         Self { code: 77, text: text.into() }
     }
 
-    /// A file cannot be written.
+    /// Returns an error for a file that cannot be written.
     fn cannot_write(text: impl Into<String>) -> Self {
         Self { code: 73, text: text.into() }
     }
 
-    /// Nobody answers.
+    /// Returns an error for a service that does not answer.
     fn unavailable(text: impl Into<String>) -> Self {
         Self { code: 69, text: text.into() }
     }
@@ -78,140 +78,140 @@ impl CommandError {
 
 // The command line.
 
-/// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
+/// Reach edge nodes behind NAT by name: run `tunnel --m=cloud` as a server, and `tunnel --m=edge` on each node.
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true, after_help = EXIT_CODES)]
 pub struct Args {
-    /// What to do instead of serving.
+    /// Command to run instead of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// What this process is.
+    /// Role of this process.
     #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
     pub mode: Mode,
     /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: /etc/tunnel/MODE.toml]
     #[arg(long = "c", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Read the config and the files it names, say what is wrong with them, and end; no port is tried.
+    /// Check the config and the files it names, report all errors, and exit. No port is opened.
     #[arg(long)]
     pub check: bool,
-    /// kubeconfig file, for a cloud outside its cluster. Needs a program built with Kubernetes.
+    /// Kubeconfig file, for a server outside its cluster. Requires a build with Kubernetes support.
     #[arg(long = "k", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Requests a second to kube-apiserver. Read by nothing in this version.
+    /// Requests per second to kube-apiserver. Ignored by this version.
     #[arg(long, value_name = "N", default_value_t = 1000.0)]
     pub kube_qps: f64,
-    /// Burst of requests to kube-apiserver. Read by nothing in this version.
+    /// Burst of requests to kube-apiserver. Ignored by this version.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub kube_burst: u32,
-    /// Log to daily files in this directory: 7 are kept, 100 MiB in all.
+    /// Directory for daily log files. The last 7 are kept, at most 100 MiB in total.
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
-    /// With --log-dir: log to stderr as well.
+    /// Log to stderr in addition to --log-dir.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub alsologtostderr: bool,
-    /// Log to stderr only, whatever --log-dir says.
+    /// Log to stderr only, and ignore --log-dir.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
     pub logtostderr: bool,
-    /// Form of log lines.
+    /// Format of log lines.
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub log_format: LogFormat,
-    /// How much to log: 0 what operators need, 2 debug, 4 libraries too, 6 everything but frames, 8 these too.
+    /// Log level: 0 info, 2 debug, 4 debug of libraries too, 6 trace except frames, 8 frames too.
     #[arg(long = "v", value_name = "N", default_value_t = 0)]
     pub verbosity: i32,
 }
 
-/// What to do instead of serving.
+/// The command to run instead of serving.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// A pod and an edge on loopback with fresh certificates, to try things out; stays until Ctrl-C.
+    /// Run a server and an edge on loopback with new certificates, to try things out, until Ctrl-C.
     Demo {
-        /// Make one request through the tunnel, and one in each of the other ways, say what happened, and end.
+        /// Make one request through the tunnel in each way, print the results, and exit.
         #[arg(long)]
         check: bool,
-        /// Other ways to show beside CONNECT, with commas between.
+        /// Additional ways to demonstrate besides CONNECT, separated by commas.
         #[arg(long, value_name = "MODULES", value_delimiter = ',')]
         with: Vec<Module>,
     },
-    /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
+    /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
     Init(InitArgs),
-    /// Look at all that a pod or an edge of this machine needs, from its config to its cloud, and say what is wrong: for each
-    /// check what was found, what was wanted, and what to do. Ends with 1 if a check failed.
+    /// Check everything a server or an edge on this machine needs, from its config to its links. Prints what was found,
+    /// what was expected, and a hint for each check. Exits with 1 if a check failed.
     Doctor(DoctorArgs),
-    /// Have the pod on this machine let another machine join the cloud as a node, once and for a while.
+    /// Invite a machine to join the cloud as a node, once and within a time limit, through the server on this machine.
     Invite(InviteArgs),
-    /// Make this machine a node of a cloud that has invited it.
+    /// Make this machine a node of the cloud that invited it.
     Join(JoinArgs),
-    /// Have the pod on this machine forget the token of a node that has joined, and what it was invited by.
+    /// Revoke the token and the invitation of a node, through the server on this machine.
     Revoke(RevokeArgs),
-    /// Approve or deny the certificates that pods and edges of the tunnel ask a cluster of Kubernetes for; no others are
-    /// touched. Goes on until a signal ends it.
+    /// Approve or deny certificate requests of the tunnel's servers and edges in a Kubernetes cluster, until a signal.
+    /// Other requests are not touched.
     #[cfg(feature = "kubernetes")]
     Approve(ApproveArgs),
-    /// Connect stdin and stdout with a port of a node, through a pod: as ssh's ProxyCommand, or for a local port.
+    /// Connect stdin and stdout to a port of a node through a server, as an ssh ProxyCommand or for a local port.
     Connect(ConnectArgs),
-    /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.
+    /// Print the status of a server or edge on this machine: its links, and why it has none. Uses the admin socket.
     Status {
-        /// The socket (its config's `listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: that of a pod, otherwise of
-        /// an edge, of this user; its log says where]
+        /// Admin socket (`listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: that of a server of this user,
+        /// otherwise of an edge; its log contains the path]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
-        /// All of it as JSON, with sessions.
+        /// Print everything as JSON, including sessions.
         #[arg(long)]
         json: bool,
     },
-    /// Print settings for what another tunnel was set to do in Kubernetes, and what became of each of its settings.
+    /// Print a config that replaces another tunnel's deployment in Kubernetes, with a remark on each of its settings.
     #[cfg(feature = "kubernetes")]
     Migrate(MigrateArgs),
-    /// Print what makes a shell complete this command line: `source <(tunnel completions bash)`.
+    /// Print shell completions; load them with `source <(tunnel completions bash)`.
     Completions {
-        /// Which shell.
+        /// Shell.
         shell: Shell,
     },
     /// Write man pages of this program and of each of its commands.
     Man {
-        /// Where to; it is made where it is missing.
+        /// Output directory; created if it is missing.
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
 }
 
-/// What a process is.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// A pod, where edges are reached.
+    /// A server, which edges connect to.
     #[value(name = "cloud")]
     Server,
     /// An edge, on each node.
     Edge,
 }
 
-/// Form of log lines.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One object a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl Args {
-    /// The command line of this process, Go's spelling of it too.
+    /// Parses the command line of this process, including Go's spelling of flags.
     ///
     /// # Errors
     ///
-    /// It is wrong, or asks for help or the version: print the error, and see [`is_wrong`].
+    /// Returns an error if it is wrong, or requests help or the version. Print the error, and see [`is_wrong`].
     pub fn read(args: impl Iterator<Item = OsString>) -> Result<Self, clap::Error> {
         Self::try_parse_from(args.map(normalize_flag))
     }
 
-    /// Which config file is read.
+    /// Returns the path of the config file.
     pub fn config(&self) -> PathBuf {
         self.config.clone().unwrap_or_else(|| self.mode.config().into())
     }
 }
 
 impl Mode {
-    /// Where its config is, unless it is named.
+    /// Returns the default path of the config file.
     pub fn config(self) -> &'static str {
         match self {
             Self::Server => "/etc/tunnel/cloud.toml",
@@ -220,12 +220,12 @@ impl Mode {
     }
 }
 
-/// Whether the command line was wrong; otherwise the "error" is the text that it asked for, such as help.
+/// Returns true if the command line was wrong. Otherwise the "error" is a requested text, such as help.
 pub fn is_wrong(error: &clap::Error) -> bool {
     !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)
 }
 
-/// Go's flags in clap's spelling: one dash becomes two, `_` in a name becomes `-`.
+/// Converts Go's flags to clap's spelling: one dash becomes two, `_` in a name becomes `-`.
 fn normalize_flag(arg: OsString) -> OsString {
     let Some(text) = arg.to_str() else { return arg };
     let name = text.trim_start_matches('-');
@@ -237,50 +237,50 @@ fn normalize_flag(arg: OsString) -> OsString {
     value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into()
 }
 
-/// As docs/operating.md has them.
+/// The same list as in docs/operating.md.
 const EXIT_CODES: &str = "\
-Exit codes: 0 stopped, or all is well; 1 the demo, or a check of the doctor, has failed; 64 the command line is wrong; 69 a port cannot be had, or \
-nobody answers; 71 the system lacks something; 73 a file cannot be written; 74 a session broke off; 77 this user may not \
-have the port, or may not ask; 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";
+Exit codes: 0 stopped, or no errors; 1 the demo, or a check of the doctor, failed; 64 wrong command line; 69 a port is unavailable, or there \
+is no answer; 71 a system resource is missing; 73 a file cannot be written; 74 a session was interrupted; 77 this user may \
+not use the port, or may not ask; 78 the config, or a file that it names, is wrong. Priority: 78, 77, 73, 71, 69.";
 
-// What shells and `man` learn of the command line, from its own definition.
+// Shell completions and man pages, generated from the command line's definition.
 
-/// The script that completes `tunnel` in that shell.
+/// Returns the completion script for a shell.
 pub fn completions(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), NAME, &mut script);
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Writes tunnel(1) and a page for each command into `dir`, which is made where it is missing. Pages that are there are
-/// written anew.
+/// Writes tunnel(1) and a page for each command into `dir`, which is created if it is missing. Existing pages are
+/// overwritten.
 ///
 /// # Errors
 ///
-/// The directory, or a file in it, cannot be written.
+/// Returns an error if the directory, or a file in it, cannot be written.
 pub fn man(dir: &Path) -> Result<String, CommandError> {
     let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Args::command(), dir));
     let failed = |cause| format!("cannot write man pages into {}: {cause}", dir.display());
     written.map(|()| String::new()).map_err(|cause: io::Error| CommandError::cannot_write(failed(cause)))
 }
 
-/// By which the program is called.
+/// The name of the program.
 const NAME: &str = "tunnel";
 
-// The settings with which the program serves: the config, the environment, and what the command line says of them.
+// The config to serve with, read from the file, the environment and the command line.
 
-/// The settings of either side.
+/// The config of a server or an edge.
 #[derive(Debug)]
 pub enum Settings {
-    /// A pod's.
+    /// A server's config.
     Cloud(Box<ServerConfig>),
-    /// An edge's.
+    /// An edge's config.
     Edge(Box<EdgeConfig>),
 }
 
 impl Settings {
-    /// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted. `variable` gives those of the
-    /// environment.
+    /// Reads the config, and logs its warnings. Returns `None` if it cannot be read, which is recorded in `startup`.
+    /// `variable` returns environment variables by name.
     pub fn read(
         args: &Args,
         variable: fn(&str) -> Option<String>,
@@ -294,7 +294,7 @@ impl Settings {
             && startup.is_clear()
             && let Some(why) = settings.asks_no_kubernetes()
         {
-            warn!(key = "--k", "the kubeconfig is not read: {why}");
+            warn!(key = "--k", reason = %why, "kubeconfig ignored");
         }
         for (key, path) in settings.secrets(&file.path) {
             warn_of_readers(key, path);
@@ -302,7 +302,7 @@ impl Settings {
         Some((settings, file))
     }
 
-    /// As [`Self::read`], and logs nothing.
+    /// Like [`Self::read`], but logs nothing.
     pub fn examine(
         (mode, path): (Mode, &Path),
         kubeconfig: Option<PathBuf>,
@@ -310,7 +310,7 @@ impl Settings {
         startup: &mut Startup,
     ) -> Option<(Self, ConfigFile, Vec<Warning>)> {
         let text = std::fs::read_to_string(path).map_err(|cause| {
-            format!("cannot read the config {}: {cause}; name it with --c=FILE", path.display())
+            format!("cannot read the config {}: {cause}; set its path with --c=FILE", path.display())
         });
         let text = startup.collect(StartupErrorKind::Config, &["--c"], text)?;
         let environment = Environment { kubeconfig, ..Environment::read(variable) };
@@ -327,7 +327,7 @@ impl Settings {
         Some((settings, ConfigFile { path: path.to_owned(), text, environment }, warnings))
     }
 
-    /// Looks for all that is in the way of a start, and starts nothing.
+    /// Checks for everything that would prevent a start, without starting anything.
     pub fn check(&self, startup: &mut Startup) {
         match self {
             Self::Cloud(settings) => Server::validate(settings, startup),
@@ -335,11 +335,12 @@ impl Settings {
         }
     }
 
-    /// Why nothing here asks Kubernetes; `None`: something does.
+    /// Returns the reason why Kubernetes is not used; `None` if it is used.
     fn asks_no_kubernetes(&self) -> Option<&'static str> {
         match self {
             Self::Edge(edge) => {
-                let unused = "an edge asks nothing of Kubernetes but its certificate: set agent = true in [mode.edge.csr]";
+                let unused =
+                    "an edge uses Kubernetes only for its certificate; set agent = true in [mode.edge.csr]";
                 edge.csr.is_none().then_some(unused)
             }
             Self::Cloud(_) if cfg!(not(feature = "kubernetes")) => {
@@ -349,14 +350,14 @@ impl Settings {
                 let asks = cloud.registry.cluster.is_some()
                     || cloud.addresses.cluster.is_some()
                     || cloud.csr.is_some();
-                let unused = "no key asks Kubernetes: set publish or service of [mode.cloud.registry], kubernetes = true in \
+                let unused = "no key requires Kubernetes; set publish or service of [mode.cloud.registry], kubernetes = true in \
                               [mode.cloud.addresses], or profiles of [mode.cloud.csr]";
                 (!asks).then_some(unused)
             }
         }
     }
 
-    /// The files that hold secrets, each with its key; `config` is where the settings stand.
+    /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
     fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
         match self {
             Self::Cloud(settings) => settings.secrets(),

@@ -1,9 +1,9 @@
-//! Configuration: a TOML text becomes checked settings, or a list of every fault in it.
+//! Configuration: parses TOML into a checked config, or into a list of all its errors.
 //!
-//! SuperEdge's files load unchanged, old spelling and new. A table is folded (upper case, `_`), then read leaf by leaf,
-//! so that all faults are found in one go. Keys of SuperEdge that are not served yet are named in a warning; any other
-//! unknown key is a fault, for a slip of the pen must never leave a door open. What every key means stands in
-//! `conf/cloud.toml` and `conf/edge.toml`.
+//! SuperEdge's files load unchanged, in old and new spelling. Keys are normalised (case, `_`) and read one by one, so
+//! that all errors are found in one pass. SuperEdge keys that are not supported yet cause a warning. Any other unknown
+//! key is an error, because a typo must never leave a port open. `conf/cloud.toml` and `conf/edge.toml` document every
+//! key.
 
 pub mod edge;
 pub mod listen;
@@ -21,126 +21,127 @@ use std::time::Duration;
 use crate::config::listen::AccessConfig;
 use crate::config::table::ConfigTable;
 
-/// Values of the environment and the command line, as plain text; empty means absent. `main` alone reads it.
+/// Values from the environment and the command line, unparsed. An empty value means absent. Only `main` reads them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
-    /// `NODE_NAME`: the edge's node, where the file does not name it.
+    /// `NODE_NAME`: the edge's node, if the file does not name it.
     pub node_name: Option<String>,
     /// `NODE_IP`: an address of this machine.
     pub node_ip: Option<String>,
     /// `POD_IP`: an address of this machine or pod.
     pub pod_ip: Option<String>,
-    /// `HOST_IP`: an address of the machine on which Kubernetes runs this pod.
+    /// `HOST_IP`: the address of the machine on which Kubernetes runs this pod.
     pub host_ip: Option<String>,
     /// `POD_NAME`: a label of the metrics.
     pub pod_name: Option<String>,
-    /// `POD_NAMESPACE`: a label of the metrics, and where in Kubernetes we are.
+    /// `POD_NAMESPACE`: a label of the metrics, and our namespace in Kubernetes.
     pub pod_namespace: Option<String>,
-    /// `KUBERNETES_SERVICE_HOST`: there inside a cluster, and nowhere else.
+    /// `KUBERNETES_SERVICE_HOST`: set only inside a cluster.
     pub kubernetes_service_host: Option<String>,
-    /// `--k`: how to reach a cluster from outside.
+    /// `--k`: the kubeconfig file, used to reach a cluster from outside.
     pub kubeconfig: Option<PathBuf>,
-    /// `PROXY_AUTHORIZATION`: SuperEdge's way to ask for passwords at the HTTP proxy.
+    /// `PROXY_AUTHORIZATION`: SuperEdge's switch for passwords at the HTTP proxy.
     pub proxy_authorization: Option<String>,
-    /// `CLOUD_PROXY`: SuperEdge's list of what clients of the HTTP proxy may not reach.
+    /// `CLOUD_PROXY`: SuperEdge's list of targets that clients of the HTTP proxy may not reach.
     pub cloud_proxy: Option<String>,
-    /// `EDGE_NO_PROXY`: SuperEdge's list of what edges may not reach through the cloud.
+    /// `EDGE_NO_PROXY`: SuperEdge's list of targets that edges may not reach through the cloud.
     pub edge_no_proxy: Option<String>,
-    /// `HTTPS_PROXY` or `https_proxy`: through which HTTP proxy an edge dials its cloud. May hold a password.
+    /// `HTTPS_PROXY` or `https_proxy`: the HTTP proxy through which an edge dials its servers. May contain a password.
     pub https_proxy: Option<Secret>,
-    /// `NO_PROXY` or `no_proxy`: hosts that are dialled without it.
+    /// `NO_PROXY` or `no_proxy`: hosts that are dialled without the proxy.
     pub no_proxy: Option<String>,
-    /// `XDG_RUNTIME_DIR`: where sockets of this user's programs may be.
+    /// `XDG_RUNTIME_DIR`: the directory for sockets of this user's programs.
     pub runtime_dir: Option<PathBuf>,
 }
 
-/// A text that no log may show; prints as `***`.
+/// A text that must not appear in logs. Displays as `***`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// Where to listen.
+/// The address of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenConfig {
-    /// Port 0 takes any free port.
+    /// Address and port. Port 0 selects any free port.
     pub at: SocketAddr,
-    /// The port is a default that no key names: if it cannot be had, the program warns and goes on without it. If a
-    /// port that a key names cannot be had, the program ends.
+    /// Whether the port is a default that no key sets. If a default port cannot be bound, the program warns and
+    /// continues without it. If a configured port cannot be bound, the program exits.
     pub implicit: bool,
-    /// The key of its table that names it, for example `listen` or `port`.
+    /// The key that sets it, relative to its table, for example `listen` or `port`.
     pub key: &'static str,
 }
 
-/// The table `admin`: how operators look at the process.
+/// The table `admin`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminConfig {
-    /// The unix socket for commands of this machine, as `tunnel status`; only its owner may open it.
+    /// The Unix socket for commands on this machine, such as `tunnel status`. Only its owner may open it.
     pub socket: AdminSocket,
-    /// Who may look at the log port from other machines: users, or else nobody.
+    /// Users who may read the log port from other machines; by default none.
     pub access: AccessConfig,
 }
 
-/// Where the admin socket is.
+/// The place of the admin socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdminSocket {
-    /// At the path that a key names; without it the program ends.
+    /// A configured path. If it cannot be bound, the program exits.
     At(PathBuf),
-    /// No key names it: it has this name (without `.sock`) in a directory for such sockets, for example in this
-    /// `XDG_RUNTIME_DIR`. Without it the program runs all the same.
+    /// A default: this name (without `.sock`) in a directory for such sockets, for example in this `XDG_RUNTIME_DIR`.
+    /// If it cannot be bound, the program continues without it.
     Named(&'static str, Option<PathBuf>),
 }
 
-/// The settings of a file and the environment, as far as they can be read.
+/// The config read from a file and the environment, complete or not.
 #[derive(Debug)]
 pub struct ParsedConfig<T> {
-    /// The settings. With faults they are good for nothing but to look further: what is wrong or missing is made up.
+    /// The config. If there are errors, wrong and missing values are placeholders, so it is only good for further
+    /// checks.
     pub settings: T,
-    /// What the operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<Warning>,
-    /// All that is wrong, in the order of the file.
+    /// All errors, in the order of the file.
     pub faults: Vec<ConfigError>,
-    /// The whole keys that stand in the file and were understood; none if the file is not TOML.
+    /// The full keys that were present in the file and valid; empty if the file is not TOML.
     pub given: BTreeSet<String>,
 }
 
-/// One thing that is wrong.
+/// One error in the config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The whole key, as `mode.cloud.ssh.port`, or what else is wrong (`NODE_IP`); empty for a text that is not TOML.
+    /// The full key, such as `mode.cloud.ssh.port`, or another source (`NODE_IP`). Empty if the text is not TOML.
     pub key: String,
-    /// The line in the file, from 1, where there is one.
+    /// The line in the file, counted from 1, if known.
     pub line: Option<usize>,
-    /// What stands there, never a secret, and what is allowed or what to do.
+    /// The value found, unless it is secret, and what is allowed or what to do.
     pub text: String,
 }
 
-/// All that is wrong. Displays as one line each.
+/// All errors. Displays as one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors<F = ConfigError>(Vec<F>);
 
-/// Something the operator should know of a file that loads nevertheless.
+/// A warning about a file that loads nevertheless.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// The whole key, or the table.
+    /// The full key, or the table.
     pub key: String,
-    /// Why it matters.
+    /// The kind of warning.
     pub kind: WarningKind,
-    /// What is the matter and what to do about it; does not repeat the key.
+    /// The problem and what to do about it, without the key.
     pub text: String,
 }
 
-/// Why a [`Warning`] matters.
+/// The kind of a [`Warning`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarningKind {
-    /// A port is open to everybody who can reach it.
+    /// A port is open to any client that can reach it.
     Insecure,
-    /// SuperEdge's key is understood, but what it asks for is not served yet.
+    /// A SuperEdge key is valid, but its function is not supported yet.
     Unsupported,
-    /// It works, though perhaps not as meant.
+    /// The config works, but perhaps not as intended.
     Unexpected,
 }
 
 impl Environment {
-    /// What the variables have, each by its name; no kubeconfig.
+    /// Reads all variables through `variable`, by name. Does not set the kubeconfig.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         Self {
             node_name: variable("NODE_NAME"),
@@ -162,23 +163,23 @@ impl Environment {
 }
 
 impl Secret {
-    /// Wraps a text, from now on hidden.
+    /// Wraps a secret text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text itself, for the one place that must send or compare it.
+    /// Returns the text itself, for the one place that must send or compare it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
 impl<T> ParsedConfig<T> {
-    /// The settings and all warnings, or else all faults.
+    /// Returns the config and all warnings.
     ///
     /// # Errors
     ///
-    /// Everything that is wrong.
+    /// Returns all errors if there are any.
     pub fn whole(self) -> Result<(T, Vec<Warning>), ConfigErrors> {
         if self.faults.is_empty() {
             Ok((self.settings, self.warnings))
@@ -189,7 +190,7 @@ impl<T> ParsedConfig<T> {
 }
 
 impl<F> ConfigErrors<F> {
-    /// Each of them.
+    /// Iterates over the errors.
     pub fn iter(&self) -> std::slice::Iter<'_, F> {
         self.0.iter()
     }
@@ -254,7 +255,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Two modes may share a file: the other one's table is left alone. Alone it is the wrong file.
+/// Handles the other mode's table. Two modes may share a file, but a file with only the other mode is the wrong one.
 fn other_mode(
     mode: &mut ConfigTable<'_>,
     ours: &ConfigTable<'_>,
@@ -268,18 +269,18 @@ fn other_mode(
         report.warn(
             mode.key(other),
             WarningKind::Unexpected,
-            "this table is for the other mode and is not read",
+            "this table is for the other mode and is ignored",
         );
     } else {
         let found = Some("the only mode in this file".to_owned());
-        mode.error(other, found, format!("start with --m={other}, or give the other file"), report);
+        mode.error(other, found, format!("start with --m={other}, or use the other file"), report);
     }
 }
 
-/// An address from the environment; empty is absent.
+/// Parses an address from the environment. An empty value means absent.
 fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -> Option<IpAddr> {
     let text = text.filter(|text| !text.is_empty())?;
-    text.parse().map_err(|_| report.error(key, Some(value::excerpt(text)), "want an address")).ok()
+    text.parse().map_err(|_| report.error(key, Some(value::excerpt(text)), "expected an address")).ok()
 }
 
 fn grace(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
@@ -290,88 +291,88 @@ fn drain(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
     table.read("drain", value::duration(Duration::ZERO..=DAY), report).unwrap_or(DRAIN)
 }
 
-/// kubectl gives an exec up after 60 s of silence: to keep its session longer is of no use to it.
+/// kubectl gives up an exec after 60 s without a response, so keeping its session longer is useless.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Kubernetes kills a process 30 s after it asked it to stop: this leaves time for the last frames.
+/// Kubernetes kills a process 30 s after asking it to stop. This leaves time for the last frames.
 const DRAIN: Duration = Duration::from_secs(25);
 
-/// The longest that waiting can be meant.
+/// Upper limit of configurable timeouts.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Below this not even a few sessions have their windows.
+/// With less memory, not even a few sessions have room for their windows.
 const MIN_MEMORY: usize = 1 << 20;
 
-/// SuperEdge's fixed path of the certificate authority.
+/// SuperEdge's fixed path of the CA file.
 const CA: &str = "/etc/tunnel/certs/ca.crt";
 
-// What reading finds out: faults with their lines, warnings, and the keys that were given.
+// Diagnostics: errors with their lines, warnings, and the keys that were set.
 
-/// What reading has found out so far.
+/// The errors, warnings and keys collected while reading.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
     faults: Vec<PlacedFault>,
     warnings: Vec<Warning>,
-    /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
+    /// Full names of all keys that were requested, which is all known keys. Tests compare them with the documentation.
     pub(crate) known: Vec<String>,
-    /// Those of them that stand in the file and were understood.
+    /// The known keys that were present in the file and valid.
     pub(crate) given: BTreeSet<String>,
 }
 
-/// A fault whose line is not known yet: [`Report::finish`] finds it by the place.
+/// An error with an unknown line. [`Diagnostics::finish`] derives the line from the position.
 #[derive(Debug)]
 struct PlacedFault {
-    /// In bytes from the start of the file, or [`NOWHERE`].
+    /// Byte offset from the start of the file, or [`NOWHERE`].
     place: usize,
-    /// Whether it is that something is missing, or that nobody knows a key: what a broken line causes, too.
+    /// Whether a line that is not TOML could have caused this error.
     doubt: Certainty,
     fault: ConfigError,
 }
 
-/// Whether a fault may only follow from a line that is not TOML.
+/// Whether a line that is not TOML could be the cause of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Certainty {
-    /// It stands there, and is wrong.
+    /// No: the value is present and wrong.
     None,
-    /// A key is missing: it may stand in that line.
+    /// The key is missing, but that line may contain it.
     Missing,
-    /// Nobody knows a key: behind such a line it may have got into another table.
+    /// The key is unknown, but after such a line a key may appear to be in the wrong table.
     Unknown,
 }
 
 impl Diagnostics {
-    /// Notes a key that nobody knows.
+    /// Records an unknown key.
     pub(crate) fn unknown(&mut self, place: usize, key: &str, wanted: &str) {
-        let found = Some("not a key that is known".to_owned());
+        let found = Some("unknown key".to_owned());
         self.place_fault(Some(place), key, found, wanted);
         if let Some(fault) = self.faults.last_mut() {
             fault.doubt = Certainty::Unknown;
         }
     }
 
-    /// Notes what is wrong outside the file, or missing in it.
+    /// Records an error outside the file, or something missing in it.
     pub(crate) fn error(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
         self.place_fault(None, key, found, wanted);
     }
 
-    /// Notes what the operator should know.
+    /// Records a warning.
     pub(crate) fn warn(&mut self, key: impl Into<String>, kind: WarningKind, text: impl Into<String>) {
         self.warnings.push(Warning { key: key.into(), kind, text: text.into() });
     }
 
-    /// How many faults there are so far.
+    /// Returns the number of errors so far.
     pub(crate) fn fault_count(&self) -> usize {
         self.faults.len()
     }
 
-    /// All that was found out, with the line of each fault.
+    /// Returns everything that was found, with the line of each error.
     pub(crate) fn finish<T>(mut self, text: &str, settings: T) -> ParsedConfig<T> {
         self.faults.sort_by_key(|found| found.place);
         let line = lines_of(text);
         let mut broken = BTreeSet::new();
         let mut faults = Vec::new();
-        // Of lines that are not TOML only the first is sure to be wrong: what is left open there breaks others, and other
-        // faults on those lines only follow from it.
+        // Only the first line that is not TOML is certainly wrong. An unclosed quote or bracket in it breaks later
+        // lines and causes other errors on them.
         let mut first = None;
         for PlacedFault { place, fault, .. } in &self.faults {
             let line = (*place != NOWHERE).then(|| line(*place));
@@ -399,7 +400,7 @@ impl Diagnostics {
         ParsedConfig { settings, warnings: self.warnings, faults, given }
     }
 
-    /// Notes what is wrong at that place, in bytes from the start of the file; none: it stands nowhere there.
+    /// Records an error at a byte offset from the start of the file; `None` if it is not in the file.
     pub(crate) fn place_fault(
         &mut self,
         place: Option<usize>,
@@ -414,13 +415,13 @@ impl Diagnostics {
     }
 }
 
-/// Which line a place is in, counted from 1. The text is read once: a bad file may have a fault in every line.
+/// Returns a function from byte offsets to lines, counted from 1. Scans the text once, as every line may have an error.
 fn lines_of(text: &str) -> impl Fn(usize) -> usize {
     let ends: Vec<_> = text.match_indices('\n').map(|(place, _)| place).collect();
     move |place| ends.partition_point(|end| *end < place) + 1
 }
 
-/// Place of what stands nowhere in the file: it is reported last.
+/// Position of errors that are not in the file. They are reported last.
 const NOWHERE: usize = usize::MAX;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `tunnel approve`: issues, or denies, what the tunnel's pods and edges ask a cluster's signers for.
+//! `tunnel approve`: approves or denies certificate requests of the tunnel's servers and edges.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -22,45 +22,46 @@ use crate::kubernetes::csr::names::NameLookup;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpAccept;
 
-/// Whose requests are approved, and for what.
+/// Arguments of `tunnel approve`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ApproveArgs {
-    /// Service account of the tunnel's pods, which alone may have the certificates of profiles server and proxy-client.
+    /// Service account of the tunnel's servers. Only it may have certificates of the profiles server and proxy-client.
     #[arg(long, value_name = "NAMESPACE:NAME", default_value = "edge-system:tunnel-cloud", value_parser = account)]
     pub account: String,
-    /// Services of that namespace by which the pods' ports are reached, as in services of their [mode.cloud.csr]: of their names
-    /// and addresses alone a server may have a certificate.
+    /// Services of that namespace that route to the servers' ports, as in services of their [mode.cloud.csr]. A
+    /// server's certificate may contain only their names and addresses.
     #[arg(long = "service", value_name = "NAME,...", default_value = "tunnel-cloud", value_delimiter = ',')]
     pub services: Vec<String>,
-    /// Names and addresses that it may have beside, as in names there.
+    /// Additional names and addresses that it may contain, as in names there.
     #[arg(long = "name", value_name = "HOST,...", value_delimiter = ',')]
     pub names: Vec<String>,
-    /// Where this process answers /livez and /readyz: an address on loopback.
+    /// Loopback address that serves /livez and /readyz.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:51012", value_parser = loopback)]
     pub health: SocketAddr,
-    /// Approve nothing, but ask the approver at --health how it is: whether it lives, or is ready as well. A probe of a container
-    /// runs this, as nobody else reaches that address.
+    /// Approve nothing, but query the approver at --health: whether it is alive, or ready too. For container probes,
+    /// because only this machine can reach that address.
     #[arg(long, value_name = "WHAT")]
     pub check: Option<HealthCheck>,
-    /// kubeconfig file, outside of the cluster. [default: the service account of its own pod]
+    /// Kubeconfig file, outside the cluster. [default: the service account of its own pod]
     #[arg(long = "k", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// What is asked of an approver.
+/// The state of an approver to query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HealthCheck {
-    /// Whether its work goes on.
+    /// Its work progresses.
     Live,
-    /// Whether it sees requests.
+    /// It sees requests.
     Ready,
 }
 
-/// Approves and denies until `stop` completes, or says how the approver is that does.
+/// Approves and denies until `stop` completes, or queries a running approver.
 ///
 /// # Errors
 ///
-/// There is no cluster to reach, or the port cannot be had; the approver that is asked does not answer, or is not well.
+/// Returns an error if there is no cluster, or the port is unavailable; with `check`, if the approver does not answer
+/// or is not healthy.
 pub async fn approve(
     asked: &ApproveArgs,
     env: &Environment,
@@ -71,7 +72,7 @@ pub async fn approve(
     }
     let inside = env.kubernetes_service_host.is_some();
     if asked.kubeconfig.is_none() && !inside {
-        let text = "this process runs outside a cluster: name its kubeconfig with --k";
+        let text = "this process runs outside a cluster; set its kubeconfig with --k";
         return Err(CommandError::usage(text));
     }
     let listener =
@@ -88,7 +89,7 @@ pub async fn approve(
         felt.kick();
         shown.set(REQUESTS, state);
     };
-    info!(%pods, health = %listener.at(), "requests of the tunnel's pods and edges are approved, all others are not touched");
+    info!(account = %pods, health = %listener.at(), "approver started");
     drain.spawn(info_span!("approver"), approver.run(report, drain.clone()));
     drain.spawn(info_span!("health"), health(listener, readiness, pulse, drain.clone()));
     stop.await;
@@ -97,7 +98,7 @@ pub async fn approve(
     Ok(String::new())
 }
 
-/// Asks the approver that answers there.
+/// Queries the approver at an address.
 async fn check(at: SocketAddr, what: HealthCheck) -> Result<String, CommandError> {
     let failed =
         |cause: String| CommandError::unavailable(format!("the approver at {at} does not answer: {cause}"));
@@ -120,19 +121,21 @@ fn account(text: &str) -> Result<String, &'static str> {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains(':') => {
             Ok(text.to_owned())
         }
-        _ => Err("want the namespace and the name of a service account, as in edge-system:tunnel-cloud"),
+        _ => Err("expected namespace and name of a service account, as in edge-system:tunnel-cloud"),
     }
 }
 
 fn loopback(text: &str) -> Result<SocketAddr, &'static str> {
     let at = text.parse::<SocketAddr>().ok().filter(|at| at.ip().is_loopback());
-    at.ok_or("want an address on loopback with a port, as 127.0.0.1:51012: nobody else is answered")
+    at.ok_or(
+        "expected a loopback address with a port, such as 127.0.0.1:51012; remote clients are not answered",
+    )
 }
 
-/// Its condition in `/readyz`.
+/// The condition in `/readyz`.
 const REQUESTS: &str = "requests";
 
-/// For what is under way at the end.
+/// For requests in progress at the end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
@@ -146,7 +149,7 @@ mod tests {
         ApproveArgs { account, services: Vec::new(), names, health, check, kubeconfig }
     }
 
-    /// Its kubeconfig is not there, so it sees no request, and says so.
+    /// The kubeconfig does not exist, so the approver sees no requests, and reports that.
     #[tokio::test]
     async fn a_probe_asks_the_approver_that_runs_and_fails_where_there_is_none() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

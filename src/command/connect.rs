@@ -1,4 +1,4 @@
-//! `tunnel connect`: a session through a pod, for stdin and stdout or for a port of this machine.
+//! `tunnel connect`: a session through a server, for stdin and stdout or for a local port.
 
 use std::fmt;
 use std::fs::File;
@@ -47,41 +47,42 @@ use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 
-/// What `tunnel connect` is asked for.
+/// Arguments of `tunnel connect`.
 #[derive(Debug, Clone, Args)]
 pub struct ConnectArgs {
-    /// NODE:PORT, as clients of a pod name it; or NODE, with PORT behind it.
+    /// Target as NODE:PORT, as clients of a server name it; or NODE, followed by PORT.
     #[arg(value_name = "NODE:PORT")]
     pub target: String,
-    /// The port, where it stands by itself, as in ssh's `%h %p`.
+    /// Port, if separate, as in ssh's `%h %p`.
     #[arg(value_name = "PORT")]
     pub port: Option<u16>,
-    /// The pod's port for CONNECT: http://HOST:PORT or http://USER@HOST:PORT, https://… for TLS (then with --ca), or unix:/PATH.
+    /// The server's CONNECT port: http://HOST:PORT or http://USER@HOST:PORT, https://… for TLS (then with --ca), or
+    /// unix:/PATH.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:2222")]
     pub through: String,
-    /// File (PEM) of the authorities that may have signed the pod's certificate.
+    /// File (PEM) of the CAs that may sign the server's certificate.
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// File (PEM) of a certificate to show to the pod; with --key.
+    /// File (PEM) of the client certificate; with --key.
     #[arg(long, value_name = "FILE", requires = "key")]
     pub cert: Option<PathBuf>,
     /// File (PEM) of its private key.
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// File with the password of USER, and nothing else.
+    /// File that contains only the password of USER.
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
-    /// Listen at this address (IP:PORT, or PORT on 127.0.0.1), and open a session for each connection; until Ctrl-C.
+    /// Local address (IP:PORT, or PORT on 127.0.0.1) to listen on, with a session for each connection, until Ctrl-C.
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
 }
 
-/// Connects stdin and stdout with a target until both directions have ended; or serves a local port until `stop`
-/// completes. `say` prints a line for the person at the terminal.
+/// Connects stdin and stdout to a target until both directions have ended, or serves a local port until `stop`
+/// completes. `say` prints a line on the terminal.
 ///
 /// # Errors
 ///
-/// The session was refused, with the pod's reason, or broke off.
+/// Returns an error if the server refused the session, with its reason, or if the session was interrupted.
 pub async fn connect(
     asked: &ConnectArgs,
     stop: impl Future<Output = ()>,
@@ -102,20 +103,21 @@ pub async fn connect(
 fn target(asked: &ConnectArgs) -> Result<Target, CommandError> {
     let text = match asked.port {
         None => asked.target.clone(),
-        // ssh gives an IPv6 address without brackets.
+        // ssh passes IPv6 addresses without brackets.
         Some(port) if asked.target.contains(':') && !asked.target.starts_with('[') => {
             format!("[{}]:{port}", asked.target)
         }
         Some(port) => format!("{}:{port}", asked.target),
     };
-    text.parse()
-        .map_err(|cause| CommandError::usage(format!("{text:?} is no target: {cause}; want NODE:PORT")))
+    text.parse().map_err(|cause| CommandError::usage(format!("{text:?}: {cause}; expected NODE:PORT")))
 }
 
 fn local(text: &str) -> Result<SocketAddr, CommandError> {
     let port = text.parse::<u16>().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
     port.or_else(|_| text.parse()).map_err(|_| {
-        CommandError::usage(format!("--listen={text}: want IP:PORT, for example 127.0.0.1:8022, or a port"))
+        CommandError::usage(format!(
+            "--listen={text}: expected IP:PORT, for example 127.0.0.1:8022, or a port"
+        ))
     })
 }
 
@@ -127,14 +129,14 @@ async fn listen(
     say: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<(), CommandError> {
     let listener = TcpAccept::bind(at).map_err(|cause| CommandError::unavailable(cause.to_string()))?;
-    say(&format!("{} leads to {target}; Ctrl-C ends it", listener.at()));
+    say(&format!("{} forwards to {target}; press Ctrl-C to stop", listener.at()));
     if !at.ip().is_loopback() {
-        say("whoever reaches that address reaches the target, with your rights at the pod");
+        say("anyone who reaches that address can reach the target, with your rights at the server");
     }
     let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)), Pool::new());
     let serving = async {
         loop {
-            // Only this function has the semaphore, and never closes it.
+            // Only this function owns the semaphore, and never closes it.
             let Ok(permit) = room.clone().acquire_owned().await else { return };
             let (client, _) = listener.accept().await;
             let client = Socket::new(client, pool.clone());
@@ -155,7 +157,7 @@ async fn listen(
     Ok(())
 }
 
-/// Serves one client of the local port. Unless all bytes have passed, its connection is reset.
+/// Serves one client of the local port. Its connection is reset unless all bytes were transferred.
 async fn serve(
     mut client: Socket<TcpStream>,
     server: &ConnectEndpoint,
@@ -169,22 +171,22 @@ async fn serve(
         CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
             Err(session.broken(kind))
         }
-        // A client whose own connection failed knows that.
+        // A client whose own connection failed already knows.
         _ => Ok(()),
     }
 }
 
-/// Connections at once; more wait to be accepted.
+/// Maximum number of concurrent connections; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 1000;
 
-// The way to a pod's port for CONNECT, and opening a session through it.
+// The server's CONNECT port, and opening a session through it.
 
-/// A pod's port for CONNECT.
+/// A server's CONNECT port.
 pub(crate) struct ConnectEndpoint {
     place: Place,
-    /// TLS, and the name that the pod's certificate must carry.
+    /// The TLS connector, and the name that the server's certificate must contain.
     tls: Option<(TlsConnector, ServerName<'static>)>,
-    /// Value of `Proxy-Authorization`.
+    /// The value of `Proxy-Authorization`.
     authorization: Option<HeaderValue>,
     pool: Pool,
 }
@@ -195,11 +197,11 @@ enum Place {
 }
 
 impl ConnectEndpoint {
-    /// Reads the files that are named.
+    /// Reads the files that the arguments name.
     pub(crate) fn new(asked: &ConnectArgs) -> Result<Self, CommandError> {
         let wrong = |why: &str| {
             let text = format!(
-                "--through={}: {why}; want http://[USER@]HOST:PORT, https://… or unix:/PATH",
+                "--through={}: {why}; expected http://[USER@]HOST:PORT, https://… or unix:/PATH",
                 asked.through
             );
             Err(CommandError::usage(text))
@@ -210,26 +212,26 @@ impl ConnectEndpoint {
                     let place = Place::Socket(path.into());
                     Ok(Self { place, tls: None, authorization: None, pool: Pool::new() })
                 }
-                false => wrong("the path has to begin with /"),
+                false => wrong("the path must begin with /"),
             };
         }
         let (secure, rest) = match asked.through.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
-            _ => return wrong("it is no such URL"),
+            _ => return wrong("unsupported URL"),
         };
         let (user, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
         if user.is_some_and(|user| user.contains(':')) {
-            let text = "--through: everybody on this machine could read the password there: put it into a file, and name that \
+            let text = "--through: any user of this machine could read the password; put it into a file, and set that \
                         with --password-file";
             return Err(CommandError::usage(text));
         }
         let Ok(at) = place.trim_end_matches('/').parse::<Target>() else {
-            return wrong("host and port are not understood");
+            return wrong("invalid host and port");
         };
         let tls = if secure { Some(encryption(asked, &at)?) } else { None };
         if !secure && (asked.ca.is_some() || asked.cert.is_some()) {
-            return Err(CommandError::usage("--ca and --cert are for TLS: say https:// in --through"));
+            return Err(CommandError::usage("--ca and --cert require TLS; use https:// in --through"));
         }
         let authorization = authorization(user, asked.password_file.as_deref())?;
         Ok(Self { place: Place::At(at), tls, authorization, pool: Pool::new() })
@@ -238,7 +240,7 @@ impl ConnectEndpoint {
     /// Opens a session to a target. Cancel safe.
     pub(crate) async fn open(&self, target: &Target) -> Result<ConnectStream, CommandError> {
         let failed =
-            |why: &dyn fmt::Display| CommandError::unavailable(format!("no way to the pod {self}: {why}"));
+            |why: &dyn fmt::Display| CommandError::unavailable(format!("cannot connect to {self}: {why}"));
         let trace = format!("{:08x}", rand::random::<u32>());
         let request = self.request(target, &trace)?;
         let opening = async {
@@ -256,7 +258,7 @@ impl ConnectEndpoint {
                             let stream = tls.connect(name.clone(), stream).await;
                             let stream = stream.map_err(|cause| {
                                 failed(&format_args!(
-                                    "TLS failed: {cause}; check --ca, and that the certificate there carries {}",
+                                    "TLS failed: {cause}; check --ca, and that the server's certificate contains {}",
                                     name.to_str()
                                 ))
                             })?;
@@ -267,18 +269,18 @@ impl ConnectEndpoint {
             }
         };
         let opened = timeout(ANSWER, opening).await;
-        let carrier = opened.map_err(|_| failed(&format_args!("no answer within {ANSWER:?}")))??;
+        let carrier = opened.map_err(|_| failed(&format_args!("no response within {ANSWER:?}")))??;
         Ok(ConnectStream { carrier, server: self.to_string(), trace })
     }
 
-    /// Sends CONNECT, and takes the stream back from HTTP once the pod has agreed.
+    /// Sends CONNECT, and takes the stream back from HTTP once the server has accepted.
     async fn ask<C: Connection>(
         &self,
         stream: C,
         request: Request<Empty<Bytes>>,
     ) -> Result<Socket<C>, CommandError> {
         let broken = |cause: hyper::Error| {
-            CommandError::unavailable(format!("the pod {self} gave no answer: {cause}"))
+            CommandError::unavailable(format!("server {self} did not respond: {cause}"))
         };
         let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let mut answer = std::pin::pin!(async {
@@ -294,7 +296,7 @@ impl ConnectEndpoint {
             tokio::select! {
                 biased;
                 refused = &mut answer => break refused.map_err(broken)?,
-                // Its error reaches the request, too.
+                // Its error reaches the request too.
                 _ = poll_fn(|cx| connection.poll_without_shutdown(cx)), if !over => over = true,
             }
         };
@@ -307,7 +309,7 @@ impl ConnectEndpoint {
 
     fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, CommandError> {
         let text = target.to_string();
-        let wrong = |_| CommandError::usage(format!("{text:?} cannot be asked for over HTTP"));
+        let wrong = |_| CommandError::usage(format!("{text:?} cannot be requested over HTTP"));
         let mut request = Request::new(Empty::new());
         *request.method_mut() = Method::CONNECT;
         *request.uri_mut() = Uri::try_from(&*text).map_err(wrong)?;
@@ -332,7 +334,7 @@ impl fmt::Display for ConnectEndpoint {
     }
 }
 
-/// Why the pod refused: its reason phrase, and what its body says to do.
+/// Converts a refusal: the server's reason phrase, and the hints in its body.
 async fn refusal(answer: Response<Incoming>) -> CommandError {
     let status = answer.status();
     let phrase = answer
@@ -346,7 +348,7 @@ async fn refusal(answer: Response<Incoming>) -> CommandError {
         .map(|body| body.to_bytes())
         .unwrap_or_default();
     let body = String::from_utf8_lossy(&body).into_owned();
-    // The first line says again what the phrase says.
+    // The first line repeats the phrase.
     let more: String = body
         .lines()
         .skip(1)
@@ -360,7 +362,7 @@ async fn refusal(answer: Response<Incoming>) -> CommandError {
 fn encryption(asked: &ConnectArgs, at: &Target) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
     let Some(ca) = asked.ca.clone() else {
         return Err(CommandError::usage(
-            "https:// wants --ca=FILE: the authority that signed the pod's certificate",
+            "https:// requires --ca=FILE, the CA that signed the server's certificate",
         ));
     };
     let identity = asked.cert.clone().zip(asked.key.clone()).map(|(cert, key)| Identity { cert, key });
@@ -375,9 +377,11 @@ fn authorization(user: Option<&str>, file: Option<&Path>) -> Result<Option<Heade
     let (user, file) = match (user, file) {
         (None, None) => return Ok(None),
         (Some(user), Some(file)) => (user, file),
-        (Some(_), None) => return Err(CommandError::usage("USER in --through wants --password-file")),
+        (Some(_), None) => return Err(CommandError::usage("USER in --through requires --password-file")),
         (None, Some(_)) => {
-            return Err(CommandError::usage("--password-file wants a user: --through=http://USER@HOST:PORT"));
+            return Err(CommandError::usage(
+                "--password-file requires a user: --through=http://USER@HOST:PORT",
+            ));
         }
     };
     let password = std::fs::read_to_string(file)
@@ -400,27 +404,27 @@ async fn resolve(at: &Target) -> Result<Vec<std::net::SocketAddr>, String> {
     Ok(found.into_iter().map(|ip| std::net::SocketAddr::new(ip, at.port)).collect())
 }
 
-/// Names the request in the pod's log.
+/// Identifies the request in the server's log.
 const TRACE: HeaderName = HeaderName::from_static("traceid");
-/// For the connection to the pod.
+/// Timeout for the connection to the server.
 const DIAL: Duration = Duration::from_secs(10);
-/// For all until the session is open: as long as a pod may wait for a target, and some more.
+/// Timeout for opening the session; longer than a server waits for a target.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Of a refusal's text.
+/// Maximum size of a refusal's text.
 const MAX_BODY: usize = 16 * 1024;
-/// Exit code where the pod does not let this client in, as in sysexits.h.
+/// Exit code if the server does not authorize this client, as in sysexits.h.
 const NOT_PERMITTED: u8 = 77;
-/// Exit code where it cannot open the session.
+/// Exit code if the server cannot open the session.
 const REFUSED: u8 = 69;
 
 // A session's bytes over stdin and stdout.
 
-/// Copies stdin to the session and the session to stdout until both have ended. The end of one direction is passed on
-/// at once: the session is told when stdin ends, and stdout is closed when the session ends its direction.
+/// Copies stdin to the session and the session to stdout until both have ended. Each end is passed on at once: the
+/// session is notified when stdin ends, and stdout is closed when the session ends its direction.
 ///
 /// # Errors
 ///
-/// The session broke off, or stdin or stdout did.
+/// Returns an error if the session, stdin or stdout failed.
 pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
     let failed = |cause: io::Error| broken_off(&cause.to_string());
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
@@ -431,7 +435,7 @@ pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
     };
     tokio::select! {
         copied = copy(stdio, session) => copied,
-        () = hung_up() => Err(broken_off("hung up on before both directions had ended")),
+        () = hung_up() => Err(broken_off("SIGHUP before both directions ended")),
     }
 }
 
@@ -439,12 +443,12 @@ pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
 async fn copy(stdio: Stdio, mut session: ConnectStream) -> Result<(), CommandError> {
     let mut here = Socket::new(stdio, Pool::new());
     let ended = session.carry(&mut here).await;
-    // What came before a break is given out all the same.
+    // Bytes received before a failure are still written.
     let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| unwritten(cause.kind()));
     match ended {
         CopyEnd { how: EndKind::Finished, .. } => flushed,
         CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) } => {
-            Err(broken_off(&format!("stdin cannot be read: {kind}")))
+            Err(broken_off(&format!("cannot read stdin: {kind}")))
         }
         CopyEnd { by: Side::A, how: EndKind::WriteFailed(kind) } => Err(unwritten(kind)),
         CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) } => {
@@ -454,11 +458,11 @@ async fn copy(stdio: Stdio, mut session: ConnectStream) -> Result<(), CommandErr
 }
 
 fn unwritten(kind: io::ErrorKind) -> CommandError {
-    broken_off(&format!("stdout cannot be written to: {kind}"))
+    broken_off(&format!("cannot write to stdout: {kind}"))
 }
 
-/// Completes a while after SIGHUP. ssh sends that to its ProxyCommand as soon as it has closed both pipes, and the end of
-/// its input must reach the pod first. A program that ignores SIGHUP, as under nohup, goes on ignoring it.
+/// Completes some time after SIGHUP. ssh sends SIGHUP to its ProxyCommand as soon as it has closed both pipes, and the
+/// end of its input must reach the server first. A program that ignores SIGHUP, as under nohup, continues to ignore it.
 async fn hung_up() {
     if !ignores_hangup()
         && let Ok(mut hangups) = signal(SignalKind::hangup())
@@ -479,9 +483,9 @@ fn ignores_hangup() -> bool {
 /// Stdin and stdout as one stream.
 struct Stdio {
     input: tokio::fs::File,
-    /// `None` once its direction has ended: it is closed, so that its reader sees that.
+    /// Stdout; `None` once its direction has ended. It is closed then, so that its reader notices.
     output: Option<tokio::fs::File>,
-    /// How writing failed. Then nothing more is read either, as the caller has gone.
+    /// The error of a failed write. Nothing is read after it, because the caller has disconnected.
     failed: Option<io::ErrorKind>,
 }
 
@@ -533,7 +537,7 @@ impl AsyncWrite for Stdio {
     }
 }
 
-/// Stdout as a separate file; number 1 then leads nowhere.
+/// Returns stdout as a separate file; file descriptor 1 then points to /dev/null.
 fn stdout() -> io::Result<tokio::fs::File> {
     let own = std::io::stdout().as_fd().try_clone_to_owned()?;
     let nowhere = File::options().write(true).open("/dev/null")?;
@@ -541,21 +545,21 @@ fn stdout() -> io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(own.into()))
 }
 
-/// Time after SIGHUP in which the ends of both directions may pass.
+/// Time after SIGHUP for the ends of both directions to be passed on.
 const HANG_UP: Duration = Duration::from_secs(1);
 
-// An open session through a pod: copying its bytes, and why it broke off.
+// An open session through a server: copying its bytes, and errors.
 
 /// An open session.
 pub(crate) struct ConnectStream {
     pub(crate) carrier: Carrier,
-    /// The address of its pod.
+    /// The address of its server.
     pub(crate) server: String,
-    /// Identifies the session in the pod's access log.
+    /// Identifies the session in the server's access log.
     pub(crate) trace: String,
 }
 
-/// The connection to the pod that carries a session.
+/// The connection to the server that carries a session.
 pub(crate) enum Carrier {
     Tcp(Socket<TcpStream>),
     Unix(Socket<UnixStream>),
@@ -563,8 +567,8 @@ pub(crate) enum Carrier {
 }
 
 impl ConnectStream {
-    /// Copies bytes between `here`, which is side A, and the session until both have ended. Then closes the connection to
-    /// the pod: in good order only if all bytes passed. A dropped call resets the connection.
+    /// Copies bytes between `here`, which is side A, and the session until both have ended. Then closes the connection
+    /// to the server: gracefully only if all bytes were transferred. A dropped call resets the connection.
     pub(crate) async fn carry(&mut self, here: &mut impl ByteStream) -> CopyEnd {
         match &mut self.carrier {
             Carrier::Tcp(socket) => copy_between(here, socket).await,
@@ -573,7 +577,8 @@ impl ConnectStream {
         }
     }
 
-    /// Returns why the session broke off, as far as its client can know. Only the pod knows the cause, and logs it.
+    /// Returns why the session was interrupted, as far as its client can know. Only the server knows and logs the
+    /// cause.
     pub(crate) fn broken(&self, kind: ErrorKind) -> CommandError {
         let Self { server, trace, .. } = self;
         let how = match kind {
@@ -584,25 +589,25 @@ impl ConnectStream {
             kind => format!("was lost: {kind}"),
         };
         broken_off(&format!(
-            "the pod {server} {how}; its access log says why (trace={trace}), unless it was killed"
+            "server {server} {how}; see its access log (trace={trace}), unless it was killed"
         ))
     }
 }
 
-/// The failure of a session that broke off.
+/// Returns the error of an interrupted session.
 pub(crate) fn broken_off(why: &str) -> CommandError {
-    CommandError { code: BROKEN, text: format!("the session broke off: {why}") }
+    CommandError { code: BROKEN, text: format!("session interrupted: {why}") }
 }
 
 async fn copy_between<C: Connection>(here: &mut impl ByteStream, server: &mut Socket<C>) -> CopyEnd {
-    // Also if this process is killed: a truncated upload must not look complete to the target.
+    // Set in advance in case this process is killed: a truncated upload must not look complete to the target.
     server.io().breaks_off(true);
     let ended = copy_bidirectional(here, server).await.ended;
     close(server, Side::B, ended).await;
     ended
 }
 
-/// Exit code of a session that broke off, as in sysexits.h (EX_IOERR).
+/// Exit code of an interrupted session, as in sysexits.h (EX_IOERR).
 const BROKEN: u8 = 74;
 
 #[cfg(test)]

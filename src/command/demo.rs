@@ -1,4 +1,4 @@
-//! A pod and an edge on loopback, with fresh certificates and something to reach: the first contact.
+//! `tunnel demo`: a server and an edge on loopback, with new certificates and a page to reach.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -32,32 +32,32 @@ use tunnel_net::tls::{
     ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
 
-/// Runs the demo until `stop` completes, or asks for the page once and ends if `check`; in each of these ways beside
-/// CONNECT. `say` prints a line on the terminal.
+/// Runs the demo until `stop` completes. With `check`, requests the page once over CONNECT and each additional module,
+/// and returns. `say` prints a line on the terminal.
 ///
 /// # Errors
 ///
-/// What did not work, with the step at which it happened.
+/// Returns an error with the step that failed.
 pub async fn run(
     check: bool,
     with: &[Module],
     stop: impl Future<Output = ()>,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    // Each once, whatever is asked for.
+    // Each module once, however often it is given.
     let with: BTreeSet<Module> = with.iter().copied().collect();
     let started = Instant::now();
-    let files = DemoFiles::make().context("making certificates")?;
+    let files = DemoFiles::make().context("cannot make certificates")?;
     let pages = Drain::new();
     let stage = serve_pages(files.path(), &pages)?;
-    say(&format!("{:>7} certificates and a token made in {}", since(started), files.path().display()));
+    say(&format!("{:>7} certificates and a token are in {}", since(started), files.path().display()));
 
-    let server = Server::start(files.cloud(&with, &stage)?, None).context("starting the pod")?;
-    let ssh = server.bound.connect().context("the pod has no CONNECT port")?;
-    say(&format!("{:>7} pod:  edges link to {}, clients come to {ssh}", since(started), server.bound.grpc));
-    let edge = Edge::start(files.edge(&with, server.bound.grpc)?, None).context("starting the edge")?;
+    let server = Server::start(files.cloud(&with, &stage)?, None).context("cannot start the server")?;
+    let ssh = server.bound.connect().context("the server has no CONNECT port")?;
+    say(&format!("{:>7} server: edges connect to {}, clients to {ssh}", since(started), server.bound.grpc));
+    let edge = Edge::start(files.edge(&with, server.bound.grpc)?, None).context("cannot start the edge")?;
     wait_for_node(&server).await?;
-    say(&format!("{:>7} edge: {NODE} is linked", since(started)));
+    say(&format!("{:>7} edge: {NODE} is connected", since(started)));
 
     let ways = with.iter().map(|module| Ok((*module, module.at(&server, &edge)?)));
     let ways = ways.collect::<anyhow::Result<Vec<DemoListener>>>()?;
@@ -73,7 +73,7 @@ pub async fn run(
     result
 }
 
-/// A module, and where its clients come in.
+/// A module, and the address of its listener.
 type DemoListener = (Module, SocketAddr);
 
 /// Serves the page without and with TLS.
@@ -89,10 +89,10 @@ fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'
     Ok(stage)
 }
 
-/// The temporary directory with everything that both sides read.
+/// The temporary directory with all files of both sides.
 struct DemoFiles(TempDir);
 
-/// A directory that is removed when dropped.
+/// A directory that is removed on drop.
 struct TempDir(std::path::PathBuf);
 
 impl DemoFiles {
@@ -173,7 +173,7 @@ impl DemoFiles {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // What is left in the temporary directory does no harm.
+        // Remains in the temporary directory are harmless.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -181,33 +181,33 @@ impl Drop for TempDir {
 async fn wait_for_node(server: &Server) -> anyhow::Result<()> {
     let node: NodeName = NODE.parse()?;
     let linked = server.registry.wait(&node, None, Instant::now() + TIMEOUT).await;
-    linked.map(|_| ()).context("the edge did not link within 10 s: see the lines above")
+    linked.map(|_| ()).context("the edge did not connect within 10 s; see the lines above")
 }
 
-/// Asks for the page once in each way, with times.
+/// Requests the page once in each way, and prints the durations.
 async fn request(
     ssh: SocketAddr,
     ways: &[DemoListener],
     stage: &DemoContext<'_>,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    say("        (from here on, each line's time begins with its own request)");
+    say("        (from here on, times are measured from the start of each request)");
     let asked = Instant::now();
     let mut client = TcpStream::connect(ssh).await?;
     let target = format!("{NODE}:{}", stage.page.port());
     let answer = connect(&mut client, &target).await?;
-    say(&format!("{:>7} CONNECT {target} answered: {answer}", since(asked)));
+    say(&format!("{:>7} CONNECT {target}: {answer}", since(asked)));
     let bytes = get(client, "/", NODE).await?;
-    say(&format!("{:>7} GET / answered with {bytes} bytes, the page is whole", since(asked)));
+    say(&format!("{:>7} GET /: {bytes} bytes, the page is complete", since(asked)));
     for (module, at) in ways {
         let asked = Instant::now();
         let bytes = module.ask(*at, stage).await.with_context(|| format!("{module} at {at}"))?;
-        say(&format!("{:>7} {module} at {at}: {bytes} bytes, the page is whole", since(asked)));
+        say(&format!("{:>7} {module} at {at}: {bytes} bytes, the page is complete", since(asked)));
     }
     Ok(())
 }
 
-/// Prints what to try, and waits.
+/// Prints commands to try, and waits.
 async fn explain(
     ssh: SocketAddr,
     ways: &[DemoListener],
@@ -223,16 +223,16 @@ async fn explain(
     }
     let sshd = SocketAddr::from((Ipv4Addr::LOCALHOST, 22));
     if TcpStream::connect(sshd).await.is_ok() {
-        say("\nThis machine's sshd, as if it were the edge's:");
+        say("\nThis machine's sshd, reached through the edge:");
     } else {
-        say("\nNo sshd listens on port 22 of this machine; with one, this would log in to it:");
+        say("\nNo sshd listens on port 22 of this machine. With one, this would log in to it:");
     }
     say(&format!("  ssh -o ProxyCommand=\"nc -X connect -x {ssh} {NODE} 22\" $USER@{NODE}"));
     say(&format!("  ssh -o ProxyCommand=\"corkscrew {} {} {NODE} 22\" $USER@{NODE}", ssh.ip(), ssh.port()));
     if ways.is_empty() {
-        say("\nThe other modules: tunnel demo --with tcp,http,https,egress,proxy");
+        say("\nMore modules: tunnel demo --with tcp,http,https,egress,proxy");
     }
-    say("\nCtrl-C ends it.");
+    say("\nPress Ctrl-C to stop.");
     stop.await;
 }
 
@@ -245,38 +245,37 @@ fn since(started: Instant) -> String {
 }
 
 const NODE: &str = "node1";
-/// A demo that runs longer than a day has become something else.
+/// Validity of the certificates. A demo should not run for longer than a day.
 const VALID: Duration = Duration::from_secs(24 * 3600);
 
-// What the demo shows beside CONNECT: for each module its settings, a line for people to try, and the same in the
-// program's own words.
+// The demo's modules besides CONNECT: for each its config, a command to try, and the same request made by the program.
 
-/// One more way to the page.
+/// An additional way to the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Module {
-    /// A TCP port of the pod that stands for the page's.
+    /// A TCP port of the server that stands for the page's port.
     Tcp,
-    /// A port of the pod that stands for the page's at every node, by Host.
+    /// A port of the server that stands for the page's port at every node, selected by Host.
     Http,
-    /// The same with TLS, which the pod ends and the edge speaks anew.
+    /// The same with TLS, terminated by the server and started again by the edge.
     Https,
-    /// CONNECT with a client certificate, as kube-apiserver's egress selector asks.
+    /// CONNECT with a client certificate, as kube-apiserver's egress selector uses it.
     Egress,
-    /// The edge's proxy, for programs at the node.
+    /// The edge's proxy, for programs on the node.
     Proxy,
 }
 
-/// Where the demo's files and pages are.
+/// The demo's files and pages.
 pub(crate) struct DemoContext<'a> {
-    /// Certificates, keys and settings.
+    /// Directory of certificates, keys and tokens.
     pub(crate) dir: &'a Path,
-    /// The page.
+    /// Address of the page.
     pub(crate) page: SocketAddr,
-    /// The page with TLS.
+    /// Address of the page with TLS.
     pub(crate) tls_page: SocketAddr,
 }
 
-/// As `--with` has it.
+/// Formats the name as in `--with`.
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = self.to_possible_value();
@@ -285,7 +284,7 @@ impl fmt::Display for Module {
 }
 
 impl Module {
-    /// What the pod's settings need for it.
+    /// Returns the tables that the server's config needs for it.
     pub(crate) fn cloud_tables(self, stage: &DemoContext<'_>) -> String {
         let DemoContext { dir, page, tls_page } = stage;
         let dir = dir.display();
@@ -307,7 +306,7 @@ impl Module {
         }
     }
 
-    /// What the edge's settings need for it.
+    /// Returns the tables that the edge's config needs for it.
     pub(crate) fn edge_tables(self) -> &'static str {
         match self {
             Self::Proxy => "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n",
@@ -315,7 +314,7 @@ impl Module {
         }
     }
 
-    /// Where its clients come in.
+    /// Returns the address of its listener.
     pub(crate) fn at(self, server: &Server, edge: &Edge) -> anyhow::Result<SocketAddr> {
         let of_server =
             |front| server.bound.clients.iter().find(|(name, _)| *name == front).map(|(_, at)| *at);
@@ -326,16 +325,16 @@ impl Module {
             Self::Egress => of_server("egress"),
             Self::Proxy => edge.bound.proxy,
         };
-        at.with_context(|| format!("there is no port for {self}"))
+        at.with_context(|| format!("no port for {self}"))
     }
 
-    /// What the line to try does, and the line.
+    /// Returns the description of a command to try, and the command.
     pub(crate) fn line(self, at: SocketAddr, stage: &DemoContext<'_>) -> (&'static str, String) {
         let (port, page, dir) = (at.port(), stage.page.port(), stage.dir.display());
         match self {
-            Self::Tcp => ("A TCP port of the pod, which stands for the page's", format!("curl http://{at}/")),
+            Self::Tcp => ("A TCP port of the server for the page's port", format!("curl http://{at}/")),
             Self::Http => (
-                "A port of the pod, which stands for the page's at every node; DNS would lead their names to the pod",
+                "A port of the server that stands for the page's port at every node; in DNS, nodes' names would resolve to the server",
                 format!("curl --resolve {NODE}:{port}:{} http://{NODE}:{port}/", at.ip()),
             ),
             Self::Https => (
@@ -347,20 +346,20 @@ impl Module {
                 ),
             ),
             Self::Egress => (
-                "CONNECT with a certificate, as kube-apiserver's egress selector asks",
+                "CONNECT with a certificate, as kube-apiserver's egress selector uses it",
                 format!(
                     "curl --proxy-cacert {dir}/ca.crt --proxy-cert {dir}/client.crt --proxy-key {dir}/client.key \
                      -p -x https://{at} http://{NODE}:{page}/"
                 ),
             ),
             Self::Proxy => (
-                "The other way round: a program at the node reaches a page in the cloud through its edge's proxy",
+                "The reverse direction: a program on the node reaches a page in the cloud through its edge's proxy",
                 format!("curl -x http://{at} http://{IN_CLOUD}:{page}/"),
             ),
         }
     }
 
-    /// Does what the line does. How many bytes came.
+    /// Makes the request of the command. Returns the number of bytes received.
     pub(crate) async fn ask(self, at: SocketAddr, stage: &DemoContext<'_>) -> anyhow::Result<usize> {
         let socket = TcpStream::connect(at).await?;
         let host = format!("{NODE}:{}", at.port());
@@ -381,21 +380,21 @@ impl Module {
     }
 }
 
-/// TLS to a server of that name, with the client's certificate.
+/// Connects with TLS to a server of that name, and presents the client's certificate.
 async fn encrypted(socket: TcpStream, name: &str, dir: &Path) -> anyhow::Result<TlsStream<TcpStream>> {
     let identity = Identity { cert: dir.join("client.crt"), key: dir.join("client.key") };
     let trust = Trust::Ca(dir.join("ca.crt"));
     let tls = TlsClientConfig { trust, identity: Some(identity), alpn: vec![b"http/1.1".to_vec()] }.load()?;
     let shaken = TlsConnector::from(tls.load()).connect(server_name(name)?, socket);
-    shaken.await.context("the TLS handshake failed")
+    shaken.await.context("TLS handshake failed")
 }
 
-/// A name with a dot is no node's, and this one leads to the machine itself.
+/// A name with a dot, so not a node's; it resolves to this machine.
 const IN_CLOUD: &str = "web.localhost";
 
-// The page at the demo's edge: served, and asked for.
+// The page at the demo's edge: server and client.
 
-/// Serves the page for each connection, whatever it asks, until draining begins; `tls`: under TLS.
+/// Serves the page on each connection, whatever the request, until draining starts; over TLS if `tls` is set.
 pub(crate) async fn serve(listener: TcpAccept, tls: Option<TlsAcceptor>, drain: Drain) {
     loop {
         let (socket, _) = tokio::select! {
@@ -421,13 +420,13 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) {
     let length = PAGE.len();
     let head = format!("HTTP/1.0 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\n\r\n");
     if socket.read(&mut request).await.is_ok() && socket.write_all((head + PAGE).as_bytes()).await.is_ok() {
-        // The client has all it needs; how it closes does not matter.
+        // The client has everything it needs; how it closes does not matter.
         let _ = socket.shutdown().await;
         let _ = timeout(TIMEOUT, socket.read(&mut request)).await;
     }
 }
 
-/// Asks for the page over a connection, and reads it whole. How many bytes came.
+/// Requests the page over a connection, and reads it completely. Returns the number of bytes received.
 pub(crate) async fn get<S>(mut stream: S, url: &str, host: &str) -> anyhow::Result<usize>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -437,21 +436,21 @@ where
     let mut answer = String::new();
     timeout(TIMEOUT, stream.read_to_string(&mut answer)).await.context("no page within 10 s")??;
     if !answer.ends_with(PAGE) {
-        bail!("the page came back wrong: {answer:?}");
+        bail!("unexpected page: {answer:?}");
     }
     Ok(answer.len())
 }
 
-/// Asks with CONNECT for a target. The first line of the answer.
+/// Sends CONNECT for a target. Returns the first line of the response.
 pub(crate) async fn connect<S>(stream: &mut S, target: &str) -> anyhow::Result<String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     stream.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await?;
-    let head = timeout(TIMEOUT, read_head(stream)).await.context("no answer to CONNECT within 10 s")??;
+    let head = timeout(TIMEOUT, read_head(stream)).await.context("no response to CONNECT within 10 s")??;
     let line = head.lines().next().unwrap_or("nothing");
     if !head.contains(" 200 ") {
-        bail!("CONNECT was answered: {line}");
+        bail!("CONNECT refused: {line}");
     }
     Ok(line.to_owned())
 }
@@ -459,7 +458,7 @@ where
 async fn read_head<S: AsyncRead + Unpin>(stream: &mut S) -> anyhow::Result<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        let byte = stream.read_u8().await.context("the pod hung up")?;
+        let byte = stream.read_u8().await.context("the server closed the connection")?;
         head.push(byte);
     }
     Ok(String::from_utf8_lossy(&head).into_owned())
@@ -467,5 +466,5 @@ async fn read_head<S: AsyncRead + Unpin>(stream: &mut S) -> anyhow::Result<Strin
 
 const PAGE: &str =
     "<!doctype html><title>node1</title><h1>Hello from node1</h1><p>This came through the tunnel.\n";
-/// For each step of the demo.
+/// Timeout for each step of the demo.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);

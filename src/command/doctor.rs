@@ -1,4 +1,4 @@
-//! `tunnel doctor`: looks at all that a pod or an edge of this machine needs, and says what is wrong with it.
+//! `tunnel doctor`: checks everything that a server or an edge on this machine needs, and reports errors.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -43,60 +43,60 @@ use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::{Dialect, Hello};
 
-/// What to look at.
+/// Arguments of `tunnel doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// What this machine has: a pod or an edge.
+    /// Role of this machine: a server or an edge.
     #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
     pub mode: Mode,
     /// Its config file. [default: /etc/tunnel/MODE.toml]
     #[arg(long = "c", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Also dial this target from here, as the edge would: host:port; as often as you like.
+    /// Target (host:port) that is also dialled from here, as the edge would; may be repeated.
     #[arg(long, value_name = "TARGET")]
     pub target: Vec<Target>,
-    /// Also ask DNS for this node, as clients and other pods would.
+    /// Node that is also looked up in DNS, as by clients and peers.
     #[arg(long, value_name = "NODE")]
     pub node: Option<NodeName>,
-    /// kubeconfig file, as the program itself has it.
+    /// Kubeconfig file of the program.
     #[arg(long = "k", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// All findings as JSON.
+    /// Print all findings as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
-/// What was found out, in the order of the checks.
+/// The results, in the order of the checks.
 #[derive(Debug, Default, Serialize)]
 pub struct Findings(Vec<Finding>);
 
-/// One check.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
-    /// A fixed word or two.
+    /// Name of the check; one or two fixed words.
     check: &'static str,
     state: CheckStatus,
-    /// What there is.
+    /// What was found.
     found: String,
-    /// What there should be.
+    /// What was expected.
     #[serde(skip_serializing_if = "Option::is_none")]
     wanted: Option<String>,
-    /// What to do.
+    /// A hint what to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
 }
 
-/// How a check ended.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum CheckStatus {
     Ok,
-    /// It works, though perhaps not as meant, or not for long.
+    /// It works, but perhaps not as intended, or not for long.
     Warning,
     Error,
 }
 
-/// Looks at everything. `variable` gives those of the environment.
+/// Runs all checks. `variable` returns environment variables by name.
 pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Findings {
     let (mut found, mut startup) = (Findings::default(), Startup::checking());
     let path = asked.config.clone().unwrap_or_else(|| asked.mode.config().into());
@@ -109,10 +109,10 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
     }
     let faults = startup.into_faults();
     for fault in &faults {
-        found.bad("config", fault.to_string(), "a config and files without a fault", "");
+        found.bad("config", fault.to_string(), "a config and files without errors", "");
     }
     if faults.iter().next().is_none() {
-        found.good("config", format!("{} and the files that it names can be read", path.display()));
+        found.good("config", format!("{} and the files that it names are readable", path.display()));
     }
     match read {
         Some((Settings::Cloud(settings), ..)) => Box::pin(look_server(&settings, asked, &mut found)).await,
@@ -123,23 +123,23 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
 }
 
 impl Findings {
-    /// Whether nothing is wrong.
+    /// Returns true if no check failed.
     pub fn is_well(&self) -> bool {
         self.0.iter().all(|finding| finding.state != CheckStatus::Error)
     }
 
-    /// All of them, a few lines each.
+    /// Returns all results as text, a few lines each.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for Finding { check, state, found, wanted, remedy } in &self.0 {
             let state = match state {
                 CheckStatus::Ok => "ok",
-                CheckStatus::Warning => "look",
+                CheckStatus::Warning => "warn",
                 CheckStatus::Error => "FAIL",
             };
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{state:4} {check:18} {found}");
-            for (what, said) in [("wanted", wanted), ("do", remedy)] {
+            for (what, said) in [("expected", wanted), ("hint", remedy)] {
                 if let Some(said) = said {
                     let _ = writeln!(text, "     {what:>18} {said}");
                 }
@@ -150,7 +150,7 @@ impl Findings {
         text
     }
 
-    /// The same for programs: a list of objects with `check`, `state` (`good`, `doubt`, `bad`), `found`, `wanted`, `remedy`.
+    /// Returns all results as JSON: a list of objects with `check`, `state`, `found`, `wanted`, `remedy`.
     pub fn json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
@@ -186,7 +186,7 @@ impl Findings {
     }
 }
 
-/// Which check a fault of TLS belongs to.
+/// Returns the check that a TLS error belongs to.
 fn check_of(fault: &HandshakeError) -> &'static str {
     match fault {
         HandshakeError::UnknownIssuer => "authority",
@@ -201,7 +201,7 @@ fn check_of(fault: &HandshakeError) -> &'static str {
     }
 }
 
-/// Adds what a file's certificate is for, until when, and what is odd about it.
+/// Adds the names and the expiry of a file's certificate, and any problems with it.
 fn certificate(file: &Path, key: &str, found: &mut Findings) {
     let read = std::fs::read(file).ok().and_then(|text| tls::certs(file, &text).ok());
     let Some(leaf) = read.and_then(|certs| certs.into_iter().next()) else { return };
@@ -209,12 +209,12 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
         Ok(summary) => summary,
         Err(why) => {
             let (text, wanted) = (format!("{key}: {} {why}", file.display()), "a certificate of version 3");
-            return found.bad("certificate kind", text, wanted, "issue it anew: `tunnel init` makes one");
+            return found.bad("certificate kind", text, wanted, "reissue it; `tunnel init` makes one");
         }
     };
     let (names, until) = (summary.names.join(", "), &summary.until);
     if summary.oddities.is_empty() {
-        found.good("certificate", format!("{key}: for {names}, until {until}"));
+        found.good("certificate", format!("{key}: for {names}, valid until {until}"));
     }
     for CertificateWarning { about, found: odd, remedy } in summary.oddities {
         let check = match about {
@@ -222,15 +222,20 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
             CertWarningKind::Dates => "certificate dates",
             CertWarningKind::Clock => "clock",
         };
-        found.bad(check, format!("{key}: {} {odd}", file.display()), "a server's certificate, today", remedy);
+        found.bad(
+            check,
+            format!("{key}: {} {odd}", file.display()),
+            "a server certificate that is valid now",
+            remedy,
+        );
     }
     if (0..WARN_BEFORE_EXPIRY_DAYS).contains(&summary.days) {
-        let text = format!("{key}: {} ends on {until}, in {} days", file.display(), summary.days);
-        found.doubt("certificate dates", text, "issue it anew; it is read again without a restart");
+        let text = format!("{key}: {} expires on {until}, in {} days", file.display(), summary.days);
+        found.doubt("certificate dates", text, "reissue it; it is re-read without a restart");
     }
 }
 
-/// Status and body of a page of an admin port; `None`: nobody answers.
+/// Returns status and body of an admin port's page, or `None` if there is no response.
 async fn page(at: SocketAddr, path: &str) -> Option<(u16, String)> {
     let ask = async {
         let mut socket = TcpStream::connect(at).await.ok()?;
@@ -244,14 +249,14 @@ async fn page(at: SocketAddr, path: &str) -> Option<(u16, String)> {
     timeout(TIMEOUT, ask).await.ok().flatten()
 }
 
-/// For each step of a check.
+/// Timeout for each step of a check.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Of an admin port's page.
+/// Maximum size of an admin port's page.
 const PAGE_BYTES: u64 = 64 * 1024;
-/// Days before its end in which a certificate is told of.
+/// A certificate causes a warning in this many days before its expiry.
 const WARN_BEFORE_EXPIRY_DAYS: i64 = 30;
 
-// What a pod needs: certificates, tokens, the other pods, and who answers for its nodes.
+// Checks of a server: certificates, tokens, peers, and records of its nodes.
 
 pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, found: &mut Findings) {
     certificates(settings, found);
@@ -261,7 +266,7 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
     places(settings, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
-        Err(why) => return found.bad("dns", why.to_string(), "", "mend /etc/resolv.conf"),
+        Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
     peers(settings, &resolver, found).await;
     published(settings, found);
@@ -287,59 +292,62 @@ fn tokens(settings: &ServerConfig, found: &mut Findings) {
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     let (shared, own): (Vec<_>, Vec<_>) = names.partition(|name| *name == "default");
     if shared.is_empty() {
-        found.good("token", format!("{} nodes have a token of their own, and no other may link", own.len()));
+        found.good(
+            "token",
+            format!("{} nodes have their own token, and no other node may connect", own.len()),
+        );
     } else {
-        let text = format!("{} nodes have a token of their own, all others share one", own.len());
+        let text = format!("{} nodes have their own token, all others share one", own.len());
         found.doubt(
             "token",
             text,
-            "whoever has the shared one can take any name: give each node a line of its own",
+            "anyone with the shared token can use any name; give each node its own line",
         );
     }
 }
 
-/// Checks that the cluster has a Node on which the manifests let servers run.
+/// Checks that the cluster has a Node on which the manifests allow servers to run.
 #[cfg(feature = "kubernetes")]
 async fn places(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
     let cluster = Cluster { kubeconfig: cluster.kubeconfig.clone(), namespace: None };
     match cluster.nodes(Some(SERVERS)).await {
         Ok(nodes) if nodes.is_empty() => {
-            let text = format!("no Node has the label {SERVERS}: servers of the manifests stay Pending");
+            let text = format!("no Node has the label {SERVERS}, so servers of the manifests stay Pending");
             found.doubt(
                 "nodes",
                 text,
-                &format!("kubectl label node NODE {SERVERS}, for nodes that are no edges"),
+                &format!("run `kubectl label node NODE {SERVERS}` for Nodes that are not edges"),
             );
         }
-        Ok(nodes) => found.good("nodes", format!("{} Nodes have the label of servers", nodes.len())),
+        Ok(nodes) => found.good("nodes", format!("{} Nodes have the server label", nodes.len())),
         Err(why) => found.doubt("nodes", why.to_string(), ""),
     }
 }
 
-/// The label that the manifests require of a server's Node; no kubelet can set it on itself.
+/// The label that the manifests require of a server's Node. No kubelet can set it on itself.
 #[cfg(feature = "kubernetes")]
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
-/// What the pod of this machine says of itself.
+/// Checks the server on this machine by its readiness.
 async fn running_server(settings: &ServerConfig, found: &mut Findings) {
     let at = settings.server.log_listen.at;
     let at = if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at };
     match page(at, "/readyz").await {
         None => found.doubt(
             "pod",
-            format!("no pod of this machine answers at {at}"),
-            "start it: systemctl start tunnel-cloud",
+            format!("no server on this machine responds at {at}"),
+            "start it with systemctl start tunnel-cloud",
         ),
-        Some((200, body)) if body.trim() == "ok" => found.good("pod", "the pod of this machine is ready"),
+        Some((200, body)) if body.trim() == "ok" => found.good("pod", "the server on this machine is ready"),
         Some((200, body)) => {
             body.lines().filter(|line| *line != "ok").for_each(|line| found.doubt("pod", line, ""));
         }
-        Some((_, body)) => body.lines().for_each(|line| found.bad("pod", line, "a pod that is ready", "")),
+        Some((_, body)) => body.lines().for_each(|line| found.bad("pod", line, "a server that is ready", "")),
     }
 }
 
-/// Whether the other pods can be found and reached, and show a certificate as pods have it.
+/// Checks that peers can be found and reached, and present a server's certificate.
 async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
     let known = &settings.registry.peers;
     let mut all = known.list.clone();
@@ -348,8 +356,8 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Ok(addresses) => all.extend(addresses.into_iter().map(|ip| SocketAddr::new(ip, *port))),
             Err(why) => {
                 let remedy = "check mode.cloud.registry.siblings_service: a headless Service with \
-                              publishNotReadyAddresses, or another name of all pods";
-                found.bad("siblings", format!("{name}: {why}"), "the addresses of all pods", remedy);
+                              publishNotReadyAddresses, or another name of all servers";
+                found.bad("siblings", format!("{name}: {why}"), "the addresses of all servers", remedy);
             }
         }
     }
@@ -370,7 +378,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
     let config = match client.load() {
         Ok(config) => config.load(),
         Err(why) => {
-            let remedy = "put the authority that has signed the certificates of all pods there";
+            let remedy = "set the file to the CA that signed the certificates of all servers";
             return found.bad("siblings", why.to_string(), "the file mode.cloud.stream.server.ca", remedy);
         }
     };
@@ -378,49 +386,50 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         let socket = match dial(&[at], TIMEOUT).await {
             Ok(socket) => socket,
             Err(why) => {
-                let remedy = "see whether that pod runs, and let firewalls between pods pass the port";
-                found.bad("siblings", why.to_string(), "a pod that answers", remedy);
+                let remedy =
+                    "check that this peer is running, and that firewalls between servers allow the port";
+                found.bad("siblings", why.to_string(), "a server that responds", remedy);
                 continue;
             }
         };
         let shaken = TlsConnector::from(config.clone()).connect(name.clone(), socket);
         match timeout(TIMEOUT, shaken).await.unwrap_or_else(|late| Err(late.into())) {
-            Ok(_) => found.good("siblings", format!("{at} is a pod of this cloud")),
+            Ok(_) => found.good("siblings", format!("{at} is a server of this cloud")),
             Err(error) => {
                 let fault = HandshakeError::of(&error);
                 let wanted = format!("a certificate of mode.cloud.stream.server.ca for {:?}", name.to_str());
-                let remedy = "all pods need certificates of one authority with one name in common (mode.cloud.registry.name)";
-                found.bad(check_of(&fault), format!("pod {at}: {fault}"), &wanted, remedy);
+                let remedy = "give all servers certificates from one CA with one common name (mode.cloud.registry.name)";
+                found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, remedy);
             }
         }
     }
 }
 
-/// Whether this pod's lines stand in the hosts file; of other stores the running pod says in `/readyz` what is wrong.
+/// Checks that the hosts file contains this server's lines. For other stores, `/readyz` of the running server reports
+/// errors.
 fn published(settings: &ServerConfig, found: &mut Findings) {
     let PublishConfig::Hosts(file) = &settings.registry.publish else { return };
     let own = settings.pod_ip.map(|ip| ip.to_string()).unwrap_or_default();
     match std::fs::read_to_string(file) {
         Ok(text) => {
             let ours = text.lines().filter(|line| line.split_whitespace().next() == Some(&own)).count();
-            found.good("registry", format!("{} has {ours} lines of this pod ({own})", file.display()));
+            found.good("registry", format!("{} has {ours} lines of this server ({own})", file.display()));
         }
         Err(why) => {
-            let remedy =
-                "mode.cloud.registry.hosts has to be in a directory that the pod's user may write to";
+            let remedy = "put mode.cloud.registry.hosts into a directory that the server's user may write to";
             found.bad("registry", format!("{}: {why}", file.display()), "the hosts file", remedy);
         }
     }
 }
 
-/// Whether DNS leads the name of a node to a pod.
+/// Checks that a node's name resolves to a server.
 async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, found: &mut Findings) {
     let registry = &settings.registry;
     let servers = registry.peers.dns.as_slice();
     let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };
     let name = if registry.zone.is_empty() { node.to_string() } else { format!("{node}.{}", registry.zone) };
-    let remedy = "see whether the node is linked (tunnel status), publish and zone of [mode.cloud.registry], and that the \
-                  DNS servers in its dns read what is published";
+    let remedy = "check that the node is connected (tunnel status), check publish and zone of [mode.cloud.registry], and that the \
+                  DNS servers in its dns read the published records";
     let answer = match resolver {
         Ok(resolver) => resolver.lookup(&name).await.map_err(|why| why.to_string()),
         Err(why) => Err(why.to_string()),
@@ -430,18 +439,23 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
     match answer {
         Ok(addresses) if servers.is_empty() || addresses.iter().any(|ip| servers.contains(ip)) => {
             let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-            found.good("registry", format!("{name} is {}", shown.join(", ")));
+            found.good("registry", format!("{name} resolves to {}", shown.join(", ")));
         }
         Ok(addresses) => {
-            found.bad("registry", format!("{name} is {addresses:?}"), &format!("one of {servers:?}"), remedy);
+            found.bad(
+                "registry",
+                format!("{name} resolves to {addresses:?}"),
+                &format!("one of {servers:?}"),
+                remedy,
+            );
         }
         Err(why) => {
-            found.bad("registry", format!("{name}: {why}"), "the address of the pod that has it", remedy)
+            found.bad("registry", format!("{name}: {why}"), "the address of the node's server", remedy)
         }
     }
 }
 
-// What an edge needs: the way to its cloud, what proves both to each other, and its targets.
+// Checks of an edge: connection to the servers, mutual authentication, and targets.
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
@@ -450,12 +464,12 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: 
     let linked = running_edge(client.log_listen.at, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
-        Err(why) => return found.bad("dns", why.to_string(), "", "mend /etc/resolv.conf"),
+        Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
     let url = client.https_proxy.as_ref().map(|url| url.reveal()).unwrap_or_default();
     let proxy = match HttpProxyClient::new(url, client.no_proxy.as_deref().unwrap_or_default()) {
         Ok(proxy) => proxy,
-        Err(why) => return found.bad("proxy", why.to_string(), "", "correct HTTPS_PROXY, or take it away"),
+        Err(why) => return found.bad("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
     };
     for server in &client.servers {
         let proxy = proxy.as_ref().filter(|proxy| proxy.applies_to(&server.at));
@@ -474,28 +488,23 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: 
     };
     for target in &asked.target {
         match dialer.dial(target, TIMEOUT).await {
-            Ok(_) => found.good("target", format!("{target} answers")),
+            Ok(_) => found.good("target", format!("{target} accepts connections")),
             Err(why) => {
                 let remedy =
-                    "start the service, or list the target in mode.edge.allow.targets if that forbids it";
-                found.bad(
-                    "target",
-                    why.refusal.reason,
-                    "a target that this edge may dial and that answers",
-                    remedy,
-                );
+                    "start the service, or add the target to mode.edge.allow.targets if that forbids it";
+                found.bad("target", why.refusal.reason, "an allowed target that accepts connections", remedy);
             }
         }
     }
 }
 
-/// Whether the edge of this machine runs and is linked.
+/// Checks that the edge on this machine runs. Returns true if it is connected.
 async fn running_edge(at: SocketAddr, found: &mut Findings) -> bool {
     let Some((status, _)) = page(at, "/edge/healthz").await else {
         found.doubt(
             "edge",
-            format!("no edge of this machine answers at {at}"),
-            "start it: systemctl start tunnel-edge",
+            format!("no edge on this machine responds at {at}"),
+            "start it with systemctl start tunnel-edge",
         );
         return false;
     };
@@ -510,12 +519,12 @@ async fn running_edge(at: SocketAddr, found: &mut Findings) -> bool {
         }
     }
     if status == 200 {
-        found.good("link", "the edge of this machine runs, and is linked");
+        found.good("link", "the edge on this machine runs and is connected");
     }
     status == 200
 }
 
-/// A connection to a place of the cloud.
+/// Connects to a server's address.
 async fn reach(
     server: &ServerAddress,
     proxy: Option<&HttpProxyClient>,
@@ -526,12 +535,12 @@ async fn reach(
         let addresses = resolve(&server.at, "mode.edge.stream.client.server_name", resolver, found).await?;
         return match dial(&addresses, TIMEOUT).await {
             Ok(socket) => {
-                found.good("port", format!("{} answers", server.at));
+                found.good("port", format!("{} accepts connections", server.at));
                 Some(socket)
             }
             Err(why) => {
-                let remedy = "see whether a pod runs there, and let the firewalls between pass this port";
-                found.bad("port", why.to_string(), "a pod that listens there", remedy);
+                let remedy = "check that a server is running there, and that firewalls allow this port";
+                found.bad("port", why.to_string(), "a server that listens there", remedy);
                 None
             }
         };
@@ -543,8 +552,8 @@ async fn reach(
             Some(socket)
         }
         Err(why) => {
-            let remedy = "list the cloud's host in NO_PROXY if it is reached without the proxy, or correct HTTPS_PROXY";
-            found.bad("proxy", why.to_string(), "a proxy that leads to the cloud", remedy);
+            let remedy = "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
+            found.bad("proxy", why.to_string(), "a proxy that connects to the server", remedy);
             None
         }
     }
@@ -561,7 +570,7 @@ async fn resolve(
         Host::Name(name) => match resolver.lookup(name).await {
             Ok(addresses) => {
                 let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-                found.good("dns", format!("{name} is {}", shown.join(", ")));
+                found.good("dns", format!("{name} resolves to {}", shown.join(", ")));
                 addresses
             }
             Err(why) => {
@@ -574,7 +583,7 @@ async fn resolve(
     Some(addresses.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
 }
 
-/// TLS as the edge wants it.
+/// Performs the TLS handshake as the edge would.
 async fn secure(
     settings: &EdgeConfig,
     server: &ServerAddress,
@@ -585,26 +594,23 @@ async fn secure(
     let certificate = settings.csr.as_ref().filter(|_| settings.client.token.is_none()).map(|csr| &csr.file);
     if let Some(file) = certificate.filter(|file| !file.exists()) {
         let remedy =
-            "see the edge's log; `tunnel approve` has to run: kubectl apply -k deploy/kustomize/approver";
+            "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
         found.bad(
             "certificate",
-            format!("there is no {} yet", file.display()),
+            format!("{} does not exist yet", file.display()),
             "a certificate, or a token",
             remedy,
         );
         return None;
     }
     let identity = certificate.map(|file| Identity { cert: file.clone(), key: file.clone() });
-    // What is wrong with the file, or the name, was told of the config.
+    // Errors of the file or the name were already reported by the config check.
     let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
     let name = tls::server_name(&server.dns.to_string()).ok()?;
     let shaken = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
     match timeout(TIMEOUT, shaken).await {
         Ok(Ok(io)) => {
-            found.good(
-                "tls",
-                format!("{} shows a certificate for {} of our authority", server.at, server.dns),
-            );
+            found.good("tls", format!("{} presents a certificate for {} from our CA", server.at, server.dns));
             Some(io)
         }
         Ok(Err(error)) => {
@@ -614,14 +620,14 @@ async fn secure(
             None
         }
         Err(_) => {
-            let remedy = "see whether a pod listens there, or something that only waits";
-            found.bad("tls", format!("{}: no handshake within {TIMEOUT:?}", server.at), "", remedy);
+            let remedy = "check that the program that listens there is a server";
+            found.bad("tls", format!("{}: no TLS handshake within {TIMEOUT:?}", server.at), "", remedy);
             None
         }
     }
 }
 
-/// A link as the edge makes it, given up at once: only so it shows whether token, name and dialect will do.
+/// Opens a link as the edge does, and closes it at once. Only this tests whether token, name and dialect are accepted.
 async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found: &mut Findings) {
     let client = &settings.client;
     let text = match &client.token {
@@ -643,25 +649,25 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
     let said = Hello::edge_request(&client.node, token, link_context.table.instance());
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
         Ok(link) => {
-            found.good("token", format!("{} takes it for {}", server.at, client.node));
+            found.good("token", format!("{} accepts it for {}", server.at, client.node));
             if link.sender.dialect == Dialect::Plain {
-                let text = "the cloud speaks SuperEdge's dialect only: a session ends with its link";
-                found.doubt("dialect", text, "run this program as the cloud, too");
+                let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
+                found.doubt("dialect", text, "run this program as the server too");
             } else {
                 found.good("dialect", link.sender.dialect.to_string());
             }
             link.sender.close();
         }
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
-            let remedy = "compare token or token_file here with this node's line in the cloud's tokenfile, and see that a Node of \
-                          this name has an edge label; the pod's log says more";
-            found.bad("token", why.to_string(), "proof of this node that the cloud takes", remedy);
+            let remedy = "compare token or token_file here with this node's line in the server's tokenfile, and check that a Node of \
+                          this name has an edge label; see the server's log";
+            found.bad("token", why.to_string(), "a token or certificate that the server accepts", remedy);
         }
         Err(why) if why.is_name_taken() => {
             let remedy = "give each machine its own name (node, or NODE_NAME)";
             found.bad("name", why.to_string(), "a name that no other machine has", remedy);
         }
-        Err(why) => found.bad("link", why.to_string(), "a link", "see the pod's log"),
+        Err(why) => found.bad("link", why.to_string(), "a link", "see the server's log"),
     }
 }
 
@@ -678,7 +684,7 @@ mod tests {
         assert!(!found.is_well());
         let text = found.text();
         for part in
-            ["ok   config", "FAIL token", "wanted the cloud's", "do compare them", "2 checks, 1 failed"]
+            ["ok   config", "FAIL token", "expected the cloud's", "hint compare them", "2 checks, 1 failed"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }

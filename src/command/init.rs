@@ -1,4 +1,4 @@
-//! Makes what a cloud needs on its first day: certificates, tokens, and settings that are closed by default.
+//! `tunnel init`: makes the first certificates, tokens and config files of a cloud, closed by default.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,48 +19,48 @@ use tunnel_base::names::{Host, NodeName};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT;
 
-/// What to make.
+/// Arguments of `tunnel init`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct InitArgs {
-    /// The folder that gets everything; what is in it already stays.
+    /// Output folder; its existing contents are kept.
     #[arg(value_name = "DIR", default_value = "tunnel-files")]
     pub dir: PathBuf,
-    /// A name or address by which edges reach the pods; several by giving it again. Edges dial the first.
+    /// Name or address at which edges reach the servers; may be repeated. Edges dial the first.
     #[arg(long = "name", value_name = "HOST", required = true)]
     pub names: Vec<Host>,
-    /// A node that gets a token and settings of its own; several by giving it again.
+    /// Node that gets its own token and config; may be repeated.
     #[arg(long = "node", value_name = "NODE", required = true)]
     pub nodes: Vec<NodeName>,
-    /// A client of the egress port, by the name in its certificate; several by giving it again. kube-apiserver is
+    /// Client of the egress port, by the name in its certificate; may be repeated. kube-apiserver is
     /// system:kube-apiserver.
     #[arg(long = "client", value_name = "NAME")]
     pub clients: Vec<String>,
-    /// Certificate (PEM) of the authority that is to sign, in place of a new one.
+    /// Certificate (PEM) of the CA that signs, instead of a new one.
     #[arg(long, value_name = "FILE", requires = "ca_key")]
     pub ca_cert: Option<PathBuf>,
     /// Its key (PEM).
     #[arg(long, value_name = "FILE", requires = "ca_cert")]
     pub ca_key: Option<PathBuf>,
-    /// Certificate (PEM) of the authority of kubelets' clients (--client-ca-file): each node gets a certificate for its
-    /// own kubelet, called tunnel:NODE.
+    /// Certificate (PEM) of the CA of kubelets' clients (--client-ca-file). Each node gets a certificate named
+    /// tunnel:NODE for its own kubelet.
     #[arg(long, value_name = "FILE", requires = "kubelet_ca_key")]
     pub kubelet_ca_cert: Option<PathBuf>,
     /// Its key (PEM).
     #[arg(long, value_name = "FILE", requires = "kubelet_ca_cert")]
     pub kubelet_ca_key: Option<PathBuf>,
-    /// For how many days certificates are valid; a new authority is for ten times as long.
+    /// Validity of certificates in days; a new CA is valid for ten times as long.
     #[arg(long, default_value_t = 365, value_parser = value_parser!(u32).range(1..=3650))]
     pub days: u32,
-    /// Where the files will stand on the machines they are for.
+    /// Folder of the files on the machines that they are for.
     #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
     pub to: PathBuf,
 }
 
-/// Makes all of it, or nothing. What was made, and what to do next, as lines for the terminal. Blocks on the disk.
+/// Makes all files, or none. Returns what was made and what to do next, as lines for the terminal. Blocks on the disk.
 ///
 /// # Errors
 ///
-/// What is wrong with what was asked for, or why it cannot be written.
+/// Returns an error if an argument is wrong, or a file cannot be written.
 pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     let to = folder_on_machine("--to", &asked.to)?;
     let clients = client_folders(&asked.clients)?;
@@ -81,10 +81,10 @@ pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     Ok(made(asked, &clients, signs.is_new, to))
 }
 
-/// The authorities that sign.
+/// The CAs that sign.
 struct Signers {
     ours: CertificateAuthority,
-    /// Whether it was made just now.
+    /// Whether the CA was made now.
     is_new: bool,
     kubelets: Option<CertificateAuthority>,
     tokens: Vec<String>,
@@ -111,15 +111,15 @@ impl Signers {
     }
 }
 
-/// A folder as settings can name it.
+/// Returns a folder as text that a config can contain.
 pub(crate) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, CommandError> {
     let text = dir.to_str().filter(|dir| dir.starts_with('/') && !dir.contains(['"', '\\', '\'', '\n', '%']));
     text.ok_or_else(|| {
-        CommandError::usage(format!("{option} {}: want a path from the root, without quotes", dir.display()))
+        CommandError::usage(format!("{option} {}: expected an absolute path without quotes", dir.display()))
     })
 }
 
-/// A secret that nobody guesses, as token files can hold it.
+/// Returns a random secret for a token file.
 pub(crate) fn random_token() -> String {
     format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>())
 }
@@ -135,7 +135,7 @@ fn read_authority(option: &str, cert: &Path, key: &Path) -> Result<CertificateAu
         .map_err(|cause| CommandError::unusable(format!("{option} {shown}: {cause}")))
 }
 
-/// The folder of each client: its name, without what a path or a shell takes for something else.
+/// Returns the folder of each client: its name, without characters that are special in a path or a shell.
 fn client_folders(clients: &[String]) -> Result<Vec<String>, CommandError> {
     let mut seen = BTreeSet::new();
     let folder = |name: &String| {
@@ -143,17 +143,17 @@ fn client_folders(clients: &[String]) -> Result<Vec<String>, CommandError> {
         let dir = format!("client-{}", name.replace(':', "-"));
         if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
             return Err(CommandError::usage(format!(
-                "--client {name:?}: want 1 to 64 of A-Z a-z 0-9 : . - _ @"
+                "--client {name:?}: expected 1 to 64 of A-Z a-z 0-9 : . - _ @"
             )));
         }
         if name.to_ascii_lowercase().starts_with(KUBELET_CLIENT) {
             return Err(CommandError::usage(format!(
-                "--client {name}: names that begin with {KUBELET_CLIENT} are edges', which are no clients: choose another"
+                "--client {name}: names that begin with {KUBELET_CLIENT} are reserved for edges; choose another"
             )));
         }
         if !seen.insert(dir.clone()) {
             return Err(CommandError::usage(format!(
-                "--client {name}: its folder {dir} is another one's as well"
+                "--client {name}: another client has the same folder {dir}"
             )));
         }
         Ok(dir)
@@ -161,7 +161,7 @@ fn client_folders(clients: &[String]) -> Result<Vec<String>, CommandError> {
     clients.iter().map(folder).collect()
 }
 
-/// What the folder will hold.
+/// Returns the names of the future contents of the folder.
 fn entries(asked: &InitArgs, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
     let authority = if signs.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
     let fixed = authority.iter().copied().chain(["cloud"]).map(str::to_owned);
@@ -185,7 +185,7 @@ fn write_cloud(
     }
     let mut names: Vec<String> = asked.names.iter().map(certified).collect();
     if asked.names.iter().all(|name| matches!(name, Host::Ip(_))) {
-        // Pods know each other by a DNS name.
+        // Servers identify each other by a DNS name.
         names.push(POD_NAME.to_owned());
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -253,7 +253,7 @@ fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) -> Result<(
     folder.write(&format!("{path}.key"), issued.key())
 }
 
-/// Whether the program itself would start with what was written, its files and all.
+/// Checks that the program would start with the written config and its files.
 pub(crate) fn checked<T>(
     read: Result<(T, Vec<Warning>), ConfigErrors>,
     check: impl FnOnce(&T, &mut Startup),
@@ -265,7 +265,7 @@ pub(crate) fn checked<T>(
     if faults.iter().next().is_none() { Ok(()) } else { Err(CommandError::unusable(faults.to_string())) }
 }
 
-/// A name as a certificate has it.
+/// Returns a name in the form of a certificate.
 fn certified(host: &Host) -> String {
     match host {
         Host::Ip(ip) => ip.to_string(),
@@ -283,39 +283,39 @@ fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
 }
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// As docs and conf/cloud.toml have it.
+/// The same port as in the docs and conf/cloud.toml.
 const GRPC_PORT: u16 = 9000;
-/// What kube-apiserver's certificate is called.
+/// The name in kube-apiserver's certificate.
 const APISERVER: &str = "system:kube-apiserver";
-/// By which pods know each other where edges know them by addresses.
+/// The name by which servers identify each other if edges use addresses.
 const POD_NAME: &str = "tunnel-cloud";
 
-// The settings that are written, and what is told at the end.
+// The config files, and the closing message.
 
-/// Settings of a pod.
+/// The config of a server.
 pub(crate) struct CloudText<'a> {
-    /// Who may come in at the egress port; none: there is no such port.
+    /// The clients of the egress port; without clients there is no such port.
     pub(crate) clients: &'a [String],
 }
 
-/// Settings of an edge.
+/// The config of an edge.
 pub(crate) struct EdgeText<'a> {
     pub(crate) node: &'a NodeName,
-    /// Where the cloud is, host and port.
+    /// Host and port of the server.
     pub(crate) server: &'a str,
-    /// The name in its certificate, if that is another one.
+    /// The name in its certificate, if different.
     pub(crate) dns: Option<&'a Host>,
     /// Whether it has a certificate for its kubelet.
     pub(crate) has_kubelet: bool,
 }
 
 impl CloudText<'_> {
-    /// With its files in that folder.
+    /// Returns the config with its files in that folder.
     pub(crate) fn at(&self, dir: &str) -> String {
         // A service may not write below /etc.
         let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
         let mut text = format!(
-            r#"# Settings of a pod: tunnel --m=cloud --c={dir}/cloud.toml
+            r#"# Config of a server: tunnel --m=cloud --c={dir}/cloud.toml
 # Written by `tunnel init`; conf/cloud.toml describes every key.
 
 [mode.cloud.stream.server]
@@ -326,11 +326,11 @@ key = "{dir}/certs/cloud.key"
 ca = "{dir}/certs/ca.crt"
 tokenfile = "{dir}/token/token"
 
-# HTTP CONNECT, for this machine alone. For others: another address, and allow_from or auth to say for whom.
+# HTTP CONNECT, for this machine only. For other machines, set another address, and allow_from or auth.
 [mode.cloud.ssh]
 listen = "127.0.0.1:2222"
 
-# Nodes that join by `tunnel invite` and `tunnel join`; without an invitation that is open no machine can join.
+# Nodes that join with `tunnel invite` and `tunnel join`. Without an open invitation no machine can join.
 [mode.cloud.invitations]
 store = "file"
 file = "{enrolled}/enrolled"
@@ -343,7 +343,7 @@ file = "{enrolled}/enrolled"
             let _ = write!(
                 text,
                 r#"
-# HTTP CONNECT over TLS, for these certificates alone.
+# HTTP CONNECT over TLS, for these certificates only.
 [mode.cloud.egress]
 listen = "0.0.0.0:8000"
 cert = "{dir}/certs/cloud.crt"
@@ -358,13 +358,13 @@ names = [{names}]
 }
 
 impl EdgeText<'_> {
-    /// With its files in that folder.
+    /// Returns the config with its files in that folder.
     pub(crate) fn at(&self, dir: &str) -> String {
         let Self { node, server, dns, has_kubelet } = self;
         let dns = dns.map_or_else(String::new, |dns| format!("dns = \"{dns}\"\n"));
         let mut text = format!(
-            r#"# Settings of the edge of {node}: tunnel --m=edge --c={dir}/edge.toml
-# Written for it alone; conf/edge.toml describes every key.
+            r#"# Config of the edge of {node}: tunnel --m=edge --c={dir}/edge.toml
+# Written for this node only; conf/edge.toml describes every key.
 
 [mode.edge.stream.client]
 node = "{node}"
@@ -373,7 +373,7 @@ cert = "{dir}/certs/ca.crt"
 server_name = "{server}"
 {dns}log_listen = "127.0.0.1:51010"
 
-# Clients reach services of this machine, and nothing behind it.
+# Clients can reach services of this machine only.
 [mode.edge.allow]
 targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
 "#
@@ -382,7 +382,7 @@ targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
             let _ = write!(
                 text,
                 r#"
-# What this node's kubelet is shown.
+# The client certificate for this node's kubelet.
 [mode.edge.https]
 cert = "{dir}/certs/apiserver-kubelet-client.crt"
 key = "{dir}/certs/apiserver-kubelet-client.key"
@@ -393,13 +393,13 @@ key = "{dir}/certs/apiserver-kubelet-client.key"
     }
 }
 
-/// Where the packaged units let the program write.
+/// The directory that the packaged units allow the program to write.
 const STATE_DIR: &str = "/var/lib/tunnel";
 
-/// The file of kube-apiserver's --egress-selector-config-file.
+/// Returns the file for kube-apiserver's --egress-selector-config-file.
 pub(crate) fn egress_selector(server: &str) -> String {
     format!(
-        r"# For kube-apiserver's --egress-selector-config-file. The files are named as kube-apiserver sees them.
+        r"# For kube-apiserver's --egress-selector-config-file. Paths are those in kube-apiserver's file system.
 apiVersion: apiserver.k8s.io/v1beta1
 kind: EgressSelectorConfiguration
 egressSelections:
@@ -417,17 +417,17 @@ egressSelections:
     )
 }
 
-/// What was made, where it goes, and what to do next.
+/// Returns what was made, where it belongs, and what to do next.
 pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str) -> String {
     let dir = asked.dir.display();
-    let mut text = format!("made in {dir}, for this user alone:\n");
+    let mut text = format!("created in {dir}, for this user only:\n");
     let mut line = |name: &str, what: &str| {
         let _ = writeln!(text, "  {name:<30}  {what}");
     };
     if is_new {
-        line("ca.crt, ca.key", "the authority; ca.key stays here and goes to no other machine");
+        line("ca.crt, ca.key", "the CA; ca.key stays here, do not copy it to other machines");
     }
-    line("cloud/", &format!("becomes {to} on the machine of each pod"));
+    line("cloud/", &format!("becomes {to} on the machine of each server"));
     for node in &asked.nodes {
         line(&format!("{}/", edge_folder(node)), &format!("becomes {to} on {node}"));
     }
@@ -442,11 +442,11 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
     let node = asked.nodes.first().map(ToString::to_string).unwrap_or_default();
     let _ = write!(
         text,
-        "next, on the machine of a pod:\n  cp -rpT {dir}/cloud {to}\n  tunnel --m=cloud --c={to}/cloud.toml\n\
+        "next, on the machine of a server:\n  cp -rpT {dir}/cloud {to}\n  tunnel --m=cloud --c={to}/cloud.toml\n\
          then, for each node:\n  scp -rp {dir}/edge-{node} root@{node}:{to}\n  \
          on {node}: tunnel --m=edge --c={to}/edge.toml\n\
-         and on the pod's machine:\n  tunnel status\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n  \
-         tunnel invite --node NODE    (prints the line by which one more node joins)\n"
+         and on the server's machine:\n  tunnel status\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n  \
+         tunnel invite --node NODE    (prints the command that joins one more node)\n"
     );
     text
 }

@@ -1,4 +1,4 @@
-//! `tunnel invite`, `tunnel revoke` and `tunnel join`: who may join a cloud, and joining it.
+//! `tunnel invite`, `tunnel revoke` and `tunnel join`: authorizing machines to join a cloud, and joining it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -30,62 +30,63 @@ use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
-/// Whom to invite.
+/// Arguments of `tunnel invite`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct InviteArgs {
-    /// The node that the machine becomes.
+    /// Name of the node that the machine becomes.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
-    /// For how long: a whole number with s, m or h, from 1m to 168h.
+    /// Lifetime of the invitation: a whole number with s, m or h, from 1m to 168h.
     #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = lasting)]
     pub lasting: Duration,
-    /// Its admin socket. [default: that of a pod of this user; its log says where]
+    /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
 
-/// Whose token to revoke.
+/// Arguments of `tunnel revoke`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RevokeArgs {
-    /// The node that has joined, or was invited.
+    /// Node that has joined, or was invited.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
-    /// Its admin socket. [default: that of a pod of this user; its log says where]
+    /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
 
-/// Has a pod make an invitation. The line for the machine that is to join.
+/// Requests an invitation from a server. Returns the command for the machine that should join.
 ///
 /// # Errors
 ///
-/// No pod answers here, or it does not invite.
+/// Returns an error if no server responds here, or it refuses.
 pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
     let (answer, choice) = told(asked.socket, "/invitations", body.to_string(), env).await?;
     let invited: Invited = serde_json::from_slice(&answer)
-        .map_err(|cause| CommandError::unavailable(format!("the pod is of another version: {cause}")))?;
+        .map_err(|cause| CommandError::unavailable(format!("incompatible server version: {cause}")))?;
     let Invited { code, cloud, .. } = invited;
     Ok(format!(
         "{choice}on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invite {code} --node {node}\n\
-         It works once, and lets whoever has it be {node}: send it by a way that others do not read.\n",
+         It works once. Anyone who has it can become {node}, so send it over a private channel.\n",
         node = asked.node,
         lasting = words(asked.lasting),
     ))
 }
 
-/// Has a pod forget a node's token.
+/// Revokes a node's token at a server.
 ///
 /// # Errors
 ///
-/// No pod answers here, or there is nothing to revoke.
+/// Returns an error if no server responds here, or there is nothing to revoke.
 pub async fn revoke(asked: RevokeArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": asked.node.as_str() });
     let (_, choice) = told(asked.socket, "/revocations", body.to_string(), env).await?;
-    Ok(format!("{choice}revoked: the links of {} end within a few seconds\n", asked.node))
+    Ok(format!("{choice}revoked; the links of {} close within a few seconds\n", asked.node))
 }
 
-/// The pod's answer, and which pod of this machine was asked if there are several.
+/// Sends a request to a server. Returns its response, and the name of the chosen server if there are several on this
+/// machine.
 async fn told(
     named: Option<PathBuf>,
     path: &str,
@@ -100,7 +101,7 @@ async fn told(
     Err(CommandError::unavailable(logging::printable(String::from_utf8_lossy(&answer).trim_end())))
 }
 
-/// As people say it.
+/// Formats a duration in words.
 fn words(lasting: Duration) -> String {
     let seconds = lasting.as_secs();
     match seconds {
@@ -111,7 +112,7 @@ fn words(lasting: Duration) -> String {
 }
 
 fn lasting(text: &str) -> Result<Duration, String> {
-    let wanted = "want a whole number with s, m or h, from 1m to 168h";
+    let wanted = "expected a whole number with s, m or h, from 1m to 168h";
     let unit = text.chars().last().and_then(|unit| UNITS.iter().find(|(name, _)| *name == unit));
     let (unit, seconds) = unit.ok_or(wanted)?;
     let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| wanted)?;
@@ -120,42 +121,42 @@ fn lasting(text: &str) -> Result<Duration, String> {
 }
 
 const UNITS: [(char, u64); 3] = [('s', 1), ('m', 60), ('h', 3600)];
-/// Enough to carry a line to another machine.
+/// Enough time to carry a line to another machine.
 const MIN_LIFETIME: Duration = Duration::from_secs(60);
-/// A week.
+/// One week.
 const MAX_LIFETIME: Duration = Duration::from_secs(168 * 3600);
 
-// Makes this machine a node of a cloud that has invited it.
+// Joining: makes this machine a node of a cloud that has invited it.
 
-/// Which cloud, and as whom.
+/// Arguments of `tunnel join`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct JoinArgs {
-    /// Where the cloud is, as its edges dial it.
+    /// Address of the cloud's servers, as edges dial it.
     #[arg(value_name = "CLOUD:PORT")]
     pub cloud: Target,
-    /// What `tunnel invite` has printed there.
+    /// Code printed by `tunnel invite`.
     #[arg(long = "invite", value_name = "CODE")]
     pub code: InvitationCode,
-    /// The node that the invitation is for: this machine's name from now on.
+    /// Name of the invited node; this machine's name from now on.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
-    /// The name in the cloud's certificate, where it is not the one that is dialled.
+    /// Name in the server's certificate, if it differs from the dialled name.
     #[arg(long, value_name = "NAME")]
     pub dns: Option<Host>,
-    /// The folder that gets settings, authority and token; what is in it already stays.
+    /// Folder for config, CA and token; its existing contents are kept.
     #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
     pub to: PathBuf,
 }
 
-/// Joins, and writes what the edge needs; `env` says of proxies on the way. What was made, and what to do next, as lines for
-/// the terminal. What was begun and may have been granted goes on when the same is asked again.
+/// Joins, and writes the files that the edge needs. `env` contains proxies. Returns what was written and what to do
+/// next, as lines for the terminal. An attempt that may have been granted is continued by running it again.
 ///
 /// # Errors
 ///
-/// The invitation does not count, the cloud cannot be reached, or nothing can be written here.
+/// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
 pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandError> {
     let to = folder_on_machine("--to", &asked.to)?;
-    // Whatever can fail here comes first: an invitation is used once.
+    // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(&asked.to, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
     let (server, dns) = (asked.cloud.to_string(), asked.dns.as_ref());
@@ -167,7 +168,7 @@ pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandE
         Ok(authority) => authority,
         Err(JoinError { failure, is_final }) => {
             if !is_final {
-                // It may have been granted: the same token asks again.
+                // It may have been granted: the next attempt uses the same token.
                 folder.keep();
             }
             return Err(failure);
@@ -185,14 +186,14 @@ pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandE
         }
     }
     Ok(format!(
-        "{node} has joined; in {to}, for this user alone: edge.toml, certs/ca.crt, token/token, {UNIT}\n\
+        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token, {UNIT}\n\
          next, here:\n  tunnel --m=edge --c={to}/edge.toml\n\
-         or, to have systemd start it now and whenever the machine starts:\n  systemctl enable --now {to}/{UNIT}\n",
+         or, to let systemd start it now and at every boot:\n  systemctl enable --now {to}/{UNIT}\n",
         node = asked.node,
     ))
 }
 
-/// For systemd.
+/// Returns the systemd unit.
 fn unit(to: &str) -> String {
     let program = std::env::current_exe().map_or_else(|_| "tunnel".into(), |path| path.display().to_string());
     format!(
@@ -219,43 +220,43 @@ fn unit(to: &str) -> String {
     )
 }
 
-/// What the folder gets.
+/// The future contents of the folder.
 const ENTRIES: [&str; 4] = ["edge.toml", "certs", "token", UNIT];
 const TOKEN: &str = "token/token";
 const AUTHORITY: &str = "certs/ca.crt";
 const UNIT: &str = "tunnel-edge.service";
 
-// Asks the pods of a cloud, one after another, until one has answered.
+// The requests to the servers of a cloud, one server after the other until one responds.
 
-/// What is asked, and of whom.
+/// The request to join, and how to reach the servers.
 pub(crate) struct JoinClient<'a> {
     asked: &'a JoinArgs,
     joining: JoinParams,
-    /// In the cloud's certificate.
+    /// The name in the servers' certificate.
     name: ServerName<'static>,
     folder: &'a OutputDir,
-    /// Where the pinned authority is written.
+    /// The file for the pinned CA.
     pinned: PathBuf,
     proxy: Option<HttpProxyClient>,
     resolver: Resolver,
 }
 
-/// Why nobody has let us in.
+/// The error if no server granted the request.
 pub(crate) struct JoinError {
     pub(crate) failure: CommandError,
-    /// Whether it is certain that no pod has.
+    /// Whether it is certain that no server granted it.
     pub(crate) is_final: bool,
 }
 
-/// Why one pod has not.
+/// The error of an attempt at one server.
 enum AttemptError {
-    /// It said no.
+    /// The server refused.
     Refused(String),
-    /// It is another cloud, which was told nothing.
+    /// The server belongs to another cloud. Nothing was revealed to it.
     Foreign(String),
-    /// It did not answer, after the invitation was sent, or before.
+    /// The server did not respond; `sent` is true if the invitation was sent.
     Unanswered { text: String, sent: bool },
-    /// Something here is in the way.
+    /// A local error.
     Here(CommandError),
 }
 
@@ -289,7 +290,7 @@ impl<'a> JoinClient<'a> {
         })
     }
 
-    /// The authorities (PEM) by which the cloud is to be believed. Each address of it is asked several times.
+    /// Returns the CAs (PEM) to trust the servers with. Tries each address several times.
     pub(crate) async fn ask(&self) -> Result<String, JoinError> {
         let (mut last, mut was_sent) = (String::new(), false);
         let mut pause = INITIAL_PAUSE;
@@ -316,23 +317,23 @@ impl<'a> JoinClient<'a> {
                 }
             }
             if !may_mend {
-                // All of it is another cloud's, which time does not mend.
+                // All servers belong to other clouds; retrying does not change that.
                 break;
             }
         }
         let hint =
-            if was_sent { "; it may have been granted: say the same again, and it goes on" } else { "" };
+            if was_sent { "; it may have been granted; run the same command again to continue" } else { "" };
         let text = format!("{}: {last}{hint}", self.asked.cloud);
         Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
-    /// Asks one pod: first for its authority, of which the invitation has a hash; and only once that fits, and the pod has
-    /// proved that it is its, with the invitation.
+    /// Requests to join at one server. First fetches its CA and compares it with the hash in the invitation. Sends the
+    /// invitation only after the server has proved its identity with that CA.
     async fn ask_at(&self, at: SocketAddr) -> Result<String, AttemptError> {
         let authority = self.asked.cloud.to_string();
         let anyone = self.encrypted(at, Trust::NoVerify).await?;
         let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
-        // Of several it is believed by this one alone.
+        // If there are several CAs, only this one is trusted.
         let pin = self.asked.code.pin();
         let fits = |block: &&str| {
             let mut block = block.as_bytes();
@@ -358,11 +359,11 @@ impl<'a> JoinClient<'a> {
         };
         let shaken =
             timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
-        let shaken = shaken.map_err(|_| failed(format!("{at} did not finish the TLS handshake")))?;
+        let shaken = shaken.map_err(|_| failed(format!("{at} did not complete the TLS handshake")))?;
         shaken.map_err(|cause| failed(format!("TLS with {at} as {:?} failed: {cause}", self.name.to_str())))
     }
 
-    /// Those of the cloud, or of the proxy on the way there.
+    /// Returns the addresses of the servers, or of the proxy for them.
     async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud));
         let Target { host, port } = proxy.map_or(&self.asked.cloud, HttpProxyClient::at);
@@ -388,18 +389,18 @@ fn miss(why: EnrolCallError, sent: bool) -> AttemptError {
     }
 }
 
-/// Said of a pod whose authority is another one.
-const NOT_THE_CLOUD: &str = "is not the cloud that has made this invitation, or it has another authority by now: nothing \
-                             was told to it; check the address, or ask for a new invitation";
+/// The error for a server with another CA.
+const NOT_THE_CLOUD: &str = "does not belong to the cloud of this invitation, or its CA has changed; nothing \
+                             was revealed to it; check the address, or request a new invitation";
 
 /// The last line of each certificate.
 const END: &str = "-----END CERTIFICATE-----";
 
-/// How often each address is asked, and the first pause between; it doubles.
+/// Number of attempts per address, and the first pause between them, which doubles.
 const ROUNDS: u32 = 5;
 const INITIAL_PAUSE: Duration = Duration::from_millis(500);
 
-/// For each step on the way.
+/// Timeout for each step.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

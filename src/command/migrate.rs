@@ -1,4 +1,4 @@
-//! `tunnel migrate`: our settings for what another tunnel was set to do, with a line for each setting of that.
+//! `tunnel migrate`: a config that replaces another tunnel's deployment, with a remark on each of its settings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
@@ -14,17 +14,17 @@ use tunnel_base::logging::printable;
 use tunnel_base::names::Target;
 use tunnel_base::policy::ports::ProxyPorts;
 
-/// What to read, and for whom to write.
+/// Arguments of `tunnel migrate`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct MigrateArgs {
-    /// Whose deployment it is.
+    /// Tunnel of the deployment.
     #[arg(value_name = "FROM")]
     pub from: Origin,
-    /// Files with its objects, in YAML or JSON as `kubectl get -o yaml` prints them: Deployments, DaemonSets, ConfigMaps
+    /// Files with its objects, in YAML or JSON as printed by `kubectl get -o yaml`: Deployments, DaemonSets, ConfigMaps
     /// and Services; `-` is stdin.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Print the settings of edges, made from the agents' flags, and not those of pods.
+    /// Print the config of edges, made from the agents' flags, instead of the servers'.
     #[arg(long)]
     pub edge: bool,
 }
@@ -32,11 +32,11 @@ pub struct MigrateArgs {
 /// Another tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Origin {
-    /// OpenYurt's.
+    /// OpenYurt's tunnel.
     Yurttunnel,
 }
 
-/// What became of a setting, and why.
+/// A remark on one setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Remark {
     verdict: Mapping,
@@ -47,22 +47,22 @@ pub(crate) struct Remark {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mapping {
-    /// It means the same here.
+    /// It has the same meaning here.
     Kept,
-    /// It has another form, or somebody has to see to it.
+    /// It has another form, or must be handled by hand.
     Changed,
-    /// Nothing stands for it.
+    /// It has no counterpart.
     Gone,
-    /// Nobody here knows what it was for.
+    /// Its purpose is not known.
     Unknown,
 }
 
-/// Our settings, and behind `#` a line for each setting of the old deployment. `stdin` is read where a file is `-`. Blocks
-/// on files.
+/// Returns our config, with a line after `#` for each setting of the old deployment. Reads `stdin` if a file is `-`.
+/// Blocks on files.
 ///
 /// # Errors
 ///
-/// A file cannot be read, or holds nothing of such a deployment.
+/// Returns an error if a file cannot be read, or contains no such deployment.
 pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
     let Origin::Yurttunnel = asked.from;
     let mut stdin = Some(stdin);
@@ -71,7 +71,7 @@ pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError
         let name = file.display().to_string();
         let text = match (name.as_str(), stdin.take_if(|_| name == "-")) {
             ("-", Some(stdin)) => read(stdin),
-            ("-", None) => return Err(CommandError::usage("- stands twice: stdin is read once")),
+            ("-", None) => return Err(CommandError::usage("- is given twice; stdin can be read once")),
             _ => std::fs::File::open(file).and_then(read),
         };
         let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
@@ -83,36 +83,36 @@ pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError
 fn read(from: impl Read) -> io::Result<String> {
     let mut text = String::new();
     if from.take(MAX_BYTES + 1).read_to_string(&mut text)? as u64 > MAX_BYTES {
-        return Err(io::Error::other("it is larger than 16 MiB: give the tunnel's own objects alone"));
+        return Err(io::Error::other("larger than 16 MiB; include only the tunnel's own objects"));
     }
     Ok(text)
 }
 
-/// Of one file.
+/// Maximum size of one file.
 const MAX_BYTES: u64 = 16 << 20;
 
-// What became of each flag of YurtTunnel's programs.
+// Remarks on each flag of YurtTunnel's programs.
 
-/// What the server's flags say that has a place in our settings.
+/// The server's flags that have a counterpart in our config.
 #[derive(Debug)]
 pub(crate) struct YurtServerFlags {
-    /// Where edges and TLS come in.
+    /// Address for edges and TLS.
     pub(crate) bind: IpAddr,
-    /// Where HTTP comes in.
+    /// Address for HTTP.
     pub(crate) insecure_bind: IpAddr,
     /// The port for agents.
     pub(crate) agents: u16,
     /// The port with TLS.
     pub(crate) secure: u16,
-    /// The port without.
+    /// The port without TLS.
     pub(crate) insecure: u16,
     /// The port of metrics.
     pub(crate) meta: u16,
-    /// Whether names of nodes are kept.
+    /// Whether names of nodes are published.
     pub(crate) names: bool,
 }
 
-/// What the server does without any flag.
+/// The server's defaults.
 impl Default for YurtServerFlags {
     fn default() -> Self {
         Self {
@@ -146,27 +146,27 @@ pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark
                 (Kept, if server.names { "[mode.cloud.node_names]" } else { "without [mode.cloud.node_names]" })
             }
             "kube-config" => (Changed, "the flag --k of this program"),
-            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert has to carry it: tunnel init --name makes one, or [mode.cloud.csr] has it issued with names, which the approver takes by --name"),
-            "cert-dir" => (Changed, "each file is named by its own key: cert, key, client_ca"),
-            IPTABLES if value == "false" => (Kept, "nothing is intercepted unless the settings say so"),
+            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert must contain it; tunnel init --name makes one, or [mode.cloud.csr] requests one with names, which the approver accepts by --name"),
+            "cert-dir" => (Changed, "each file has its own key: cert, key, client_ca"),
+            IPTABLES if value == "false" => (Kept, "nothing is intercepted unless the config enables it"),
             IPTABLES => (Changed, INTERCEPT),
-            "iptables-sync-period" | "dns-sync-period" => (Gone, "changes are taken up when they happen, and all is looked at anew every 30 min"),
-            "egress-selector-enable" => (Gone, "it did nothing there; here [mode.cloud.egress] serves kube-apiserver's egress selector"),
-            "server-count" => (Gone, "pods find each other by service of [mode.cloud.registry], and an edge needs a link to one of them"),
-            "proxy-strategy" => (Gone, "a request goes to the node that it names, always"),
+            "iptables-sync-period" | "dns-sync-period" => (Gone, "changes are applied immediately, and everything is checked again every 30 min"),
+            "egress-selector-enable" => (Gone, "it had no effect there; here [mode.cloud.egress] serves kube-apiserver's egress selector"),
+            "server-count" => (Gone, "servers find each other by service of [mode.cloud.registry], and an edge needs a link to one of them"),
+            "proxy-strategy" => (Gone, "a request always goes to the node that it names"),
             name => of_any_program(name),
         };
         remark(verdict, name, value, why)
     });
     let mut remarks: Vec<_> = remarks.collect();
-    // It did so without being told.
+    // Its default, even without the flag.
     if !flags.iter().any(|(name, _)| name == IPTABLES) {
         remarks.push(remark(Changed, IPTABLES, "true, its default", INTERCEPT));
     }
     (server, remarks)
 }
 
-/// Reads the agent's flags: where its edge finds the cloud, if one says so.
+/// Reads the agent's flags. Returns the server's address, if a flag contains it.
 pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>) {
     let mut cloud = None;
     let remarks = flags.iter().map(|(name, value)| {
@@ -176,15 +176,15 @@ pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
                     cloud = Some(at);
                     (Kept, "server_name of [mode.edge.stream.client]")
                 }
-                Err(_) => (Changed, "it is no host:port: put it into server_name of [mode.edge.stream.client]"),
+                Err(_) => (Changed, "not host:port; set server_name of [mode.edge.stream.client]"),
             },
-            "node-name" => (Changed, "NODE_NAME of the environment, or node of [mode.edge.stream.client]: it is another one for each node"),
+            "node-name" => (Changed, "NODE_NAME of the environment, or node of [mode.edge.stream.client], different for each node"),
             "node-ip" => (Changed, "NODE_IP of the environment, or node_ips of [mode.edge.stream.client]"),
-            "agent-identifiers" => (Gone, "an edge is known by its node's name, and by the addresses of --node-ip and of its Node"),
-            "apiserver-addr" => (Gone, "an edge asks Kubernetes for nothing but a certificate, and that by a kubeconfig"),
-            "kube-config" => (Changed, "the flag --k of this program, where [mode.edge.csr] has a certificate issued; all else does without"),
-            "cert-dir" => (Changed, "the authority is in cert of [mode.edge.stream.client]; file of [mode.edge.csr] has what is issued"),
-            "meta-host" | "meta-port" => (Changed, "metrics_listen of [mode.edge.stream.client], which is off unless it is set"),
+            "agent-identifiers" => (Gone, "an edge is identified by its node's name, and by the addresses of --node-ip and of its Node"),
+            "apiserver-addr" => (Gone, "an edge uses Kubernetes only for a certificate, with a kubeconfig"),
+            "kube-config" => (Changed, "the flag --k of this program, needed only if [mode.edge.csr] requests a certificate"),
+            "cert-dir" => (Changed, "the CA is in cert of [mode.edge.stream.client], the issued certificate in file of [mode.edge.csr]"),
+            "meta-host" | "meta-port" => (Changed, "metrics_listen of [mode.edge.stream.client], which is off by default"),
             name => of_any_program(name),
         };
         remark(verdict, name, value, why)
@@ -193,11 +193,11 @@ pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
     (cloud, remarks)
 }
 
-/// What became of a flag that programs of Kubernetes have, for their logs above all.
+/// Returns the remark on a flag that all Kubernetes programs have, mostly for logs.
 fn of_any_program(name: &str) -> (Mapping, &'static str) {
     match name.replace('_', "-").as_str() {
-        "v" => (Changed, "the flag --v of this program has other steps: 2 is debug"),
-        "logtostderr" | "alsologtostderr" | "log-dir" => (Kept, "a flag of this program by the same name"),
+        "v" => (Changed, "the flag --v of this program has different levels; 2 is debug"),
+        "logtostderr" | "alsologtostderr" | "log-dir" => (Kept, "the flag of the same name"),
         "log-file"
         | "log-file-max-size"
         | "log-flush-frequency"
@@ -208,7 +208,7 @@ fn of_any_program(name: &str) -> (Mapping, &'static str) {
         | "skip-log-headers"
         | "add-dir-header"
         | "one-output" => (Gone, "this program logs to stderr, or with --log-dir to files there"),
-        "version" | "help" => (Gone, "it sets nothing"),
+        "version" | "help" => (Gone, "not a setting"),
         _ => (Unknown, UNKNOWN),
     }
 }
@@ -217,46 +217,45 @@ fn remark(verdict: Mapping, name: &str, value: &str, why: &str) -> Remark {
     Remark { verdict, what: format!("--{name}={value}"), why: why.to_owned() }
 }
 
-/// Takes a value over; one that is none stays as it was.
+/// Takes over a value. An invalid value leaves the default.
 fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (Mapping, &'static str) {
     match value.parse() {
         Ok(value) => {
             *to = value;
             (Kept, why)
         }
-        Err(_) => (Gone, "it cannot be read: its default stands here"),
+        Err(_) => (Gone, "invalid value; the default is used"),
     }
 }
 
 const IPTABLES: &str = "enable-iptables";
-const INTERCEPT: &str = "[mode.cloud.intercept] does that by nftables: give it the networks of the edge nodes; iptables is not touched";
-const METRICS: &str = "the port in metrics_listen of [mode.cloud.stream.server], at --bind-address, as kubelets probe it; profiles (pprof) there are none";
-const UNKNOWN: &str =
-    "no flag that any YurtTunnel is known to have: what it was for has to be seen to by hand";
+const INTERCEPT: &str = "[mode.cloud.intercept] does that with nftables; set the networks of the edge nodes; iptables is not touched";
+const METRICS: &str = "the port in metrics_listen of [mode.cloud.stream.server], at --bind-address, as kubelets probe it; there are no profiles (pprof)";
+const UNKNOWN: &str = "not a flag of any known YurtTunnel; handle its purpose by hand";
 
-// What the objects of an old deployment say.
+// The objects of an old deployment.
 
-/// What was found of YurtTunnel.
+/// The objects of YurtTunnel that were found.
 #[derive(Debug, Default)]
 pub(crate) struct YurtObjects {
     /// The server's flags, in their order, without dashes.
     pub(crate) server: Option<Vec<(String, String)>>,
-    /// The agent's.
+    /// The agent's flags.
     pub(crate) agent: Option<Vec<(String, String)>>,
-    /// What the ConfigMap of ports holds, and its namespace.
+    /// Namespace and contents of the ConfigMap of ports.
     pub(crate) ports: Option<(String, BTreeMap<String, String>)>,
-    /// Whether there is the ConfigMap of node names.
+    /// Whether the ConfigMap of node names exists.
     pub(crate) has_names: bool,
-    /// Service and type of each Service of it.
+    /// Name and type of each of its Services.
     pub(crate) services: Vec<(String, String)>,
 }
 
 impl YurtObjects {
-    /// Takes in the objects of a text, which are several documents or lists of them.
+    /// Adds the objects of a text, which consists of documents or lists of objects.
     ///
     /// # Errors
     ///
-    /// It is neither YAML nor JSON.
+    /// Returns an error if it is neither YAML nor JSON.
     pub(crate) fn add(&mut self, text: &str) -> Result<(), String> {
         let objects: Vec<Value> = serde_saphyr::from_multiple(text)
             .map_err(|cause| format!("neither YAML nor JSON as kubectl prints it: {}", first_line(&cause)))?;
@@ -306,7 +305,7 @@ impl YurtObjects {
     }
 }
 
-/// Name and value of each flag: `--name=value`, `--name value`, or a switch.
+/// Returns name and value of each flag: `--name=value`, `--name value`, or a switch.
 fn flags(words: &[&str]) -> Vec<(String, String)> {
     let mut flags = Vec::new();
     let mut words = words.iter().peekable();
@@ -324,7 +323,7 @@ fn flags(words: &[&str]) -> Vec<(String, String)> {
     flags
 }
 
-/// Texts by their keys; a number that somebody has written without quotes is one.
+/// Returns texts by their keys. A number without quotes is read as a text.
 fn data(data: &Value) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     data.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect()
@@ -340,16 +339,16 @@ const PORTS: &str = "yurt-tunnel-server-cfg";
 const OLD_NAMES: &str = "yurt-tunnel-nodes";
 const SERVICES: &str = "x-tunnel-server-";
 
-/// What `kubectl get` prints are lists of objects; of more than a few in each other there is no need.
+/// Maximum nesting of lists. `kubectl get` prints lists of objects, so few levels are enough.
 const LISTS_IN_LISTS: usize = 3;
 
-// The settings that are printed.
+// The printed config.
 
-/// Settings of a pod.
+/// Returns the config of a server.
 ///
 /// # Errors
 ///
-/// No server was found.
+/// Returns an error if no server was found.
 pub(crate) fn cloud(old: &YurtObjects) -> Result<String, String> {
     let Some(flags) = &old.server else { return Err(missing("yurt-tunnel-server", "Deployment")) };
     let (server, of_flags) = server(flags);
@@ -359,8 +358,8 @@ pub(crate) fn cloud(old: &YurtObjects) -> Result<String, String> {
     let names = if names { format!("\n{NAMES}namespace = \"{namespace}\"\n") } else { String::new() };
     let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
     Ok(format!(
-        r#"# Settings of a pod in the place of yurt-tunnel-server, printed by `tunnel migrate yurttunnel`; conf/cloud.toml describes
-# every key, docs/migrating.md the way over. What became of each setting there:
+        r#"# Config of a server that replaces yurt-tunnel-server, printed by `tunnel migrate yurttunnel`; conf/cloud.toml describes
+# every key, docs/migrating.md the migration. Remarks on each old setting:
 {remarks}
 [mode.cloud.stream.server]
 listen = "{grpc}"
@@ -370,11 +369,11 @@ key = "/etc/tunnel/certs/cloud.key"
 ca = "/etc/tunnel/certs/ca.crt"
 tokenfile = "/etc/tunnel/token/token"
 
-# CONNECT, which YurtTunnel has not got: for this machine alone.
+# CONNECT, which YurtTunnel does not have; for this machine only.
 [mode.cloud.ssh]
 listen = "127.0.0.1:2222"
 
-# Who may come in has to be said: YurtTunnel let in who had any certificate of the cluster, or none.
+# Access rules are required. YurtTunnel accepted clients with any certificate of the cluster, or with none.
 [mode.cloud.https]
 listen_ip = "{bind}"
 addr = {{ "{secure}" = "host" }}
@@ -386,7 +385,7 @@ names = ["kube-apiserver-kubelet-client", "system:serviceaccount:*"]
 [mode.cloud.http]
 listen_ip = "{insecure_bind}"
 addr = {{ "{insecure}" = "host" }}
-# No client proves itself here: put the networks of your metrics tools.
+# Clients do not authenticate here; list the networks of your metrics tools.
 allow_from = ["127.0.0.0/8"]
 
 [mode.cloud.ports]
@@ -397,7 +396,7 @@ service = "x-tunnel-server-internal-svc"
 [mode.cloud.addresses]
 kubernetes = true
 
-# Other pods: the headless Service that deploy/kustomize has for them.
+# Peers: the headless Service in deploy/kustomize.
 [mode.cloud.registry]
 service = "tunnel-cloud-pods"
 "#,
@@ -405,41 +404,41 @@ service = "tunnel-cloud-pods"
     ))
 }
 
-/// What became of the flags, and of all else.
+/// Adds remarks on all other objects to those on the flags.
 fn of_objects(old: &YurtObjects, server: &YurtServerFlags, mut remarks: Vec<Remark>) -> Vec<Remark> {
     let own = [server.agents, server.secure, server.insecure, server.meta].into();
     remarks.extend(ports(old, &own));
     remarks.extend(services(old));
     if old.has_names && server.names {
-        let why = "[mode.cloud.node_names] writes it, by the same names".to_owned();
+        let why = "[mode.cloud.node_names] writes it under the same names".to_owned();
         let what = "ConfigMap yurt-tunnel-nodes".to_owned();
         remarks.push(Remark { verdict: Mapping::Kept, what, why });
     }
     remarks
 }
 
-/// Settings of an edge.
+/// Returns the config of an edge.
 ///
 /// # Errors
 ///
-/// No agent was found.
+/// Returns an error if no agent was found.
 pub(crate) fn edge(old: &YurtObjects) -> Result<String, String> {
     let Some(flags) = &old.agent else { return Err(missing("yurt-tunnel-agent", "DaemonSet")) };
     let (cloud, remarks) = agent(flags);
     let server = cloud.map_or_else(
-        || "# Where edges reach x-tunnel-server-svc from outside: put your balancer, or a node and its NodePort, here.\nserver_name = \"tunnel.example.org:10262\"".to_owned(),
+        || "# The external address of x-tunnel-server-svc: your load balancer, or a node and its NodePort.\nserver_name = \"tunnel.example.org:10262\"".to_owned(),
         |at| format!("server_name = \"{at}\""),
     );
     Ok(format!(
-        r#"# Settings of an edge in the place of yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --edge`; conf/edge.toml
-# describes every key, docs/migrating.md the way over. What became of each setting there:
+        r#"# Config of an edge that replaces yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --edge`; conf/edge.toml
+# describes every key, docs/migrating.md the migration. Remarks on each old setting:
 {remarks}
-# NODE_NAME of the environment names the node.
+# The environment variable NODE_NAME sets the node's name.
 [mode.edge.stream.client]
 {server}
 cert = "/etc/tunnel/certs/ca.crt"
 
-# The node's certificate proves the edge: it asks its cluster with --k=/etc/kubernetes/kubelet.conf, and somebody approves it
+# The node's certificate identifies the edge. It is requested with --k=/etc/kubernetes/kubelet.conf, and must be approved
 # (deploy/kustomize/yurttunnel/csr).
 [mode.edge.csr]
 agent = true
@@ -451,7 +450,8 @@ targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
     ))
 }
 
-/// Where the ConfigMap of ports is; `None`: there is none, or what stands there is no namespace's name.
+/// Returns the namespace of the ConfigMap of ports; `None` if there is no ConfigMap, or its namespace is not a valid
+/// name.
 fn namespace(old: &YurtObjects) -> Option<&str> {
     let (namespace, _) = old.ports.as_ref()?;
     let sound = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
@@ -459,19 +459,19 @@ fn namespace(old: &YurtObjects) -> Option<&str> {
     (is_label && !namespace.starts_with('-') && !namespace.ends_with('-')).then_some(namespace)
 }
 
-/// What became of the ports that the ConfigMap names.
+/// Returns remarks on the ports in the ConfigMap.
 fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<Remark> {
     let Some((found, data)) = &old.ports else { return Vec::new() };
     let odd = namespace(old).is_none().then(|| Remark {
         verdict: Mapping::Gone,
         what: format!("namespace {found:?} of yurt-tunnel-server-cfg"),
-        why: format!("it is no namespace's name; {NAMESPACE} stands in its place"),
+        why: format!("not a valid namespace; {NAMESPACE} is used instead"),
     });
     let (_, wrong) = ProxyPorts::parse(data, own);
     let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
         verdict: Mapping::Kept,
         what: format!("{key}: {value:?}"),
-        why: "[mode.cloud.ports] reads it where it stands".to_owned(),
+        why: "[mode.cloud.ports] reads it there".to_owned(),
     });
     let wrong = wrong.into_iter().map(|wrong| Remark {
         verdict: Mapping::Gone,
@@ -485,10 +485,10 @@ fn services(old: &YurtObjects) -> impl Iterator<Item = Remark> {
     old.services.iter().map(|(name, kind)| {
         let why = match name.as_str() {
             "x-tunnel-server-internal-svc" => {
-                "deploy/kustomize/yurttunnel has it; one of your own needs the annotation tunnel.cloud.io/ports: managed"
+                "deploy/kustomize/yurttunnel contains it; your own needs the annotation tunnel.cloud.io/ports: managed"
             }
-            "x-tunnel-server-svc" => "deploy/kustomize/yurttunnel has it, as a NodePort: give it your type",
-            _ => "no Service that any YurtTunnel is known to have",
+            "x-tunnel-server-svc" => "deploy/kustomize/yurttunnel contains it as a NodePort; set your type",
+            _ => "not a Service of any known YurtTunnel",
         };
         let known = ["x-tunnel-server-internal-svc", "x-tunnel-server-svc"].contains(&name.as_str());
         let verdict = if known { Mapping::Changed } else { Mapping::Unknown };
@@ -500,10 +500,10 @@ fn lines(remarks: &[Remark]) -> String {
     let word = |verdict| match verdict {
         Mapping::Kept => "kept",
         Mapping::Changed => "changed",
-        Mapping::Gone => "gone",
+        Mapping::Gone => "removed",
         Mapping::Unknown => "unknown",
     };
-    // What stands there is somebody else's, and must not end a comment.
+    // The text is untrusted, and must not end the comment.
     let line = |Remark { verdict, what, why }: &Remark| {
         format!("#   {:<8} {}: {why}\n", word(*verdict), printable(what))
     };
@@ -512,21 +512,21 @@ fn lines(remarks: &[Remark]) -> String {
 
 fn missing(program: &str, kind: &str) -> String {
     format!(
-        "there is no container of {program} in it: give the {kind} that starts it, `kubectl -n kube-system get {kind} -o yaml` prints it",
+        "no container of {program} found; add the {kind} that starts it, printed by `kubectl -n kube-system get {kind} -o yaml`",
         kind = kind.to_lowercase()
     )
 }
 
-/// Where YurtTunnel is.
+/// The namespace of YurtTunnel.
 const NAMESPACE: &str = "kube-system";
 
-const SHOWN: &str = r#"# What kubelets are shown, which YurtTunnel's server had for itself: take these lines and profiles of [mode.cloud.csr] in
-# once somebody approves it (deploy/kustomize/yurttunnel/csr).
+const SHOWN: &str = r#"# The client certificate for kubelets, which YurtTunnel's server made itself. Enable these lines and profiles of [mode.cloud.csr]
+# once an approver runs (deploy/kustomize/yurttunnel/csr).
 # target_cert = "/var/lib/tunnel/pki/proxy-client.pem"
-# Who has signed kubelets' certificates; or target_insecure = true, as it was there.
+# The CA of kubelets' certificates; or target_insecure = true, as in YurtTunnel.
 # target_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
-# Edges prove their Node by a certificate of the cluster.
+# Edges identify their Node by a certificate of the cluster.
 [mode.cloud.csr]
 agent_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 # profiles = ["proxy-client"]
@@ -534,7 +534,7 @@ agent_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
 const NAMES: &str = "[mode.cloud.node_names]\n";
 
-/// The keys of the ConfigMap that mean the same here.
+/// The keys of the ConfigMap that have the same meaning here.
 const READ: [&str; 4] = ["http-proxy-ports", "https-proxy-ports", "localhost-proxy-ports", "dnat-ports-pair"];
 
 #[cfg(test)]

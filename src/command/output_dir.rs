@@ -1,4 +1,4 @@
-//! Writes the files of a command for people: all of them or none, and nothing that is there is overwritten.
+//! Writes the files of a command for people: all or none, without overwriting any.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -8,27 +8,27 @@ use std::path::{Path, PathBuf};
 
 use crate::command::CommandError;
 
-/// A folder that is about to get files. They are written beside one another into a folder within it, and moved out of
-/// that at the end, all for this user alone. Dropped before its end, it leaves nothing behind.
+/// A folder that is about to receive files. They are written to a subfolder first and moved at the end, with access for
+/// this user only. If it is dropped before [`Self::finish`], nothing remains.
 #[derive(Debug)]
 pub(crate) struct OutputDir {
     dir: PathBuf,
-    /// What it will hold: files and folders by their names.
+    /// Names of its future files and folders.
     entries: BTreeSet<String>,
-    /// Whether there was no folder.
+    /// Whether the folder was created now.
     is_new: bool,
-    /// Held, so that no other run is at work there.
+    /// A lock that excludes other runs.
     lock: File,
-    /// Whether what is written stays.
+    /// Whether the written files remain on drop.
     is_kept: bool,
 }
 
 impl OutputDir {
-    /// Makes the folder, unless it is there. `entries` are the names of what it will hold.
+    /// Creates the folder, unless it exists. `entries` are the names of its future contents.
     ///
     /// # Errors
     ///
-    /// Some of that is there already, another run is at work, or nothing can be written there.
+    /// Returns an error if an entry exists, another run is active, or the folder is not writable.
     pub(crate) fn start(dir: &Path, entries: impl IntoIterator<Item = String>) -> Result<Self, CommandError> {
         let folder = Self::resume(dir, entries)?;
         let cleared = fs::remove_dir_all(folder.unfinished()).and_then(|()| made(&folder.unfinished()));
@@ -36,7 +36,7 @@ impl OutputDir {
         Ok(folder)
     }
 
-    /// As [`Self::begin`], with what an earlier run has written and kept.
+    /// Like [`Self::start`], but keeps what an earlier run wrote.
     pub(crate) fn resume(
         dir: &Path,
         entries: impl IntoIterator<Item = String>,
@@ -47,7 +47,7 @@ impl OutputDir {
         let taken: Vec<String> = taken.map(|path| path.display().to_string()).collect();
         if !taken.is_empty() {
             return Err(CommandError::cannot_write(format!(
-                "{} there already, and nothing is overwritten: name another folder, or move it away",
+                "{} there already, and nothing is overwritten; choose another folder, or move it away",
                 if let [one] = taken.as_slice() { format!("{one} is") } else { taken.join(", ") + " are" }
             )));
         }
@@ -55,7 +55,7 @@ impl OutputDir {
         let lock = File::open(dir).map_err(|cause| failed(dir, &cause))?;
         if lock.try_lock().is_err() {
             return Err(CommandError::cannot_write(format!(
-                "another run is at work in {}: wait for it",
+                "another run is active in {}; wait for it",
                 dir.display()
             )));
         }
@@ -64,16 +64,16 @@ impl OutputDir {
         Ok(folder)
     }
 
-    /// Where the files are until the end.
+    /// Returns the subfolder for unfinished files.
     pub(crate) fn unfinished(&self) -> PathBuf {
         self.dir.join(UNFINISHED)
     }
 
-    /// Writes a file, by its path within the folder, with the folders above it.
+    /// Writes a file, by its path within the folder, and creates its parent folders.
     ///
     /// # Errors
     ///
-    /// It was written before, the disk is full, or the like.
+    /// Returns an error if it was written before, the disk is full, or similar.
     pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), CommandError> {
         let failed = |cause| failed(&self.dir.join(path), &cause);
         let at = self.place(path).map_err(failed)?;
@@ -84,13 +84,13 @@ impl OutputDir {
         };
         let written = write();
         if written.as_ref().is_err_and(|cause| cause.kind() != io::ErrorKind::AlreadyExists) {
-            // Half a file would be taken for a whole one.
+            // A partial file could be mistaken for a complete one.
             let _ = fs::remove_file(&at);
         }
         written.map_err(failed)
     }
 
-    /// As [`Self::write`], in place of what was written there before.
+    /// Like [`Self::write`], but replaces an earlier version.
     pub(crate) fn rewrite(&self, path: &str, text: &str) -> Result<(), CommandError> {
         match fs::remove_file(self.unfinished().join(path)) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
@@ -100,7 +100,7 @@ impl OutputDir {
         }
     }
 
-    /// As [`Self::write`], unless it was written before. What stands there now.
+    /// Like [`Self::write`], unless the file was written before. Returns its content.
     pub(crate) fn write_once(&self, path: &str, text: &str) -> Result<String, CommandError> {
         match fs::read_to_string(self.unfinished().join(path)) {
             Ok(before) if !before.is_empty() => Ok(before),
@@ -108,12 +108,12 @@ impl OutputDir {
         }
     }
 
-    /// Leaves what is written for [`Self::resume`].
+    /// Keeps the written files for [`Self::resume`].
     pub(crate) fn keep(mut self) {
         self.is_kept = true;
     }
 
-    /// Where a file is until the end; the folders above it are made.
+    /// Returns a file's path in the subfolder, and creates its parent folders.
     fn place(&self, path: &str) -> io::Result<PathBuf> {
         let mut at = self.unfinished();
         let (folders, name) = path.rsplit_once('/').map_or((None, path), |(above, name)| (Some(above), name));
@@ -125,24 +125,24 @@ impl OutputDir {
         Ok(at)
     }
 
-    /// Puts everything where it belongs.
+    /// Moves all files to their final place.
     ///
     /// # Errors
     ///
-    /// The system refused, and nothing was put there.
+    /// Returns the system's error. The moves are then undone where possible.
     pub(crate) fn finish(self) -> Result<(), CommandError> {
         let unfinished = self.unfinished();
         let moved = |name: &String| fs::rename(unfinished.join(name), self.dir.join(name));
         for (at, name) in self.entries.iter().enumerate() {
             if let Err(cause) = moved(name) {
                 for name in self.entries.iter().take(at) {
-                    // As far as it can be undone.
+                    // Best effort.
                     let _ = fs::rename(self.dir.join(name), unfinished.join(name));
                 }
                 return Err(failed(&self.dir.join(name), &cause));
             }
         }
-        // What has been moved is found after a power cut as well.
+        // Makes the moves durable.
         let synced = fs::remove_dir(&unfinished).and_then(|()| self.lock.sync_all());
         let synced = synced.map_err(|cause| failed(&unfinished, &cause));
         self.keep();
@@ -155,7 +155,7 @@ impl Drop for OutputDir {
         if self.is_kept {
             return;
         }
-        // What cannot be removed is named by the next run.
+        // The next run reports what cannot be removed.
         let _ = fs::remove_dir_all(self.unfinished());
         if self.is_new {
             let _ = fs::remove_dir(&self.dir);
@@ -167,7 +167,7 @@ fn made(dir: &Path) -> io::Result<()> {
     DirBuilder::new().mode(DIR_MODE).create(dir)
 }
 
-/// Makes a folder, unless it is there. Whether it was not.
+/// Creates a folder, unless it exists. Returns true if it was created.
 fn made_now(dir: &Path) -> io::Result<bool> {
     match made(dir) {
         Ok(()) => Ok(true),
@@ -183,7 +183,7 @@ fn failed(path: &Path, cause: &io::Error) -> CommandError {
     ))
 }
 
-/// Where the files are until all are written.
+/// The subfolder for unfinished files.
 const UNFINISHED: &str = ".unfinished";
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -212,7 +212,7 @@ mod tests {
         folder.write("b/c/d", "2").unwrap();
         assert_eq!(names(&dir), [UNFINISHED.to_owned()].into());
         let second = started(&dir).unwrap_err().text;
-        assert!(second.contains("another run is at work in"), "{second}");
+        assert!(second.contains("another run is active in"), "{second}");
         folder.finish().unwrap();
         assert_eq!(names(&dir), ["a".to_owned(), "b".to_owned()].into());
         assert_eq!(fs::read_to_string(dir.join("b/c/d")).unwrap(), "2");
@@ -239,12 +239,12 @@ mod tests {
         assert!(folder.write("a", "2").unwrap_err().text.contains("cannot write"));
         drop(folder);
         assert!(!dir.exists());
-        // One that lacks a part takes back what it has moved.
+        // A run with a missing entry takes back the moved files.
         let folder = started(place.path()).unwrap();
         folder.write("a", "1").unwrap();
         folder.finish().unwrap_err();
         assert!(names(place.path()).is_empty());
-        // What a killed run has left is in nobody's way, and goes on only where that is asked for.
+        // The leftovers of a killed run do not prevent a new run, and continue only if requested.
         let folder = started(place.path()).unwrap();
         folder.write("a", "1").unwrap();
         folder.keep();

@@ -1,4 +1,4 @@
-//! `tunnel status`: what a pod or edge of this machine does now, as a table for people.
+//! `tunnel status`: the current state of a server or edge on this machine, as a table for people.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,39 +19,41 @@ use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::logging::printable as clean;
 
-/// Asks a pod or edge of this machine what it does, as a table, or as the JSON of its answer. The table is preceded by
-/// the sockets of other programs that run here.
+/// Queries a server or edge on this machine. Returns its status as a table, or as JSON. The table is preceded by the
+/// sockets of other programs that run here.
 ///
 /// # Errors
 ///
-/// Nobody answers.
+/// Returns an error if there is no response.
 pub async fn status(named: Option<PathBuf>, json: bool, env: &Environment) -> Result<String, CommandError> {
     let socket = socket(named, &["cloud", "edge"], env).await?;
     let path = &socket.path;
     let (code, body) = ask(path, Method::GET, "/status", "").await?;
     if code != 200 {
-        let text = format!("{} answered {code}: {}", path.display(), clean(&String::from_utf8_lossy(&body)));
+        let text =
+            format!("{} responded with {code}: {}", path.display(), clean(&String::from_utf8_lossy(&body)));
         return Err(CommandError::unavailable(text));
     }
     if json {
         return Ok(String::from_utf8_lossy(&body).into_owned());
     }
     let told: Status = serde_json::from_slice(&body).map_err(|cause| {
-        CommandError::unavailable(format!("{} is of another version: {cause}", path.display()))
+        CommandError::unavailable(format!("incompatible version at {}: {cause}", path.display()))
     })?;
     Ok(socket.choice() + &text(&told))
 }
 
-/// The status for people.
+/// Formats the status for people.
 fn text(told: &Status) -> String {
-    let what = told.node.as_ref().map_or_else(|| "pod".to_owned(), |node| format!("edge of {}", clean(node)));
+    let what =
+        told.node.as_ref().map_or_else(|| "server".to_owned(), |node| format!("edge of {}", clean(node)));
     let state = if told.ready { "ready" } else { "not ready" };
     let up = duration(told.now - told.started);
     let mut lines =
         vec![format!("{what} {}, version {}, up {up}, {state}", told.process, clean(&told.version))];
     let totals = told.totals;
     lines.push(format!(
-        "{} sessions, {} more pass through; {} to targets, {} from them",
+        "{} sessions, {} relayed; {} to targets, {} from targets",
         totals.sessions,
         totals.passing,
         bytes(totals.up_bytes),
@@ -73,11 +75,11 @@ fn text(told: &Status) -> String {
     lines.push(links(if server { "NODE" } else { "LINK" }, &told.links, now));
     if told.links.is_empty() {
         lines.push(
-            if server { "no node is linked" } else { "not linked: the line above says why" }.to_owned(),
+            if server { "no node is connected" } else { "not connected; see the reason above" }.to_owned(),
         );
     }
     if !told.gone.is_empty() {
-        let mut table = Table::new(&["GONE", "AGO", "WHY"]);
+        let mut table = Table::new(&["DISCONNECTED", "AGO", "LAST ERROR"]);
         for gone in &told.gone {
             let why = gone.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
             table.row(vec![clean(&gone.name), duration(now - gone.at), why]);
@@ -85,7 +87,7 @@ fn text(told: &Status) -> String {
         lines.extend([String::new(), table.to_string()]);
     }
     if !told.peers.is_empty() {
-        lines.extend([String::new(), links("OTHER POD", &told.peers, now)]);
+        lines.extend([String::new(), links("PEER", &told.peers, now)]);
     }
     lines.join("\n")
 }
@@ -127,7 +129,7 @@ fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
     table.to_string()
 }
 
-// Columns that stand below each other.
+// Tables with aligned columns.
 
 /// A table of text.
 #[derive(Debug)]
@@ -163,9 +165,9 @@ impl fmt::Display for Table {
     }
 }
 
-// Times, sizes and texts of strangers, for people.
+// Durations, sizes and untrusted texts, formatted for people.
 
-/// Seconds in their two largest units: `45s`, `3m20s`, `5h12m`, `12d3h`.
+/// Formats seconds in their two largest units: `45s`, `3m20s`, `5h12m`, `12d3h`.
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
@@ -177,13 +179,13 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Seconds, as milliseconds with so many digits as mean something.
+/// Formats seconds as milliseconds, with as many digits as are significant.
 pub(crate) fn round_trip(seconds: f64) -> String {
     let millis = seconds * 1000.0;
     if millis < 10.0 { format!("{millis:.2} ms") } else { format!("{millis:.0} ms") }
 }
 
-/// Bytes in a unit that fits.
+/// Formats bytes in a suitable unit.
 pub(crate) fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -195,9 +197,9 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{value:.1} TiB")
 }
 
-// Asks a program of this machine: a pod or an edge over its admin socket, another at its port.
+// Requests to programs on this machine: to a server or an edge over its admin socket, to others at their port.
 
-/// A socket to ask.
+/// An admin socket to query.
 pub(crate) struct Socket {
     pub(crate) path: PathBuf,
     /// The sockets of other programs that run on this machine.
@@ -205,22 +207,22 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Names the socket that was chosen among several, and the others; empty if there is only one.
+    /// Names the socket that was chosen among several, and the others. Empty if there is only one.
     pub(crate) fn choice(&self) -> String {
         if self.others.is_empty() {
             return String::new();
         }
         let others: Vec<_> = self.others.iter().map(|path| format!("--socket={}", path.display())).collect();
-        format!("asked {}; others on this machine: {}\n", self.path.display(), others.join(" "))
+        format!("queried {}; others on this machine: {}\n", self.path.display(), others.join(" "))
     }
 }
 
-/// The socket to ask: the named one, otherwise the first that a program with one of these names has by default. A
-/// program that answers is preferred to one that this user may not ask, and that to one that has ended.
+/// Chooses the socket to query: the named one, otherwise the first default socket of a program with one of these names.
+/// Programs that respond come first, then programs that this user may not query, then programs that have ended.
 ///
 /// # Errors
 ///
-/// No socket is named, and none is found.
+/// Returns an error if no socket is named, and none is found.
 pub(crate) async fn socket(
     named: Option<PathBuf>,
     names: &[&str],
@@ -243,13 +245,13 @@ pub(crate) async fn socket(
     let first = running.next().or(found.first()).map(|(_, path)| path.clone());
     let others = running.map(|(_, path)| path.clone()).collect();
     first.map(|path| Socket { path, others }).ok_or_else(|| {
-        let text = "no server or edge of this user has its socket at a usual place: is one running here? Its log says at the \
-                    start where its socket is; name that with --socket=PATH, or ask as the user that runs it";
+        let text = "no admin socket of a server or edge of this user found at the default paths; check that one is running. Its log at \
+                    the start contains the socket's path; set it with --socket=PATH, or run this as the user of the program";
         CommandError::unavailable(text)
     })
 }
 
-/// What comes of connecting to a socket, best first.
+/// The result of connecting to a socket, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Answers,
@@ -257,12 +259,15 @@ enum State {
     Ended,
 }
 
-/// Sends one request with a body, which may be empty; gives HTTP status and body of the answer. Not cancel safe: the request
-/// may have been done.
+/// Sends one request with a body, which may be empty, and returns HTTP status and body of the response.
+///
+/// # Cancel safety
+///
+/// Not cancel safe: the request may have been executed.
 ///
 /// # Errors
 ///
-/// Nobody answers there, or this user may not ask.
+/// Returns an error if there is no response, or this user has no permission.
 pub(crate) async fn ask(
     socket: &Path,
     method: Method,
@@ -270,26 +275,26 @@ pub(crate) async fn ask(
     body: impl Into<Bytes>,
 ) -> Result<(u16, Bytes), CommandError> {
     let failed = |cause: &dyn std::fmt::Display| {
-        CommandError::unavailable(format!("{} does not answer: {cause}", socket.display()))
+        CommandError::unavailable(format!("{} does not respond: {cause}", socket.display()))
     };
     let stream = UnixStream::connect(socket).await.map_err(|cause| match cause.kind() {
         io::ErrorKind::PermissionDenied => CommandError {
             code: NOT_PERMITTED,
             text: format!(
-                "this user may not open {}: only the user that runs the program there may, and root (sudo)",
+                "permission denied for {}; only the user that runs its program and root (sudo) may open it",
                 socket.display()
             ),
         },
         io::ErrorKind::ConnectionRefused => {
-            failed(&"its program has ended; start it, or name another with --socket")
+            failed(&"its program has ended; start it, or set another --socket")
         }
-        io::ErrorKind::NotFound => failed(&"there is none; start its program, or name another with --socket"),
+        io::ErrorKind::NotFound => failed(&"no such socket; start its program, or set another --socket"),
         _ => failed(&cause),
     })?;
     exchange(stream, method, path, body.into()).await.map_err(|cause| failed(&cause))
 }
 
-/// One request over a stream, and its answer, as [`ask`]; else why there is none.
+/// Sends one request over a stream, like [`ask`]. Returns the response, or the reason why there is none.
 pub(crate) async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     method: Method,
@@ -302,14 +307,14 @@ pub(crate) async fn exchange(
         *request.method_mut() = method;
         *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
         request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
-        // It takes the sender with it: the connection ends where nobody can ask more.
+        // Owns the sender, so that the connection ends with the response.
         let answer = async move {
             let answer = sender.send_request(request).await?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, MAX_BYTES).collect().await;
             Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
         };
-        // The connection is driven beside it; where that ends first, the sender tells why.
+        // The connection is driven at the same time. If it ends first, the sender returns the error.
         let (answer, _) = tokio::join!(answer, connection);
         answer
     };
@@ -317,15 +322,15 @@ pub(crate) async fn exchange(
         Ok(Ok((status, Ok(body)))) => Ok((status, body)),
         Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
         Ok(Err(cause)) => Err(cause.to_string()),
-        Err(_) => Err(format!("no answer within {TIMEOUT:?}")),
+        Err(_) => Err(format!("no response within {TIMEOUT:?}")),
     }
 }
 
-/// For a whole answer; a pod with 20,000 nodes takes a moment to list them.
+/// Timeout for a complete response. A server with 20,000 nodes needs some time to list them.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest answer: some 100,000 nodes.
+/// Maximum size of a response, for some 100,000 nodes.
 const MAX_BYTES: usize = 64 << 20;
-/// Exit code where this user may not ask, as in sysexits.h.
+/// Exit code if this user has no permission, as in sysexits.h.
 const NOT_PERMITTED: u8 = 77;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Settings of an edge, as read from the table `mode.edge`.
+//! Config of an edge, read from the table `mode.edge`.
 
 pub mod csr;
 pub mod http_proxy;
@@ -19,103 +19,104 @@ use crate::config::{
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 
-/// All settings of an edge.
+/// The config of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeConfig {
-    /// Whom to dial, and as whom.
+    /// The servers to dial, and this edge's identity.
     pub client: UplinkConfig,
-    /// Where commands of this machine come in.
+    /// The socket for commands on this machine.
     pub admin: AdminConfig,
     /// Limits of sessions.
     pub session: EdgeSessions,
-    /// What it may dial for others.
+    /// The targets that this edge may dial.
     pub targets: Targets,
-    /// Its TLS to targets.
+    /// TLS to targets.
     pub https: TargetTlsConfig,
-    /// The proxy for programs at this node; `None`: there is none.
+    /// The proxy for programs on this node; `None` disables it.
     pub http_proxy: Option<HttpProxy>,
-    /// The certificate that proves this edge beside its token; `None`: there is none.
+    /// The certificate that identifies this edge in addition to its token; `None` if it has none.
     pub csr: Option<EdgeCsrConfig>,
-    /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
+    /// `NODE_IP` and `POD_IP`: addresses of this machine in addition to those of its interfaces.
     pub own: Vec<IpAddr>,
 }
 
-/// `[mode.edge.stream.client]`: the link to the cloud.
+/// `[mode.edge.stream.client]`: the link to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UplinkConfig {
     /// This node's name.
     pub node: NodeName,
-    /// The addresses that it says its node has.
+    /// The addresses that this edge reports for its node.
     pub ips: Vec<IpAddr>,
-    /// What proves it; `None`: its certificate alone.
+    /// The token; `None` if only a certificate identifies this edge.
     pub token: Option<Token>,
-    /// PEM file of the authorities that may sign the cloud's certificate.
+    /// PEM file of the CAs that may sign the server's certificate.
     pub ca: PathBuf,
-    /// Where the cloud is, tried in turn; at least one.
+    /// The servers, tried in turn; at least one.
     pub servers: Vec<ServerAddress>,
     /// Health, log level, metrics.
     pub log_listen: ListenConfig,
-    /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
+    /// Metrics only, for clients that connect through the tunnel; `None` serves them on the log port only.
     pub metrics_listen: Option<SocketAddr>,
-    /// gRPC's debugging port; `None`: there is none.
+    /// gRPC's debugging port (channelz); `None` disables it.
     pub channelz: Option<SocketAddr>,
-    /// The kernel's congestion control for the link; `None`: the system's default.
+    /// The kernel's congestion control for the link; `None` uses the system's default.
     pub congestion: Option<Arc<str>>,
-    /// `HTTPS_PROXY`: through which proxy to dial, a URL.
+    /// `HTTPS_PROXY`: URL of the proxy to dial through.
     pub https_proxy: Option<Secret>,
-    /// `NO_PROXY`: for which hosts not.
+    /// `NO_PROXY`: hosts that are dialled without the proxy.
     pub no_proxy: Option<String>,
 }
 
-/// A place where the cloud is.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerAddress {
-    /// Its address.
+    /// The address to dial.
     pub at: Target,
-    /// The name or address in its certificate, also `:authority`.
+    /// The name or address in the server's certificate; also sent as `:authority`.
     pub dns: Host,
 }
 
-/// What proves an edge's name to the cloud.
+/// The token that proves an edge's name to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Token {
-    /// Written in the file.
+    /// A token in the config file.
     Text(Secret),
-    /// In a file of its own, which holds nothing else.
+    /// A separate file that contains only the token.
     File(PathBuf),
 }
 
 /// `[mode.edge.session]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeSessions {
-    /// How long a session without a path is kept.
+    /// Timeout for resuming a session that has no path.
     pub grace: Duration,
-    /// How long sessions may go on once the edge is stopping.
+    /// How long sessions may continue once the edge is stopping.
     pub drain: Duration,
-    /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
+    /// Bytes that sessions may reserve; `None`: a third of the process's memory limit, at most [`MEMORY`].
     pub memory: Option<usize>,
 }
 
-/// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
+/// Default maximum of bytes that sessions may reserve. Edges are small machines.
 pub const MEMORY: usize = 12 << 20;
 
 impl EdgeConfig {
-    /// Reads an edge's settings.
+    /// Reads an edge's config.
     ///
     /// # Errors
-    /// Everything that is wrong with the text and the environment, at once.
+    ///
+    /// Returns all errors in the text and the environment.
     pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
         Self::examine(text, env).whole()
     }
 
-    /// As [`Self::read`], for who goes on looking for faults where the text has some.
+    /// Like [`Self::read`], but also returns a config that has errors, for further checks.
     pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
         let mut report = Diagnostics::default();
         let edge = Self::gather(text, env, &mut report);
         report.finish(text, edge)
     }
 
-    /// The files that hold secrets, each with its key; `config` is where these settings stand.
+    /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
     pub fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
         let token = self.client.token.iter().map(|token| match token {
             Token::Text(_) => ("mode.edge.stream.client.token", config),
@@ -155,7 +156,8 @@ impl EdgeConfig {
     }
 }
 
-/// What is wrong or missing, and noted as a fault, is made up. `certified`: the edge has a certificate issued.
+/// Reads the table `client`. Wrong or missing values are reported and replaced by placeholders. `certified` is true if
+/// a certificate is issued for this edge.
 fn client(
     stream: &mut ConfigTable<'_>,
     env: &Environment,
@@ -194,7 +196,12 @@ fn node(table: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics
         return written;
     }
     let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
-        table.error("node", None, "name this node, here or by NODE_NAME in the environment", report);
+        table.error(
+            "node",
+            None,
+            "set this node's name here or in the environment variable NODE_NAME",
+            report,
+        );
         return None;
     };
     name.parse()
@@ -207,11 +214,11 @@ fn token(table: &mut ConfigTable<'_>, certified: bool, report: &mut Diagnostics)
     let file = table.read("token_file", value::file_path, report);
     match (table.has("token"), table.has("token_file")) {
         (true, true) => {
-            let wanted = "both say which token: keep token_file";
-            table.error("token", Some("token_file is given as well".to_owned()), wanted, report);
+            let wanted = "both set the token; keep token_file";
+            table.error("token", Some("token_file is also set".to_owned()), wanted, report);
         }
         (false, false) if !certified => {
-            let wanted = "give the token, here or by token_file, or agent = true in [mode.edge.csr]";
+            let wanted = "set the token here or in token_file, or set agent = true in [mode.edge.csr]";
             table.error("token", None, wanted, report);
         }
         _ => {}
@@ -222,10 +229,11 @@ fn token(table: &mut ConfigTable<'_>, certified: bool, report: &mut Diagnostics)
             report.warn(
                 key,
                 WarningKind::Insecure,
-                "it is empty: only a cloud that asks nobody takes it, ours never does",
+                "empty token: a server of this program never accepts it; set a token",
             );
         } else if text.reveal().contains([' ', ':']) {
-            let text = "it holds ' ' or ':', which no token file can: the cloud will refuse it";
+            let text =
+                "the token contains ' ' or ':', which a token file cannot contain: the server will reject it";
             report.warn(key, WarningKind::Unexpected, text);
         }
     });
@@ -235,7 +243,7 @@ fn token(table: &mut ConfigTable<'_>, certified: bool, report: &mut Diagnostics)
 fn servers(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Vec<ServerAddress> {
     let read = |value: &_| {
         let text = value::nonempty(value)?;
-        let wanted = "want the cloud's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
+        let wanted = "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
         let (host, port) = text.rsplit_once(':').ok_or_else(|| value::wrong(value, wanted))?;
         if let (Some(host), Ok(port)) = (template(host), port.parse()) {
             return Ok((Target { host, port }, true));
@@ -245,7 +253,7 @@ fn servers(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Vec<ServerA
     let before = report.fault_count();
     let found = table.one_or_list("server_name", read, report).unwrap_or_default();
     if found.is_empty() && report.fault_count() == before {
-        table.error("server_name", None, "say where the cloud is, as host:port", report);
+        table.error("server_name", None, "set the server's address as host:port", report);
     }
     if found.iter().any(|(_, unfilled)| *unfilled) {
         warn_template(table, "server_name", report);
@@ -270,13 +278,14 @@ fn dns(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Host> {
     Some(host)
 }
 
-/// A place that a manifest's template should have filled. It loads, as in SuperEdge, and will resolve to nothing.
+/// Parses a placeholder that a manifest's template should have filled in. It loads, as in SuperEdge, but resolves to
+/// nothing.
 fn template(text: &str) -> Option<Host> {
     (text.starts_with("{{") && text.ends_with("}}")).then(|| Host::Name(Arc::from(text)))
 }
 
 fn warn_template(table: &ConfigTable<'_>, key: &'static str, report: &mut Diagnostics) {
-    let text = "it still holds the {{…}} of a template: the cloud cannot be reached until it is filled in";
+    let text = "unfilled template placeholder {{…}}: the server cannot be reached until it is replaced";
     report.warn(table.key(key), WarningKind::Unexpected, text);
 }
 
@@ -298,14 +307,14 @@ fn targets(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Targets {
     targets.map_or_else(Targets::default, Targets::from_iter)
 }
 
-// The table `mode.edge.https`: TLS towards targets.
+// The table `mode.edge.https`: TLS to targets.
 
-/// `[mode.edge.https]`: TLS towards the targets of the cloud's HTTPS ports.
+/// `[mode.edge.https]`: TLS to the targets of the servers' HTTPS ports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TargetTlsConfig {
-    /// PEM files of the certificate that targets are shown, and of its key.
+    /// PEM files of the certificate presented to targets, and of its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// PEM file of the authorities that may sign a target's certificate; `None`: only targets on loopback are believed.
+    /// PEM file of the CAs that may sign a target's certificate; `None` trusts only targets on loopback.
     pub ca: Option<PathBuf>,
 }
 
@@ -316,7 +325,7 @@ pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Targ
     let key = table.read("key", value::file_path, report);
     for (given, other) in [("cert", "key"), ("key", "cert")] {
         if table.has(given) && !table.has(other) {
-            table.error(other, None, "a certificate and its key go together: name both files", report);
+            table.error(other, None, "a certificate needs its key; set both files", report);
         }
     }
     let ca = table.read("ca", value::file_path, report);

@@ -1,4 +1,4 @@
-//! Where to listen, written as an address (ours) or as a port on all interfaces (SuperEdge's).
+//! Keys of listeners: an address (our form) or a port on all interfaces (SuperEdge's form), and access rules.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -11,27 +11,27 @@ use crate::config::{AdminConfig, AdminSocket, Diagnostics, Environment, ListenCo
 use tunnel_base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
 
 impl ListenConfig {
-    /// Can only this machine reach it?
+    /// Returns true if only this machine can reach it.
     pub fn is_local(&self) -> bool {
         self.at.ip().is_loopback()
     }
 
-    /// Where nobody has asked for anything, and `key` would.
+    /// Returns a default address that no key sets; `key` would set it.
     pub(crate) fn by_default(ip: Ipv4Addr, port: u16, key: &'static str) -> Self {
         Self { at: (ip, port).into(), implicit: true, key }
     }
 }
 
-/// Where clients come in.
+/// The address that clients connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
     /// An address with a port.
     Port(ListenConfig),
-    /// A unix socket.
+    /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// Reads `listen` or, instead, `port`. `None`: both are absent.
+/// Reads `listen` or, alternatively, `port`. Returns `None` if both are absent.
 pub(crate) fn read(
     table: &mut ConfigTable<'_>,
     listen: &'static str,
@@ -45,7 +45,7 @@ pub(crate) fn read(
     }
 }
 
-/// Reads a table `admin`. `name` is that of the socket without `listen = "unix:/path"`.
+/// Reads a table `admin`. `name` is the socket's name if there is no `listen = "unix:/path"`.
 pub(crate) fn admin(
     parent: &mut ConfigTable<'_>,
     name: &'static str,
@@ -53,7 +53,7 @@ pub(crate) fn admin(
     report: &mut Diagnostics,
 ) -> AdminConfig {
     let mut table = parent.table("admin", report);
-    let wanted = "want unix:/path, for example unix:/run/tunnel/cloud.sock";
+    let wanted = "expected unix:/path, for example unix:/run/tunnel/cloud.sock";
     let reader =
         |value: &DeValue<'_>| unix_path(&value::text(value)?).ok_or_else(|| value::wrong(value, wanted));
     let path = table.read(LISTEN, reader, report);
@@ -68,19 +68,20 @@ pub(crate) fn admin(
     AdminConfig { socket, access: AccessConfig { auth, ..AccessConfig::default() } }
 }
 
-/// The path in `unix:/path`.
+/// Returns the path in `unix:/path`.
 fn unix_path(text: &str) -> Option<PathBuf> {
     let path = text.strip_prefix("unix:")?;
     (path.starts_with('/') && !path.contains('\0')).then(|| path.into())
 }
 
-/// Reads `listen`, which may be `unix:/path`, or instead one of the spellings of a port. `None`: all are absent.
+/// Reads `listen`, which may be `unix:/path`, or alternatively one of the spellings of a port. Returns `None` if all
+/// are absent.
 pub(crate) fn place(
     table: &mut ConfigTable<'_>,
     ports: &[&'static str],
     report: &mut Diagnostics,
 ) -> Option<ListenAddress> {
-    let wanted = "want ip:port, for example 127.0.0.1:8000, or unix:/path";
+    let wanted = "expected ip:port, for example 127.0.0.1:8000, or unix:/path";
     let reader = |value: &DeValue<'_>| match unix_path(&value::text(value)?) {
         Some(path) => Ok(Ok(path)),
         None => value::socket(value).map(Err).map_err(|_| value::wrong(value, wanted)),
@@ -88,8 +89,8 @@ pub(crate) fn place(
     one_of(table, (LISTEN, reader), ports, report)
 }
 
-/// Reads the address of an HTTP proxy, in each of SuperEdge's spellings; at `ip` unless a key has another one. `None`:
-/// no key is set.
+/// Reads the address of an HTTP proxy, in any of SuperEdge's spellings. The IP is `ip` unless a key sets it. Returns
+/// `None` if no key is set.
 pub(crate) fn proxy(
     table: &mut ConfigTable<'_>,
     ip: Ipv4Addr,
@@ -106,7 +107,7 @@ pub(crate) fn proxy(
         && table.is_present()
         && !["listen", "port", "proxyport"].iter().any(|key| table.has(key))
     {
-        table.error(LISTEN, None, "say where the proxy listens: listen = \"ip:port\"", report);
+        table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
     }
     match found? {
         ListenAddress::Port(listen) if listen.key == LISTEN => Some(listen),
@@ -117,7 +118,7 @@ pub(crate) fn proxy(
     }
 }
 
-/// Reads one of several keys for an address to listen on.
+/// Reads one of several alternative keys for an address to listen on.
 fn one_of(
     table: &mut ConfigTable<'_>,
     (listen, reader): (
@@ -136,11 +137,16 @@ fn one_of(
     for key in ports {
         let number: Option<u16> = table.read(key, value::port_number, report);
         if let Some(first) = first.filter(|_| table.has(key)) {
-            let found = format!("{key} is given as well");
-            table.error(first, Some(found), format!("both say where to listen: keep {first}"), report);
+            let found = format!("{key} is also set");
+            table.error(
+                first,
+                Some(found),
+                format!("both set the address to listen on; keep {first}"),
+                report,
+            );
         }
         if number == Some(0) {
-            let text = "0 takes a free port, another one at each start; the log tells which";
+            let text = "0 selects a free port, a different one at each start; the log reports it";
             report.warn(table.key(key), WarningKind::Unexpected, text);
         }
         first = first.or(table.has(key).then_some(key));
@@ -149,13 +155,14 @@ fn one_of(
     found
 }
 
-/// Reads where health, log level and metrics are served. Absent: on loopback, where nobody else can turn the log up.
+/// Reads the address of health, log level and metrics. The default is on loopback, where other machines cannot change
+/// the log level.
 pub(crate) fn log(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> ListenConfig {
     let found = read(table, "log_listen", "log_port", report);
     let log = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "log_listen"));
     if !log.is_local() {
         let text = format!(
-            "whoever reaches {} can read health and metrics and change the log level; log_listen = \"127.0.0.1:{}\" closes it",
+            "anyone who reaches {} can read health and metrics and change the log level; set log_listen = \"127.0.0.1:{}\"",
             log.at,
             log.at.port()
         );
@@ -164,7 +171,7 @@ pub(crate) fn log(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> List
     log
 }
 
-/// Reads where gRPC's debugging clients come in. `None`: nowhere, as with an empty text.
+/// Reads the address of gRPC's debugging port (channelz). Returns `None` if the key is absent or empty.
 pub(crate) fn channelz(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<SocketAddr> {
     let read = |value: &DeValue<'_>| match value::text(value)?.is_empty() {
         true => Ok(None),
@@ -173,7 +180,7 @@ pub(crate) fn channelz(table: &mut ConfigTable<'_>, report: &mut Diagnostics) ->
     let at = table.read(CHANNELZ, read, report)??;
     if !at.ip().is_loopback() {
         let text = format!(
-            "whoever reaches {at} sees the addresses and names of all links; 127.0.0.1:{} closes it",
+            "anyone who reaches {at} can read the addresses and names of all links; use 127.0.0.1:{}",
             at.port()
         );
         report.warn(table.key(CHANNELZ), WarningKind::Insecure, text);
@@ -181,11 +188,11 @@ pub(crate) fn channelz(table: &mut ConfigTable<'_>, report: &mut Diagnostics) ->
     Some(at)
 }
 
-/// Reads the networks of balancers whose PROXY headers are believed. `None`: the key is absent.
+/// Reads the networks of load balancers with trusted PROXY headers. Returns `None` if the key is absent.
 pub(crate) fn proxies(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
     let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
     if proxies.holds_everyone() {
-        let text = "whoever connects may say to be anybody: name only the networks of your balancers";
+        let text = "any client can claim any address; list only the networks of your load balancers";
         report.warn(table.key(PROXIES), WarningKind::Insecure, text);
     }
     Some(proxies)
@@ -194,76 +201,75 @@ pub(crate) fn proxies(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> 
 /// The key for the address that clients connect to.
 const LISTEN: &str = "listen";
 
-/// The key of every table with a port that balancers may stand before.
+/// The key for load balancers, in every table with a port.
 const PROXIES: &str = "proxy_protocol";
 
 /// SuperEdge's key for gRPC's debugging port.
 const CHANNELZ: &str = "channelz_addr";
 
-/// The port SuperEdge's manifests probe.
+/// The port that SuperEdge's manifests probe.
 const LOG_PORT: u16 = 51010;
 
-// Who may come in at a port for clients, and what for: the keys that the tables of all front ends have. What such a
-// table leaves out is as `[mode.cloud.ssh]` has it.
+// Access rules: the keys that the tables of all listeners share. Absent keys are inherited from `[mode.cloud.ssh]`.
 
-/// Who may come in, and what for; by default everybody for everything.
+/// Access rules of a listener. By default all clients may reach all targets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AccessConfig {
-    /// Networks of balancers before the port.
+    /// Networks of load balancers in front of the port.
     pub proxy_protocol: Networks,
-    /// Where clients may come from; `None`: from anywhere.
+    /// Networks that clients may connect from; `None` allows any.
     pub allow_from: Option<Networks>,
-    /// How they prove who they are.
+    /// How clients authenticate.
     pub auth: AuthConfig,
-    /// What they may reach; none: everything.
+    /// What clients may reach; empty allows everything.
     pub rules: Rules,
-    /// Names (CN or DNS) of the client certificates that are accepted. Empty at ports that ask for none.
+    /// Names (CN or DNS) of accepted client certificates. Empty at ports that request none.
     pub names: Vec<CertificateGlob>,
 }
 
-/// How a client proves who it is.
+/// How a client authenticates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AuthConfig {
-    /// Not at all.
+    /// No authentication.
     #[default]
     None,
-    /// Name and password, checked against an htpasswd file (bcrypt).
+    /// User name and password, checked against an htpasswd file (bcrypt).
     Basic {
         /// The htpasswd file.
         users: PathBuf,
-        /// The whole key that names it: another table's, if this one leaves it out.
+        /// The full key that sets it; in another table if it is inherited.
         key: String,
     },
 }
 
-/// How clients of a port can prove who they are.
+/// How clients of a port can authenticate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AuthMethods {
-    /// With name and password.
+    /// Whether clients can send a user name and password.
     pub(crate) password: bool,
-    /// With a certificate, and whether one is asked for; `None`: never.
+    /// Whether a certificate is requested; `None` if the port cannot request one.
     pub(crate) certificate: Option<bool>,
 }
 
 impl AuthMethods {
-    /// Who has to show a certificate needs no password.
+    /// Returns true if clients must present a certificate, so that they need no password.
     fn certified(self) -> bool {
         self.certificate == Some(true)
     }
 
-    /// What closes the port to strangers.
+    /// Returns a hint how to restrict the port.
     fn remedy(self) -> &'static str {
         match (self.password, self.certificate) {
-            (true, None) => "auth = \"basic\" or allow_from closes it",
-            (true, Some(_)) => "client_ca, auth = \"basic\" or allow_from closes it",
-            (false, Some(_)) => "client_ca or allow_from closes it",
-            (false, None) => "allow_from closes it",
+            (true, None) => "set auth = \"basic\" or allow_from",
+            (true, Some(_)) => "set client_ca, auth = \"basic\" or allow_from",
+            (false, Some(_)) => "set client_ca or allow_from",
+            (false, None) => "set allow_from",
         }
     }
 }
 
 impl AccessConfig {
-    /// Reads the keys of a front end's table; what it leaves out is as in `default`.
+    /// Reads the keys of a listener's table. Absent keys are taken from `default`.
     pub(crate) fn read(
         table: &mut ConfigTable<'_>,
         proofs: AuthMethods,
@@ -276,8 +282,8 @@ impl AccessConfig {
             && rules.name_users()
             && !proofs.certified()
         {
-            let wanted = "without auth = \"basic\" nobody is a user, and such a rule lets nobody in";
-            table.error("rules", Some("a rule asks for users".to_owned()), wanted, report);
+            let wanted = "without auth = \"basic\" no client has a user name, so the rule matches no client";
+            table.error("rules", Some("a rule requires users".to_owned()), wanted, report);
         }
         let allow_from = networks(table, "allow_from", report);
         Self {
@@ -289,8 +295,8 @@ impl AccessConfig {
         }
     }
 
-    /// Warns of a port that lets every client in without proof: `key` is the key to change, `reached` what lies behind
-    /// the port.
+    /// Warns if clients can use the port without authentication. `key` is the key to change, `reached` what the port
+    /// gives access to.
     pub(crate) fn warn_if_open(
         &self,
         key: String,
@@ -303,7 +309,10 @@ impl AccessConfig {
         if self.auth != AuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
-        let text = format!("whoever reaches {at} reaches {reached}, unasked; {}", proofs.remedy());
+        let text = format!(
+            "anyone who reaches {at} can reach {reached} without authentication; {}",
+            proofs.remedy()
+        );
         report.warn(key, WarningKind::Insecure, text);
     }
 }
@@ -321,7 +330,7 @@ fn rules(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnost
     table.has("rules").then_some(rules)
 }
 
-/// `None`: the table has a fault, which is noted.
+/// Reads the keys for authentication. Returns `None` if they have an error, which is recorded.
 fn auth(
     table: &mut ConfigTable<'_>,
     proofs: AuthMethods,
@@ -334,7 +343,7 @@ fn auth(
         |value| match value::text(value)?.as_str() {
             "basic" => Ok(true),
             "none" => Ok(false),
-            _ => Err(value::wrong(value, "want \"none\" or \"basic\"")),
+            _ => Err(value::wrong(value, "expected \"none\" or \"basic\"")),
         },
         report,
     );
@@ -349,22 +358,22 @@ fn auth(
         (Some(true) | None, None, default @ AuthConfig::Basic { .. }) => default.clone(),
         (Some(false) | None, None, _) => AuthConfig::None,
         (Some(true), None, AuthConfig::None) => {
-            table.error("users", None, "auth is \"basic\": name the htpasswd file", report);
+            table.error("users", None, "auth is \"basic\"; set the htpasswd file", report);
             return None;
         }
         (Some(false), Some(_), _) => {
-            table.error("users", silent("given, but auth is \"none\""), "say auth = \"basic\"", report);
+            table.error("users", silent("set, but auth is \"none\""), "set auth = \"basic\"", report);
             return None;
         }
         (None, Some(_), AuthConfig::None) => {
-            table.error("users", silent("given, but auth is not"), "say auth = \"basic\"", report);
+            table.error("users", silent("set, but auth is not"), "set auth = \"basic\"", report);
             return None;
         }
     };
     if auth != AuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
-        let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", as [mode.cloud.ssh] has it" };
-        let wanted = "whoever comes here cannot give a password, so nobody would get in: say auth = \"none\" in this \
-                      table, and with allow_from who may come";
+        let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [mode.cloud.ssh]" };
+        let wanted = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
+                      table, and restrict clients with allow_from";
         table.error("auth", silent(found), wanted, report);
         return None;
     }
@@ -375,11 +384,11 @@ fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnost
     let Some(asked) = proofs.certificate else { return Vec::new() };
     let names = filled(table, "names", value::parsed::<CertificateGlob>, report);
     if names.is_some() && !asked {
-        let wanted = "no certificate is asked for: name with client_ca the authority that signed them";
-        table.error("names", Some("given, but client_ca is not".to_owned()), wanted, report);
+        let wanted = "no certificate is requested; set client_ca to the CA that signs them";
+        table.error("names", Some("set, but client_ca is not".to_owned()), wanted, report);
     }
     if asked && table.has("client_ca") && !table.has("names") {
-        let wanted = "name the clients' certificates (CN or DNS name), for example [\"system:kube-apiserver\"]; \
+        let wanted = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
                       [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
         table.error("names", None, wanted, report);
     }
@@ -388,11 +397,11 @@ fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnost
 
 fn rule(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Rule {
     let user = |value: &_| match value::nonempty(value)? {
-        // A password's user has no ':' in his name; who is known by a certificate may.
+        // The user name of a password cannot contain ':', but the name in a certificate can.
         name if proofs.certified() && !name.contains('*') => Ok(name),
         name if name.contains([':', '*']) => Err(value::wrong(
             value,
-            "want a user's name without ':' and '*'; for all users leave the list out",
+            "expected a user name without ':' and '*'; for all users leave the list out",
         )),
         name => Ok(name),
     };
@@ -408,7 +417,8 @@ fn networks(table: &mut ConfigTable<'_>, key: &'static str, report: &mut Diagnos
     filled(table, key, value::network, report).map(Networks::from_iter)
 }
 
-/// A list that may be absent, which lets everybody in, but not empty, which would let nobody in and looks the same.
+/// Reads a list that must not be empty. An absent list matches everything; an empty one would match nothing and is
+/// easily confused with it.
 fn filled<'t, T>(
     table: &mut ConfigTable<'t>,
     key: &'static str,
@@ -417,7 +427,7 @@ fn filled<'t, T>(
 ) -> Option<Vec<T>> {
     let (before, list) = (report.fault_count(), table.list(key, reader, report));
     if list.as_ref().is_some_and(Vec::is_empty) && report.fault_count() == before {
-        let wanted = "nothing would match: leave the key out to match everything, or fill the list";
+        let wanted = "it matches nothing; leave the key out to match everything, or fill the list";
         table.error(key, Some("an empty list".to_owned()), wanted, report);
     }
     list
@@ -435,7 +445,7 @@ mod tests {
     const UNASKED: AuthMethods = AuthMethods { password: false, certificate: Some(false) };
     const CERTIFICATE: AuthMethods = AuthMethods { password: false, certificate: Some(true) };
 
-    /// What ssh and another module have, and the faults and warnings of the other one.
+    /// Returns the rules of `ssh` and of another module, and the errors and warnings.
     fn read(text: &str, proofs: AuthMethods) -> (AccessConfig, AccessConfig, Vec<String>) {
         let mut report = Diagnostics::default();
         let mut file = ConfigTable::parse(text, &mut report);
@@ -474,7 +484,7 @@ mod tests {
         assert!(from.contains("192.0.2.1".parse().unwrap()) && !from.contains("10.0.0.1".parse().unwrap()));
         assert_eq!(module.auth, AuthConfig::Basic { users: "/own".into(), key: "module.users".into() });
         let (_, module, reported) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
-        assert_eq!((module.auth, reported), (AuthConfig::None, vec![]), "allow_from fences it");
+        assert_eq!((module.auth, reported), (AuthConfig::None, vec![]), "restricted by allow_from");
     }
 
     #[test]
@@ -488,7 +498,7 @@ mod tests {
             );
         }
         assert_eq!(read(&format!("{SSH}auth = \"none\""), NOTHING).2, [""; 0]);
-        assert_eq!(read(SSH, CERTIFICATE).2, [""; 0], "a certificate stands for it");
+        assert_eq!(read(SSH, CERTIFICATE).2, [""; 0], "the certificate replaces the password");
     }
 
     #[test]
@@ -498,24 +508,24 @@ mod tests {
         let may = |name| module.names.iter().any(|glob| glob.matches(name));
         assert!(may("System:kube-apiserver") && may("a.example.org") && !may("example.org"));
         assert_eq!(reported, [""; 0]);
-        assert!(read(text, UNASKED).2[0].contains("name with client_ca"));
-        assert!(read(text, NOTHING).2[0].contains("module.names: not a key that is known"));
+        assert!(read(text, UNASKED).2[0].contains("set client_ca"));
+        assert!(read(text, NOTHING).2[0].contains("module.names: unknown key"));
         let users = "[module]\nrules = [{ users = [\"kube-apiserver\"] }]";
         assert_eq!(read(users, CERTIFICATE).2, [""; 0]);
-        assert!(read(users, UNASKED).2[0].contains("nobody is a user"));
+        assert!(read(users, UNASKED).2[0].contains("no client has a user name"));
     }
 
     #[test]
     fn who_asks_for_certificates_says_whose() {
         let (_, _, reported) = read("[module]\nclient_ca = \"/ca\"", CERTIFICATE);
         assert!(
-            reported.len() == 1 && reported[0].contains("module.names: missing: name the clients'"),
+            reported.len() == 1 && reported[0].contains("module.names: missing: list the names"),
             "{reported:?}"
         );
         assert!(reported[0].contains("[\"*\"] accepts every certificate"), "{reported:?}");
         let (_, module, reported) = read("[module]\nclient_ca = \"/ca\"\nnames = [\"*\"]", CERTIFICATE);
         assert_eq!(reported, [""; 0]);
-        assert!(module.names[0].matches("anybody") && module.names[0].is_everyone());
+        assert!(module.names[0].matches("anyone") && module.names[0].is_everyone());
         for wrong in ["[]", "[\"\"]", "1"] {
             let reported = read(&format!("[module]\nclient_ca = \"/ca\"\nnames = {wrong}"), CERTIFICATE).2;
             assert!(reported.len() == 1 && !reported[0].contains("missing"), "{reported:?}");
@@ -525,12 +535,13 @@ mod tests {
     #[test]
     fn an_open_port_is_named_with_what_closes_it() {
         for (proofs, remedy) in [
-            (PASSWORD, "auth = \"basic\" or allow_from closes it"),
-            (UNASKED, "client_ca or allow_from closes it"),
-            (NOTHING, "; allow_from closes it"),
+            (PASSWORD, "set auth = \"basic\" or allow_from"),
+            (UNASKED, "set client_ca or allow_from"),
+            (NOTHING, "; set allow_from"),
         ] {
             let reported = read("[module]", proofs).2;
-            let begin = "module.listen: whoever reaches 0.0.0.0:1 reaches every node, unasked";
+            let begin =
+                "module.listen: anyone who reaches 0.0.0.0:1 can reach every node without authentication";
             assert!(reported[0].starts_with(begin) && reported[0].ends_with(remedy), "{reported:?}");
         }
         for closed in ["allow_from = [\"10.0.0.0/8\"]", "auth = \"basic\"\nusers = \"/own\""] {

@@ -1,4 +1,4 @@
-//! Which keys differ between two texts of a config, and which of them count without a restart.
+//! The differences between two texts of a config, and which of them take effect without a restart.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,17 +12,17 @@ use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_net::reload::Reload;
 
-/// The keys in which two texts of a config differ, as they are written there; never their values.
+/// The keys that differ between two texts of a config, as written there; never their values.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConfigDiff {
-    /// Those that say who may reach what: they count for whoever comes next.
+    /// Access rules: they apply to new connections.
     pub live: Vec<String>,
-    /// All others: they count from the next start on.
+    /// All other keys: they take effect at the next start.
     pub at_start: Vec<String>,
 }
 
 impl ConfigDiff {
-    /// Compares two texts, each of which has been read without a fault.
+    /// Compares two texts, both free of errors.
     pub fn between(old: &str, new: &str) -> Self {
         let (old, new) = (leaves(old), leaves(new));
         let differs = |key: &&Vec<String>| old.get(*key).map(value) != new.get(*key).map(value);
@@ -37,7 +37,7 @@ impl ConfigDiff {
     }
 }
 
-/// A value with its key as it is written.
+/// A value, with its key as written.
 struct Leaf {
     shown: String,
     value: String,
@@ -47,7 +47,7 @@ fn value(leaf: &Leaf) -> &str {
     &leaf.value
 }
 
-/// Every value that is no table, by its folded key.
+/// Returns every value that is not a table, by its folded key.
 fn leaves(text: &str) -> BTreeMap<Vec<String>, Leaf> {
     let mut all = BTreeMap::new();
     let (table, _) = DeTable::parse_recoverable(text);
@@ -70,14 +70,14 @@ fn gather(table: &DeTable<'_>, path: &[String], shown: &str, all: &mut BTreeMap<
     }
 }
 
-/// A value without its place in the file.
+/// Formats a value without its position in the file.
 fn plain(value: &DeValue<'_>) -> String {
     match value {
         DeValue::Array(items) => {
             items.iter().fold("[".to_owned(), |text, item| text + &plain(item.get_ref()) + ",") + "]"
         }
         DeValue::Table(table) => {
-            // In the order of its keys, which are folded as others are.
+            // Sorted by key; keys are folded like all others.
             let keys: BTreeMap<_, _> =
                 table.iter().map(|(key, value)| (fold(key.get_ref()), plain(value.get_ref()))).collect();
             format!("{keys:?}")
@@ -86,8 +86,8 @@ fn plain(value: &DeValue<'_>) -> String {
     }
 }
 
-/// Whether a key counts without a restart: `allow_from`, `names` and `rules` of a port for clients, and what may be
-/// dialled.
+/// Returns true if the key takes effect without a restart: `allow_from`, `names` and `rules` of a listener, and allowed
+/// targets and nodes.
 fn is_live(key: &[String]) -> bool {
     let key: Vec<&str> = key.iter().map(String::as_str).collect();
     match key.as_slice() {
@@ -102,21 +102,21 @@ fn is_live(key: &[String]) -> bool {
     }
 }
 
-// Follows the config while the program runs: what says who may reach what counts for whoever comes next, and all else
-// is named as what waits for a start.
+// Watches the config file while the program runs. Access rules apply to new connections; other changed keys are logged
+// as waiting for a restart.
 
-/// The config as the program was started with it.
+/// The config that the program was started with.
 #[derive(Debug, Clone)]
 pub struct ConfigFile {
-    /// Where it stands.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What it said.
+    /// The text at the start.
     pub text: String,
-    /// What else was read with it.
+    /// The environment that was read with it.
     pub environment: Environment,
 }
 
-/// The file as it was last read without a fault.
+/// The last version of the file without errors.
 #[derive(Debug)]
 struct LoadedConfig<T> {
     text: String,
@@ -125,8 +125,8 @@ struct LoadedConfig<T> {
 }
 
 impl ConfigFile {
-    /// Reads the file again when it changes, until draining begins, and hands its settings to `apply`. A file with a
-    /// fault changes nothing, and its faults are logged.
+    /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`. A file with errors
+    /// changes nothing; its errors are logged.
     pub fn follow<T: Send + Sync + 'static>(
         self,
         examine: fn(&str, &Environment) -> ParsedConfig<T>,
@@ -142,7 +142,7 @@ impl ConfigFile {
         };
         let config = match Reload::file(path, parse) {
             Ok(config) => config,
-            Err(cause) => return error!(%cause, "changes of the config are not followed"),
+            Err(cause) => return error!(error = %cause, "cannot watch the config file"),
         };
         let (mut changes, mut text) = (config.changes(), text);
         drain.spawn(info_span!("config"), config.clone().watch(drain.clone()));
@@ -164,12 +164,12 @@ impl ConfigFile {
     }
 }
 
-/// Logs what the operator should know of a config.
+/// Logs the warnings of a config.
 pub fn tell_warnings(warnings: &[Warning]) {
     for Warning { key, kind, text } in warnings {
         match kind {
             WarningKind::Insecure => warn!(%key, risk = %text, "insecure configuration"),
-            WarningKind::Unsupported | WarningKind::Unexpected => warn!(%key, "{text}"),
+            WarningKind::Unsupported | WarningKind::Unexpected => warn!(%key, reason = %text, "config issue"),
         }
     }
 }
@@ -179,18 +179,18 @@ fn tell<T>(old: &str, new: &LoadedConfig<T>) {
     if !live.is_empty() {
         info!(
             target: AUDIT,
-            who = "the config",
+            actor = "the config",
             keys = shown(&live),
-            "the config says anew who may reach what: it counts for whoever comes next"
+            "access rules reloaded; they apply to new connections"
         );
         tell_warnings(&new.warnings);
     }
     if !at_start.is_empty() {
-        warn!(keys = shown(&at_start), "changed in the config, and counts only from the next start on");
+        warn!(keys = shown(&at_start), "config changed; restart to apply");
     }
 }
 
-/// The first of the keys, with how many there are besides.
+/// Returns the first keys, and the number of the rest.
 fn shown(keys: &[String]) -> String {
     let mut text = keys.iter().take(MAX_SHOWN).cloned().collect::<Vec<_>>().join(", ");
     if let Some(more) = keys.len().checked_sub(MAX_SHOWN).filter(|more| *more > 0) {
@@ -199,7 +199,7 @@ fn shown(keys: &[String]) -> String {
     text
 }
 
-/// Keys that one line names.
+/// Maximum number of keys in one line.
 const MAX_SHOWN: usize = 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Settings of a pod, as read from the table `mode.cloud`.
+//! Config of a server, read from the table `mode.cloud`.
 
 pub mod addresses;
 pub mod connect;
@@ -41,20 +41,20 @@ use crate::config::{
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 use tunnel_base::policy::{Glob, Networks};
 
-/// All settings of a pod.
+/// The config of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Where edges link, and who may.
+    /// The listener for links of edges, and those for operators.
     pub server: LinkListenerConfig,
-    /// Versions and cipher suites of TLS on that port.
+    /// Versions and cipher suites of TLS at the server's ports.
     pub tls: Tls,
-    /// Where clients come in with CONNECT, and who may.
+    /// The CONNECT listener and its access rules.
     pub ssh: SshConfig,
-    /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
+    /// The CONNECT listener for kube-apiserver; `None` disables it.
     pub egress: Option<EgressConfig>,
-    /// The HTTP proxy; `None`: there is none.
+    /// The HTTP proxy; `None` disables it.
     pub http_proxy: Option<HttpProxyConfig>,
-    /// Traffic of the host that is caught by its address; `None`: none is.
+    /// Interception of the host's traffic by address; `None` disables it.
     pub intercept: Option<InterceptConfig>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpListenerConfig>,
@@ -62,46 +62,46 @@ pub struct ServerConfig {
     pub https: HttpsConfig,
     /// HTTP ports, each for one port of every node.
     pub http: HttpConfig,
-    /// Where ports of nodes are named; `None`: nowhere.
+    /// The ConfigMap of named node ports; `None` disables it.
     pub ports: Option<PortSettings>,
-    /// Where DNS reads the addresses of every node; `None`: nowhere.
+    /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
     pub node_names: Option<NodeNameSettings>,
-    /// Where commands of this machine come in.
+    /// The socket for commands on this machine.
     pub admin: AdminConfig,
     /// Limits of sessions.
     pub session: SessionConfig,
-    /// Where others learn which node is at this pod.
+    /// Where this server publishes its nodes, and where its peers are.
     pub registry: RegistrySettings,
-    /// Where it is kept who joins by invitation; `None`: nobody does.
+    /// The store of invitations; `None` disables them.
     pub invitations: Option<Invitations>,
-    /// The certificates that the cluster's signers issue for this pod; `None`: none.
+    /// The certificates that the cluster's signers issue for this server; `None` requests none.
     pub csr: Option<ServerCsrConfig>,
-    /// How clients may name a target other than by its node's name.
+    /// How clients may address a target other than by its node's name.
     pub addresses: AddressSettings,
-    /// What edges may ask for.
+    /// What edges may reach through this server.
     pub allow: EdgeAccessConfig,
     /// `POD_NAME`, a label of the metrics; may be empty.
     pub pod_name: String,
     /// `POD_NAMESPACE`, a label of the metrics; may be empty.
     pub pod_namespace: String,
-    /// `POD_IP`: where clients and other pods reach this one; there if anything is published, or Kubernetes is asked.
+    /// `POD_IP`: where clients and peers reach this server. Set if records are published or Kubernetes is queried.
     pub pod_ip: Option<IpAddr>,
 }
 
-/// `[mode.cloud.stream.server]`: the port edges dial, and those for operators.
+/// `[mode.cloud.stream.server]`: the port that edges dial, and the ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkListenerConfig {
-    /// gRPC, always TLS.
+    /// gRPC, always over TLS.
     pub listen: ListenConfig,
-    /// Networks of balancers before that port.
+    /// Networks of load balancers in front of that port.
     pub proxy_protocol: Networks,
     /// Health, log level, metrics.
     pub log_listen: ListenConfig,
-    /// Metrics alone; `None`: only on the log port.
+    /// Metrics only; `None` serves them on the log port only.
     pub metrics_listen: Option<ListenConfig>,
-    /// gRPC's debugging port; `None`: there is none.
+    /// gRPC's debugging port (channelz); `None` disables it.
     pub channelz: Option<std::net::SocketAddr>,
-    /// The kernel's congestion control for links; `None`: the system's default.
+    /// The kernel's congestion control for links; `None` uses the system's default.
     pub congestion: Option<Arc<str>>,
     /// PEM file of the server's private key.
     pub key: PathBuf,
@@ -109,49 +109,50 @@ pub struct LinkListenerConfig {
     pub cert: PathBuf,
     /// File of lines `node:token`.
     pub tokenfile: PathBuf,
-    /// PEM file of the authority that signs pods' certificates. Need not exist while pods have no siblings.
+    /// PEM file of the CA that signs servers' certificates. Not required without peers.
     pub ca: PathBuf,
 }
 
 /// `[mode.cloud.session]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionConfig {
-    /// How long a session without a path is kept.
+    /// Timeout for resuming a session that has no path.
     pub grace: Duration,
     /// How long a client waits for its target.
     pub open_timeout: Duration,
-    /// How many sessions at once.
+    /// Maximum number of concurrent sessions.
     pub max: usize,
-    /// How many of them for one client.
+    /// Maximum number of concurrent sessions per client.
     pub max_for_client: usize,
-    /// How long sessions may go on once the pod is stopping.
+    /// How long sessions may continue once the server is stopping.
     pub drain: Duration,
-    /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
+    /// Bytes that sessions may reserve; `None`: a third of the process's memory limit, at most [`MEMORY`].
     pub memory: Option<usize>,
 }
 
-/// `[mode.cloud.allow]`: what edges may ask this pod for.
+/// `[mode.cloud.allow]`: what edges may reach through this server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeAccessConfig {
-    /// What they may have this pod dial; by default nothing.
+    /// Targets that the server may dial for them; by default none.
     pub targets: Targets,
-    /// Which nodes they may reach; none: no node.
+    /// Nodes that they may reach; empty means none.
     pub nodes: Vec<Glob>,
 }
 
-/// Bytes that sessions may promise at most, unless the file sets it.
+/// Default maximum of bytes that sessions may reserve.
 pub const MEMORY: usize = 256 << 20;
 
 impl ServerConfig {
-    /// Reads a pod's settings.
+    /// Reads a server's config.
     ///
     /// # Errors
-    /// Everything that is wrong with the text, at once.
+    ///
+    /// Returns all errors in the text.
     pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
         Self::examine(text, env).whole()
     }
 
-    /// As [`Self::read`], for who goes on looking for faults where the text has some.
+    /// Like [`Self::read`], but also returns a config that has errors, for further checks.
     pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
         let mut report = Diagnostics::default();
         let cloud = Self::gather(text, env, &mut report);
@@ -192,7 +193,7 @@ impl ServerConfig {
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
             pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),
-            // Behind the modules.
+            // After the modules.
             addresses: addresses::read(&mut cloud, env, report),
         };
         for table in [cloud, mode, file] {
@@ -245,26 +246,25 @@ fn allow(cloud: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostic
     table.finish(report);
     let listed = env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
     if listed && !(targets.is_empty() && nodes.is_empty()) {
-        let text =
-            "SuperEdge's list of what edges may not reach is not read: [mode.cloud.allow] says what they may";
+        let text = "SuperEdge's list of targets that edges may not reach is ignored; [mode.cloud.allow] lists what they may reach";
         report.warn("EDGE_NO_PROXY".to_owned(), WarningKind::Insecure, text);
     }
     EdgeAccessConfig { targets: targets.into_iter().collect(), nodes }
 }
 
-/// What SuperEdge's manifests open for edges.
+/// The port that SuperEdge's manifests open for edges.
 const GRPC_PORT: u16 = 9000;
 
-/// Two seconds more than an edge takes to give up a target, so that its reason arrives.
+/// Two seconds more than an edge's dial timeout, so that its reason arrives.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Sessions at once: a pod's memory limit is met long before.
+/// Default maximum of sessions. A process reaches its memory limit long before.
 const MAX: usize = 100_000;
 
-/// Clients that together may have all sessions, unless the file sets it.
+/// Number of clients that together may use all sessions, unless the file sets a limit.
 const CLIENTS: usize = 4;
 
-/// More sessions than a process can have sockets for.
+/// Upper limit; more than a process can have sockets for.
 const MAX_SESSIONS: usize = 10_000_000;
 
 /// SuperEdge's fixed path of the server's key.
@@ -276,10 +276,10 @@ const CERT: &str = "/etc/tunnel/certs/cloud.crt";
 /// SuperEdge's fixed path of the token file.
 const TOKENFILE: &str = "/etc/tunnel/token/token";
 
-// What of a kind the settings name in several tables: files with secrets, etcds, ports for clients.
+// Things that several tables contain: secret files, etcd clusters, listeners.
 
 impl ServerConfig {
-    /// The files that hold secrets, each with its key.
+    /// Returns the files that contain secrets, each with its key.
     pub fn secrets(&self) -> Vec<(&str, &Path)> {
         let mut all = vec![
             ("mode.cloud.stream.server.key", self.server.key.as_path()),
@@ -290,7 +290,7 @@ impl ServerConfig {
         for access in
             [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
         {
-            // What several tables take from one is one file.
+            // A file that several tables inherit from one is listed once.
             if let AuthConfig::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))
             {
@@ -321,7 +321,7 @@ impl ServerConfig {
         all
     }
 
-    /// Each etcd that is asked, with the table that names it.
+    /// Returns each etcd in use, with the table that configures it.
     pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
         let publish = match &self.registry.publish {
             PublishConfig::Etcd(etcd) => Some((REGISTRY, etcd)),
@@ -334,7 +334,7 @@ impl ServerConfig {
         publish.into_iter().chain(invitations)
     }
 
-    /// The files of certificates that this pod shows, each with its key.
+    /// Returns the files of certificates that this server presents, each with its key.
     pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
         let mut all = vec![("mode.cloud.stream.server.cert", self.server.cert.as_path())];
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
@@ -349,7 +349,7 @@ impl ServerConfig {
         all
     }
 
-    /// The files of authorities that it believes, each with its key.
+    /// Returns the CA files that this server trusts, each with its key.
     pub fn ca_files(&self) -> Vec<(&'static str, &Path)> {
         let mut all = vec![("mode.cloud.stream.server.ca", self.server.ca.as_path())];
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
@@ -363,7 +363,7 @@ impl ServerConfig {
         all
     }
 
-    /// Who may come in at each port for clients, by the key of its table.
+    /// Returns the access rules of each listener, by the key of its table.
     pub fn listeners(&self) -> Vec<(&str, &AccessConfig)> {
         let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
         let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
@@ -378,21 +378,21 @@ impl ServerConfig {
     }
 }
 
-/// The table of what is published.
+/// The table for publishing.
 const REGISTRY: &str = "mode.cloud.registry";
 
-// The table `mode.cloud.tls`: versions and cipher suites of TLS at a pod's own ports.
+// The table `mode.cloud.tls`: versions and cipher suites of TLS at the server's ports.
 
 /// `[mode.cloud.tls]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// The oldest version that is accepted.
+    /// The oldest accepted version.
     pub min_version: TlsVersion,
-    /// Go's names of cipher suites for TLS 1.2; empty: all that are sound.
+    /// Go's names of cipher suites for TLS 1.2; empty allows all secure ones.
     pub cipher_suites: Vec<String>,
 }
 
-/// A version of TLS that we accept.
+/// An accepted TLS version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsVersion {
     /// TLS 1.2.
@@ -410,12 +410,12 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls
             "" | "VersionTLS12" => Ok((TlsVersion::V12, None)),
             "VersionTLS13" => Ok((TlsVersion::V13, None)),
             old @ ("VersionTLS10" | "VersionTLS11") => Ok((TlsVersion::V12, Some(old.to_owned()))),
-            _ => Err(value::wrong(value, "want VersionTLS12 or VersionTLS13")),
+            _ => Err(value::wrong(value, "expected VersionTLS12 or VersionTLS13")),
         },
         report,
     );
     if let Some((_, Some(old))) = &min_version {
-        let text = format!("{old} is broken and not spoken: the oldest version is TLS 1.2");
+        let text = format!("{old} is insecure and not supported; the oldest version is TLS 1.2");
         report.warn(table.key("tls_min_version"), WarningKind::Unexpected, text);
     }
     let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Tables as written become tables that are asked for one key after the other, and know what nobody asked for.
+//! Tables that are read key by key and report the keys that were never requested.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,60 +10,60 @@ use toml::de::{DeTable, DeValue};
 use crate::config::Diagnostics;
 use crate::config::value::{self, ValueError};
 
-/// A table whose keys are folded. Keys are asked for by the spelling we document; [`Table::finish`] makes a fault of
-/// each one that was never asked for.
+/// A table with folded keys. Keys are requested in the documented spelling; [`ConfigTable::finish`] records an error
+/// for each key that was never requested.
 #[derive(Debug, Default)]
 pub(crate) struct ConfigTable<'t> {
-    /// The whole key of the table itself; empty for the file.
+    /// The full key of the table itself; empty for the file.
     path: String,
-    /// Its place in the file, if it stands there.
+    /// Its position in the file, if present.
     place: Option<usize>,
     entries: BTreeMap<String, Entry<'t>>,
-    /// The keys that were asked for, and where they stand if they do.
+    /// The keys that were requested, with their positions if present.
     asked: BTreeMap<&'static str, Option<usize>>,
 }
 
 #[derive(Debug)]
 struct Entry<'t> {
-    /// As written.
+    /// The key as written.
     name: String,
     place: usize,
     value: DeValue<'t>,
 }
 
 impl<'t> ConfigTable<'t> {
-    /// Parses a file. Its syntax errors are faults like others, and what could be read in spite of them is read on.
+    /// Parses a file. Records its syntax errors like all other errors, and continues with what could be parsed.
     pub(crate) fn parse(text: &'t str, report: &mut Diagnostics) -> Self {
         let (table, errors) = DeTable::parse_recoverable(text);
         for error in errors {
-            // The error's own Display shows the line it stands in, which may hold a secret; its message does not.
+            // The error's Display output contains the line, which may hold a secret; its message does not.
             let place = error.span().map(|span| span.start);
             report.place_fault(place, "", Some("not TOML".to_owned()), error.message());
         }
         Self::fold(String::new(), 0, table.into_inner(), report)
     }
 
-    /// Does it stand in the file?
+    /// Returns true if the table is present in the file.
     pub(crate) fn is_present(&self) -> bool {
         self.place.is_some()
     }
 
-    /// Does this key, already asked for, stand in the file?
+    /// Returns true if this key, already requested, is present in the file.
     pub(crate) fn has(&self, key: &'static str) -> bool {
         self.asked.get(key).is_some_and(Option::is_some)
     }
 
-    /// The whole key of the table itself; empty for the file.
+    /// Returns the full key of the table itself; empty for the file.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// The whole key.
+    /// Returns the full key of an entry.
     pub(crate) fn key(&self, key: impl fmt::Display) -> String {
         if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
     }
 
-    /// Reads one leaf. `None`: it is absent, or wrong and noted.
+    /// Reads one value. Returns `None` if it is absent, or wrong, which is recorded.
     pub(crate) fn read<T>(
         &mut self,
         key: &'static str,
@@ -83,7 +83,8 @@ impl<'t> ConfigTable<'t> {
         }
     }
 
-    /// Reads a list, each item by itself. `None`: it is absent, or no list and noted; wrong items are noted.
+    /// Reads a list, item by item, and records wrong items. Returns `None` if it is absent, or not a list, which is
+    /// recorded.
     pub(crate) fn list<T>(
         &mut self,
         key: &'static str,
@@ -97,7 +98,7 @@ impl<'t> ConfigTable<'t> {
                 Some(entry.place),
                 &name,
                 Some(value::shown(&entry.value)),
-                "want a list: [\"…\"]",
+                "expected a list: [\"…\"]",
             );
             return None;
         };
@@ -130,7 +131,7 @@ impl<'t> ConfigTable<'t> {
         }
     }
 
-    /// A table below this one; empty if it is absent, or no table and noted.
+    /// Returns a nested table. It is empty if it is absent, or not a table, which is recorded.
     pub(crate) fn table(&mut self, key: &'static str, report: &mut Diagnostics) -> Self {
         let path = self.key(key);
         let Some(entry) = self.take(key, report) else {
@@ -139,19 +140,19 @@ impl<'t> ConfigTable<'t> {
         match entry.value {
             DeValue::Table(table) => Self::fold(path, entry.place, table, report),
             other => {
-                report.place_fault(Some(entry.place), &path, Some(value::shown(&other)), "want a table");
+                report.place_fault(Some(entry.place), &path, Some(value::shown(&other)), "expected a table");
                 Self { path, place: Some(entry.place), ..Self::default() }
             }
         }
     }
 
-    /// The tables of a list, in order. Empty if it is absent, or no list of tables and noted.
+    /// Returns the tables of a list, in order. Empty if it is absent, or not a list of tables, which is recorded.
     pub(crate) fn tables(&mut self, key: &'static str, report: &mut Diagnostics) -> Vec<Self> {
         let path = self.key(key);
         let Some(entry) = self.take(key, report) else { return Vec::new() };
         let DeValue::Array(items) = entry.value else {
             let found = value::shown(&entry.value);
-            report.place_fault(Some(entry.place), &path, Some(found), "want a list of tables: [{ … }]");
+            report.place_fault(Some(entry.place), &path, Some(found), "expected a list of tables: [{ … }]");
             return Vec::new();
         };
         let mut tables = Vec::new();
@@ -160,15 +161,15 @@ impl<'t> ConfigTable<'t> {
             match item.get_ref() {
                 DeValue::Table(table) => tables.push(Self::fold(path, place, table.clone(), report)),
                 other => {
-                    report.place_fault(Some(place), &path, Some(value::shown(other)), "want a table: { … }")
+                    report.place_fault(Some(place), &path, Some(value::shown(other)), "expected table: { … }")
                 }
             }
         }
         tables
     }
 
-    /// Takes all keys that are left, in their order in the file: names that the user has chosen, each with its table. A
-    /// value of another type counts as a table with the one key `short`.
+    /// Takes all remaining keys, which are names chosen by the user, each with its table, in file order. A value of
+    /// another type is read as a table with the single key `short`.
     pub(crate) fn named(&mut self, short: &'static str, report: &mut Diagnostics) -> Vec<(String, Self)> {
         let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
         entries.sort_by_key(|entry| entry.place);
@@ -194,17 +195,17 @@ impl<'t> ConfigTable<'t> {
         tables
     }
 
-    /// Notes a fault of the table's own name.
+    /// Records an error about the table's own name.
     pub(crate) fn name_error(&self, found: &str, wanted: impl Into<String>, report: &mut Diagnostics) {
         report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), wanted);
     }
 
-    /// Takes a key whose value is not looked at. Is it there?
+    /// Takes a key and ignores its value. Returns true if the key is present.
     pub(crate) fn ignore(&mut self, key: &'static str, report: &mut Diagnostics) -> bool {
         self.take(key, report).is_some()
     }
 
-    /// Notes a fault of this key, already asked for, or of the table where the key does not stand in the file.
+    /// Records an error about this key, already requested, or about the table if the key is absent.
     pub(crate) fn error(
         &self,
         key: &'static str,
@@ -216,13 +217,13 @@ impl<'t> ConfigTable<'t> {
         report.place_fault(place.or(self.place), &self.key(key), found, wanted);
     }
 
-    /// Makes a fault of every key that nobody asked for, with the known key that comes nearest.
+    /// Records an error for every key that was never requested, with the most similar known key.
     pub(crate) fn finish(self, report: &mut Diagnostics) {
         for entry in self.entries.values() {
             let distance = |known: &&&str| osa_distance(&fold(&entry.name), &fold(known));
             let wanted = match self.asked.keys().min_by_key(distance) {
                 Some(nearest) => format!("did you mean {nearest}?"),
-                None => "nothing is known here: take it out".to_owned(),
+                None => "no key is known here; remove it".to_owned(),
             };
             report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &wanted);
         }
@@ -238,8 +239,8 @@ impl<'t> ConfigTable<'t> {
                 }
                 Some(twin) if value::same(&twin.value, &entry.value) => {}
                 Some(twin) => {
-                    let found = format!("{} says something else", twin.name);
-                    let wanted = "two spellings of one key: keep one of them";
+                    let found = format!("{} has a different value", twin.name);
+                    let wanted = "two spellings of one key; keep one of them";
                     report.place_fault(Some(entry.place), &folded.key(&entry.name), Some(found), wanted);
                 }
             }
@@ -262,12 +263,13 @@ fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeVal
     Entry { name: name.get_ref().to_string(), place: name.span().start, value: value.into_inner() }
 }
 
-/// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.
+/// Ignores case and `_`: SuperEdge's old spelling is its new one without `_`, and its parser ignores case.
 pub(crate) fn fold(key: &str) -> String {
     key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
 }
 
-/// Characters of a key that count. Ours are shorter by far, and the search for the nearest one is quadratic.
+/// Maximum number of characters of a key that are compared. Our keys are much shorter, and the similarity search is
+/// quadratic.
 const MAX_KEY_LEN: usize = 64;
 
 #[cfg(test)]

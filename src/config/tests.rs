@@ -20,7 +20,7 @@ use super::*;
 const CLOUD: &str = include_str!("../../conf/cloud.toml");
 const EDGE: &str = include_str!("../../conf/edge.toml");
 
-/// The least an edge can do with.
+/// The minimal config of an edge.
 const LEAST: &str = "[mode.edge.stream.client]\ntoken = \"t0ken\"\nserver_name = \"cloud:9000\"\n";
 
 fn cloud(text: &str) -> (ServerConfig, Vec<Warning>) {
@@ -43,7 +43,7 @@ fn node1() -> Environment {
     Environment { node_name: Some("node1".to_owned()), ..Environment::default() }
 }
 
-/// The keys warned of for one reason, sorted.
+/// Returns the sorted keys of all warnings of one kind.
 fn warned(warnings: &[Warning], kind: WarningKind) -> Vec<&str> {
     let mut keys: Vec<_> = warnings.iter().filter(|w| w.kind == kind).map(|w| w.key.as_str()).collect();
     keys.sort_unstable();
@@ -110,7 +110,7 @@ fn the_documented_edge_is_closed_and_says_the_defaults() {
     assert_eq!(documented.client.servers[0].dns.to_string(), "tunnel.example.org");
 }
 
-/// The whole keys that stand in a documentation, commented out or not.
+/// Returns the full keys in a documented config, commented out or not.
 fn documented(text: &str) -> Vec<String> {
     let mut table = String::new();
     let mut keys = Vec::new();
@@ -136,9 +136,9 @@ fn documented(text: &str) -> Vec<String> {
     keys
 }
 
-/// Keys without tables and the other mode's.
+/// Returns the known keys of our mode, without tables.
 fn known(report: Diagnostics, ours: &str) -> Vec<String> {
-    // A name that the user has chosen stands in quotes, and may hold dots.
+    // A name chosen by the user is in quotes, and may contain dots.
     let table = |key: &String| match key.strip_suffix('"') {
         Some(named) => Some(named.rsplit_once(".\"")?.0.to_owned()),
         None => Some(key.rsplit_once('.')?.0.to_owned()),
@@ -225,7 +225,7 @@ fn who_lets_edges_in_is_told_that_superedges_list_of_exceptions_is_not_read() {
         let (_, warnings) = ServerConfig::read(text, &env).unwrap();
         warnings.iter().any(|w| w.key == "EDGE_NO_PROXY" && w.kind == WarningKind::Insecure)
     };
-    assert!(!warned("[mode.cloud.allow]\ntargets = []\nnodes = []"), "nothing is open");
+    assert!(!warned("[mode.cloud.allow]\ntargets = []\nnodes = []"), "nothing is allowed");
     assert!(warned("[mode.cloud.allow]\ntargets = [\"10.0.0.0/8:*\"]"));
     assert!(warned("[mode.cloud.allow]\nnodes = [\"*\"]"));
 }
@@ -263,7 +263,7 @@ fn our_own_keys_become_what_they_mean() {
     assert_eq!(cloud.session.grace, Duration::from_secs(120));
     assert_eq!(cloud.session.open_timeout, Duration::from_millis(500));
     assert_eq!((cloud.session.max, cloud.session.drain), (7, Duration::ZERO));
-    assert_eq!(cloud.session.max_for_client, 2, "a quarter, and never nothing");
+    assert_eq!(cloud.session.max_for_client, 2, "a quarter, rounded up");
     assert!(cloud.ssh.access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
     assert!(cloud.server.proxy_protocol.is_empty());
     assert_eq!(cloud.session.memory, Some(64 << 20));
@@ -288,7 +288,7 @@ fn an_edge_knows_its_name_from_the_file_or_else_from_the_environment() {
     let nobody = EdgeConfig::read(LEAST, &Environment::default()).unwrap_err().to_string();
     assert_eq!(
         nobody,
-        "line 1: mode.edge.stream.client.node: missing: name this node, here or by NODE_NAME in the environment"
+        "line 1: mode.edge.stream.client.node: missing: set this node's name here or in the environment variable NODE_NAME"
     );
     let env =
         Environment { node_name: Some("a b".to_owned()), pod_ip: Some("nowhere".to_owned()), ..node1() };
@@ -319,20 +319,20 @@ fn every_fault_is_told_at_once_in_the_order_of_the_file() {
          [mode.cloud.shh]\n[mode.clout]\n",
     );
     let expected = [
-        "line 2: mode.cloud.stream.server.grpc_port: 70000: want a port: a number from 0 to 65535",
-        "line 3: mode.cloud.stream.server.log_listen: \"localhost:1\": want ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000",
-        "line 4: mode.cloud.stream.server.tokenfile: 5: want a text in quotes",
-        "line 6: mode.cloud.ssh.prot: not a key that is known: did you mean port?",
-        "line 7: mode.cloud.ssh.auth: \"basik\": want \"none\" or \"basic\"",
+        "line 2: mode.cloud.stream.server.grpc_port: 70000: expected a port: a number from 0 to 65535",
+        "line 3: mode.cloud.stream.server.log_listen: \"localhost:1\": expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000",
+        "line 4: mode.cloud.stream.server.tokenfile: 5: expected a text in quotes",
+        "line 6: mode.cloud.ssh.prot: unknown key: did you mean port?",
+        "line 7: mode.cloud.ssh.auth: \"basik\": expected \"none\" or \"basic\"",
         "line 8: mode.cloud.ssh.allow_from[0]: \"10.0.0.1/8\": address has bits set after the prefix; for the whole network write 10.0.0.0/8, for one address remove the '/' and the length",
         "line 8: mode.cloud.ssh.allow_from[1]: \"x\": not a network; expected an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8",
-        "line 9: mode.cloud.ssh.rules[0].nodes: an empty list: nothing would match: leave the key out to match everything, or fill the list",
-        "line 9: mode.cloud.ssh.rules[0].port: not a key that is known: did you mean ports?",
-        "line 9: mode.cloud.ssh.rules[1]: 5: want a table: { … }",
-        "line 11: mode.cloud.session.grace: 60: want a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"",
-        "line 12: mode.cloud.session.memory: \"1KiB\": want at least 1024 KiB",
-        "line 13: mode.cloud.shh: not a key that is known: did you mean ssh?",
-        "line 14: mode.clout: not a key that is known: did you mean cloud?",
+        "line 9: mode.cloud.ssh.rules[0].nodes: an empty list: it matches nothing; leave the key out to match everything, or fill the list",
+        "line 9: mode.cloud.ssh.rules[0].port: unknown key: did you mean ports?",
+        "line 9: mode.cloud.ssh.rules[1]: 5: expected table: { … }",
+        "line 11: mode.cloud.session.grace: 60: expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"",
+        "line 12: mode.cloud.session.memory: \"1KiB\": expected at least 1024 KiB",
+        "line 13: mode.cloud.shh: unknown key: did you mean ssh?",
+        "line 14: mode.clout: unknown key: did you mean cloud?",
     ];
     assert_eq!(faults.to_string().lines().collect::<Vec<_>>(), expected);
 }
@@ -390,7 +390,7 @@ fn the_wrong_modes_file_is_told_as_such() {
     let faults = cloud_faults(LEAST);
     assert_eq!(
         faults.to_string(),
-        "line 1: mode.edge: the only mode in this file: start with --m=edge, or give the other file"
+        "line 1: mode.edge: the only mode in this file: start with --m=edge, or use the other file"
     );
     let (_, warnings) = cloud(&format!("{LEAST}[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\""));
     assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.edge"]);
@@ -496,7 +496,7 @@ proptest! {
         let reported: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
         let expected: Vec<_> = chosen
             .iter()
-            .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("not a key that is known: did you mean {key}?")))
+            .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("unknown key: did you mean {key}?")))
             .collect();
         prop_assert_eq!(reported, expected);
     }
@@ -526,5 +526,5 @@ fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_lo
     let read = EdgeConfig::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
     assert_eq!((read.settings.client.ca.to_str(), read.faults.len()), (Some("/c"), 3));
     let broken = ServerConfig::examine(&format!("{text}= ="), &Environment::default());
-    assert_eq!(broken.given.len(), 0, "who knows what was meant");
+    assert_eq!(broken.given.len(), 0, "a broken file has no reliable keys");
 }

@@ -1,4 +1,4 @@
-//! Single values: what is written, as what it means, or what is wrong with it.
+//! Readers for single values: each returns the parsed value or a description of the error.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,94 +13,94 @@ use toml::de::{DeInteger, DeValue};
 use crate::config::Secret;
 use tunnel_base::policy;
 
-/// Why a value cannot be what it should be.
+/// A description of a wrong value.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ValueError {
-    /// What is written; never a secret.
+    /// The value found; never a secret.
     pub(crate) found: String,
     /// What is allowed.
     pub(crate) wanted: String,
 }
 
-/// A text; empty is a text.
+/// Reads a text, possibly empty.
 pub(crate) fn text(value: &DeValue<'_>) -> Result<String, ValueError> {
     match value {
         DeValue::String(text) => Ok(text.to_string()),
-        other => Err(wrong(other, "want a text in quotes")),
+        other => Err(wrong(other, "expected a text in quotes")),
     }
 }
 
-/// A text that is not empty.
+/// Reads a text that is not empty.
 pub(crate) fn nonempty(value: &DeValue<'_>) -> Result<String, ValueError> {
     match text(value)? {
         empty if empty.trim().is_empty() => {
-            Err(wrong(value, "want a text that is not empty, or leave the key out"))
+            Err(wrong(value, "expected a non-empty text; otherwise leave the key out"))
         }
         nonempty => Ok(nonempty),
     }
 }
 
-/// Yes or no.
+/// Reads a boolean.
 pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, ValueError> {
     match value {
         DeValue::Boolean(flag) => Ok(*flag),
-        other => Err(wrong(other, "want true or false")),
+        other => Err(wrong(other, "expected true or false")),
     }
 }
 
-/// A text that no message may repeat.
+/// Reads a text that must not appear in messages.
 pub(crate) fn secret(value: &DeValue<'_>) -> Result<Secret, ValueError> {
     match value {
         DeValue::String(text) => Ok(Secret::new(text.as_ref())),
         other => {
-            Err(ValueError { found: kind(other).to_owned(), wanted: "want a text in quotes".to_owned() })
+            Err(ValueError { found: kind(other).to_owned(), wanted: "expected a text in quotes".to_owned() })
         }
     }
 }
 
-/// The name of a file.
+/// Reads a file name.
 pub(crate) fn file_path(value: &DeValue<'_>) -> Result<PathBuf, ValueError> {
     match nonempty(value)? {
-        text if text.contains('\0') => Err(wrong(value, "want the name of a file")),
+        text if text.contains('\0') => Err(wrong(value, "expected a file name")),
         text => Ok(text.into()),
     }
 }
 
-/// A text that stands for something else: a node's name, a network, a target.
+/// Reads a text with a parser: a node's name, a network, a target.
 pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, ValueError> {
     text(value)?.parse().map_err(|error: T::Err| wrong(value, error))
 }
 
-/// A network, or a single address.
+/// Reads a network, or a single address.
 pub(crate) fn network(value: &DeValue<'_>) -> Result<IpNet, ValueError> {
     policy::network(&text(value)?).map_err(|error| wrong(value, error))
 }
 
-/// A TCP port, a number or (as SuperEdge writes it in places) a text. 0 is a port: any free one.
+/// Reads a TCP port, as a number or (as in some of SuperEdge's files) a text. 0 means any free port.
 pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, ValueError> {
     let port = match value {
         DeValue::Integer(number) => integer(number).and_then(|n| u16::try_from(n).ok()),
         DeValue::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
         _ => None,
     };
-    port.ok_or_else(|| wrong(value, "want a port: a number from 0 to 65535"))
+    port.ok_or_else(|| wrong(value, "expected a port: a number from 0 to 65535"))
 }
 
-/// A TCP port that somebody can be reached at, so not 0.
+/// Reads a TCP port to connect to, so not 0.
 pub(crate) fn target_port(value: &DeValue<'_>) -> Result<u16, ValueError> {
     match port_number(value) {
         Ok(port_number) if port_number > 0 => Ok(port_number),
-        _ => Err(wrong(value, "want a port: a number from 1 to 65535")),
+        _ => Err(wrong(value, "expected a port: a number from 1 to 65535")),
     }
 }
 
-/// An address to listen on.
+/// Reads an address to listen on.
 pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, ValueError> {
-    let wanted = "want ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
+    let wanted = "expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
     text(value)?.parse().map_err(|_| wrong(value, wanted))
 }
 
-/// A whole number within limits.
+/// Reads a whole number within limits.
 pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
     move |value| {
         let number = match value {
@@ -108,46 +108,49 @@ pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> R
             _ => None,
         };
         number.filter(|n| limits.contains(n)).ok_or_else(|| {
-            wrong(value, format_args!("want a whole number from {} to {}", limits.start(), limits.end()))
+            wrong(value, format_args!("expected a whole number from {} to {}", limits.start(), limits.end()))
         })
     }
 }
 
-/// A duration within limits: a whole number with `ms`, `s`, `m` or `h`.
+/// Reads a duration within limits: a whole number with `ms`, `s`, `m` or `h`.
 pub(crate) fn duration(
     limits: RangeInclusive<Duration>,
 ) -> impl Fn(&DeValue<'_>) -> Result<Duration, ValueError> {
     move |value| {
         let millis = measured(value, &DURATIONS).ok_or_else(|| {
-            wrong(value, "want a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"")
+            wrong(value, "expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"")
         })?;
         let duration = Duration::from_millis(millis);
         if limits.contains(&duration) {
             Ok(duration)
         } else {
-            Err(wrong(value, format_args!("want a duration from {:?} to {:?}", limits.start(), limits.end())))
+            Err(wrong(
+                value,
+                format_args!("expected a duration from {:?} to {:?}", limits.start(), limits.end()),
+            ))
         }
     }
 }
 
-/// A size in bytes of at least `least`: a whole number with `B`, `KiB`, `MiB` or `GiB`.
+/// Reads a size in bytes of at least `least`: a whole number with `B`, `KiB`, `MiB` or `GiB`.
 pub(crate) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
     move |value| {
         let bytes =
             measured(value, &SIZES).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| {
                 wrong(
                     value,
-                    "want a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"",
+                    "expected a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"",
                 )
             })?;
         if bytes < least {
-            return Err(wrong(value, format_args!("want at least {} KiB", least / KIB)));
+            return Err(wrong(value, format_args!("expected at least {} KiB", least / KIB)));
         }
         Ok(bytes)
     }
 }
 
-/// What is written, cut short, for a message.
+/// Formats a value for a message, shortened.
 pub(crate) fn shown(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("{:?}", excerpt(text)),
@@ -158,7 +161,7 @@ pub(crate) fn shown(value: &DeValue<'_>) -> String {
     }
 }
 
-/// A text as a message may repeat it: short, and without what could upset a terminal.
+/// Returns a short copy of a text without control characters, which could disturb a terminal.
 pub(crate) fn excerpt(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     let mut short: String = text.chars().take(MAX_EXCERPT).map(clean).collect();
@@ -168,8 +171,8 @@ pub(crate) fn excerpt(text: &str) -> String {
     short
 }
 
-/// Whether both values are equal. A number may stand in quotes. Tables and lists are never equal: we do not look into
-/// them.
+/// Returns true if both values are equal. A number may be in quotes. Tables and lists are never equal, as they are not
+/// compared.
 pub(crate) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
     let scalar = |value: &DeValue<'_>| match value {
         DeValue::String(text) => Some(text.to_string()),
@@ -180,7 +183,7 @@ pub(crate) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
     scalar(a).is_some() && scalar(a) == scalar(b)
 }
 
-/// Something wrong with a value that may be shown.
+/// Returns an error about a value that may be displayed.
 pub(crate) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> ValueError {
     ValueError { found: shown(value), wanted: wanted.to_string() }
 }
@@ -201,7 +204,7 @@ fn integer(number: &DeInteger<'_>) -> Option<i64> {
     i64::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
-/// A number times its unit, if the unit is there and all of it fits.
+/// Returns the number multiplied by its unit; `None` if the unit is missing or the product overflows.
 fn measured(value: &DeValue<'_>, units: &[(&str, u64)]) -> Option<u64> {
     let DeValue::String(text) = value else { return None };
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -210,16 +213,16 @@ fn measured(value: &DeValue<'_>, units: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(*each)
 }
 
-/// Units of time, in milliseconds: nothing we wait for is shorter.
+/// Units of time, in milliseconds. No timeout needs a smaller unit.
 const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
 
-/// Units of size, in bytes. Powers of two only: a "MB" means two things.
+/// Units of size, in bytes. Powers of two only: "MB" is ambiguous.
 const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// Bytes in a KiB, the unit of least sizes in messages.
+/// Bytes in a KiB, the unit of minimum sizes in messages.
 const KIB: usize = 1 << 10;
 
-/// Characters of a bad value that a message repeats: enough to recognise it.
+/// Maximum number of characters of a wrong value in a message.
 const MAX_EXCERPT: usize = 60;
 
 #[cfg(test)]
@@ -274,9 +277,9 @@ mod tests {
         let short = duration(Duration::from_secs(1)..=Duration::from_secs(9))(&quoted("10s")).unwrap_err();
         assert_eq!(
             (short.found.as_str(), short.wanted.as_str()),
-            ("\"10s\"", "want a duration from 1s to 9s")
+            ("\"10s\"", "expected a duration from 1s to 9s")
         );
-        assert_eq!(size(1 << 20)(&quoted("1KiB")).unwrap_err().wanted, "want at least 1024 KiB");
+        assert_eq!(size(1 << 20)(&quoted("1KiB")).unwrap_err().wanted, "expected at least 1024 KiB");
     }
 
     proptest! {

@@ -90,7 +90,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     std::fs::write(&config, changed).unwrap();
     cloud.process.hang_up();
     let by_config = [("actor", "the config"), ("keys", "mode.cloud.ssh.allow_from")];
-    one_more(&cloud.process, &mut seen, "the config says anew who may reach what", &by_config);
+    one_more(&cloud.process, &mut seen, "access rules reloaded", &by_config);
 }
 
 #[test]
@@ -106,5 +106,5 @@ fn each_privileged_act_at_an_edge_leaves_one_line_too() {
     std::fs::write(place.path().join("edge.toml"), config.replace(":22\"", ":23\"")).unwrap();
     edge.hang_up();
     let by_config = [("actor", "the config"), ("keys", "mode.edge.allow.targets")];
-    one_more(&edge, &mut seen, "the config says anew who may reach what", &by_config);
+    one_more(&edge, &mut seen, "access rules reloaded", &by_config);
 }

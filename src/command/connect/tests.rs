@@ -25,7 +25,7 @@ fn a_target_is_one_word_or_sshs_host_and_port() {
     }
     for args in [&["node1"][..], &["node1:x"], &["node1", "0"]] {
         let failed = target(&asked(args)).unwrap_err();
-        assert!(failed.code == 64 && failed.text.contains("want NODE:PORT"), "{failed}");
+        assert!(failed.code == 64 && failed.text.contains("expected NODE:PORT"), "{failed}");
     }
 }
 
@@ -33,25 +33,25 @@ fn a_target_is_one_word_or_sshs_host_and_port() {
 fn a_local_port_is_on_loopback_unless_an_address_is_given() {
     assert_eq!(local("8022").unwrap().to_string(), "127.0.0.1:8022");
     assert_eq!(local("[::1]:8022").unwrap().to_string(), "[::1]:8022");
-    assert!(local("localhost:8022").unwrap_err().text.contains("want IP:PORT"));
+    assert!(local("localhost:8022").unwrap_err().text.contains("expected IP:PORT"));
 }
 
 #[test]
 fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
     for (args, part) in [
-        (&["n:1", "--through=cloud:2222"][..], "want http://[USER@]HOST:PORT"),
-        (&["n:1", "--through=http://cloud"], "host and port are not understood"),
+        (&["n:1", "--through=cloud:2222"][..], "expected http://[USER@]HOST:PORT"),
+        (&["n:1", "--through=http://cloud"], "invalid host and port"),
         (&["n:1", "--through=unix:a"], "begin with /"),
-        (&["n:1", "--through=https://cloud:8000"], "wants --ca=FILE"),
+        (&["n:1", "--through=https://cloud:8000"], "requires --ca=FILE"),
         (&["n:1", "--through=http://ops:secret@cloud:8000"], "--password-file"),
-        (&["n:1", "--through=http://ops@cloud:8000"], "wants --password-file"),
-        (&["n:1", "--password-file=/x"], "wants a user"),
-        (&["n:1", "--ca=/x"], "say https://"),
+        (&["n:1", "--through=http://ops@cloud:8000"], "requires --password-file"),
+        (&["n:1", "--password-file=/x"], "requires a user"),
+        (&["n:1", "--ca=/x"], "use https://"),
         (&["n:1", "--through=https://cloud:8000", "--ca=/nowhere"], "/nowhere"),
     ] {
         let failed = ConnectEndpoint::new(&asked(args)).err().unwrap();
         assert!(failed.text.contains(part) && !failed.text.contains("secret"), "{args:?}: {failed}");
     }
     assert_eq!(ConnectEndpoint::new(&asked(&["n:1"])).ok().unwrap().to_string(), "127.0.0.1:2222");
-    assert!(Line::try_parse_from(["connect", "n:1", "--cert=/c"]).is_err(), "a certificate wants its key");
+    assert!(Line::try_parse_from(["connect", "n:1", "--cert=/c"]).is_err(), "a certificate requires its key");
 }

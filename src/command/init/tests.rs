@@ -17,7 +17,7 @@ fn asked(dir: &Path, more: &[&str]) -> InitArgs {
     }
 }
 
-/// Every file and folder below, with its mode.
+/// Collects every file and folder in `dir`, with its mode.
 fn modes(dir: &Path, found: &mut Vec<(PathBuf, u32)>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -43,7 +43,7 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     let (cloud, warnings) = ServerConfig::read(&read("cloud/cloud.toml"), &Environment::default()).unwrap();
     assert_eq!(warnings, []);
     let kept = Invitations::File("/var/lib/tunnel/enrolled".into());
-    assert_eq!(cloud.invitations, Some(kept), "below /etc no service may write");
+    assert_eq!(cloud.invitations, Some(kept), "a service may not write below /etc");
     assert_eq!(cloud.server.tokenfile, Path::new("/etc/tunnel/token/token"));
     let (edge, warnings) = EdgeConfig::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();
     assert_eq!((warnings, edge.client.node.as_str()), (Vec::new(), "node2"));
@@ -100,9 +100,9 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
     fs::write(place.path().join("junk"), "junk").unwrap();
     let junk = place.path().join("junk").display().to_string();
     for (more, says) in [
-        (["--to", "etc"], "want a path from the root"),
-        (["--client", "a*"], "--client \"a*\": want"),
-        (["--client", "Tunnel:node1"], "names that begin with tunnel: are edges'"),
+        (["--to", "etc"], "expected an absolute path"),
+        (["--client", "a*"], "--client \"a*\": expected"),
+        (["--client", "Tunnel:node1"], "names that begin with tunnel: are reserved"),
         (["--node", "Node1"], "--node Node1 is given twice"),
     ] {
         let told = run(&asked(&dir, &more)).unwrap_err();
@@ -111,7 +111,7 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
     let told = run(&asked(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
     assert!(told.code == 78 && told.text.contains("junk: holds no certificate"), "{told}");
     let twice = run(&asked(&dir, &["--client", "a:b", "--client", "a-b"])).unwrap_err();
-    assert!(twice.text.contains("client-a-b is another one's"), "{twice}");
+    assert!(twice.text.contains("another client has the same folder client-a-b"), "{twice}");
     assert!(!dir.exists());
 }
 

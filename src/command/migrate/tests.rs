@@ -6,7 +6,7 @@ use tunnel_base::policy::ports::PortTarget;
 
 use super::*;
 
-/// As YurtTunnel's own manifests have it, and with each setting that it has.
+/// Like YurtTunnel's own manifests, with each of its settings.
 const OLD: &str = r#"
 apiVersion: apps/v1
 kind: Deployment
@@ -91,19 +91,19 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
     assert_eq!(settings.node_names.unwrap().key, "tunnel-nodes");
     let said = remarks(&text);
     for (at, begin) in [
-        "gone     --bind-address=$(NODE_IP): it cannot be read",
+        "removed  --bind-address=$(NODE_IP): invalid value",
         "kept     --insecure-bind-address=10.0.0.5: listen_ip of [mode.cloud.http]",
-        "gone     --server-count=1: pods find each other",
+        "removed  --server-count=1: servers find each other",
         "changed  --enable-iptables=true: ",
         "kept     --enable-dns-controller=true: [mode.cloud.node_names]",
         "kept     --secure-port=20263: ",
         "changed  --cert-dns-names=tunnel.example.org: ",
-        "unknown  --odd=1: no flag that any YurtTunnel is known to have",
+        "unknown  --odd=1: not a flag of any known YurtTunnel",
         "changed  --v=2: ",
         "kept     dnat-ports-pair: \"9052=10264\": ",
         "kept     http-proxy-ports: \"9051, x\": ",
         "kept     https-proxy-ports: \"\": ",
-        "gone     http-proxy-ports: \"x\": want a port",
+        "removed  http-proxy-ports: \"x\": want a port",
         "changed  Service x-tunnel-server-svc (NodePort): ",
         "kept     ConfigMap yurt-tunnel-nodes: ",
     ]
@@ -130,7 +130,7 @@ fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
         assert!(settings.tcp.is_empty(), "{text}");
         assert_eq!(settings.ports.unwrap().namespace, "kube-system");
         assert_eq!(settings.node_names.unwrap().namespace, "kube-system");
-        assert!(remarks(&text).iter().any(|line| line.contains("it is no namespace's name")), "{text}");
+        assert!(remarks(&text).iter().any(|line| line.contains("not a valid namespace")), "{text}");
     }
 }
 
@@ -145,7 +145,7 @@ fn the_edges_settings_that_are_printed_load() {
     EdgeConfig::read(&migrated(&silent, true).unwrap(), &in_a_cluster()).unwrap();
 }
 
-/// The flags of YurtTunnel's programs of all versions, as their sources have them.
+/// The flags of all versions of YurtTunnel's programs, from their sources.
 #[test]
 fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
     let server = "version kube-config bind-address insecure-bind-address cert-dns-names cert-ips cert-dir enable-iptables \
@@ -165,11 +165,11 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
             assert_ne!(remark.verdict, Mapping::Unknown, "{remark:?}");
         }
     }
-    // What it did without being told has its line, too.
+    // Its default has a line too.
     let (_, remarks) = migrate::server(&[]);
     assert_eq!(remarks.len(), 1);
     assert!(remarks[0].what == "--enable-iptables=true, its default" && remarks[0].why.contains("intercept"));
-    // Kubelets probe the pods, so metrics cannot stay at --insecure-bind-address.
+    // Kubelets probe the server's pods, so metrics cannot stay at --insecure-bind-address.
     let (server, remarks) = migrate::server(&flags("enable-iptables", "meta-port"));
     assert_eq!((server.meta, remarks[1].verdict), (1, Mapping::Changed));
 }

@@ -46,18 +46,18 @@ fn told() -> Status {
 fn a_server_is_told_in_columns_without_what_a_peer_could_do_to_the_terminal() {
     let text = text(&told());
     let wanted = "\
-pod 3f2a1b9c, version 0.1.0, up 1d6h, ready
-4 sessions, 2 more pass through; 5 B to targets, 3.0 GiB from them
+server 3f2a1b9c, version 0.1.0, up 1d6h, ready
+4 sessions, 2 relayed; 5 B to targets, 3.0 GiB from targets
 ! publisher: the disk is full
 published: 1 records (hosts), 2 failures; failing: the disk is full
 
 NODE   STATE   LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR
 edge7  linked  3h12m   12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)
 
-GONE   AGO  WHY
-edge9  20s  nothing was [2J received
+DISCONNECTED  AGO  LAST ERROR
+edge9         20s  nothing was [2J received
 
-OTHER POD      STATE  LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR
+PEER           STATE  LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR
 10.0.0.7:9000  away   -       12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)";
     assert_eq!(text, wanted, "\n{text}");
 }
@@ -77,7 +77,10 @@ fn an_edge_without_a_link_says_why() {
     };
     let text = text(&edge);
     assert!(text.starts_with("edge of edge7 3f2a1b9c, version 0.1.0, up 1d6h, not ready\n"), "{text}");
-    assert!(text.contains("\n! link: the cloud refused our token\n") && text.ends_with("says why"), "{text}");
+    assert!(
+        text.contains("\n! link: the cloud refused our token\n") && text.ends_with("see the reason above"),
+        "{text}"
+    );
 }
 
 #[test]

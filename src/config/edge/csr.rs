@@ -1,4 +1,4 @@
-//! `[mode.edge.csr]`: a certificate by which this edge proves itself, issued by its cluster's signer.
+//! `[mode.edge.csr]`: a certificate that identifies this edge, issued by its cluster's signer.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,20 +9,20 @@ use crate::config::server::kubernetes::ClusterSettings;
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
 
-/// Where it is asked for and kept.
+/// How the certificate is requested, and where it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeCsrConfig {
-    /// The cluster that is asked, as this node.
+    /// The cluster to send the request to, as this node.
     pub cluster: ClusterSettings,
-    /// The file, of certificate and key.
+    /// The file of certificate and key.
     pub file: PathBuf,
-    /// How long it is to be valid; `None`: the signer decides.
+    /// The requested validity; `None` leaves it to the signer.
     pub lifetime: Option<Duration>,
-    /// `NODE_IP`, which stands in it.
+    /// `NODE_IP`, which the certificate contains.
     pub node_ip: Option<IpAddr>,
 }
 
-/// Reads the table; `None`: the token alone proves this edge.
+/// Reads the table. Returns `None` if the token alone identifies this edge.
 pub(crate) fn read(
     edge: &mut ConfigTable<'_>,
     node_ip: Option<IpAddr>,

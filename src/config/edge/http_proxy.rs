@@ -1,4 +1,4 @@
-//! The table `mode.edge.http_proxy`: the HTTP proxy for programs at this node.
+//! The table `mode.edge.http_proxy`: the HTTP proxy for programs on this node.
 
 use std::net::Ipv4Addr;
 
@@ -10,15 +10,15 @@ use tunnel_base::policy::Glob;
 /// `[mode.edge.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxy {
-    /// Where clients come in.
+    /// Address where clients connect.
     pub listen: ListenConfig,
-    /// Who may.
+    /// Access rules.
     pub access: AccessConfig,
-    /// Which hosts are nodes; `None`: names without a dot.
+    /// The hosts that are nodes; `None` means names without a dot.
     pub nodes: Option<Vec<Glob>>,
 }
 
-/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
+/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
 pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<HttpProxy> {
     let mut table = edge.table("http_proxy", report);
     let listen = listen::proxy(&mut table, Ipv4Addr::LOCALHOST, report);
@@ -26,7 +26,7 @@ pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Opti
     let nodes = table.list("nodes", value::parsed::<Glob>, report);
     let proxy = listen.map(|listen| HttpProxy { listen, access, nodes });
     if let Some(HttpProxy { listen, access, .. }) = &proxy {
-        let reached = "all that [mode.cloud.allow] opens to this edge";
+        let reached = "everything that [mode.cloud.allow] allows this edge";
         access.warn_if_open(table.key(listen.key), listen.at, PROOFS, reached, report);
     }
     table.finish(report);
@@ -59,7 +59,7 @@ mod tests {
             assert_eq!((proxy.unwrap().listen.at.to_string().as_str(), told), (at, vec![]));
         }
         assert_eq!(read_text(""), (None, vec![]), "no table, no port");
-        assert!(read_text("[http_proxy]").1[0].contains("say where the proxy listens"));
+        assert!(read_text("[http_proxy]").1[0].contains("set the address to listen on"));
     }
 
     #[test]
@@ -68,12 +68,8 @@ mod tests {
         let (proxy, told) = read_text(open);
         assert_eq!(proxy.unwrap().listen.at.to_string(), "0.0.0.0:51009");
         let [told] = told.try_into().unwrap();
-        let says =
-            "http_proxy.proxyport: whoever reaches 0.0.0.0:51009 reaches all that [mode.cloud.allow] opens";
-        assert!(
-            told.starts_with(says) && told.contains("auth = \"basic\" or allow_from closes it"),
-            "{told}"
-        );
+        let says = "http_proxy.proxyport: anyone who reaches 0.0.0.0:51009 can reach everything that [mode.cloud.allow] allows";
+        assert!(told.starts_with(says) && told.contains("set auth = \"basic\" or allow_from"), "{told}");
         for closed in ["auth = \"basic\"\nusers = \"/users\"", "allow_from = [\"10.244.1.0/24\"]"] {
             assert_eq!(read_text(&format!("{open}{closed}")).1, [""; 0], "{closed}");
         }

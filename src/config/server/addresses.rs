@@ -1,4 +1,5 @@
-//! Whose an address is (`[mode.cloud.addresses]`), and what a pod dials itself (`[mode.cloud.direct]`).
+//! Assignment of addresses to nodes (`[mode.cloud.addresses]`), and targets that a server dials itself
+//! (`[mode.cloud.direct]`).
 
 use ipnet::IpNet;
 
@@ -9,18 +10,18 @@ use tunnel_base::names::NodeName;
 use tunnel_base::policy;
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 
-/// How clients may name a target other than by its node's name.
+/// How clients may address a target other than by its node's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressSettings {
-    /// Networks, and the nodes behind them.
+    /// Networks, and the nodes that reach them.
     pub fixed: Vec<(IpNet, NodeName)>,
-    /// The cluster that is asked for nodes, pods and Services; `None`: none is.
+    /// The cluster that is queried for nodes, pods and Services; `None` queries none.
     pub cluster: Option<ClusterSettings>,
-    /// What a pod dials itself for its clients, of all that is at no node.
+    /// Targets that a server dials itself for its clients, if they are at no node.
     pub direct: Targets,
 }
 
-/// Reads both tables. To be called once the modules' tables have been asked for: some of them want Kubernetes asked.
+/// Reads both tables. Must run after the modules' tables were requested, as some of them require Kubernetes.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
@@ -47,7 +48,7 @@ pub(crate) fn read(
     AddressSettings { fixed, cluster, direct: direct.into_iter().collect() }
 }
 
-/// `None`: the entry is of no use, which is noted.
+/// Reads one entry. Returns `None` if it is unusable, which is recorded.
 fn entry_of(name: &str, mut entry: ConfigTable<'_>, report: &mut Diagnostics) -> Option<(IpNet, NodeName)> {
     let net = policy::network(name);
     if let Err(why) = &net {
@@ -58,8 +59,8 @@ fn entry_of(name: &str, mut entry: ConfigTable<'_>, report: &mut Diagnostics) ->
     Some((net.ok()?, node?))
 }
 
-/// The modules whose clients name pods and Services, or addresses alone.
+/// The modules with clients that address pods and Services, or addresses only.
 const MODULES: [&str; 4] = ["egress", "http_proxy", "https", "intercept"];
 
-/// The key that an entry which is a text stands for.
+/// The key that a plain text value stands for.
 const NODE: &str = "node";

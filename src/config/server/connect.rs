@@ -1,5 +1,4 @@
-//! The table `mode.cloud.ssh`: where clients send CONNECT. Its keys for access are the defaults of all other front
-//! ends' tables.
+//! The table `mode.cloud.ssh`: the CONNECT listener. Its access rules are the defaults of all other listeners' tables.
 
 use std::net::Ipv4Addr;
 
@@ -7,16 +6,16 @@ use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig};
 
-/// `[mode.cloud.ssh]`: the CONNECT front end.
+/// `[mode.cloud.ssh]`: the CONNECT listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SshConfig {
-    /// Where clients come in.
+    /// Address where clients connect.
     pub listen: ListenConfig,
-    /// Who may.
+    /// Access rules.
     pub access: AccessConfig,
 }
 
-/// Reads the table, and warns if it leaves the door open.
+/// Reads the table, and warns if the port is open to all clients.
 pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SshConfig {
     let mut table = cloud.table("ssh", report);
     let found = listen::read(&mut table, "listen", "port", report);
@@ -25,7 +24,7 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Ssh
     let reached = if table.is_present() {
         "every node"
     } else {
-        "every node (there is no such table, so the port is open as in SuperEdge)"
+        "every node (the table is absent, so the port is open as in SuperEdge)"
     };
     access.warn_if_open(table.key("auth"), listen.at, PROOFS, reached, report);
     table.finish(report);
@@ -34,5 +33,5 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Ssh
 
 const PROOFS: AuthMethods = AuthMethods { password: true, certificate: None };
 
-/// The port that SuperEdge opens for ssh, even without a key in its file.
+/// The port that SuperEdge opens for SSH, even if its file does not set it.
 const PORT: u16 = 22;

@@ -1,4 +1,4 @@
-//! `[mode.cloud.csr]`: certificates that the cluster's signers issue for this pod.
+//! `[mode.cloud.csr]`: certificates that the cluster's signers issue for this server.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,40 +11,40 @@ use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
 
-/// What is asked for, and where it is kept.
+/// The certificates to request, and where they are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerCsrConfig {
-    /// The cluster that is asked.
+    /// The cluster that issues them.
     pub cluster: ClusterSettings,
     /// Directory of the files, one for each certificate with its key.
     pub dir: PathBuf,
-    /// Whether there is one for the ports behind TLS, and by which names those are reached.
+    /// Names in the certificate for the ports with TLS; `None` requests none.
     pub server: Option<ServerNames>,
-    /// Whether there is one that is shown to targets.
+    /// Whether to request a certificate that is presented to targets.
     pub proxy_client: bool,
-    /// How long each is to be valid; `None`: the signer decides.
+    /// The requested validity; `None` leaves it to the signer.
     pub lifetime: Option<Duration>,
-    /// PEM file of the authority that signs edges' certificates; `None`: edges prove themselves by tokens alone.
+    /// PEM file of the CA that signs edges' certificates; `None` if edges have only tokens.
     pub agent_ca: Option<PathBuf>,
 }
 
-/// By what the ports of a pod are reached.
+/// The names at which clients reach the ports of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerNames {
-    /// Services of our namespace.
+    /// Services in our namespace.
     pub services: Vec<String>,
-    /// Names and addresses beside what those have.
+    /// Names and addresses in addition to those of the Services.
     pub names: BTreeSet<String>,
 }
 
-/// The profiles that a pod may have.
+/// The profiles that a server may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProfileKind {
     Server,
     ProxyClient,
 }
 
-/// Reads the table; `None`: nothing is asked for.
+/// Reads the table. Returns `None` if nothing is requested.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
@@ -61,8 +61,8 @@ pub(crate) fn read(
     let server = kinds.contains(&ProfileKind::Server);
     if server && services.is_empty() && names.is_empty() {
         let wanted =
-            "name the Services by which this pod's ports are reached, or with names what they are reached by";
-        table.error("services", Some("neither services nor names".to_owned()), wanted, report);
+            "list the Services that route to this server's ports, or in names their DNS names and addresses";
+        table.error("services", Some("neither services nor names is set".to_owned()), wanted, report);
     }
     let asks = if kinds.is_empty() { "agent_ca" } else { "profiles" };
     let cluster = issuing::cluster(&mut table, asks, !kinds.is_empty() || agent_ca.is_some(), env, report);
@@ -72,7 +72,7 @@ pub(crate) fn read(
     Some(ServerCsrConfig { cluster: cluster?, dir, server, proxy_client, lifetime, agent_ca })
 }
 
-/// What the tables of pods and edges share.
+/// Keys that the tables of servers and edges share.
 pub(crate) mod issuing {
     use super::Duration;
     use crate::config::server::csr::{LONGEST, SHORTEST};
@@ -80,12 +80,12 @@ pub(crate) mod issuing {
     use crate::config::table::ConfigTable;
     use crate::config::{Diagnostics, Environment, value};
 
-    /// How long a certificate is to be valid.
+    /// Reads the requested validity of a certificate.
     pub(crate) fn lifetime(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Duration> {
         table.read("lifetime", value::duration(SHORTEST..=LONGEST), report)
     }
 
-    /// The cluster, if one is `wanted`; `key` asks for it.
+    /// Returns the cluster if one is `wanted`; `key` is the key that requires it.
     pub(crate) fn cluster(
         table: &mut ConfigTable<'_>,
         key: &'static str,
@@ -95,7 +95,7 @@ pub(crate) mod issuing {
     ) -> Option<ClusterSettings> {
         let reached = kubernetes::reached(env);
         if let (Err(why), true) = (&reached, wanted) {
-            table.error(key, Some("asks for Kubernetes".to_owned()), *why, report);
+            table.error(key, Some("requires Kubernetes".to_owned()), *why, report);
         }
         reached.ok().filter(|_| wanted)
     }
@@ -105,22 +105,22 @@ fn kind(value: &DeValue<'_>) -> Result<ProfileKind, ValueError> {
     match value::text(value)?.as_str() {
         "server" => Ok(ProfileKind::Server),
         "proxy-client" => Ok(ProfileKind::ProxyClient),
-        _ => Err(value::wrong(value, "want \"server\" or \"proxy-client\"")),
+        _ => Err(value::wrong(value, "expected \"server\" or \"proxy-client\"")),
     }
 }
 
-/// A DNS name, or an address.
+/// Reads a DNS name or an address.
 fn name(value: &DeValue<'_>) -> Result<String, ValueError> {
     let name = value::nonempty(value)?;
     let sound = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':');
     if name.bytes().all(sound) && (!name.contains(':') || name.parse::<std::net::IpAddr>().is_ok()) {
         return Ok(name.to_ascii_lowercase());
     }
-    Err(value::wrong(value, "want a DNS name or an address, without a port"))
+    Err(value::wrong(value, "expected a DNS name or an address, without a port"))
 }
 
 const DIR: &str = "/var/lib/tunnel/pki";
 
-/// What Kubernetes takes at the least.
+/// The minimum in Kubernetes.
 const SHORTEST: Duration = Duration::from_secs(600);
 const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);

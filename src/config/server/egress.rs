@@ -1,4 +1,4 @@
-//! The table `mode.cloud.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a unix socket.
+//! The table `mode.cloud.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
 use std::path::PathBuf;
 
@@ -11,26 +11,26 @@ use tunnel_base::policy::Networks;
 /// `[mode.cloud.egress]`: CONNECT for kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EgressConfig {
-    /// At a port, always over TLS.
+    /// A port, always with TLS.
     Port {
-        /// Where clients come in.
+        /// Address where clients connect.
         listen: ListenConfig,
-        /// What they are shown, and asked for.
+        /// The server's certificate, and the CA of clients' certificates.
         certificates: ListenerTlsConfig,
-        /// Who may come in.
+        /// Access rules.
         access: AccessConfig,
     },
-    /// At a unix socket, whose file only its owner may open.
+    /// A Unix socket. Only the owner of its file may open it.
     Unix {
-        /// The file.
+        /// Path of the socket.
         path: PathBuf,
-        /// What they may reach.
+        /// What clients may reach.
         access: AccessConfig,
     },
 }
 
 impl EgressConfig {
-    /// Who may come in.
+    /// Returns the access rules.
     pub fn access(&self) -> &AccessConfig {
         match self {
             Self::Port { access, .. } | Self::Unix { access, .. } => access,
@@ -38,14 +38,14 @@ impl EgressConfig {
     }
 }
 
-/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
+/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     ssh: &AccessConfig,
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
     let mut table = cloud.table("egress", report);
-    // An older version's own; ours is that of the command line.
+    // A key of older versions; ours comes from the command line.
     table.ignore("kubeconfig", report);
     let place = listen::place(&mut table, &PORTS, report);
     if place.is_none()
@@ -53,7 +53,7 @@ pub(crate) fn read(
         && !table.has("listen")
         && !PORTS.iter().any(|key| table.has(key))
     {
-        let wanted = "say where kube-apiserver comes in: listen = \"ip:port\" or \"unix:/path\"";
+        let wanted = "set the address for kube-apiserver: listen = \"ip:port\" or \"unix:/path\"";
         table.error("listen", None, wanted, report);
     }
     let egress = match place {
@@ -79,7 +79,8 @@ fn port(
     Some(EgressConfig::Port { listen, certificates, access })
 }
 
-/// Every process that may open the socket's file may come in: keys that let others in have no use.
+/// Reads the keys of a Unix socket. Every process that may open its file has access, so keys that restrict clients are
+/// useless.
 fn unix(
     table: &mut ConfigTable<'_>,
     path: PathBuf,
@@ -93,9 +94,8 @@ fn unix(
     }
     for key in USELESS {
         if table.has(key) {
-            let wanted =
-                "leave it out: who comes in at a unix socket is its file's owner, and speaks no TLS there";
-            table.error(key, Some("given, but listen is a unix socket".to_owned()), wanted, report);
+            let wanted = "remove it; only the socket file's owner can connect, and without TLS";
+            table.error(key, Some("set, but listen is a Unix socket".to_owned()), wanted, report);
         }
     }
     EgressConfig::Unix {
@@ -104,10 +104,10 @@ fn unix(
     }
 }
 
-/// The port, and its older name.
+/// The key of the port, and its older name.
 const PORTS: [&str; 2] = ["port", "egressport"];
 
-/// Keys that mean nothing at a unix socket.
+/// Keys that have no meaning with a Unix socket.
 const USELESS: [&str; 10] = [
     "cert",
     "servercert",
@@ -121,7 +121,7 @@ const USELESS: [&str; 10] = [
     "users",
 ];
 
-/// Where SuperEdge has certificate and key.
+/// SuperEdge's paths of certificate and key.
 const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"];
 
 #[cfg(test)]
@@ -156,9 +156,9 @@ mod tests {
     #[test]
     fn where_to_listen_must_be_said_and_said_once() {
         for (text, part) in [
-            ("[egress]", "egress.listen: missing: say where kube-apiserver comes in"),
+            ("[egress]", "egress.listen: missing: set the address for kube-apiserver"),
             ("[egress]\nlisten = \"unix:relative\"", "or unix:/path"),
-            ("[egress]\nlisten = \"8000\"", "want ip:port"),
+            ("[egress]\nlisten = \"8000\"", "expected ip:port"),
             ("[egress]\nport = 1\negressport = 2", "keep port"),
             ("[egress]\nport = 1\ncert = \"/a\"\nservercert = \"/b\"", "keep cert"),
         ] {

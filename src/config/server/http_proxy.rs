@@ -9,13 +9,13 @@ use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
 /// `[mode.cloud.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxyConfig {
-    /// Where clients come in.
+    /// Address where clients connect.
     pub listen: ListenConfig,
-    /// Who may.
+    /// Access rules.
     pub access: AccessConfig,
 }
 
-/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
+/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     ssh: &AccessConfig,
@@ -34,16 +34,16 @@ pub(crate) fn read(
     proxy
 }
 
-/// SuperEdge restricts this port by environment variables, which are keys here: a port that they closed must not open
+/// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
 /// without the keys.
 fn as_superedge(access: &AccessConfig, env: &Environment, report: &mut Diagnostics) {
     if env.proxy_authorization.as_deref() == Some("true") && access.auth == AuthConfig::None {
         let wanted =
-            "it asks for passwords: say auth = \"basic\" and users in [mode.cloud.http_proxy], or unset it";
+            "it requires passwords; set auth = \"basic\" and users in [mode.cloud.http_proxy], or unset it";
         report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), wanted);
     }
     if env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
-        let text = "SuperEdge's list of what clients may not reach is not read: say in rules what they may";
+        let text = "SuperEdge's list of targets that clients may not reach is ignored; set in rules what they may reach";
         report.warn("CLOUD_PROXY".to_owned(), WarningKind::Insecure, text);
     }
 }
@@ -76,7 +76,7 @@ mod tests {
             assert_eq!(told(&format!("[http_proxy]\n{keys}"), &env).0.as_deref(), Some(at));
         }
         assert_eq!(told("", &env), (None, vec![]));
-        assert!(told("[http_proxy]", &env).1[0].contains("say where the proxy listens"));
+        assert!(told("[http_proxy]", &env).1[0].contains("set the address to listen on"));
         assert!(told("[http_proxy]\nport = 1\nlisten = \"[::1]:1\"", &env).1[0].contains("keep listen"));
     }
 
@@ -93,6 +93,6 @@ mod tests {
         assert!(told_open[1].contains("CLOUD_PROXY") && told_open[1].contains("rules"), "{told_open:?}");
         let closed = format!("{text}\nauth = \"basic\"\nusers = \"/users\"");
         assert_eq!(told(&closed, &env).1.len(), 1);
-        assert_eq!(told("", &env).1, [""; 0], "nothing is open");
+        assert_eq!(told("", &env).1, [""; 0], "no port is open");
     }
 }

@@ -1,5 +1,5 @@
-//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that stand for one port of every node; the client's TLS
-//! or its request names the node.
+//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that each stand for one port of every node. The client's
+//! TLS or its request names the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -13,55 +13,56 @@ use tunnel_base::policy::ports::PortTarget;
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpsConfig {
-    /// Whether the pod or the target ends the clients' TLS.
+    /// Whether the server or the target terminates clients' TLS.
     pub mode: HttpsMode,
-    /// Its ports.
+    /// The ports.
     pub ports: Vec<NodePortConfig>,
-    /// Who may come in.
+    /// Access rules.
     pub access: AccessConfig,
 }
 
-/// `[mode.cloud.http]`: the same without TLS.
+/// `[mode.cloud.http]`: like [`HttpsConfig`], but without TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpConfig {
-    /// Its ports.
+    /// The ports.
     pub ports: Vec<NodePortConfig>,
-    /// Who may come in.
+    /// Access rules.
     pub access: AccessConfig,
 }
 
-/// Who ends the TLS of clients of `[mode.cloud.https]`.
+/// Who terminates the TLS of clients of `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
-    /// This pod, with these files; the pod as well speaks TLS with the target, or else the edge does.
+    /// This server, with these files. TLS to the target is spoken by the server if it has an identity, otherwise by the
+    /// edge.
     Terminate(ListenerTlsConfig, Option<TargetIdentity>),
-    /// The target: of the client's TLS only the name is read.
+    /// The target. Only the name is read from the client's TLS.
     Passthrough,
 }
 
-/// What this pod shows targets with which it speaks TLS itself, for clients that have shown a certificate.
+/// The identity that this server presents to targets with its own TLS, for clients that have presented a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetIdentity {
     /// PEM file of the certificate.
     pub cert: PathBuf,
     /// PEM file of its private key.
     pub key: PathBuf,
-    /// PEM file of the authorities that may sign targets' certificates; `None`: any target is believed.
+    /// PEM file of the CAs that may sign targets' certificates; `None` trusts any target.
     pub ca: Option<PathBuf>,
 }
 
-/// A port of this pod, and what it stands for at each node.
+/// A port of this server, and the port of each node that it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePortConfig {
-    /// Address where clients come in.
+    /// Address where clients connect.
     pub at: SocketAddr,
-    /// The whole key of the entry.
+    /// The full key of the entry.
     pub key: String,
-    /// What the node dials.
+    /// The target that the node dials.
     pub stands_for: PortTarget,
 }
 
-/// Reads `[mode.cloud.https]`; `ssh` holds for what it leaves out of who may come in.
+/// Reads `[mode.cloud.https]`. Absent access rules are inherited from `ssh`.
 pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut Diagnostics) -> HttpsConfig {
     let mut table = cloud.table("https", report);
     let passthrough = table.read(
@@ -69,7 +70,7 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut
         |value| match value::text(value)?.as_str() {
             "terminate" => Ok(false),
             "passthrough" => Ok(true),
-            _ => Err(value::wrong(value, "want \"terminate\" or \"passthrough\"")),
+            _ => Err(value::wrong(value, "expected \"terminate\" or \"passthrough\"")),
         },
         report,
     );
@@ -79,12 +80,12 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut
     let asked = !passthrough && certificates.client_ca.is_some();
     let proofs = AuthMethods { password: false, certificate: Some(asked) };
     if passthrough && (table.has("cert") || table.has("key")) {
-        let text = "cert and key are not read: in this mode clients speak TLS with the target";
+        let text = "cert and key are ignored: in this mode clients speak TLS with the target";
         report.warn(table.key("mode"), WarningKind::Unexpected, text);
     }
     if passthrough && table.has("client_ca") {
-        let found = Some("given, but mode is \"passthrough\"".to_owned());
-        let wanted = "have the target ask for certificates: in this mode clients speak TLS with it";
+        let found = Some("set, but mode is \"passthrough\"".to_owned());
+        let wanted = "let the target request certificates; in this mode clients speak TLS with it";
         table.error("client_ca", found, wanted, report);
     }
     let access = AccessConfig::read(&mut table, proofs, ssh, report);
@@ -96,7 +97,7 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut
     HttpsConfig { mode, ports, access }
 }
 
-/// Reads `[mode.cloud.http]`; `ssh` holds for what it leaves out of who may come in.
+/// Reads `[mode.cloud.http]`. Absent access rules are inherited from `ssh`.
 pub(crate) fn read_http(
     cloud: &mut ConfigTable<'_>,
     ssh: &AccessConfig,
@@ -111,8 +112,8 @@ pub(crate) fn read_http(
     HttpConfig { ports, access }
 }
 
-/// `None`: edges speak TLS with targets, or there is a fault, which is noted. `proved`: clients are known by certificates,
-/// and some of them only.
+/// Reads the keys for TLS to targets. Returns `None` if edges speak TLS with targets, or after an error, which is
+/// recorded. `proved` is true if only some clients are accepted, by their certificates.
 fn target_identity(
     table: &mut ConfigTable<'_>,
     proved: bool,
@@ -124,32 +125,33 @@ fn target_identity(
     let insecure = table.read("target_insecure", value::flag, report).unwrap_or(false);
     for given in ["target_key", "target_ca", "target_insecure"] {
         if table.has(given) && !table.has("target_cert") {
-            table.error("target_cert", None, format!("{given} is given: name the certificate too"), report);
+            table.error("target_cert", None, format!("{given} is set; set the certificate too"), report);
         }
     }
     if !table.has("target_cert") {
         return None;
     }
     if !proved {
-        let found = Some("given, but not both client_ca and names, or names let everybody in".to_owned());
-        let wanted = "say with them whose requests it is shown for: it may carry rights over every node, so it is shown for \
-                      nobody who is known by an address alone";
+        let found =
+            Some("set, but client_ca or names is missing, or names accepts any certificate".to_owned());
+        let wanted = "set client_ca and names to the clients that may use it; it may have rights over every node, so it is not \
+                      presented for clients identified only by address";
         table.error("target_cert", found, wanted, report);
     }
     if ca.is_none() && !insecure {
-        let wanted = "name the authority that signs targets' certificates, or say target_insecure = true";
+        let wanted = "set the CA that signs targets' certificates, or set target_insecure = true";
         table.error("target_ca", None, wanted, report);
     }
     if insecure {
-        let text = "targets are not verified: whoever stands between an edge and a target can pose as it";
+        let text = "targets are not verified: anyone between an edge and a target can impersonate the target";
         report.warn(table.key("target_insecure"), WarningKind::Insecure, text);
     }
-    // One file may hold both.
+    // One file may contain both.
     let (cert, ca) = (cert?, ca.filter(|_| !insecure));
     Some(TargetIdentity { key: key.unwrap_or_else(|| cert.clone()), cert, ca })
 }
 
-/// `reads_host`: whether the Host of requests can be known there.
+/// Reads the ports. `reads_host` is true if the Host of requests can be read there.
 fn ports(table: &mut ConfigTable<'_>, reads_host: bool, report: &mut Diagnostics) -> Vec<NodePortConfig> {
     let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let mut all = table.table("addr", report);
@@ -157,7 +159,7 @@ fn ports(table: &mut ConfigTable<'_>, reads_host: bool, report: &mut Diagnostics
     entries.filter_map(|(name, entry)| node_port((ip, reads_host), &name, entry, report)).collect()
 }
 
-/// `None`: the entry is of no use, which is noted.
+/// Reads one port. Returns `None` if the entry is unusable, which is recorded.
 fn node_port(
     (ip, reads_host): (IpAddr, bool),
     name: &str,
@@ -166,20 +168,25 @@ fn node_port(
 ) -> Option<NodePortConfig> {
     let port = name.parse::<u16>().ok().filter(|_| name.bytes().all(|b| b.is_ascii_digit()));
     if port.is_none() {
-        entry.name_error(name, "want a port as the key: a number from 0 to 65535 in quotes", report);
+        entry.name_error(name, "expected a port as the key: a number from 0 to 65535 in quotes", report);
     }
     let stands_for = entry.read(TO, value::parsed::<PortTarget>, report);
     if stands_for.is_none() && !entry.has(TO) {
         entry.error(
             TO,
             None,
-            "name what each node dials, as in \"127.0.0.1:10250\", or say \"host\"",
+            "set the target that each node dials, as in \"127.0.0.1:10250\", or \"host\"",
             report,
         );
     }
     if stands_for == Some(PortTarget::Host) && !reads_host {
         let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
-        entry.error(TO, found, "name what each node dials: no Host is read in this mode", report);
+        entry.error(
+            TO,
+            found,
+            "set the target that each node dials; the Host cannot be read in this mode",
+            report,
+        );
     }
     let key = entry.path().to_owned();
     entry.finish(report);
@@ -196,36 +203,36 @@ fn warn_if_open(
     if let Some(NodePortConfig { at, stands_for, .. }) = ports.first() {
         let reached = match ports.len() {
             1 => format!("{stands_for} at every node"),
-            more => format!("{stands_for} at every node, and so with {} more of this table", more - 1),
+            more => format!("{stands_for} at every node (other entries of this table: {})", more - 1),
         };
         access.warn_if_open(table.key("addr"), *at, proofs, &reached, report);
     }
 }
 
-/// Where SuperEdge has certificate and key.
+/// SuperEdge's paths of certificate and key.
 const FILES: [&str; 2] =
     ["/etc/tunnel/certs/apiserver-kubelet-server.crt", "/etc/tunnel/certs/apiserver-kubelet-server.key"];
 
-/// The key that an entry which is a text stands for.
+/// The key that a plain text value stands for.
 const TO: &str = "to";
 
-// What a port behind TLS shows its clients, and asks of them: keys that the tables of several front ends have.
+// TLS of a listener: keys that the tables of several listeners share.
 
-/// The files of a port behind TLS.
+/// The TLS files of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerTlsConfig {
-    /// The table in which they are named.
+    /// The table that sets them.
     pub table: String,
-    /// PEM file of the certificate, own first.
+    /// PEM file of the certificate chain, leaf first.
     pub cert: PathBuf,
     /// PEM file of its private key.
     pub key: PathBuf,
-    /// PEM file of the authority that signs clients' certificates; `None`: none is asked for.
+    /// PEM file of the CA that signs clients' certificates; `None` requests no certificates.
     pub client_ca: Option<PathBuf>,
 }
 
 impl ListenerTlsConfig {
-    /// Reads the keys. `files` are certificate and key by default, `older` their keys' older names.
+    /// Reads the keys. `files` are the default paths of certificate and key, `older` the older names of their keys.
     pub(crate) fn read(
         table: &mut ConfigTable<'_>,
         files: [&str; 2],
@@ -238,8 +245,8 @@ impl ListenerTlsConfig {
             let Some(older) = older else { return path.unwrap_or_else(|| default.into()) };
             let other = table.read(older, value::file_path, report);
             if table.has(key) && table.has(older) {
-                let found = format!("{older} is given as well");
-                table.error(key, Some(found), format!("both name one file: keep {key}"), report);
+                let found = format!("{older} is also set");
+                table.error(key, Some(found), format!("both set the same file; keep {key}"), report);
             }
             path.or(other).unwrap_or_else(|| default.into())
         };
@@ -251,7 +258,7 @@ impl ListenerTlsConfig {
         }
     }
 
-    /// The whole key of one of the files.
+    /// Returns the full key of one of the files.
     pub fn key(&self, file: &str) -> String {
         format!("{}{file}", self.table)
     }

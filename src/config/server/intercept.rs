@@ -1,4 +1,4 @@
-//! The table `mode.cloud.intercept`: traffic of the pod's host that is caught on its way to edge nodes' addresses.
+//! The table `mode.cloud.intercept`: traffic of the server's host to edge nodes' addresses, intercepted by nftables.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,40 +12,40 @@ use crate::config::value::{self, ValueError};
 use crate::config::{self, Diagnostics, Environment};
 use tunnel_base::policy::Networks;
 
-/// What is caught, and how.
+/// What is intercepted, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterceptConfig {
-    /// Only addresses in these are ever caught.
+    /// Networks of intercepted addresses; nothing else is intercepted.
     pub networks: Networks,
-    /// The ports of nodes that are caught.
+    /// The nodes' ports that are intercepted.
     pub ports: BTreeSet<u16>,
-    /// Whether an edge's own word counts where no cluster is asked, which could contradict it.
+    /// Whether addresses reported by an edge are accepted if no cluster is queried, which could contradict them.
     pub trust_edges: bool,
-    /// Name of the table of nftables.
+    /// Name of the nftables table.
     pub table: String,
-    /// What our own connections carry.
+    /// The mark of our own connections.
     pub mark: MarkBits,
-    /// Networks whose traffic is caught that this host forwards; none: only the host's own is.
+    /// Networks whose traffic, forwarded by this host, is intercepted; empty intercepts only the host's own.
     pub forwarded: Vec<IpNet>,
-    /// Where it is led on this host; 0 takes free ports.
+    /// The port on this host that traffic is redirected to; 0 selects free ports.
     pub port: u16,
     /// `HOST_IP`: the address of the machine on which Kubernetes runs this pod.
     pub host_ip: Option<IpAddr>,
-    /// Who may come in.
+    /// Access rules.
     pub access: AccessConfig,
 }
 
-/// Some bits of a connection's mark, as `0x40/0x40`: their values, and which bits they are.
+/// Some bits of a connection's mark, such as `0x40/0x40`: their values and their mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkBits {
-    /// The values.
+    /// Values of the bits.
     pub mark: u32,
-    /// Which bits.
+    /// The bits that apply.
     pub mask: u32,
 }
 
-/// Reads the table; `ssh` holds for what it leaves out of who may come in. `None`: it is absent, or of no use, which is
-/// noted.
+/// Reads the table. Absent access rules are inherited from `ssh`. Returns `None` if the table is absent, or unusable,
+/// which is recorded.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     ssh: &AccessConfig,
@@ -60,15 +60,21 @@ pub(crate) fn read(
     let mark = table.read("mark", value::parsed::<MarkBits>, report);
     let forwarded = table.list("forwarded", value::network, report).unwrap_or_default();
     let port = table.read("port", value::port_number, report).unwrap_or_default();
-    // No balancer stands between the kernel and its listeners.
+    // There is no load balancer between the kernel and its listeners.
     let default = AccessConfig { proxy_protocol: Networks::default(), ..ssh.clone() };
     let access = AccessConfig::read(&mut table, PROOFS, &default, report);
     if !forwarded.is_empty() {
         let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
-        // Whoever sends through this host is let in by these networks and no others.
+        // For traffic through this host, these networks restrict the clients.
         let fence = || Some(forwarded.iter().copied().collect());
         let fenced = AccessConfig { allow_from: access.allow_from.clone().or_else(fence), ..access.clone() };
-        fenced.warn_if_open(table.key("forwarded"), at, PROOFS, "the caught ports of all edge nodes", report);
+        fenced.warn_if_open(
+            table.key("forwarded"),
+            at,
+            PROOFS,
+            "the intercepted ports of all edge nodes",
+            report,
+        );
     }
     table.finish(report);
     Some(InterceptConfig {
@@ -84,26 +90,26 @@ pub(crate) fn read(
     })
 }
 
-/// `None`: the table is absent, or this is missing or wrong, which is noted.
+/// Reads the networks. Returns `None` if the table is absent, or the key is missing or wrong, which is recorded.
 fn networks(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
     let before = report.fault_count();
     let networks = table.list("networks", value::network, report).filter(|networks| !networks.is_empty());
     if networks.is_none() && table.is_present() && report.fault_count() == before {
         let found = table.has("networks").then(|| "an empty list".to_owned());
-        let wanted = "name the networks in which edge nodes have their addresses, as in networks = [\"10.0.0.0/16\"]: \
-                      nothing else is ever caught";
+        let wanted = "list the networks of edge nodes' addresses, as in networks = [\"10.0.0.0/16\"]: \
+                      nothing else is intercepted";
         table.error("networks", found, wanted, report);
     }
     networks.map(Networks::from_iter)
 }
 
-/// A name that nft takes without quotes.
+/// Reads a name that nft accepts without quotes.
 fn name(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     let name = value::text(value)?;
     let is_one = name.starts_with(|first: char| first.is_ascii_alphabetic())
         && name.len() <= MAX_NAME
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    let wanted = "want a letter, then letters, digits and '_', 64 in all at most";
+    let wanted = "expected a letter, then letters, digits and '_', at most 64 in total";
     if is_one { Ok(name) } else { Err(value::wrong(value, wanted)) }
 }
 
@@ -120,21 +126,21 @@ impl FromStr for MarkBits {
         match (number(mark), number(mask)) {
             (Some(mark), Some(mask)) if mark != 0 && mark & !mask == 0 => Ok(Self { mark, mask }),
             _ => {
-                Err("want a mark and which of its bits count, as in \"0x40/0x40\", where at least one is set")
+                Err("expected a mark and the mask of its bits, as in \"0x40/0x40\", and at least one bit set")
             }
         }
     }
 }
 
-/// The protocol of what is caught is the target's, so nobody can be asked for a password or a certificate.
+/// Intercepted traffic has the target's protocol, so clients cannot be asked for a password or a certificate.
 const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
 
-/// Those of kubelets.
+/// The kubelet's ports.
 const PORTS: [u16; 2] = [10250, 10255];
 
 const TABLE: &str = "tunnel";
 
-/// A bit that neither Kubernetes nor the usual networks of pods take.
+/// A bit that neither Kubernetes nor common pod networks use.
 const MARK: MarkBits = MarkBits { mark: 0x40, mask: 0x40 };
 
 const MAX_NAME: usize = 64;

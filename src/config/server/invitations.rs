@@ -1,4 +1,4 @@
-//! `[mode.cloud.invitations]`: where pods keep who is invited and who has joined.
+//! `[mode.cloud.invitations]`: where servers store invitations and joined nodes.
 
 use std::path::PathBuf;
 
@@ -10,14 +10,14 @@ use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
 
-/// What all pods of a cloud share of nodes that join by invitation.
+/// The store of invitations and joined nodes, shared by all servers of a cloud.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Invitations {
-    /// In a file, on a disk that they share.
+    /// A file on a shared disk.
     File(PathBuf),
-    /// In one key of etcd, which stands at the prefix.
+    /// One key of etcd, equal to the prefix.
     Etcd(EtcdSettings),
-    /// In the Secret of this name.
+    /// The Secret of this name.
     Secret(ClusterSettings, String),
 }
 
@@ -30,7 +30,7 @@ enum InvitationStore {
     Secret,
 }
 
-/// Reads the table; `None`: nobody joins by invitation.
+/// Reads the table. Returns `None` if invitations are disabled.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
@@ -45,7 +45,7 @@ pub(crate) fn read(
         InvitationStore::None => None,
         InvitationStore::File => {
             if !table.has("file") {
-                table.error("file", None, "name a file on a disk that all pods share", report);
+                table.error("file", None, "set a file on a disk that all servers share", report);
             }
             file.map(Invitations::File)
         }
@@ -53,7 +53,7 @@ pub(crate) fn read(
         InvitationStore::Secret => match kubernetes::reached(env) {
             Ok(cluster) => Some(Invitations::Secret(cluster, secret.unwrap_or_else(|| SECRET.to_owned()))),
             Err(why) => {
-                table.error("store", Some("asks for Kubernetes".to_owned()), why, report);
+                table.error("store", Some("requires Kubernetes".to_owned()), why, report);
                 None
             }
         },
@@ -68,12 +68,12 @@ fn kind(value: &DeValue<'_>) -> Result<InvitationStore, ValueError> {
         "file" => Ok(InvitationStore::File),
         "etcd" => Ok(InvitationStore::Etcd),
         "secret" => Ok(InvitationStore::Secret),
-        _ => Err(value::wrong(value, "want \"none\", \"file\", \"etcd\" or \"secret\"")),
+        _ => Err(value::wrong(value, "expected \"none\", \"file\", \"etcd\" or \"secret\"")),
     }
 }
 
-/// Beside what CoreDNS reads.
+/// Apart from the records that CoreDNS reads.
 const ETCD_PREFIX: &str = "/tunnel";
 
-/// The Secret's name by default.
+/// Default name of the Secret.
 const SECRET: &str = "tunnel-invitations";

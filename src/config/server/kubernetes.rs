@@ -1,4 +1,4 @@
-//! The settings for Kubernetes: our own keys (`[mode.cloud.registry]`) and SuperEdge's.
+//! Config for Kubernetes: our own keys (`[mode.cloud.registry]`) and SuperEdge's.
 
 use std::path::PathBuf;
 
@@ -10,14 +10,14 @@ use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment, WarningKind};
 use tunnel_base::names::NodeName;
 
-/// The cluster of Kubernetes that this pod asks.
+/// The Kubernetes cluster that this process uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterSettings {
-    /// The kubeconfig file to reach it by (`--k`); `None`: the service account that Kubernetes gives to each pod.
+    /// The kubeconfig file (`--k`); `None` uses the service account that Kubernetes gives to each pod.
     pub kubeconfig: Option<PathBuf>,
-    /// `POD_NAMESPACE`; `None`: the namespace of the service account or the file.
+    /// `POD_NAMESPACE`; `None` means the namespace of the service account or the file.
     pub namespace: Option<String>,
-    /// Service whose ready endpoints are the pods; `None`: Kubernetes does not list the pods.
+    /// The Service whose ready endpoints are the servers; `None` if Kubernetes does not list them.
     pub service: Option<String>,
 }
 
@@ -25,15 +25,15 @@ pub struct ClusterSettings {
 #[derive(Debug, Default)]
 pub(crate) struct SuperEdge {
     configmap: Option<String>,
-    /// And the table that names it.
+    /// The Service, and the table that names it.
     service: Option<(&'static str, String)>,
 }
 
-/// Reads SuperEdge's tables. `debug` means to do without Kubernetes.
+/// Reads SuperEdge's tables. `debug` means not to use Kubernetes.
 pub(crate) fn superedge(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SuperEdge {
     let mut dns = stream.table("dns", report);
     let configmap = dns.read("configmap", name, report).flatten();
-    // Where the ConfigMap is mounted: we neither need to read it nor ever write it.
+    // Mount path of the ConfigMap, which we neither read nor write.
     dns.ignore("hosts", report);
     let service = dns.read("service", name, report).flatten();
     let debug = dns.read("debug", value::flag, report).unwrap_or(false);
@@ -48,8 +48,8 @@ pub(crate) fn superedge(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) 
     SuperEdge { configmap, service }
 }
 
-/// The ConfigMap to publish in, if any, the cluster if a setting needs it, and what names its Service. `publish`:
-/// whether the file asks to publish there; `None`: it has no such key, and SuperEdge's tables count.
+/// Returns the ConfigMap to publish in, the cluster if a key requires it, and the key that names its Service. `publish`
+/// is whether the file asks to publish there; `None` if it has no such key, so that SuperEdge's tables apply.
 pub(crate) fn read(
     table: &mut ConfigTable<'_>,
     superedge: SuperEdge,
@@ -67,7 +67,7 @@ pub(crate) fn read(
     if let Err(why) = reached {
         for (asked, key) in [(publish == Some(true), "publish"), (service.is_some(), "service")] {
             if asked {
-                table.error(key, Some("asks for Kubernetes".to_owned()), why, report);
+                table.error(key, Some("requires Kubernetes".to_owned()), why, report);
             }
         }
         let mut tables: Vec<_> = superedge.service.iter().map(|(table, _)| *table).collect();
@@ -75,8 +75,7 @@ pub(crate) fn read(
         tables.sort_unstable();
         tables.dedup();
         for name in tables {
-            let text =
-                format!("{why}: nothing is published in a ConfigMap, and a Service tells of no other pods");
+            let text = format!("nothing is published in a ConfigMap, and no Service lists peers: {why}");
             report.warn(format!("mode.cloud.stream.{name}"), WarningKind::Unsupported, text);
         }
         return (None, None, None);
@@ -98,30 +97,30 @@ pub(crate) fn read(
     (map, cluster, named)
 }
 
-/// The cluster, without the Service of the pods.
+/// Returns the cluster, without the Service of the servers.
 ///
 /// # Errors
 ///
-/// There is none: why, and what to do.
+/// Returns the reason and a hint if Kubernetes cannot be used.
 pub(crate) fn reached(env: &Environment) -> Result<ClusterSettings, &'static str> {
     let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
     let cluster = ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service: None };
     unreachable(env).map_or(Ok(cluster), Err)
 }
 
-/// Why Kubernetes cannot be used, and the remedy.
+/// Returns the reason why Kubernetes cannot be used, with a hint.
 fn unreachable(env: &Environment) -> Option<&'static str> {
     if !cfg!(feature = "kubernetes") {
         return Some(
-            "this program is built without Kubernetes: build it with cargo's feature \"kubernetes\"",
+            "this program is built without Kubernetes; build it with cargo's feature \"kubernetes\"",
         );
     }
     let inside = env.kubernetes_service_host.as_ref().is_some_and(|host| !host.is_empty());
-    let outside = "this process runs outside a cluster: name its kubeconfig with --k";
+    let outside = "this process runs outside a cluster; set its kubeconfig with --k";
     (!inside && env.kubeconfig.is_none()).then_some(outside)
 }
 
-/// Name of an object of Kubernetes; empty is none.
+/// Reads the name of a Kubernetes object; an empty text means none.
 pub(crate) fn name(value: &DeValue<'_>) -> Result<Option<String>, ValueError> {
     let text = value::text(value)?;
     let sound =
@@ -129,9 +128,9 @@ pub(crate) fn name(value: &DeValue<'_>) -> Result<Option<String>, ValueError> {
     match text {
         empty if empty.trim().is_empty() => Ok(None),
         text if sound && text.parse::<NodeName>().is_ok() => Ok(Some(text)),
-        _ => Err(value::wrong(value, "want a name as Kubernetes has it: small letters, digits, '-' and '.'")),
+        _ => Err(value::wrong(value, "expected a Kubernetes name: lower-case letters, digits, '-' and '.'")),
     }
 }
 
-/// What SuperEdge calls it.
+/// SuperEdge's name of it.
 const CONFIGMAP: &str = "tunnel-nodes";

@@ -12,27 +12,28 @@ use tunnel_base::policy::Glob;
 /// `[mode.cloud.node_names]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeNameSettings {
-    /// The cluster where all of it is.
+    /// The cluster of the objects.
     pub cluster: ClusterSettings,
     /// Namespace of ConfigMap and Lease.
     pub namespace: String,
-    /// The ConfigMap.
+    /// Name of the ConfigMap.
     pub configmap: String,
-    /// Its key.
+    /// Key in the ConfigMap.
     pub key: String,
-    /// The Lease whose holder writes.
+    /// The Lease; its holder writes the ConfigMap.
     pub lease: String,
     /// Label and value of the Nodes that are edges.
     pub edges: (String, String),
-    /// What names with dots that Nodes may have look like.
+    /// Patterns of allowed Node names with dots.
     pub names: Vec<Glob>,
-    /// The Service of our own namespace to which edges' names lead.
+    /// The Service, in our own namespace, that edges' names resolve to.
     pub service: String,
-    /// The ConfigMap that says at which pod an edge is, if edges' names lead there; `None`: they lead to the Service.
+    /// The ConfigMap that lists the server of each edge, if edges' names resolve to servers; `None` resolves them to
+    /// the Service.
     pub holders: Option<String>,
 }
 
-/// Reads the table; `None` without it, and where it is of no use, which is noted.
+/// Reads the table. Returns `None` if it is absent, or unusable, which is recorded.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     registry: &RegistrySettings,
@@ -52,20 +53,19 @@ pub(crate) fn read(
     let reached = kubernetes::reached(env);
     let present = table.is_present();
     if present && let Err(why) = reached {
-        table.error("configmap", Some("asks for Kubernetes".to_owned()), why, report);
+        table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);
     }
     let published = match &registry.publish {
         PublishConfig::ConfigMap(name) => Some(name),
         _ => None,
     };
     if present && published == Some(&configmap) {
-        let found = Some(format!("{configmap:?}, where publish of [mode.cloud.registry] writes"));
-        table.error("configmap", found, "name one of its own", report);
+        let found = Some(format!("{configmap:?}, which publish of [mode.cloud.registry] writes"));
+        table.error("configmap", found, "use a separate ConfigMap", report);
     }
     let holders = published.filter(|_| to_pod && registry.zone.is_empty()).cloned();
     if to_pod && holders.is_none() {
-        let wanted =
-            "which pod that is tells publish = \"configmap\" of [mode.cloud.registry], without a zone";
+        let wanted = "requires publish = \"configmap\" of [mode.cloud.registry], without a zone";
         table.error("lead_to", Some("\"pod\"".to_owned()), wanted, report);
     }
     table.finish(report);
@@ -73,16 +73,16 @@ pub(crate) fn read(
     Some(NodeNameSettings { cluster, namespace, configmap, key, lease, edges, names, service, holders })
 }
 
-/// Whether edges' names lead to the pods that have them, and not to the Service.
+/// Returns true if edges' names resolve to the servers that they are connected to, false if to the Service.
 fn lead_to(value: &DeValue<'_>) -> Result<bool, ValueError> {
     match value::text(value)?.as_str() {
         "service" => Ok(false),
         "pod" => Ok(true),
-        _ => Err(value::wrong(value, "want \"service\" or \"pod\"")),
+        _ => Err(value::wrong(value, "expected \"service\" or \"pod\"")),
     }
 }
 
-/// A label with its value.
+/// Reads a label with its value.
 fn label(value: &DeValue<'_>) -> Result<(String, String), ValueError> {
     let text = value::nonempty(value)?;
     let sound = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/');
@@ -90,11 +90,11 @@ fn label(value: &DeValue<'_>) -> Result<(String, String), ValueError> {
         Some((label, value)) if !label.is_empty() && label.bytes().chain(value.bytes()).all(sound) => {
             Ok((label.to_owned(), value.to_owned()))
         }
-        _ => Err(value::wrong(value, "want label=value, for example \"openyurt.io/is-edge-worker=true\"")),
+        _ => Err(value::wrong(value, "expected label=value, as in \"openyurt.io/is-edge-worker=true\"")),
     }
 }
 
-/// What YurtTunnel calls them, and where it has them; the Lease is our own.
+/// Names that YurtTunnel uses; the Lease is ours.
 const CONFIGMAP: &str = "yurt-tunnel-nodes";
 const NAMESPACE: &str = "kube-system";
 const KEY: &str = "tunnel-nodes";

@@ -1,4 +1,4 @@
-//! The keys of `[mode.cloud.registry]` about other pods: where they are, and how to find a node there.
+//! The keys of `[mode.cloud.registry]` about peers: where they are, and how to find a node there.
 
 use std::net::SocketAddr;
 
@@ -7,29 +7,30 @@ use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use tunnel_base::names::{Host, NodeName, Target};
 
-/// Where other pods are, and how a node at one of them is found.
+/// Where peers are, and how to find their nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerConfig {
-    /// Whether any setting is for several pods. If not, neither DNS nor siblings are asked.
+    /// Whether any key implies several servers. If not, neither DNS nor peers are queried.
     pub several: bool,
-    /// What names other pods, if anything does.
+    /// The key that names peers, if any does.
     pub named: Option<PeerKey>,
-    /// DNS servers that know which pod a node is linked to; none: the system's.
+    /// DNS servers that know each node's server; empty means the system's.
     pub dns: Vec<SocketAddr>,
-    /// Other pods' gRPC ports. Our own may be among them.
+    /// gRPC addresses of peers. Our own may be among them.
     pub list: Vec<SocketAddr>,
-    /// A name whose addresses are the pods', and their gRPC port.
+    /// A name that resolves to the servers' addresses, with their gRPC port.
     pub service: Option<Target>,
-    /// The DNS name that pods' certificates carry; none: the first of our own.
+    /// The DNS name in servers' certificates; `None` means the first name in our own.
     pub name: Option<String>,
 }
 
-/// A key that names other pods.
+/// A key that names peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerKey {
-    /// The whole of it.
+    /// The full key.
     pub key: &'static str,
-    /// Whether there must be links to them. SuperEdge's tables are of a program that has none, and may be as they were.
+    /// Whether links to the peers are required. SuperEdge has no such links, so its tables, used unchanged, do not
+    /// require them.
     pub must_link: bool,
 }
 
@@ -47,9 +48,9 @@ pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Pee
     PeerConfig { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
 }
 
-/// The address of a port elsewhere.
+/// Reads the address of a remote port.
 fn at(value: &toml::de::DeValue<'_>) -> Result<SocketAddr, ValueError> {
-    let wanted = "want ip:port, for example 10.96.0.10:53 or [fd00::1]:9000";
+    let wanted = "expected ip:port, for example 10.96.0.10:53 or [fd00::1]:9000";
     match value::text(value)?.parse::<SocketAddr>() {
         Ok(at) if at.port() > 0 && !at.ip().is_unspecified() => Ok(at),
         _ => Err(value::wrong(value, wanted)),
@@ -60,7 +61,7 @@ fn service(value: &toml::de::DeValue<'_>) -> Result<Target, ValueError> {
     let target: Target = value::parsed(value)?;
     match target.host {
         Host::Name(_) => Ok(target),
-        Host::Ip(_) => Err(value::wrong(value, "want name:port; addresses stand in siblings")),
+        Host::Ip(_) => Err(value::wrong(value, "expected name:port; list addresses in siblings")),
     }
 }
 
@@ -68,6 +69,6 @@ fn name(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     let text = value::nonempty(value)?;
     match text.parse::<Host>() {
         Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(name.to_string()),
-        _ => Err(value::wrong(value, "want a DNS name that the certificates of all pods carry")),
+        _ => Err(value::wrong(value, "expected a DNS name in the certificates of all servers")),
     }
 }

@@ -1,4 +1,4 @@
-//! The table `mode.cloud.ports`: a ConfigMap that names ports of nodes, and the Service that leads them to the pods.
+//! The table `mode.cloud.ports`: a ConfigMap of named node ports, and the Service that routes them to the servers.
 
 use crate::config::server::https::{HttpConfig, HttpsConfig, NodePortConfig};
 use crate::config::server::kubernetes::{self, ClusterSettings};
@@ -9,21 +9,21 @@ use tunnel_base::policy::ports::PortTarget;
 /// `[mode.cloud.ports]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortSettings {
-    /// The cluster where all of it is.
+    /// The cluster of the objects.
     pub cluster: ClusterSettings,
     /// Namespace of the ConfigMap.
     pub namespace: String,
-    /// Its name.
+    /// Name of the ConfigMap.
     pub configmap: String,
-    /// The Service, in our own namespace; `None`: none is written.
+    /// The Service, in our own namespace; `None` writes none.
     pub service: Option<String>,
-    /// The port of the pod that stands for what Host names; `None`: there is none.
+    /// The server's HTTP port for requests that are routed by Host; `None` if there is none.
     pub http: Option<u16>,
-    /// The same behind TLS.
+    /// The server's TLS port for requests that are routed by Host; `None` if there is none.
     pub https: Option<u16>,
 }
 
-/// Reads the table; `None` without it, and where it is of no use, which is noted.
+/// Reads the table. Returns `None` if it is absent, or unusable, which is recorded.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     (http, https): (&HttpConfig, &HttpsConfig),
@@ -45,11 +45,11 @@ pub(crate) fn read(
     let reached = kubernetes::reached(env);
     if table.is_present() {
         if let Err(why) = reached {
-            table.error("configmap", Some("asks for Kubernetes".to_owned()), why, report);
+            table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);
         }
         if service.is_some() && http.is_none() && https.is_none() {
-            let found = Some("given, but it can lead nowhere".to_owned());
-            let wanted = "let a port of [mode.cloud.http] or [mode.cloud.https] stand for what Host names: addr = { \
+            let found = Some("set, but it has no port to route to".to_owned());
+            let wanted = "route a port of [mode.cloud.http] or [mode.cloud.https] by Host: addr = { \
                           \"10264\" = \"host\" }";
             table.error("service", found, wanted, report);
         }
@@ -60,6 +60,6 @@ pub(crate) fn read(
     Some(PortSettings { cluster, namespace, configmap, service, http, https })
 }
 
-/// What YurtTunnel calls it, and where it has it.
+/// Names that YurtTunnel uses.
 const CONFIGMAP: &str = "yurt-tunnel-server-cfg";
 const NAMESPACE: &str = "kube-system";

@@ -1,4 +1,4 @@
-//! `[mode.cloud.registry]`: where other programs learn which node is at this pod, and we at which other pod one is.
+//! `[mode.cloud.registry]`: where this server publishes its nodes, and where it finds nodes of its peers.
 
 use std::path::PathBuf;
 
@@ -13,35 +13,36 @@ use tunnel_base::policy::Glob;
 /// `[mode.cloud.registry]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrySettings {
-    /// Appended to node names where they are published, without dots at its ends; may be empty.
+    /// Suffix of published node names, without dots at its ends; may be empty.
     pub zone: String,
-    /// Without a zone: which names of several labels are published and asked of DNS, beside those that are known.
+    /// Without a zone: patterns of dotted names that are published and looked up in DNS, in addition to the known
+    /// names.
     pub publish_names: Vec<Glob>,
-    /// Where they are published.
+    /// Where nodes are published.
     pub publish: PublishConfig,
-    /// Where the other pods are.
+    /// Where the peers are.
     pub peers: PeerConfig,
-    /// Whether edges are asked to link to a pod that has fewer nodes.
+    /// Whether edges are asked to connect to peers that have fewer nodes.
     pub rebalance: bool,
-    /// The cluster of Kubernetes that is asked for something; there if records are published in a ConfigMap.
+    /// The Kubernetes cluster, if it is used. Always set if records are published in a ConfigMap.
     pub cluster: Option<ClusterSettings>,
 }
 
-/// Where "node is at this pod" is published.
+/// The store where a server publishes which nodes are connected to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishConfig {
-    /// Nowhere.
+    /// Nothing is published.
     None,
-    /// In a hosts file.
+    /// A hosts file.
     Hosts(PathBuf),
-    /// In etcd.
+    /// An etcd.
     Etcd(EtcdSettings),
-    /// In the ConfigMap of this name.
+    /// The ConfigMap of this name.
     ConfigMap(String),
 }
 
 impl PublishConfig {
-    /// The word for it in the settings; `None`: nowhere.
+    /// Returns its name in the config, or `None` if nothing is published.
     pub fn name(&self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -52,27 +53,27 @@ impl PublishConfig {
     }
 }
 
-/// An etcd, and how to be let in.
+/// An etcd cluster with credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdSettings {
     /// Its members, tried in turn; at least one.
     pub endpoints: Vec<EtcdEndpoint>,
-    /// Above all keys; begins with `/` and does not end with it.
+    /// Prefix of all keys. Begins with `/` and does not end with it.
     pub prefix: String,
-    /// PEM file of the authority that signs the members' certificates; present if a member takes TLS.
+    /// PEM file of the CA that signs the members' certificates; set if a member uses TLS.
     pub ca: Option<PathBuf>,
-    /// PEM files of the certificate to show, and of its key.
+    /// PEM files of the client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// User, and the file of its password.
+    /// User name, and the file of its password.
     pub login: Option<(String, PathBuf)>,
 }
 
-/// One member of an etcd.
+/// One member of an etcd cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdEndpoint {
-    /// Whether it takes TLS.
+    /// Whether it uses TLS.
     pub tls: bool,
-    /// Where it listens.
+    /// Its address.
     pub at: Target,
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn read(
         StoreKind::Hosts => hosts.map_or_else(
             || {
                 if !table.has("hosts") {
-                    table.error("hosts", None, "name the hosts file that CoreDNS reads", report);
+                    table.error("hosts", None, "set the hosts file that CoreDNS reads", report);
                 }
                 PublishConfig::None
             },
@@ -119,17 +120,17 @@ pub(crate) fn read(
     };
     let pod_ip_needed = publish != PublishConfig::None || kind != StoreKind::None || cluster.is_some();
     if pod_ip_needed && env.pod_ip.as_ref().is_none_or(String::is_empty) {
-        let wanted = "it is the address that is published, and known to other pods: set it, in Kubernetes from status.podIP";
+        let wanted = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
         report.error("POD_IP", None, wanted);
     }
     table.finish(report);
-    // Publishing and a zone are for several pods.
+    // Publishing and a zone imply several servers.
     peers.named = peers.named.or(named);
     peers.several |= publish != PublishConfig::None || !zone.is_empty() || cluster.is_some();
     RegistrySettings { zone, publish_names, publish, peers, rebalance, cluster }
 }
 
-/// The keys that name an etcd; `above` is the prefix by default.
+/// Reads the keys of an etcd. `above` is the default prefix.
 pub(crate) fn etcd(
     table: &mut ConfigTable<'_>,
     used: bool,
@@ -139,12 +140,12 @@ pub(crate) fn etcd(
     let before = report.fault_count();
     let endpoints = table.list("etcd", endpoint, report).unwrap_or_default();
     if used && endpoints.is_empty() && report.fault_count() == before {
-        table.error("etcd", None, "name etcd's members: [\"https://10.0.0.5:2379\"]", report);
+        table.error("etcd", None, "list etcd's members: [\"https://10.0.0.5:2379\"]", report);
     }
     let prefix = table.read("etcd_prefix", prefix, report).unwrap_or_else(|| above.to_owned());
     let ca = table.read("etcd_ca", value::file_path, report);
     if ca.is_none() && !table.has("etcd_ca") && endpoints.iter().any(|member| member.tls) {
-        let wanted = "an https:// member is only believed with the authority that signed its certificate";
+        let wanted = "an https:// member requires the CA that signed its certificate";
         table.error("etcd_ca", None, wanted, report);
     }
     let cert = table.read("etcd_cert", value::file_path, report);
@@ -158,7 +159,7 @@ pub(crate) fn etcd(
         ("etcd_password_file", "etcd_user"),
     ] {
         if table.has(one) && !table.has(other) {
-            table.error(other, None, format!("{one} is of no use without it"), report);
+            table.error(other, None, format!("{one} is useless without it"), report);
         }
     }
     EtcdSettings { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
@@ -170,11 +171,11 @@ fn kind(value: &toml::de::DeValue<'_>) -> Result<StoreKind, ValueError> {
         "hosts" => Ok(StoreKind::Hosts),
         "etcd" => Ok(StoreKind::Etcd),
         "configmap" => Ok(StoreKind::ConfigMap),
-        _ => Err(value::wrong(value, "want \"none\", \"hosts\", \"etcd\" or \"configmap\"")),
+        _ => Err(value::wrong(value, "expected \"none\", \"hosts\", \"etcd\" or \"configmap\"")),
     }
 }
 
-/// A DNS name, its dots at the ends taken off, or nothing.
+/// Reads a DNS name, without dots at its ends, or an empty text.
 fn zone(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     let text = value::text(value)?;
     let bare = text.trim_matches('.');
@@ -182,7 +183,7 @@ fn zone(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     if bare.is_empty() || bare.parse::<NodeName>().is_ok() && bare.split('.').all(sound) {
         return Ok(bare.to_ascii_lowercase());
     }
-    Err(value::wrong(value, "want a DNS name, for example \"nodes.example.org\", or an empty text"))
+    Err(value::wrong(value, "expected a DNS name, for example \"nodes.example.org\", or an empty text"))
 }
 
 fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
@@ -191,7 +192,7 @@ fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
     if bare.len() > 1 && bare.starts_with('/') && !bare.contains("//") {
         return Ok(bare.to_owned());
     }
-    Err(value::wrong(value, "want the path of CoreDNS's etcd plugin, for example \"/skydns\""))
+    Err(value::wrong(value, "expected the path of CoreDNS's etcd plugin, for example \"/skydns\""))
 }
 
 fn endpoint(value: &toml::de::DeValue<'_>) -> Result<EtcdEndpoint, ValueError> {
@@ -205,12 +206,12 @@ fn endpoint(value: &toml::de::DeValue<'_>) -> Result<EtcdEndpoint, ValueError> {
     let at = parts.and_then(|(_, at)| at.parse().or_else(|_| format!("{at}:{ETCD_PORT}").parse()).ok());
     match (tls, at) {
         (Some(tls), Some(at)) => Ok(EtcdEndpoint { tls, at }),
-        _ => Err(value::wrong(value, "want http://host:port or https://host:port")),
+        _ => Err(value::wrong(value, "expected http://host:port or https://host:port")),
     }
 }
 
-/// Where CoreDNS's etcd plugin looks by default.
+/// Default prefix of CoreDNS's etcd plugin.
 const PREFIX: &str = "/skydns";
 
-/// etcd's own port for clients.
+/// etcd's default client port.
 const ETCD_PORT: u16 = 2379;

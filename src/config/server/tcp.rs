@@ -1,4 +1,4 @@
-//! The table `mode.cloud.tcp`: TCP ports, each for one target behind one node. Its keys are addresses, as in SuperEdge.
+//! The table `mode.cloud.tcp`: TCP ports, each for one target at one node. Its keys are addresses, as in SuperEdge.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -10,28 +10,28 @@ use tunnel_base::names::{NameError, NodeName, Target};
 /// One entry of `[mode.cloud.tcp]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpListenerConfig {
-    /// Address where clients come in.
+    /// Address where clients connect.
     pub at: SocketAddr,
-    /// The whole key of the entry.
+    /// The full key of the entry.
     pub key: String,
-    /// What clients reach.
+    /// The target.
     pub to: Forward,
-    /// Whether the target gets a PROXY header (v2) with the client's address.
+    /// Whether the target receives a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
-    /// Who may come in.
+    /// Access rules.
     pub access: AccessConfig,
 }
 
-/// A target at a node, written as `node1/127.0.0.1:6443`; without a node as `127.0.0.1:6443`.
+/// A target at a node, written as `node1/127.0.0.1:6443`, or as `127.0.0.1:6443` without a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forward {
-    /// The node that dials; `None`: the one that has been linked for longest.
+    /// The node that dials; `None` means the node that has been connected for longest.
     pub node: Option<NodeName>,
-    /// What it dials.
+    /// The target that it dials.
     pub target: Target,
 }
 
-/// Reads the table; `ssh` holds for what an entry leaves out of who may come in.
+/// Reads the table. Absent access rules of an entry are inherited from `ssh`.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     ssh: &AccessConfig,
@@ -42,7 +42,7 @@ pub(crate) fn read(
     entries.into_iter().filter_map(|(name, entry)| port(&name, entry, ssh, report)).collect()
 }
 
-/// `None`: the entry is of no use, which is noted.
+/// Reads one port. Returns `None` if the entry is unusable, which is recorded.
 fn port(
     name: &str,
     mut table: ConfigTable<'_>,
@@ -51,13 +51,14 @@ fn port(
 ) -> Option<TcpListenerConfig> {
     let at = listen(name);
     if at.is_none() {
-        let wanted = "want an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
+        let wanted =
+            "expected an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
         table.name_error(name, wanted, report);
     }
     let to =
         table.read(TO, |value| forward(&value::text(value)?).map_err(|why| value::wrong(value, why)), report);
     if to.is_none() && !table.has(TO) {
-        table.error(TO, None, "name the target, as in to = \"node1/127.0.0.1:6443\"", report);
+        table.error(TO, None, "set the target, as in to = \"node1/127.0.0.1:6443\"", report);
     }
     let send_proxy = table.read("send_proxy", value::flag, report).unwrap_or_default();
     let access = AccessConfig::read(&mut table, PROOFS, ssh, report);
@@ -75,7 +76,7 @@ fn port(
     port
 }
 
-/// An address to listen on. As in Go, which SuperEdge is written in, it may lack the IP, which means all addresses.
+/// Parses an address to listen on. As in Go, SuperEdge's language, the IP may be absent, which means all addresses.
 fn listen(name: &str) -> Option<SocketAddr> {
     match name.strip_prefix(':') {
         Some(port) => Some((Ipv4Addr::UNSPECIFIED, port.parse().ok()?).into()),
@@ -85,12 +86,12 @@ fn listen(name: &str) -> Option<SocketAddr> {
 
 fn forward(text: &str) -> Result<Forward, String> {
     let (node, target) = match text.split_once('/') {
-        Some((node, target)) => (Some(node.parse().map_err(|e| format!("{e}, or no node at all"))?), target),
+        Some((node, target)) => (Some(node.parse().map_err(|e| format!("{e}; a node is optional"))?), target),
         None => (None, text),
     };
     let target = target
         .parse()
-        .map_err(|e: NameError| format!("{e}; with the node before it, as in node1/127.0.0.1:22"))?;
+        .map_err(|e: NameError| format!("{e}; put the node before the target, as in node1/127.0.0.1:22"))?;
     Ok(Forward { node, target })
 }
 
@@ -98,13 +99,13 @@ impl std::fmt::Display for Forward {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.node {
             Some(node) => write!(f, "{} at node {node}", self.target),
-            None => write!(f, "{} at the node that has been linked for longest", self.target),
+            None => write!(f, "{} at the node that has been connected for longest", self.target),
         }
     }
 }
 
-/// The protocol on a TCP port is the target's, so this program cannot ask for a password or a certificate there.
+/// The protocol of a TCP port is the target's, so clients cannot be asked for a password or a certificate.
 const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
 
-/// The key that an entry which is a text stands for.
+/// The key that a plain text value stands for.
 const TO: &str = "to";

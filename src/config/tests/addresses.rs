@@ -1,4 +1,4 @@
-//! What `[mode.cloud.addresses]` and `[mode.cloud.direct]` take, and what they refuse.
+//! Valid and invalid values of `[mode.cloud.addresses]` and `[mode.cloud.direct]`.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Certificates by Kubernetes, and what the pod shows targets itself.
+//! Certificates issued by Kubernetes, and the identity that the server presents to targets.
 
 use crate::config::server::https::{HttpsMode, TargetIdentity};
 
@@ -11,7 +11,7 @@ fn https(lines: &str) -> String {
     format!("{CLOSED}{lines}")
 }
 
-/// The faults of a file, each by itself.
+/// Returns the errors of a server's file as texts.
 fn faults(text: &str) -> Vec<String> {
     cloud_faults(text).iter().map(ToString::to_string).collect()
 }
@@ -37,7 +37,7 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
     for lines in ["allow_from = [\"10.0.0.0/8\"]\n", "client_ca = \"/ca\"\n", anybody] {
         let told = faults(&https(&format!("{lines}{certificate}")));
         assert!(
-            told.iter().any(|told| told.contains("for nobody who is known by an address alone")),
+            told.iter().any(|told| told.contains("not presented for clients identified only by address")),
             "{told:?}"
         );
     }
@@ -57,7 +57,7 @@ fn certificates_are_asked_for_by_profile() {
     assert!(told[0].contains("mode.cloud.csr.profiles") && told[0].contains(why), "{told:?}");
     assert_eq!(cloud("[mode.cloud.csr]\n").0.csr, None);
     let told = faults("[mode.cloud.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
-    for wanted in ["want \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
+    for wanted in ["expected \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
         assert!(told.iter().any(|told| told.contains(wanted)), "{wanted}: {told:?}");
     }
     if !cfg!(feature = "kubernetes") {

@@ -1,4 +1,4 @@
-//! What `[mode.cloud.intercept]` takes, and what it refuses.
+//! Valid and invalid values of `[mode.cloud.intercept]`.
 
 use crate::config::server::intercept::{InterceptConfig, MarkBits};
 
@@ -30,24 +30,24 @@ fn networks_are_enough_and_the_rest_has_defaults() {
     assert!(intercept.networks.contains("10.0.3.4".parse().unwrap()) && !intercept.networks.is_empty());
     assert_eq!(Vec::from_iter(intercept.ports), [10250, 10255]);
     assert_eq!((intercept.table.as_str(), intercept.port), ("tunnel", 0));
-    assert!(!intercept.trust_edges, "nobody could contradict them");
+    assert!(!intercept.trust_edges, "no cluster could contradict them");
     assert_eq!(intercept.mark, MarkBits { mark: 0x40, mask: 0x40 });
     assert_eq!((intercept.forwarded, intercept.host_ip), (vec![], "10.0.0.1".parse().ok()));
-    assert!(intercept.access.allow_from.is_some(), "as [mode.cloud.ssh] has it");
-    assert!(intercept.access.proxy_protocol.is_empty(), "no balancer stands before it");
+    assert!(intercept.access.allow_from.is_some(), "inherited from [mode.cloud.ssh]");
+    assert!(intercept.access.proxy_protocol.is_empty(), "no load balancer in front of it");
 }
 
 #[test]
 fn what_is_wrong_is_told_with_its_key_and_the_remedy() {
     for (line, key, remedy) in [
         ("ports = [0]", "ports[0]", "1 to 65535"),
-        ("table = \"a b\"", "table", "want a letter"),
-        ("table = \"7\"", "table", "want a letter"),
+        ("table = \"a b\"", "table", "expected a letter"),
+        ("table = \"7\"", "table", "expected a letter"),
         ("mark = \"0x40/0x80\"", "mark", "as in \"0x40/0x40\""),
         ("mark = \"0\"", "mark", "as in \"0x40/0x40\""),
         ("mark = \"0x+1\"", "mark", "as in \"0x40/0x40\""),
         ("forwarded = [\"x\"]", "forwarded[0]", "not a network"),
-        ("trust_edges = 1", "trust_edges", "want true or false"),
+        ("trust_edges = 1", "trust_edges", "expected true or false"),
         ("network = []", "network", "did you mean networks?"),
     ] {
         let faults = read(&format!("networks = [\"10.0.0.0/16\"]\n{line}")).unwrap_err().to_string();

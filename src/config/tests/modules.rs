@@ -1,4 +1,4 @@
-//! The tables of the front ends beside CONNECT's.
+//! The tables of all listeners except CONNECT's.
 
 use crate::config::server::https::{HttpsMode, NodePortConfig};
 use crate::config::server::invitations::Invitations;
@@ -6,7 +6,7 @@ use crate::config::server::tcp::TcpListenerConfig;
 
 use super::*;
 
-/// The faults of a cloud's file, each by itself.
+/// Returns the errors of a server's file as texts.
 fn faults(text: &str) -> Vec<String> {
     cloud_faults(text).iter().map(ToString::to_string).collect()
 }
@@ -49,12 +49,12 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
     ];
     let reported = faults(&format!("{CLOSED}[mode.cloud.tcp]\n{}\n", lines.join("\n")));
     let want = [
-        "line 4: mode.cloud.tcp.\"6443\": \"6443\": want an address to listen on",
+        "line 4: mode.cloud.tcp.\"6443\": \"6443\": expected an address to listen on",
         "line 5: mode.cloud.tcp.\"127.0.0.1:1\".to: \"6443\": \"6443\" has no port",
         "line 6: mode.cloud.tcp.\"127.0.0.1:2\".to: \"a b/127.0.0.1:1\": \"a b\" is not a name",
-        "line 7: mode.cloud.tcp.\"127.0.0.1:3\".to: 7: want a text",
+        "line 7: mode.cloud.tcp.\"127.0.0.1:3\".to: 7: expected a text",
         "line 8: mode.cloud.tcp.\"127.0.0.1:4\".to: missing: name the target",
-        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".node: not a key that is known: did you mean to?",
+        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".node: unknown key: did you mean to?",
     ];
     assert_eq!(reported.len(), want.len(), "{reported:#?}");
     for (reported, want) in reported.iter().zip(want) {
@@ -68,15 +68,14 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
     let (_, warnings) = cloud(&open);
     let key = "mode.cloud.tcp.\"0.0.0.0:6443\"";
     assert_eq!(warned(&warnings, WarningKind::Insecure), [key]);
-    let text =
-        "whoever reaches 0.0.0.0:6443 reaches 127.0.0.1:6443 at node node1, unasked; allow_from closes it";
+    let text = "anyone who reaches 0.0.0.0:6443 can reach 127.0.0.1:6443 at node node1 without authentication; set allow_from";
     assert_eq!(warnings[0].text, text);
     let fenced = open.replace("[mode.cloud.tcp]", "allow_from = [\"10.0.0.0/8\"]\n[mode.cloud.tcp]");
     assert_eq!(cloud(&fenced).1, []);
     let basic = open.replace("[mode.cloud.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[mode.cloud.tcp]");
     let reported = faults(&basic);
     assert!(
-        reported[0].contains(&format!("{key}.auth: \"basic\", as [mode.cloud.ssh] has it")),
+        reported[0].contains(&format!("{key}.auth: \"basic\", inherited from [mode.cloud.ssh]")),
         "{reported:?}"
     );
 }
@@ -105,21 +104,18 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
     let (settings, warnings) = cloud(&open);
     assert_eq!(settings.https.ports[1].at, "0.0.0.0:9100".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.https.addr"]);
-    let text = "whoever reaches 0.0.0.0:10250 reaches 127.0.0.1:10250 at every node, and so with 1 more of this table, \
-                unasked; client_ca or allow_from closes it";
+    let text = "anyone who reaches 0.0.0.0:10250 can reach 127.0.0.1:10250 at every node (other entries of this table: 1) \
+                without authentication; set client_ca or allow_from";
     assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
 }
 
 #[test]
 fn whatever_is_wrong_with_https_is_told() {
     for (lines, part) in [
-        ("mode = \"relay\"\ncert = \"/c\"\nkey = \"/k\"", "want \"terminate\" or \"passthrough\""),
-        ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "mode.cloud.https.client_ca: given, but mode"),
-        ("mode = \"passthrough\"\nnames = [\"a\"]", "mode.cloud.https.names: given, but client_ca is not"),
-        (
-            "cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]",
-            "mode.cloud.https.names: given, but client_ca is not",
-        ),
+        ("mode = \"relay\"\ncert = \"/c\"\nkey = \"/k\"", "expected \"terminate\" or \"passthrough\""),
+        ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "mode.cloud.https.client_ca: set, but mode"),
+        ("mode = \"passthrough\"\nnames = [\"a\"]", "mode.cloud.https.names: set, but client_ca is not"),
+        ("cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]", "mode.cloud.https.names: set, but client_ca is not"),
     ] {
         let reported = faults(&format!(
             "{CLOSED}[mode.cloud.https]\n{lines}\n[mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n"
@@ -129,7 +125,7 @@ fn whatever_is_wrong_with_https_is_told() {
     let reported =
         faults(&format!("{CLOSED}[mode.cloud.http.addr]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
     assert!(
-        reported[0].contains("mode.cloud.http.addr.\"x\": \"x\": want a port as the key"),
+        reported[0].contains("mode.cloud.http.addr.\"x\": \"x\": expected a port as the key"),
         "{reported:?}"
     );
     assert!(reported[1].contains("mode.cloud.http.addr.\"1\".to: \"a\": \"a\" has no port"), "{reported:?}");
@@ -149,7 +145,10 @@ fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
     assert_eq!(pod.admin.socket, AdminSocket::At("/a/b".into()));
     for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
         let faults = cloud_faults(&format!("[mode.cloud.admin]\nlisten = \"{wrong}\"\n")).to_string();
-        assert!(faults.contains("mode.cloud.admin.listen") && faults.contains("want unix:/path"), "{faults}");
+        assert!(
+            faults.contains("mode.cloud.admin.listen") && faults.contains("expected unix:/path"),
+            "{faults}"
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! What reaches nodes as YurtTunnel's users know it: ports by Host, `[mode.cloud.ports]`, `[mode.cloud.node_names]`.
+//! YurtTunnel's ways to reach nodes: ports by Host, `[mode.cloud.ports]`, `[mode.cloud.node_names]`.
 
 use tunnel_base::policy::ports::PortTarget;
 
@@ -12,8 +12,7 @@ fn a_port_stands_for_what_host_names() {
     let (settings, warnings) = cloud(&format!("{CLOSED}{BY_HOST}"));
     assert_eq!((&settings.http.ports[0].stands_for, warnings), (&PortTarget::Host, vec![]));
     let open = format!("{CLOSED}{}", BY_HOST.replace("listen_ip = \"127.0.0.1\"", ""));
-    let told =
-        "whoever reaches 0.0.0.0:10264 reaches every port at every node, unasked; allow_from closes it";
+    let told = "anyone who reaches 0.0.0.0:10264 can reach every port at every node without authentication; set allow_from";
     assert_eq!(cloud(&open).1[0].text, told);
 }
 
@@ -21,7 +20,7 @@ fn a_port_stands_for_what_host_names() {
 fn where_no_host_is_read_no_port_stands_for_it() {
     let text = format!("{CLOSED}{}", BY_HOST.replace("http]", "https]\nmode = \"passthrough\""));
     let told: Vec<_> = cloud_faults(&text).iter().map(ToString::to_string).collect();
-    let want = "mode.cloud.https.addr.\"10264\".to: \"host\", but mode is \"passthrough\": name what each node dials: no Host is read in this mode";
+    let want = "mode.cloud.https.addr.\"10264\".to: \"host\", but mode is \"passthrough\": set the target that each node dials; the Host cannot be read in this mode";
     assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
 }
 
@@ -31,7 +30,7 @@ fn neither_table_is_there_by_default_and_both_need_kubernetes() {
     assert_eq!((settings.ports, settings.node_names), (None, None));
     for table in ["ports", "node_names"] {
         let told = cloud_faults(&format!("{CLOSED}[mode.cloud.{table}]\n")).to_string();
-        let key = format!("mode.cloud.{table}.configmap: asks for Kubernetes: ");
+        let key = format!("mode.cloud.{table}.configmap: requires Kubernetes: ");
         assert!(told.contains(&key), "{told}");
     }
 }
@@ -81,7 +80,7 @@ mod inside {
         let zone = published.replace("[mode.cloud.node_names]", "zone = \"n.test\"\n[mode.cloud.node_names]");
         for text in ["[mode.cloud.node_names]\nlead_to = \"pod\"\n", &zone] {
             let told = inside(text).unwrap_err();
-            let want = "publish = \"configmap\" of [mode.cloud.registry], without a zone";
+            let want = "requires publish = \"configmap\" of [mode.cloud.registry], without a zone";
             assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
         }
     }
@@ -89,13 +88,13 @@ mod inside {
     #[test]
     fn whatever_is_wrong_is_told_with_its_key() {
         for (text, want) in [
-            ("[mode.cloud.node_names]\nedges = \"edge\"\n", "edges: \"edge\": want label=value"),
-            ("[mode.cloud.node_names]\nlead_to = \"x\"\n", "lead_to: \"x\": want \"service\" or \"pod\""),
-            ("[mode.cloud.node_names]\nkey = \"a b\"\n", "key: \"a b\": want a name as Kubernetes has it"),
-            ("[mode.cloud.ports]\nport = 1\n", "mode.cloud.ports.port: not a key that is known"),
+            ("[mode.cloud.node_names]\nedges = \"edge\"\n", "edges: \"edge\": expected label=value"),
+            ("[mode.cloud.node_names]\nlead_to = \"x\"\n", "lead_to: \"x\": expected \"service\" or \"pod\""),
+            ("[mode.cloud.node_names]\nkey = \"a b\"\n", "key: \"a b\": expected a Kubernetes name"),
+            ("[mode.cloud.ports]\nport = 1\n", "mode.cloud.ports.port: unknown key"),
             (
                 "[mode.cloud.registry]\npublish = \"configmap\"\nconfigmap = \"x\"\n[mode.cloud.node_names]\nconfigmap = \"x\"\n",
-                "configmap: \"x\", where publish of [mode.cloud.registry] writes: name one of its own",
+                "configmap: \"x\", which publish of [mode.cloud.registry] writes: use a separate ConfigMap",
             ),
         ] {
             let told = inside(text).unwrap_err();
@@ -105,6 +104,6 @@ mod inside {
         let env =
             Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
         let told = ServerConfig::read(&nowhere, &env).unwrap_err().to_string();
-        assert!(told.contains("mode.cloud.ports.service: given, but it can lead nowhere"), "{told}");
+        assert!(told.contains("mode.cloud.ports.service: set, but it has no port to route to"), "{told}");
     }
 }

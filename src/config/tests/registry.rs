@@ -1,4 +1,4 @@
-//! What `[mode.cloud.registry]` takes, and what it refuses.
+//! Valid and invalid values of `[mode.cloud.registry]`.
 
 #[cfg(feature = "kubernetes")]
 use crate::config::server::kubernetes::ClusterSettings;
@@ -128,7 +128,7 @@ fn what_a_publisher_lacks_is_a_fault() {
     assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
 }
 
-/// A pod in a cluster, or with a kubeconfig.
+/// Reads the config of a server in a cluster, or with a kubeconfig.
 fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(ServerConfig, Vec<Warning>), ConfigErrors> {
     let env = Environment {
         pod_ip: Some("10.0.0.7".to_owned()),
@@ -140,7 +140,7 @@ fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(ServerConfig, Vec<War
     ServerConfig::read(&format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n{text}"), &env)
 }
 
-/// The values of SuperEdge's manifests.
+/// The values in SuperEdge's manifests.
 const NODES: &str =
     "[mode.cloud.stream.dns]\nconfigmap = \"nodes\"\nhosts = \"/etc/h\"\nservice = \"cloud\"\n";
 

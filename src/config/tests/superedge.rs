@@ -1,10 +1,10 @@
-//! Files as SuperEdge's manifests and documents have them: all of them load.
+//! Files from SuperEdge's manifests and documents; all of them load.
 
 use crate::config::server::egress::EgressConfig;
 
 use super::*;
 
-/// From the documents of v0.1 to v0.3, with their own comments.
+/// From the documents of v0.1 to v0.3, with their original comments.
 const CLOUD_OLD: &str = r#"
 [mode]
   [mode.cloud]
@@ -79,7 +79,7 @@ const CLOUD_HTTPS: &str = r#"
             port = 22
 "#;
 
-/// With tabs, as the installer of v0.8.2 and later writes it, and the tables that only the newest knows.
+/// With tabs, as written by the installer since v0.8.2, and with the tables that only the newest version has.
 const CLOUD_NEW: &str = "[mode]\n\t[mode.cloud]\n\t\t[mode.cloud.stream]\n\t\t\t[mode.cloud.stream.server]\n\
     \t\t\t\tgrpc_port = 9000\n\t\t\t\tlog_port = 51010\n\t\t\t\tmetrics_port = 6000\n\t\t\t\tchannelz_addr = \"\"\n\
     \t\t\t[mode.cloud.stream.register]\n\t\t\t\tservice = \"tunnel-cloud\"\n\
@@ -104,7 +104,7 @@ const EDGE_OLD: &str = r#"
       key= "../../conf/certs/kubelet-client.key"
 "#;
 
-/// A manifest before its templates are filled in.
+/// A manifest with unfilled templates.
 const EDGE_TEMPLATE: &str = r#"
 [mode]
   [mode.edge]
