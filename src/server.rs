@@ -143,7 +143,7 @@ impl Server {
             startup.finish(prepared)?;
         let port = ports.grpc.at().port();
         interception.iter().for_each(PreparedIntercept::mark_sockets);
-        let mut core = ServerCore::new(&settings, &files, port, ports.local_addresses(&client_ports));
+        let mut core = ServerCore::new(&settings, &files, port, &ports.local_addresses(&client_ports));
         let bound = ServerAddresses {
             grpc: ports.grpc.at(),
             clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
@@ -312,7 +312,7 @@ pub(crate) struct ServerCore {
 
 impl ServerCore {
     /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this server listens.
-    pub(crate) fn new(settings: &ServerConfig, files: &ServerFiles, port: u16, own: Vec<SocketAddr>) -> Self {
+    pub(crate) fn new(settings: &ServerConfig, files: &ServerFiles, port: u16, own: &[SocketAddr]) -> Self {
         let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
         let mut stopping = new_shutdown(settings);
         let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
@@ -339,7 +339,7 @@ impl ServerCore {
             peers::finder(&settings.registry.peers, joined, servers.peers.clone(), &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
-        let dialer = dialer(settings, &policies, files, own.clone());
+        let dialer = dialer(settings, &policies, files, own.to_vec());
         let session = &settings.session;
         let context = ServerContext {
             proven,
@@ -348,7 +348,7 @@ impl ServerCore {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             peers,
-            ports: kubernetes::watch_ports(settings, &own, &readiness, &links),
+            ports: kubernetes::watch_ports(settings, own, &readiness, &links),
             addresses: kubernetes::watch_addresses(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
