@@ -285,7 +285,7 @@ fn faults(log: &str) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let errors = lines
-        .filter(|line| line["level"] == "ERROR" && !line["fields"]["message"].to_string().contains("OPEN"));
+        .filter(|line| line["level"] == "ERROR" && !line["fields"]["message"].to_string().contains("secure"));
     let faults = errors.map(|line| (text(&line["fields"]["key"]), text(&line["fields"]["message"])));
     faults.filter(|(key, _)| !key.is_empty()).collect()
 }
