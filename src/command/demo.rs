@@ -50,7 +50,7 @@ pub async fn run(
     let files = DemoFiles::make().context("cannot make certificates")?;
     let pages = Drain::new();
     let stage = serve_pages(files.path(), &pages)?;
-    say(&format!("{:>7} certificates and a token are in {}", since(started), files.path().display()));
+    say(&format!("{:>7} certificates and a token made in {}", since(started), files.path().display()));
 
     let server = Server::start(files.cloud(&with, &stage)?, None).context("cannot start the server")?;
     let ssh = server.bound.connect().context("the server has no CONNECT port")?;

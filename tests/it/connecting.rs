@@ -96,7 +96,7 @@ async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
     client.write_all(b"x").await.unwrap();
     is_reset(&mut client).await;
     let said = assert_eventually("the reason", local.says.recv()).await.unwrap();
-    let reason = format!("the session broke off: the pod {} reset the connection", server.connect);
+    let reason = format!("session interrupted: server {} reset the connection", server.connect);
     assert!(said.contains(&reason), "{said}");
     local.ends().await;
 }
@@ -127,7 +127,7 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
     let mut local = Local::start(&[&through, &ca, "node1:22"]).await;
     is_reset(&mut local.client().await).await;
     let said = assert_eventually("the reason", local.says.recv()).await.unwrap();
-    assert!(said.contains("closed the connection without ending TLS; its access log"), "{said}");
+    assert!(said.contains("closed the connection without ending TLS; see its access log"), "{said}");
     local.ends().await;
 }
 

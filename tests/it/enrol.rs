@@ -124,7 +124,7 @@ async fn another_cloud_is_told_nothing_and_one_that_takes_no_invitations_says_so
     let to = place.path().join("etc");
     let told = join(others[0].server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(
-        told.code == 69 && told.text.contains("is not the cloud that has made this invitation"),
+        told.code == 69 && told.text.contains("does not belong to the cloud of this invitation"),
         "{told}"
     );
     assert_eq!(others[0].server.metrics.calls_refused.counted("invitation"), 0, "it was not shown");

@@ -83,7 +83,7 @@ async fn a_server_tells_of_its_nodes_their_sessions_and_why_they_went() {
     assert_eq!(told.gone[0].name, "node1");
     assert!(!told.gone[0].error.as_ref().unwrap().text.is_empty());
     let table = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap();
-    assert!(table.contains("no node is linked") && table.contains("GONE"), "{table}");
+    assert!(table.contains("no node is connected") && table.contains("DISCONNECTED"), "{table}");
 }
 
 #[tokio::test]

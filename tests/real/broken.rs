@@ -65,7 +65,7 @@ impl Place {
 /// Fails the test unless the session has broken off, its caller was told why, and the exit code says so.
 fn broke_off(connect: &mut Running, why: &str) {
     assert_eq!(connect.ends(TIMEOUT).code(), Some(74), "{}", connect.log());
-    connect.said("the session broke off: the pod ");
+    connect.said("session interrupted: server ");
     connect.said(why);
     connect.said("trace=");
 }
@@ -146,7 +146,7 @@ fn a_reader_of_stdout_that_goes_ends_the_session_with_its_reason() {
     let status = wait_for("the command ends", TIMEOUT, || connect.try_wait().unwrap());
     assert_eq!(status.code(), Some(74));
     let said = std::fs::read_to_string(err).unwrap();
-    assert!(said.contains("stdout cannot be written to: broken pipe"), "{said}");
+    assert!(said.contains("cannot write to stdout: broken pipe"), "{said}");
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     assert!(socket.read(&mut [0]).is_err(), "nor does the upload look whole");
 }
@@ -167,5 +167,5 @@ fn ssh_shows_why_its_session_broke_off_and_ends_in_good_order_otherwise() {
     ssh.says("it runs");
     place.edge.process.kill();
     assert_eq!(ssh.ends(TIMEOUT).code(), Some(255));
-    ssh.said("the session broke off: the pod ");
+    ssh.said("session interrupted: server ");
 }

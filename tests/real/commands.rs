@@ -18,16 +18,16 @@ fn a_wrong_line_is_told_with_what_is_wanted() {
         ("invite", 64, "--node <NAME>"),
         ("invite --node x/y", 64, "is not a name; expected 1 to 253 letters"),
         ("invite --node edge7 --for 1s", 64, "from 1m to 168h"),
-        ("invite --node edge7 --socket=/nowhere/s", 69, "start its program, or name another with --socket"),
+        ("invite --node edge7 --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("revoke", 64, "--node <NAME>"),
-        ("revoke --node edge7 --socket=/nowhere/s", 69, "start its program, or name another with --socket"),
-        ("status --socket=/nowhere/s", 69, "start its program, or name another with --socket"),
+        ("revoke --node edge7 --socket=/nowhere/s", 69, "start its program, or set another --socket"),
+        ("status --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("status more", 64, "unexpected argument"),
         ("doctor --m=none", 64, "[possible values: cloud, edge]"),
         ("connect", 64, "<NODE:PORT>"),
         ("connect node1", 64, "has no port; expected host:port"),
         ("connect node1:99999", 64, "is not a port; expected 1 to 65535"),
-        ("connect node1:22 --through=ftp://x", 64, "want http://[USER@]HOST:PORT"),
+        ("connect node1:22 --through=ftp://x", 64, "expected http://[USER@]HOST:PORT"),
         ("connect node1:22 --through=http://127.0.0.1:1", 69, "refused the connection"),
         ("join", 64, "<CLOUD:PORT>"),
         ("join nowhere --invite CODE --node edge7", 64, "has no port; expected host:port"),
@@ -41,7 +41,7 @@ fn a_wrong_line_is_told_with_what_is_wanted() {
         assert!(said.stderr.contains(told) && said.stdout.is_empty(), "{line}: {said:?}");
     }
     let said = says(&["doctor", "--m=edge", "--c=/nowhere"]);
-    assert!(said.status.code() == Some(1) && said.stdout.contains("name it with --c=FILE"), "{said:?}");
+    assert!(said.status.code() == Some(1) && said.stdout.contains("set its path with --c=FILE"), "{said:?}");
 }
 
 /// A machine with a small disk for the pod and one for who joins, and the program where everybody may start it.
@@ -179,22 +179,16 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
                 Nobody,
                 "invite --node edge7 --socket=SOCKET",
                 77,
-                "only the user that runs the program there may, and root",
+                "only the user that runs its program and root",
             ),
             (
                 "",
                 Nobody,
                 "revoke --node edge7 --socket=SOCKET",
                 77,
-                "only the user that runs the program there may, and root",
+                "only the user that runs its program and root",
             ),
-            (
-                "",
-                Nobody,
-                "status --socket=SOCKET",
-                77,
-                "only the user that runs the program there may, and root",
-            ),
+            ("", Nobody, "status --socket=SOCKET", 77, "only the user that runs its program and root"),
             ("chmod 600 pod.toml", Nobody, "doctor --m=cloud --c=CONFIG", 1, "Permission denied"),
             ("", Root, "status --socket=SOCKET", 0, "ready"),
             ("", Root, "status --socket=SOCKET --json", 0, "\"mode\""),

@@ -40,14 +40,14 @@ steps() { # user, directory of the sockets
     tunnel init files --name 127.0.0.1 --node node1 --to $PWD/etc > init.out
     $AS cp -rpT files/cloud etc
     serves cloud etc cloud; pod=$!
-    waits "tunnel status | grep -qx 'no node is linked'"
+    waits "tunnel status | grep -qx 'no node is connected'"
     grep -q "admin socket open path=$2/cloud.sock" cloud.log
     tunnel invite --node node2 > invited.out
     $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --to $PWD/joined > join.out
     $AS sed -i s/51010/51011/ joined/edge.toml
     serves edge joined edge; edge=$!
     waits "tunnel status | grep -q '^node2 '"
-    tunnel status | grep -qx "asked $2/cloud.sock; others on this machine: --socket=$2/edge.sock"
+    tunnel status | grep -qx "queried $2/cloud.sock; others on this machine: --socket=$2/edge.sock"
     tunnel status --socket=$2/edge.sock | grep -q '^edge of node2 '
     tunnel revoke --node node2 > revoked.out
     kill $pod $edge; wait $pod $edge
@@ -56,9 +56,9 @@ steps "$nobody" /tmp/tunnel-65534 lone
 mkdir -p -m 755 /run/user; mkdir -m 700 /run/user/65534; chown 65534:65534 /run/user/65534
 XDG_RUNTIME_DIR=/run/user/65534 steps "$nobody" /run/user/65534/tunnel session
 steps "" /run/tunnel root
-AS="$nobody"; cd $PLACE; ! tunnel status 2> refused.log; grep -q 'no server or edge of this user' refused.log
+AS="$nobody"; cd $PLACE; ! tunnel status 2> refused.log; grep -q 'no admin socket of a server or edge' refused.log
 AS=; serves cloud root/etc cloud; waits "tunnel status > /dev/null 2>&1"
-AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'this user may not open /run/tunnel/cloud.sock' refused.log"#,
+AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'permission denied for /run/tunnel/cloud.sock' refused.log"#,
     );
 }
 

@@ -231,7 +231,7 @@ fn a_join_whose_server_is_killed_while_it_writes_goes_on_at_another_server() {
         });
         if !has_another {
             assert_eq!(said.status.code(), Some(69), "{said:?}");
-            assert!(said.stderr.contains("say the same again, and it goes on"), "{said:?}");
+            assert!(said.stderr.contains("run the same command again to continue"), "{said:?}");
             line.lead_to(loopback(other.grpc));
         }
         let said = if has_another { said } else { join(&cloud, &code, "edge9", &to) };
