@@ -53,7 +53,7 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
         "line 5: mode.cloud.tcp.\"127.0.0.1:1\".to: \"6443\": \"6443\" has no port",
         "line 6: mode.cloud.tcp.\"127.0.0.1:2\".to: \"a b/127.0.0.1:1\": \"a b\" is not a name",
         "line 7: mode.cloud.tcp.\"127.0.0.1:3\".to: 7: expected a text",
-        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".to: missing: name the target",
+        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".to: missing: set the target",
         "line 8: mode.cloud.tcp.\"127.0.0.1:4\".node: unknown key: did you mean to?",
     ];
     assert_eq!(reported.len(), want.len(), "{reported:#?}");
