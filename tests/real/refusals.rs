@@ -63,7 +63,7 @@ fn the_other_helpers_fail() {
     }
 }
 
-/// ssh does not read HTTP: the user sees only what ssh prints of the banner.
+/// ssh does not read HTTP: the user sees only messages that ssh itself prints.
 #[test]
 fn ssh_without_a_helper_gets_a_hint_to_use_proxy_command() {
     if !have(&["ssh"]) {
